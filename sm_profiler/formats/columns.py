@@ -1,0 +1,170 @@
+"""Columns: how system metrics and trace events stand in memory, from the reader to every rule and frame.
+
+A row is never a Python object.  Texts that repeat (names, phases, nodes) are categories: small integers into a tuple of
+the distinct texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int64]
+Mask: TypeAlias = NDArray[np.bool_]
+Rows: TypeAlias = Any  # whatever selects rows of a numpy array: a mask, an array of row numbers, a slice
+
+
+@attrs.frozen(eq=False)
+class Category:
+    """A column of repeating texts.
+
+    Attributes:
+        codes: int32, shape (rows,); `values[codes[i]]` is the text of row i.
+        values: the distinct texts; may hold texts that no row of a selection has any more.
+    """
+
+    codes: NDArray[np.int32]
+    values: tuple[str, ...]
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> Category:
+        """Encode texts, numbering them by first appearance."""
+        numbers: dict[str, int] = {}
+        codes = np.fromiter((numbers.setdefault(text, len(numbers)) for text in texts), np.int32)
+        return cls(codes, tuple(numbers))
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, rows: Rows) -> Category:
+        return Category(self.codes[rows], self.values)
+
+    def mask(self, wanted: str | Callable[[str], bool]) -> Mask:
+        """True for each row whose text equals `wanted`, or for which `wanted(text)` is true (asked once a text)."""
+        hit = [wanted(value) if callable(wanted) else value == wanted for value in self.values]
+        return np.asarray(hit, np.bool_)[self.codes] if hit else np.zeros(len(self.codes), np.bool_)
+
+    def decode(self) -> NDArray[np.object_]:
+        """The texts, one per row."""
+        return np.asarray(self.values, object)[self.codes] if self.values else np.empty(0, object)
+
+    def present(self) -> list[str]:
+        """The texts that at least one row has, in order of first appearance among the rows."""
+        codes, first = np.unique(self.codes, return_index=True)
+        return [self.values[code] for code in codes[np.argsort(first)]]
+
+    @classmethod
+    def concat(cls, parts: Sequence[Category]) -> Category:
+        """The rows of all parts in their order, over one tuple of texts."""
+        numbers: dict[str, int] = {}
+        maps = [
+            np.fromiter((numbers.setdefault(text, len(numbers)) for text in part.values), np.int32) for part in parts
+        ]
+        coded = [codes[part.codes] if len(codes) else part.codes for codes, part in zip(maps, parts, strict=True)]
+        return cls(np.concatenate(coded) if coded else np.empty(0, np.int32), tuple(numbers))
+
+
+class _Table:
+    """What both kinds of columns can do: length, selection of rows, concatenation."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, attrs.fields(type(self))[0].name))
+
+    def __getitem__(self, rows: Rows) -> Any:
+        return type(self)(*(getattr(self, field.name)[rows] for field in attrs.fields(type(self))))
+
+    @classmethod
+    def concat(cls, parts: Sequence[Any]) -> Any:
+        """The rows of all parts, in their order; no part gives an empty table."""
+        if not parts:
+            return cls.empty()
+        if len(parts) == 1:
+            return parts[0]
+        columns = []
+        for field in attrs.fields(cls):
+            column = [getattr(part, field.name) for part in parts]
+            columns.append(Category.concat(column) if isinstance(column[0], Category) else np.concatenate(column))
+        return cls(*columns)
+
+    @classmethod
+    def empty(cls) -> Any:
+        raise NotImplementedError
+
+
+@attrs.frozen(eq=False)
+class SystemColumns(_Table):
+    """System metrics, one row a measurement, in the order of the files (minute, then node) and of their lines.
+
+    Attributes:
+        timestamp: seconds since the epoch, float64.
+        value: percent, bytes/s or 1/s, as the dimension says.
+        node: `algo-1` …
+        type: cpu, gpu, memory, i/o, network …
+        name: cpu0, gpu3, MemoryUsedPercent …; "" where the record has none.
+        dimension: CPUUtilization, I/OWaitPercentage, GPUUtilization, Algorithm …
+    """
+
+    timestamp: Floats
+    value: Floats
+    node: Category
+    type: Category
+    name: Category
+    dimension: Category
+
+    @classmethod
+    def empty(cls) -> SystemColumns:
+        """A table without rows."""
+        none = np.empty(0)
+        return cls(none, none, *(Category.of(()) for _ in range(4)))
+
+
+@attrs.frozen(eq=False)
+class EventColumns(_Table):
+    """Trace events, one row an event (begin and end already joined), in the order of the files and of their lines.
+
+    Attributes:
+        start_us: microseconds since the epoch, float64 (exact for whole microseconds, else to a quarter).
+        duration_us: microseconds; 0 for instants.
+        name: `Step:ModeKeys.TRAIN`, `aten::conv2d` …
+        phase: the trace's process name: `Forward`, `DataLoaderIter`, `cpu_functions` …
+        node: node and process as readers show them: `algo-1-0` (node algo-1, rank or process id 0).
+        kind: which timeline it stood in: pythontimeline, model_timeline, trace, horovod_timeline, smdataparallel_timeline.
+        step: the step number of its mode; -1 where unknown.
+        pid: the process that recorded it (`args.pid`); -1 where unknown.
+        tid: the thread; -1 where unknown.
+        worker_id: of dataloader events; -1 for the main process or unknown.
+        num_workers: of dataloader events; -1 where unknown.
+        pin_memory: of dataloader events: 0, 1, or -1 where unknown.
+        args: the other arguments as one JSON object a row; "" where there are none.
+    """
+
+    start_us: Floats
+    duration_us: Floats
+    name: Category
+    phase: Category
+    node: Category
+    kind: Category
+    step: Ints
+    pid: Ints
+    tid: Ints
+    worker_id: NDArray[np.int32]
+    num_workers: NDArray[np.int32]
+    pin_memory: NDArray[np.int8]
+    args: Category
+
+    @property
+    def end_us(self) -> Floats:
+        """Microseconds since the epoch at which each event ended."""
+        return self.start_us + self.duration_us
+
+    @classmethod
+    def empty(cls) -> EventColumns:
+        """A table without rows."""
+        floats, ints, small = np.empty(0), np.empty(0, np.int64), np.empty(0, np.int32)
+        texts = [Category.of(()) for _ in range(4)]
+        return cls(floats, floats, *texts, ints, ints, ints, small, small, np.empty(0, np.int8), Category.of(()))
