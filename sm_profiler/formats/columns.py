@@ -69,7 +69,7 @@ class Category:
         return cls(np.concatenate(coded) if coded else np.empty(0, np.int32), tuple(numbers))
 
 
-class _Table:
+class _Table(attrs.AttrsInstance):
     """What both kinds of columns can do: length, selection of rows, concatenation."""
 
     def __len__(self) -> int:
@@ -119,8 +119,8 @@ class SystemColumns(_Table):
     @classmethod
     def empty(cls) -> SystemColumns:
         """A table without rows."""
-        none = np.empty(0)
-        return cls(none, none, *(Category.of(()) for _ in range(4)))
+        none, text = np.empty(0), Category.of(())
+        return cls(none, none, text, text, text, text)
 
 
 @attrs.frozen(eq=False)
@@ -166,5 +166,5 @@ class EventColumns(_Table):
     def empty(cls) -> EventColumns:
         """A table without rows."""
         floats, ints, small = np.empty(0), np.empty(0, np.int64), np.empty(0, np.int32)
-        texts = [Category.of(()) for _ in range(4)]
-        return cls(floats, floats, *texts, ints, ints, ints, small, small, np.empty(0, np.int8), Category.of(()))
+        text = Category.of(())
+        return cls(floats, floats, text, text, text, text, ints, ints, ints, small, small, np.empty(0, np.int8), text)
