@@ -1,0 +1,69 @@
+# Everything a newcomer needs: `make demo`, `make test`.  `make help` lists the rest.
+PYTHON ?= python3
+ENVS := .envs
+BIN := $(ENVS)/dev/bin
+PIP_QUIET := --quiet --disable-pip-version-check
+# PyTorch's CPU build, from PyTorch's own index; whoever has set up pip to find torch elsewhere keeps that.
+TORCH_VERSION ?= 2.13.0
+TORCH_INDEX ?= $(if $(PIP_FIND_LINKS)$(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL),,--extra-index-url https://download.pytorch.org/whl/cpu)
+# smdebug, the library we are measured against, runs on Python 3.11 at most.
+OLD_PYTHON ?= $(firstword $(foreach python,$(PYTHON) python3.11 python3.10,$(if $(shell $(python) -c 'import sys; print(sys.version_info < (3, 12) or "")' 2>/dev/null | grep True),$(python))))
+PYTEST_ARGS ?=
+
+.PHONY: help demo test lint format types bench image clean
+help: ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+demo: $(ENVS)/dev.done ## train, profile, store, judge and report on this machine; no AWS account, no Docker
+	@$(BIN)/sm-profiler demo
+
+test: $(ENVS)/dev.done $(ENVS)/sdk3.done $(ENVS)/smdebug.done ## the whole test suite
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+
+lint: $(ENVS)/dev.done ## ruff: every rule on, exceptions with their reasons in pyproject.toml
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+format: $(ENVS)/dev.done ## let ruff rewrite what it can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+types: $(ENVS)/dev.done ## mypy --strict
+	@$(BIN)/mypy
+
+bench: $(ENVS)/dev.done $(ENVS)/smdebug.done ## the tables of docs/performance.md, measured now
+	@for script in benchmarks/*.py; do echo; $(BIN)/python $$script || exit 1; done
+
+image: ## the rule container image
+	@rule_container/build.sh
+
+clean: ## remove the environments and everything built
+	rm -rf $(ENVS) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# --- environments: one for the project with SDK v2 and PyTorch; SDK v3 and smdebug each need their own -------------
+$(ENVS)/dev.done: pyproject.toml packaging/sm_profiler_auto.pth
+	@echo "preparing $(ENVS)/dev: sm-profiler, sagemaker SDK v2, PyTorch (CPU), test tools; a minute or two …"
+	@$(PYTHON) -m venv $(ENVS)/dev
+	@$(BIN)/pip install $(PIP_QUIET) --upgrade pip
+	@$(BIN)/pip install $(PIP_QUIET) torch==$(TORCH_VERSION) $(TORCH_INDEX)
+	@$(BIN)/pip install $(PIP_QUIET) -e '.[all,sagemaker2]' --group dev
+	@touch $@
+
+$(ENVS)/sdk3.done: pyproject.toml
+	@echo "preparing $(ENVS)/sdk3: sagemaker SDK v3 …"
+	@$(PYTHON) -m venv $(ENVS)/sdk3
+	@$(ENVS)/sdk3/bin/pip install $(PIP_QUIET) --upgrade pip
+	@$(ENVS)/sdk3/bin/pip install $(PIP_QUIET) -e '.[sagemaker3]' pytest
+	@touch $@
+
+$(ENVS)/smdebug.done: pyproject.toml
+ifeq ($(OLD_PYTHON),)
+	@echo "no Python 3.11 or older found: the tests that compare with smdebug 1.0.34 will say that they did not run"
+	@mkdir -p $(ENVS) && touch $@
+else
+	@echo "preparing $(ENVS)/smdebug: smdebug 1.0.34, the library we are measured against …"
+	@$(OLD_PYTHON) -m venv $(ENVS)/smdebug
+	@$(ENVS)/smdebug/bin/pip install $(PIP_QUIET) --upgrade pip
+	@$(ENVS)/smdebug/bin/pip install $(PIP_QUIET) smdebug==1.0.34 requests psutil pyarrow 'pandas<2' 'numpy<1.25' 'bokeh<3' 'setuptools<70'
+	@touch $@
+endif

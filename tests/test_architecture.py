@@ -1,0 +1,82 @@
+"""The way of the data: no room imports backwards, and importing us loads nothing heavy."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "sm_profiler"
+
+
+def allowed_imports() -> dict[str, set[str]]:
+    """The table of docs/architecture.md, so that the document and the code cannot disagree."""
+    table = {}
+    text = (ROOT / "docs/architecture.md").read_text()
+    for room, allowed in re.findall(r"^\| `sm_profiler\.(\w+)` \|.*\| ([^|]+) \|$", text, re.MULTILINE):
+        table[room] = set() if allowed == "–" else set(re.findall(r"\w+", allowed))
+    rooms = set(table)
+    for room, allowed in table.items():
+        if "all" in allowed:
+            table[room] = rooms - (allowed if "but" in allowed else set())
+    return table
+
+
+ROOMS = allowed_imports()
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """The rooms that a module imports anywhere in it, in functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import hides which room it reaches"
+            base = node.module or ""
+            names = [f"{base}.{alias.name}" for alias in node.names] if base == "sm_profiler" else [base]
+        for name in names:
+            first, _, rest = name.partition(".")
+            if first == "sm_profiler" and rest and not rest.startswith("_"):
+                found.add(rest.partition(".")[0])
+    return found
+
+
+def test_every_room_stands_in_the_document():
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert rooms <= set(ROOMS)
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_no_backward_import(room):
+    modules = list((PACKAGE / room).rglob("*.py")) if (PACKAGE / room).is_dir() else [PACKAGE / f"{room}.py"]
+    for module in modules:
+        backward = imported_rooms(module) - ROOMS[room] - {room, "errors"}
+        assert not backward, f"{module.relative_to(ROOT)} imports {backward}"
+
+
+HEAVY = ("sagemaker", "boto3", "botocore", "pandas", "numpy", "torch", "tensorflow", "psutil", "msgspec", "pyarrow", "moto")
+
+
+@pytest.mark.parametrize("module", ["sm_profiler", "sm_profiler.debugger"])
+def test_import_loads_nothing_heavy(module):
+    program = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("module", ["sm_profiler.hook", "sm_profiler.monitor", "sm_profiler.launch", "sm_profiler.config"])
+def test_the_rooms_of_the_training_container_load_no_data_stack(module):
+    heavy = ("sagemaker", "boto3", "pandas", "numpy", "torch", "tensorflow", "pyarrow")
+    program = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+def test_modules_stay_small():
+    long = {str(path.relative_to(ROOT)): size for path in PACKAGE.rglob("*.py") if (size := len(path.read_text().splitlines())) > 400}
+    assert not long

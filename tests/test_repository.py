@@ -1,0 +1,35 @@
+"""What the documents promise and every file must keep."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def tracked() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    return [ROOT / name for name in listed if name and (ROOT / name).is_file()]
+
+
+def test_links_in_documents_lead_somewhere():
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_no_file_names_a_machine_of_ours():
+    """Paths of one machine in the tree break for everybody else."""
+    places = [str(ROOT) + "/", *filter(None, [os.environ.get("PIP_FIND_LINKS")])]
+    for path in tracked():
+        text = path.read_bytes()
+        assert not any(place.encode() in text for place in places), path
+
+
+def test_no_code_that_runs_data():
+    for path in tracked():
+        if path.suffix == ".py" and "tests" not in path.parts:
+            code = re.sub(r'"""(?:.|\n)*?"""|#.*', "", path.read_text())
+            assert not re.search(r"(?<![\w.])(?:eval|exec)\(|pickle\.loads?\(|shell=True", code), path
