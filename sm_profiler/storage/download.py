@@ -1,0 +1,70 @@
+"""Reading many files: as many at a time as the storage is good for, never more bytes ahead than agreed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from sm_profiler.errors import SourceError
+from sm_profiler.storage.base import FileInfo, Storage
+
+RANGE_BYTES = 16 << 20
+AHEAD_BYTES = 128 << 20
+
+
+def read_all(
+    storage: Storage, files: Iterable[FileInfo], *, ahead_bytes: int = AHEAD_BYTES
+) -> Iterator[tuple[FileInfo, bytes | SourceError]]:
+    """Read files in their order; a file that cannot be read comes as the error that says why.
+
+    At most `ahead_bytes` are held or under way besides the file that is yielded (one file more, where a single one is
+    larger).  Large objects are fetched in ranges at the same time.
+    """
+    if storage.parallel_reads <= 1:
+        for info in files:
+            yield info, _attempt(lambda key=info.key: storage.read(key))  # type: ignore[misc]  # bound per turn
+        return
+    waiting: deque[tuple[FileInfo, list[Future[bytes | SourceError]]]] = deque()
+    held = 0
+    pool = ThreadPoolExecutor(storage.parallel_reads, "sm-profiler-read")
+    try:
+        for info in files:
+            while waiting and held + info.size > ahead_bytes:
+                done, futures = waiting.popleft()
+                held -= done.size
+                yield done, _joined(done, futures)
+            waiting.append((info, [pool.submit(_attempt, part) for part in _parts(storage, info)]))
+            held += info.size
+        while waiting:
+            done, futures = waiting.popleft()
+            yield done, _joined(done, futures)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _attempt(read: Callable[[], bytes]) -> bytes | SourceError:
+    try:
+        return read()
+    except SourceError as error:
+        return error
+
+
+def _parts(storage: Storage, info: FileInfo) -> list[Callable[[], bytes]]:
+    if info.size <= RANGE_BYTES:
+        return [lambda: storage.read(info.key)]
+    starts = range(0, info.size, RANGE_BYTES)
+    return [lambda at=at: storage.read(info.key, at, min(at + RANGE_BYTES, info.size)) for at in starts]  # type: ignore[misc]  # bound per turn
+
+
+def _joined(info: FileInfo, futures: list[Future[bytes | SourceError]]) -> bytes | SourceError:
+    parts: list[bytes] = []
+    for future in futures:
+        part = future.result()
+        if isinstance(part, SourceError):
+            return part
+        parts.append(part)
+    whole = parts[0] if len(parts) == 1 else b"".join(parts)
+    if len(parts) > 1 and len(whole) != info.size:
+        return SourceError(f"{info.key} changed while it was read")
+    return whole

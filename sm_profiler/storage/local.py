@@ -1,0 +1,95 @@
+"""Files of a local folder."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from sm_profiler.errors import SourceError
+from sm_profiler.storage.base import FileInfo, MissingFileError
+
+
+def safe_path(root: Path, key: str) -> Path:
+    """The path of a key below a root.
+
+    Raises:
+        SourceError: the key would lead out of it.
+    """
+    parts = key.split("/")
+    if not key or "\0" in key or "\\" in key or any(part in {"", ".", ".."} for part in parts):
+        raise SourceError(f"{key!r} is no name of a file below {root}")
+    return root.joinpath(*parts)
+
+
+class LocalStorage:
+    """The files below a local folder; folders reached through links are not entered."""
+
+    parallel_reads = 1
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root).expanduser()
+
+    @property
+    def uri(self) -> str:
+        """The folder's path."""
+        return str(self.root)
+
+    def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[FileInfo]:
+        """All files whose key begins with `prefix` and comes after `start_after`, in the order of their keys."""
+        folder = prefix.rpartition("/")[0]
+        start = safe_path(self.root, folder) if folder else self.root
+        yield from self._walk(start, folder + "/" if folder else "", prefix, start_after or "")
+
+    def _walk(self, folder: Path, above: str, prefix: str, after: str) -> Iterator[FileInfo]:
+        try:
+            with os.scandir(folder) as entries:
+                named = sorted((e.name + "/" if e.is_dir(follow_symlinks=False) else e.name, e) for e in entries)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise SourceError(f"{folder} cannot be listed: {error.strerror}") from error
+        for name, entry in named:
+            key = above + name
+            if name.endswith("/"):
+                if (key.startswith(prefix) or prefix.startswith(key)) and (key > after or after.startswith(key)):
+                    yield from self._walk(folder / entry.name, key, prefix, after)
+            elif key.startswith(prefix) and key > after:
+                try:
+                    status = entry.stat()
+                except OSError:
+                    continue  # renamed or removed since the folder was read
+                if entry.is_file():
+                    yield FileInfo(key, status.st_size, status.st_mtime, f"{status.st_mtime_ns:x}-{status.st_ino:x}")
+
+    def read(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
+        """The bytes of a file, from `start` up to and without `end` where they are given."""
+        path = safe_path(self.root, key)
+        try:
+            with path.open("rb") as file:
+                if start:
+                    file.seek(start)
+                return file.read() if end is None else file.read(max(0, end - (start or 0)))
+        except FileNotFoundError as error:
+            raise MissingFileError(f"{path} does not exist") from error
+        except OSError as error:
+            raise SourceError(f"{path} cannot be read: {error.strerror}") from error
+
+    def write(self, key: str, data: bytes) -> None:
+        """Put a file whole, through a temporary name beside it."""
+        path = safe_path(self.root, key)
+        temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                temporary.write_bytes(data)
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+        except OSError as error:
+            raise SourceError(f"{path} cannot be written: {error.strerror}") from error
+
+    def exists(self, key: str) -> bool:
+        """Whether there is such a file."""
+        return safe_path(self.root, key).is_file()
