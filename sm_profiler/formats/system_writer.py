@@ -1,0 +1,122 @@
+"""Writes system metrics: JSON lines, one file a minute and node, under a `.tmp` name until its minute is over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import attrs
+
+from sm_profiler.formats.layout import SYSTEM_FOLDER, TEMPORARY, SystemFile
+from sm_profiler.formats.trace_writer import quoted
+
+MINUTE_S = 60
+
+
+class Measurement(NamedTuple):
+    """One metric of a tick: `Measurement("cpu", "cpu0", "CPUUtilization", 12.5)`."""
+
+    type: str
+    name: str
+    dimension: str
+    value: float
+
+
+@attrs.define(eq=False)
+class SystemWriter:
+    """System metric files of one node.
+
+    Attributes:
+        root: the `profiler-output` folder on this machine.
+        node: `algo-1`.
+        dropped: rows that the disk did not take.
+        error: the first failure in words, or "".
+    """
+
+    root: Path = attrs.field(converter=Path)
+    node: str
+    dropped: int = 0
+    error: str = ""
+    _minute: int = attrs.field(default=-1, init=False)
+    _fd: int = attrs.field(default=-1, init=False)
+    _heads: dict[tuple[str, str, str], str] = attrs.field(factory=dict, init=False)
+
+    def write(self, timestamp: float, rows: Iterable[Measurement]) -> None:
+        """Append the rows of one family of a tick, which share a time (seconds since the epoch).  Never raises for the disk."""
+        rows = list(rows)
+        if not rows:
+            return
+        minute = int(timestamp // MINUTE_S) * MINUTE_S
+        tail = f'"NodeId":{quoted(self.node)},"Timestamp":{timestamp:.6f}}}\n'
+        text = "".join(f'{self._head(row)}"Value":{round(row.value, 2)},{tail}' for row in rows)
+        try:
+            if minute != self._minute:
+                self.finish()
+                self._open(minute)
+            os.write(self._fd, text.encode())
+        except OSError as error:
+            self.dropped += len(rows)
+            self.error = self.error or f"{error.strerror or error} ({error.filename or self.root})"
+
+    def tick(self, now: float) -> None:
+        """Finish the open file once its minute is over."""
+        if self._fd >= 0 and now >= self._minute + MINUTE_S:
+            self.finish()
+
+    def finish(self) -> None:
+        """Close the open file and give it its final name; rows join a file of the same minute that is already there."""
+        if self._fd < 0:
+            return
+        with contextlib.suppress(OSError):
+            os.close(self._fd)
+        self._fd = -1
+        try:
+            publish_minute(self.root, self.node, self._minute)
+        except OSError as error:
+            self.error = self.error or f"{error.strerror or error} ({error.filename or self.root})"
+
+    def _head(self, row: Measurement) -> str:
+        key = (row.type, row.name, row.dimension)
+        head = self._heads.get(key)
+        if head is None:
+            parts = (quoted(row.type), quoted(row.name), quoted(row.dimension))
+            head = self._heads[key] = '{{"Type":{},"Name":{},"Dimension":{},'.format(*parts)
+        return head
+
+    def _open(self, minute: int) -> None:
+        self._minute = minute
+        path = temporary_path(self.root, self.node, minute)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+
+def temporary_path(root: Path, node: str, minute: int) -> Path:
+    """Where a minute's rows stand while it lasts."""
+    return root / SYSTEM_FOLDER / f"{minute}.{node}.json{TEMPORARY}"
+
+
+def publish_minute(root: Path, node: str, minute: int) -> None:
+    """Give a minute's rows their final name, or append them to the file that has it already."""
+    path, target = temporary_path(root, node, minute), root / SystemFile(node, minute).path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.exists():
+        path.rename(target)
+        return
+    with target.open("ab") as file:
+        file.write(path.read_bytes())
+    path.unlink()
+
+
+def recover_minutes(root: Path | str, node: str) -> int:
+    """Publish minutes that a killed monitor of this node left open; returns how many.  Call it only while no monitor runs."""
+    ending, count = f".{node}.json{TEMPORARY}", 0
+    for path in sorted(Path(root, SYSTEM_FOLDER).glob(f"*{ending}")):
+        minute = path.name.removesuffix(ending)
+        if minute.isdigit():
+            with contextlib.suppress(OSError):
+                publish_minute(Path(root), node, int(minute))
+                count += 1
+    return count

@@ -1,0 +1,302 @@
+"""Writes trace events: one Chrome trace array a file, rotated by size, age and hour, under a `.tmp` name while open.
+
+The writer is synchronous and belongs to one thread; who must not wait (the hook) hands it events from a thread of its own.
+It uses raw file descriptors, so that a forked child inherits no buffer that it could write a second time.  No call raises for
+a disk that is full, read-only or gone: events wait in a bounded backlog, and what does not fit is counted in `dropped`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import attrs
+
+from sm_profiler.formats.layout import PYTHON_TIMELINE, TEMPORARY, TRACE_FOLDER, TraceFile, hour_folder
+
+BACKLOG_BYTES = 4_000_000  # what may wait for a disk that does not take it
+
+
+class TraceEvent(NamedTuple):
+    """One event as it is written.
+
+    Attributes:
+        phase: the trace's process name: `Forward`, `DataLoaderIter` …
+        name: `Step:ModeKeys.TRAIN`, a module's class, an operator …
+        start_us: microseconds since the epoch.
+        duration_us: microseconds.
+        args: a JSON object as text, or "".
+        kind: `X`, `B`, `E` or `i`.
+    """
+
+    phase: str
+    name: str
+    start_us: int
+    duration_us: int
+    args: str = ""
+    kind: str = "X"
+
+
+def quoted(text: str) -> str:
+    """A text as a JSON string, ASCII only."""
+    return json.dumps(text)
+
+
+@attrs.define(eq=False)
+class TraceWriter:
+    """Trace files of one process (rank) and kind.
+
+    Attributes:
+        root: the `profiler-output` folder on this machine.
+        source: `<rank or pid>-algo-N`.
+        kind: the files' last name part.
+        max_bytes: a file this large is closed.
+        close_seconds: a file this old is closed.
+        fail_threshold: after so many failures in a row nothing more is tried, and everything is counted as dropped.
+        start_us: what times in the files count from, microseconds since the epoch; by default each file's first event.
+        metadata: gives the arguments of the `sm_profiler/process` record of each new file.
+        age_clock: seconds, never running backwards.
+        dropped: events that were lost.
+        error: the first failure in words, or "".
+        written: bytes put on disk so far.
+        files: finished files so far.
+    """
+
+    root: Path = attrs.field(converter=Path)
+    source: str
+    kind: str = PYTHON_TIMELINE
+    max_bytes: int = 10_485_760
+    close_seconds: float = 60.0
+    fail_threshold: int = 50
+    start_us: int | None = None
+    metadata: Callable[[], Mapping[str, Any]] | None = None
+    age_clock: Callable[[], float] = time.monotonic
+    dropped: int = 0
+    error: str = ""
+    written: int = 0
+    files: int = 0
+    _fd: int = attrs.field(default=-1, init=False)
+    _path: Path = attrs.field(factory=Path, init=False)
+    _size: int = attrs.field(default=0, init=False)
+    _opened_at: float = attrs.field(default=0.0, init=False)
+    _base_us: int = attrs.field(default=0, init=False)
+    _end_us: int = attrs.field(default=0, init=False)
+    _hour: str = attrs.field(default="", init=False)
+    _phases: dict[str, int] = attrs.field(factory=dict, init=False)
+    _announced: set[int] = attrs.field(factory=set, init=False)
+    _names: dict[str, str] = attrs.field(factory=dict, init=False)
+    _backlog: list[TraceEvent] = attrs.field(factory=list, init=False)
+    _failures: int = attrs.field(default=0, init=False)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the disk failed so often that nothing more is tried."""
+        return self._failures >= self.fail_threshold
+
+    def write(self, events: Iterable[TraceEvent]) -> None:
+        """Append events, in order; rotates as needed and never raises for the disk's sake."""
+        todo = [*self._backlog, *events]
+        self._backlog = []
+        while todo:
+            if self.given_up:
+                self.dropped += len(todo)
+                return
+            hour = hour_folder(todo[0].start_us + todo[0].duration_us)
+            count = self._same_hour(todo, hour)
+            try:
+                self._append(todo[:count], hour)
+            except OSError as error:
+                self._failed(error)
+                self._keep(todo)
+                return
+            self._failures = 0
+            todo = todo[count:]
+            if self._size >= self.max_bytes:
+                self.finish()
+
+    def tick(self) -> None:
+        """Close the open file if it is old enough, and try once more what a failing disk did not take."""
+        if self._backlog:
+            self.write(())
+        if self._fd >= 0 and self.age_clock() - self._opened_at >= self.close_seconds:
+            self.finish()
+
+    def finish(self) -> None:
+        """Close the open file and give it its final name; the next event opens another."""
+        if self._fd < 0:
+            return
+        try:
+            self._put(b"\n]\n")
+            os.close(self._fd)
+            self._fd = -1
+            _publish(self.root, self._path, self._end_us, self.source, self.kind)
+            self.files += 1
+        except OSError as error:
+            self._failed(error)
+            if self._fd >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(self._fd)
+                self._fd = -1
+
+    def close(self) -> None:
+        """Write what waits, and finish; what still cannot be written is counted."""
+        if self._backlog:
+            self.write(())
+        self.dropped += len(self._backlog)
+        self._backlog = []
+        self.finish()
+
+    def abandon(self) -> None:
+        """Forget the open file without touching it: in a forked child it belongs to the parent."""
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+        self._fd, self._backlog = -1, []
+
+    def _same_hour(self, events: list[TraceEvent], hour: str) -> int:
+        """How many of the first events belong into one file: same hour, and no more than is left of its size."""
+        room = max(self.max_bytes - self._size, 0) // 64 + 1
+        if hour_folder(events[-1].start_us + events[-1].duration_us) == hour:
+            return min(len(events), room)
+        count = 1
+        while count < len(events) and hour_folder(events[count].start_us + events[count].duration_us) == hour:
+            count += 1
+        return min(count, room)
+
+    def _append(self, events: list[TraceEvent], hour: str) -> None:
+        if self._fd >= 0 and hour != self._hour:
+            self.finish()
+        if self._fd < 0:
+            self._open(self.start_us or min(event.start_us for event in events), hour)
+        lines, announced = [], set[int]()
+        for event in events:
+            number = self._phases.setdefault(event.phase, len(self._phases) + 1)
+            if number not in self._announced and number not in announced:
+                announced.add(number)
+                lines.append(_metadata("process_name", number, f'{{"name": {quoted(event.phase)}}}'))
+                lines.append(_metadata("process_sort_index", number, f'{{"sort_index": {number}}}'))
+            name = self._names.get(event.name)
+            if name is None:
+                if len(self._names) > 10_000:  # noqa: PLR2004 - a bound on memory, not a quantity of the format
+                    self._names.clear()
+                name = self._names[event.name] = quoted(event.name)
+            tail = f', "args": {event.args}}}' if event.args else "}"
+            length = f', "dur": {event.duration_us}' if event.kind == "X" else ""
+            lines.append(
+                f'{{"name": {name}, "pid": {number}, "ph": "{event.kind}", "ts": {event.start_us - self._base_us}{length}{tail}'
+            )
+        self._put((",\n" + ",\n".join(lines)).encode())
+        self._announced |= announced
+        self._end_us = max(self._end_us, *(event.start_us + event.duration_us for event in events))
+
+    def _open(self, base_us: int, hour: str) -> None:
+        folder = self.root / TRACE_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"{self.source}_{self.kind}_{os.getpid()}_{self.files}_{time.time_ns()}.json{TEMPORARY}"
+        self._path = folder / name
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._size, self._opened_at, self._hour = 0, self.age_clock(), hour
+        self._base_us, self._end_us, self._announced = base_us, 0, set()
+        lines = [
+            _metadata("process_name", 0, f'{{"start_time_since_epoch_in_micros": {base_us}}}'),
+            _metadata("process_sort_index", 0, '{"sort_index": 0}'),
+        ]
+        if self.metadata:
+            lines.append(_metadata("sm_profiler/process", 0, json.dumps(self.metadata())))
+        try:
+            self._put(("[\n" + ",\n".join(lines)).encode())
+        except OSError:  # an empty file on a full disk would only mislead
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+                self._path.unlink()
+            self._fd = -1
+            raise
+
+    def _put(self, data: bytes) -> None:
+        """Write all or nothing: what got through of a failed write is cut off again."""
+        done = 0
+        try:
+            while done < len(data):
+                done += os.write(self._fd, data[done:])
+        except OSError:
+            if done:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._fd, self._size)
+                    os.lseek(self._fd, self._size, os.SEEK_SET)
+            raise
+        self._size += len(data)
+        self.written += len(data)
+
+    def _failed(self, error: OSError) -> None:
+        self._failures += 1
+        self.error = self.error or f"{error.strerror or error} ({error.filename or self.root})"
+
+    def _keep(self, events: list[TraceEvent]) -> None:
+        room = BACKLOG_BYTES // 128
+        self.dropped += max(len(events) - room, 0)
+        self._backlog = events[:room]
+
+
+def _metadata(name: str, number: int, args: str) -> str:
+    return f'{{"name": "{name}", "ph": "M", "pid": {number}, "args": {args}}}'
+
+
+def _publish(root: Path, path: Path, end_us: int, source: str, kind: str) -> None:
+    """Give a finished file its final name; a name that is taken moves the time by a microsecond."""
+    while (target := root / TraceFile(end_us, source, kind).path).exists():
+        end_us += 1
+    target.parent.mkdir(parents=True, exist_ok=True)
+    path.rename(target)
+
+
+def recover_traces(root: Path | str) -> int:
+    """Finish files that a killed process left open, and return how many; files of living processes stay.
+
+    Such a file ends at its last flush, perhaps in the middle of an event: what is whole is kept.
+    """
+    ending, count = f".json{TEMPORARY}", 0
+    for path in sorted(Path(root, TRACE_FOLDER).glob(f"*{ending}")):
+        parts = path.name.removesuffix(ending).rsplit("_", 3)
+        if len(parts) != 4 or _alive(parts[1]):  # noqa: PLR2004 - the parts that _open joins
+            continue
+        source, _, kind = parts[0].partition("_")
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            _publish(Path(root), path, _close_array(path), source, kind)
+            count += 1
+    return count
+
+
+def _alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _close_array(path: Path) -> int:
+    """Cut a file behind its last whole line and close the array; returns the end of its last event in microseconds."""
+    base_us, end_us, whole = 0, 0, []
+    for line in path.read_bytes().split(b",\n"):
+        text = line.strip().removeprefix(b"[").removesuffix(b"]").strip()
+        try:
+            event = json.loads(text)
+        except ValueError:
+            continue
+        whole.append(text)
+        if event.get("ph") == "M":
+            base_us = event["args"].get("start_time_since_epoch_in_micros", base_us)
+        else:
+            end_us = max(end_us, base_us + event["ts"] + event.get("dur", 0))
+    if not whole:
+        path.unlink()
+        raise ValueError(path)
+    path.write_bytes(b"[\n" + b",\n".join(whole) + b"\n]\n")
+    return end_us or base_us
