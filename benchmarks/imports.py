@@ -1,0 +1,35 @@
+"""How long our imports take: median of ten warm starts, the interpreter's own start subtracted.
+
+python benchmarks/imports.py
+"""
+
+import statistics
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+
+ROUNDS = 10
+MODULES = ("sm_profiler", "sm_profiler.debugger", "sagemaker.debugger")
+
+
+def start_ms(program: str) -> float:
+    """Milliseconds from the start of an interpreter to its end."""
+    begun = time.perf_counter()
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    return (time.perf_counter() - begun) * 1000
+
+
+def main() -> None:
+    modules = [name for name in MODULES if find_spec(name.partition(".")[0])]
+    for name in modules:
+        start_ms(f"import {name}")  # compiles what is not compiled yet
+    print("| import | median, ms | minimum, ms |\n|---|---|---|")
+    for name in modules:
+        # pairs: the machine's mood is the same for both halves
+        pairs = [start_ms(f"import {name}") - start_ms("pass") for _ in range(ROUNDS)]
+        print(f"| `{name}` | {statistics.median(pairs):.0f} | {min(pairs):.0f} |")
+
+
+if __name__ == "__main__":
+    main()
