@@ -1,0 +1,272 @@
+"""From a profilerconfig.json, or the API's ProfilerConfig, to a Profile."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from sm_profiler.config.notation import parse_metrics
+from sm_profiler.config.profile import (
+    API_INTERVALS_MS,
+    COLLECTORS,
+    DEFAULT_FAIL_THRESHOLD,
+    DEFAULT_INTERVAL_MS,
+    DEFAULT_LOCAL_PATH,
+    DEFAULT_ROTATE_BYTES,
+    DEFAULT_ROTATE_SECONDS,
+    Collector,
+    CollectorConfig,
+    Profile,
+)
+from sm_profiler.errors import ConfigError
+
+_PROFILE_KEYS = {"s3outputpath", "disableprofiler", "profilingintervalinmilliseconds", "profilingparameters"}
+_METRICS_KEYS = {
+    "startstep",
+    "numsteps",
+    "starttimeinsecsinceepoch",
+    "duration",
+    "durationinseconds",
+    "metricsregex",
+    "profilername",
+    "cprofiletimer",
+    "defaultprofiling",
+}
+PROFILERS = ("cprofile", "pyinstrument")
+TIMERS = ("total_time", "cpu_time", "off_cpu_time", "default")
+
+
+def load_profile(source: Mapping[str, Any] | str | bytes) -> Profile:
+    """Read a profiler configuration: the API's keys, in any case; values keep theirs.
+
+    Args:
+        source: the configuration, or its JSON text.  A DescribeTrainingJob answer is looked into.
+
+    Returns:
+        The profile; what is wrong with single fields stands in `problems`, and an invalid collector is left out.
+
+    Raises:
+        ConfigError: it is not a JSON object at all.
+    """
+    given = _lowered(_decode(source))
+    if not _PROFILE_KEYS & given.keys() and isinstance(given.get("profilerconfig"), Mapping):
+        given = _lowered(given["profilerconfig"])
+    problems: list[str] = []
+    disabled = _boolean("DisableProfiler", given.get("disableprofiler"), problems)
+    parameters = given.get("profilingparameters")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        problems.append(f"ProfilingParameters: expected an object, found {parameters!r}")
+        parameters = None
+    parameters = dict(parameters or {})
+    fields = _lowered(parameters)
+    numbers = {
+        "rotate_max_bytes": int(
+            _positive("RotateMaxFileSizeInBytes", fields, DEFAULT_ROTATE_BYTES, problems, whole=True)
+        ),
+        "rotate_close_seconds": _positive("RotateFileCloseIntervalInSeconds", fields, DEFAULT_ROTATE_SECONDS, problems),
+        "fail_threshold": int(_positive("FileOpenFailThreshold", fields, DEFAULT_FAIL_THRESHOLD, problems, whole=True)),
+    }
+    collectors = {}
+    for collector in COLLECTORS.values():
+        config = _collector(collector, fields.get(collector.wire.lower()), problems)
+        if config is not None:
+            collectors[collector.name] = config
+    return Profile(
+        s3_output_path=_text("S3OutputPath", given.get("s3outputpath"), problems),
+        interval_ms=_interval(given.get("profilingintervalinmilliseconds"), problems),
+        disabled=disabled,
+        local_path=_text("LocalPath", fields.get("localpath"), problems) or DEFAULT_LOCAL_PATH,
+        collectors=collectors,
+        parameters=parameters,
+        problems=problems,
+        off=_why_off(disabled=disabled, fields=fields),
+        **numbers,  # type: ignore[arg-type] # each value has the type of its field
+    )
+
+
+def _decode(source: Mapping[str, Any] | str | bytes) -> Mapping[str, Any]:
+    if isinstance(source, Mapping):
+        return source
+    try:
+        text = source.decode("utf-8-sig") if isinstance(source, bytes) else source.removeprefix("\ufeff")
+        decoded = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"the profiler configuration is not JSON: {error}") from None
+    except RecursionError:
+        raise ConfigError("the profiler configuration is nested too deeply") from None
+    if not isinstance(decoded, dict):
+        raise ConfigError(f"the profiler configuration must be a JSON object, not {type(decoded).__name__}")
+    return decoded
+
+
+def _lowered(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(key).lower(): value for key, value in given.items()}
+
+
+def _why_off(*, disabled: bool, fields: Mapping[str, Any]) -> str:
+    if disabled:
+        return "DisableProfiler is true"
+    if not fields:
+        return "ProfilingParameters are empty: system metrics only"
+    if "cpuprofilingduration" in fields:
+        return "ProfilingParameters are for SageMaker Profiler (CPUProfilingDuration), not for framework profiling"
+    return ""
+
+
+def _text(name: str, value: object, problems: list[str]) -> str | None:
+    if value is None or isinstance(value, str):
+        return value or None
+    problems.append(f"{name}: expected a string, found {value!r}")
+    return None
+
+
+def _boolean(name: str, value: object, problems: list[str]) -> bool:
+    word = str(value).strip().lower()
+    if word not in ("true", "false", "none", "1", "0", ""):
+        problems.append(f"{name}: expected true or false, found {value!r}")
+    return word in ("true", "1")
+
+
+def _number(value: object) -> float | None:
+    """A number from a number or its text; None where it is none."""
+    if not isinstance(value, (str, int, float)):
+        return None
+    try:
+        return int(value) if not isinstance(value, float) else value
+    except ValueError:
+        pass
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def _positive(
+    name: str, fields: Mapping[str, Any], default: float, problems: list[str], *, whole: bool = False
+) -> float:
+    value = fields.get(name.lower())
+    if value is None:
+        return default
+    number = _number(value)
+    if number is None or not number > 0 or (whole and not (math.isfinite(number) and int(number) > 0)):
+        problems.append(f"{name}: expected a number greater than 0, found {value!r}; {default:g} is used")
+        return default
+    return number
+
+
+def _interval(value: object, problems: list[str]) -> int:
+    if value is None:
+        return DEFAULT_INTERVAL_MS
+    number = _number(value)
+    allowed = ", ".join(map(str, API_INTERVALS_MS))
+    if number is None or not math.isfinite(number) or int(number) < 1:
+        problems.append(
+            f"ProfilingIntervalInMilliseconds: expected one of {allowed}, found {value!r}; {DEFAULT_INTERVAL_MS} is used"
+        )
+        return DEFAULT_INTERVAL_MS
+    if number not in API_INTERVALS_MS:
+        problems.append(f"ProfilingIntervalInMilliseconds: the API accepts {allowed}, not {value!r}")
+    return int(number)
+
+
+class _FieldError(Exception):
+    """A field of a metrics config that switches the collector off."""
+
+
+def _collector(collector: Collector, given: object, problems: list[str]) -> CollectorConfig | None:
+    """The collector's config; None where it was not asked for, or is invalid, which is added to the problems."""
+    if given is None:
+        return None
+    try:
+        fields = _lowered(given if isinstance(given, Mapping) else parse_metrics(_need_text(given)))
+        config = _config(collector, fields) if fields else None  # `{}` has always meant off
+    except ConfigError as error:
+        problems.append(f"{collector.wire}: {error}; this collector stays off")
+        return None
+    except _FieldError as error:
+        problems.append(f"{collector.wire}.{error}; this collector stays off")
+        return None
+    problems += [f"{collector.wire}.{key}: unknown, ignored" for key in fields if key not in _METRICS_KEYS]
+    return config
+
+
+def _need_text(given: object) -> str:
+    if isinstance(given, str):
+        return given
+    raise ConfigError(f"expected a string, found {given!r}")
+
+
+def _config(collector: Collector, fields: Mapping[str, Any]) -> CollectorConfig:
+    duration_key = "Duration" if fields.get("duration") is not None else "DurationInSeconds"
+    start_step = _whole("StartStep", fields, least=0)
+    num_steps = _whole("NumSteps", fields, least=1)
+    start_time = _seconds("StartTimeInSecSinceEpoch", fields)
+    duration = _seconds(duration_key, fields)
+    if start_time is not None and not math.isfinite(start_time):
+        raise _FieldError(f"StartTimeInSecSinceEpoch: expected a time, found {start_time}")
+    if duration is not None and duration <= 0:
+        raise _FieldError(f"{duration_key}: expected more than 0 seconds, found {duration:g}")
+    steps = start_step is not None or num_steps is not None
+    times = start_time is not None or duration is not None
+    if steps and times:
+        raise _FieldError("StartStep: a range of steps and one of time exclude each other")
+    asked_default = _boolean("DefaultProfiling", fields.get("defaultprofiling"), [])
+    default = not steps and not times
+    if default:
+        start_step, num_steps = collector.start_step, collector.num_steps
+    timer = _choice("cProfileTimer", fields, TIMERS, "default" if asked_default else "total_time")
+    return CollectorConfig(
+        start_step=start_step,
+        num_steps=num_steps,
+        start_time=start_time,
+        duration=duration,
+        metrics_regex=_regex(fields.get("metricsregex")),
+        profiler=_choice("ProfilerName", fields, PROFILERS, "cprofile"),
+        timer=timer,
+        default=default or asked_default,
+    )
+
+
+def _whole(name: str, fields: Mapping[str, Any], *, least: int) -> int | None:
+    value = fields.get(name.lower())
+    if value is None:
+        return None
+    number = _number(value)
+    if number is None or not math.isfinite(number) or number != int(number) or number < least:
+        raise _FieldError(f"{name}: expected an integer of at least {least}, found {value!r}")
+    return int(number)
+
+
+def _seconds(name: str, fields: Mapping[str, Any]) -> float | None:
+    value = fields.get(name.lower())
+    if value is None:
+        return None
+    number = _number(value)
+    if number is None or math.isnan(number):
+        raise _FieldError(f"{name}: expected seconds, found {value!r}")
+    return number
+
+
+def _choice(name: str, fields: Mapping[str, Any], choices: tuple[str, ...], default: str) -> str:
+    value = fields.get(name.lower())
+    if value is None:
+        return default
+    word = str(value).lower()
+    if word not in choices:
+        raise _FieldError(f"{name}: expected one of {', '.join(choices)}, found {value!r}")
+    return word
+
+
+def _regex(value: object) -> str:
+    if value is None:
+        return ".*"
+    if not isinstance(value, str):
+        raise _FieldError(f"MetricsRegex: expected a string, found {value!r}")
+    try:
+        re.compile(value)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise _FieldError(f"MetricsRegex: {value!r} is no regular expression ({error})") from None
+    return value
