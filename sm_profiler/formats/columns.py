@@ -140,7 +140,10 @@ class EventColumns(_Table):
         worker_id: of dataloader events; -1 for the main process or unknown.
         num_workers: of dataloader events; -1 where unknown.
         pin_memory: of dataloader events: 0, 1, or -1 where unknown.
-        args: the other arguments as one JSON object a row; "" where there are none.
+        args: the other arguments as one JSON object a row; "" where there are none.  An instant's begin with
+            `{"ph":"i"`.
+        track: the process number under which the trace groups the event (its phase's), which is no operating system
+            process; -1 where unknown.
     """
 
     start_us: Floats
@@ -156,6 +159,16 @@ class EventColumns(_Table):
     num_workers: NDArray[np.int32]
     pin_memory: NDArray[np.int8]
     args: Category
+    track: Ints = attrs.field()
+
+    @track.default
+    def _no_track(self) -> Ints:
+        return np.full(len(self.start_us), -1)
+
+    @property
+    def instants(self) -> Mask:
+        """True for each row that is a moment, not a span."""
+        return self.args.mask(lambda text: text.startswith('{"ph":"i"'))
 
     @property
     def end_us(self) -> Floats:
@@ -167,4 +180,6 @@ class EventColumns(_Table):
         """A table without rows."""
         floats, ints, small = np.empty(0), np.empty(0, np.int64), np.empty(0, np.int32)
         text = Category.of(())
-        return cls(floats, floats, text, text, text, text, ints, ints, ints, small, small, np.empty(0, np.int8), text)
+        return cls(
+            floats, floats, text, text, text, text, ints, ints, ints, small, small, np.empty(0, np.int8), text, ints
+        )

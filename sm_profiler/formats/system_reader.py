@@ -1,0 +1,104 @@
+"""System metric files: bytes to columns."""
+
+from __future__ import annotations
+
+import attrs
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from sm_profiler.formats.columns import Category, Floats, SystemColumns
+from sm_profiler.formats.outcome import LAST_US, Outcome, Tally
+from sm_profiler.formats.salvage import clean
+
+Head = tuple[str, str, str, str]  # type, name, dimension, node
+
+
+@attrs.frozen(eq=False)
+class SystemRows:
+    """The rows of one file.
+
+    Attributes:
+        timestamp, value: as in SystemColumns.
+        head: int32, which of `heads` each row has.
+        heads: (type, name, dimension, node).
+    """
+
+    timestamp: Floats
+    value: Floats
+    head: NDArray[np.int32]
+    heads: tuple[Head, ...]
+
+    def columns(self) -> SystemColumns:
+        """The same rows as columns."""
+        texts = []
+        for part in range(4):
+            table = Category.of(head[part] for head in self.heads)
+            texts.append(Category(table.codes[self.head], table.values))
+        kind, name, dimension, node = texts
+        return SystemColumns(self.timestamp, self.value, node, kind, name, dimension)
+
+
+class _Record(msgspec.Struct, gc=False):
+    type: str = msgspec.field(name="Type")
+    value: float = msgspec.field(name="Value")
+    timestamp: float = msgspec.field(name="Timestamp")
+    name: str | None = msgspec.field(name="Name", default=None)
+    dimension: str | None = msgspec.field(name="Dimension", default=None)
+    node: str | None = msgspec.field(name="NodeId", default=None)
+
+
+_DECODER = msgspec.json.Decoder(_Record)
+
+
+def read_system(data: bytes, node: str) -> tuple[SystemRows, Outcome]:
+    """Read a file of system metrics.
+
+    Args:
+        data: the file.
+        node: the node its name tells, for records that name none.
+
+    Returns:
+        Its rows in their order, and what became of it.  Never raises for what stands in the file.
+    """
+    tally = Tally()
+    if not data.strip():
+        tally.mend("empty")
+        return _rows([], node, tally), attrs.evolve(tally.close(0), status="refused")
+    try:
+        records = _DECODER.decode_lines(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        records = _salvage(data, tally)
+    rows = _rows(records, node, tally)
+    return rows, tally.close(len(rows.timestamp))
+
+
+def _salvage(data: bytes, tally: Tally) -> list[_Record]:
+    records = []
+    whole = data.endswith(b"\n")
+    lines = [line for line in clean(data, tally).split("\n") if line.strip(" \t\r,[]")]
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(_DECODER.decode(line))
+        except (msgspec.MsgspecError, ValueError, RecursionError):  # noqa: PERF203 - damaged files only
+            tally.drop("cut off" if number == len(lines) and not whole else "damaged")
+    return records
+
+
+def _rows(records: list[_Record], node: str, tally: Tally) -> SystemRows:
+    heads: dict[Head, int] = {}
+    number = heads.setdefault
+    codes = [number((r.type, r.name or "", r.dimension or "", r.node or node), len(heads)) for r in records]
+    timestamp = np.array([r.timestamp for r in records], np.float64)
+    value = np.array([r.value for r in records], np.float64)
+    rows = SystemRows(timestamp, value, np.array(codes, np.int32), tuple(heads))
+    return checked(rows, tally)
+
+
+def checked(rows: SystemRows, tally: Tally) -> SystemRows:
+    """The rows without those whose time or value is out of every range, counted."""
+    good = (rows.timestamp >= 0) & (rows.timestamp * 1e6 < LAST_US) & np.isfinite(rows.value)
+    if good.all():
+        return rows
+    tally.drop("time or value out of range", int((~good).sum()))
+    return SystemRows(rows.timestamp[good], rows.value[good], rows.head[good], rows.heads)

@@ -1,0 +1,198 @@
+"""Trace events of one file, as compact as they repeat: times, and numbers of heads and arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from sm_profiler.formats.columns import Category, EventColumns, Floats
+
+Key = tuple[str, int | str]  # phase and thread: what a begin and its end have in common
+Head = tuple[str, str, int, int]  # name, phase, track (the trace's own process number), thread
+Arguments = tuple[
+    int, int, int, int, int, int, str
+]  # step, pid, thread, worker, workers, pin_memory, the others as JSON
+
+NO_ARGUMENTS: Arguments = (-1, -1, -1, -1, -1, -1, "")
+INSTANT = '{"ph":"i"'  # what the arguments of an instant begin with
+_INT64, _INT32 = 1 << 63, 1 << 31
+_LEFT_OUT = {"step_num", "pid", "thread_id", "worker_id", "num_workers", "pin_memory"}
+
+
+@attrs.frozen
+class OpenEvent:
+    """An event that has begun and not ended within its file."""
+
+    key: Key
+    head: Head
+    start_us: float
+    args: str
+
+
+@attrs.frozen
+class LooseEnd:
+    """The end of an event that began in an earlier file."""
+
+    key: Key
+    end_us: float
+    args: str
+
+
+@attrs.frozen(eq=False)
+class TraceRows:
+    """The events of one file.
+
+    Attributes:
+        start_us, duration_us: as in EventColumns.
+        head, argument: int32; which of `heads` and `arguments` each event has.
+        node, kind: the file's; see EventColumns.
+        metadata: our own metadata records, as they stand in the file.
+        loose_ends, open_events: what the file alone cannot join, in its order; the ends come before the begins.
+    """
+
+    start_us: Floats
+    duration_us: Floats
+    head: NDArray[np.int32]
+    argument: NDArray[np.int32]
+    heads: tuple[Head, ...]
+    arguments: tuple[Arguments, ...]
+    node: str
+    kind: str
+    metadata: tuple[dict[str, Any], ...] = ()
+    loose_ends: tuple[LooseEnd, ...] = ()
+    open_events: tuple[OpenEvent, ...] = ()
+
+    def columns(self) -> EventColumns:
+        """The same events as columns."""
+        head, argument = self.head, self.argument
+        name, phase = Category.of(each[0] for each in self.heads), Category.of(each[1] for each in self.heads)
+        table = [np.array([each[part] for each in self.arguments], np.int64) for part in range(6)]
+        step, pid, thread, worker, workers, pin = table
+        track, own_thread = (np.array([each[part] for each in self.heads], np.int64) for part in (2, 3))
+        others = Category.of(each[6] for each in self.arguments)
+        zeros = np.zeros(len(head), np.int32)
+        tid = thread[argument]
+        if len(own_thread) and own_thread.max() >= 0:
+            tid = np.where(tid < 0, own_thread[head], tid)
+        return EventColumns(
+            self.start_us,
+            self.duration_us,
+            Category(name.codes[head], name.values),
+            Category(phase.codes[head], phase.values),
+            Category(zeros, (self.node,)),
+            Category(zeros, (self.kind,)),
+            step[argument],
+            pid[argument],
+            tid,
+            worker.astype(np.int32)[argument],
+            workers.astype(np.int32)[argument],
+            pin.astype(np.int8)[argument],
+            Category(others.codes[argument], others.values),
+            track[head],
+        )
+
+
+def parse_arguments(text: bytes | str) -> Arguments:
+    """The known keys of an event's `args` and the others.
+
+    Raises:
+        msgspec.MsgspecError: it is no JSON.
+    """
+    if not text:
+        return NO_ARGUMENTS
+    args = msgspec.json.decode(text)
+    if not isinstance(args, dict):
+        return (*NO_ARGUMENTS[:6], "" if args is None else msgspec.json.encode(args).decode())
+    taken = {key: number for key in _LEFT_OUT & args.keys() if (number := whole(args[key], key)) is not None}
+    thread = taken.get("thread_id")
+    if thread is None:
+        thread = whole(args.get("tid"), "tid")
+    rest = {key: value for key, value in args.items() if key not in taken} if len(taken) < len(args) else None
+    return (
+        taken.get("step_num", -1),
+        taken.get("pid", -1),
+        -1 if thread is None else thread,
+        taken.get("worker_id", -1),
+        taken.get("num_workers", -1),
+        taken.get("pin_memory", -1),
+        msgspec.json.encode(rest).decode() if rest else "",
+    )
+
+
+def whole(value: Any, key: str = "") -> int | None:
+    """A whole number out of what writers make of one (`3`, `"3"`, `3.0`), or None."""
+    if key == "pin_memory":
+        return int(value) if isinstance(value, bool) else None
+    if isinstance(value, str):
+        try:
+            value = int(value) if len(value) <= 20 else None  # noqa: PLR2004 - more digits than 64 bits have
+        except ValueError:
+            return None
+    elif isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    limit = _INT32 if key in {"worker_id", "num_workers"} else _INT64
+    return value if -limit <= value < limit else None
+
+
+def instant_arguments(text: bytes | str, scope: str) -> bytes:
+    """The arguments of an instant, marked as such."""
+    mark = {"ph": "i"} | ({"s": scope} if scope else {})
+    args = msgspec.json.decode(text) if text else None
+    if isinstance(args, dict):
+        mark |= {key: value for key, value in args.items() if key not in {"ph", "s"}}
+    return msgspec.json.encode(mark)
+
+
+def join_loose(rows: TraceRows, stacks: dict[Key, list[OpenEvent]]) -> tuple[TraceRows | None, list[OpenEvent], int]:
+    """Join the ends of a file with what its stream's earlier files left open.
+
+    Args:
+        rows: the file's events.
+        stacks: what is open so far; changed in place.
+
+    Returns:
+        The events joined (None for none), those of them dropped because they end before they begin, and the number of
+        ends that no begin was found for.
+    """
+    joined: list[tuple[OpenEvent, LooseEnd]] = []
+    backwards: list[OpenEvent] = []
+    unmatched = 0
+    for end in rows.loose_ends:
+        stack = stacks.get(end.key)
+        if not stack:
+            unmatched += 1
+            continue
+        begin = stack.pop()
+        if end.end_us < begin.start_us:
+            backwards.append(begin)
+        else:
+            joined.append((begin, end))
+    for event in rows.open_events:
+        stacks.setdefault(event.key, []).append(event)
+    return (_joined_rows(rows, joined) if joined else None), backwards, unmatched
+
+
+def _joined_rows(rows: TraceRows, joined: Sequence[tuple[OpenEvent, LooseEnd]]) -> TraceRows:
+    heads: dict[Head, int] = {}
+    arguments: dict[str, int] = {}
+    start = np.array([begin.start_us for begin, _ in joined], np.float64)
+    end = np.array([end.end_us for _, end in joined], np.float64)
+    head = [heads.setdefault(begin.head, len(heads)) for begin, _ in joined]
+    argument = [arguments.setdefault(end.args or begin.args, len(arguments)) for begin, end in joined]
+    return TraceRows(
+        start,
+        end - start,
+        np.array(head, np.int32),
+        np.array(argument, np.int32),
+        tuple(heads),
+        tuple(parse_arguments(text) for text in arguments),
+        rows.node,
+        rows.kind,
+    )

@@ -1,0 +1,63 @@
+"""From what a user names (a folder, an s3:// URI, a training job) to a source."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from sm_profiler.errors import SourceError
+from sm_profiler.source.profile import Options, ProfileSource
+from sm_profiler.storage import LocalStorage, Storage, open_storage
+
+OUTPUT = "profiler-output"
+_JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+
+
+def open_source(  # noqa: PLR0913 - keyword arguments, one an independent choice
+    where: str | os.PathLike[str] | Storage,
+    *,
+    cache: bool = True,
+    strict: bool = False,
+    client: Any = None,
+    memory_limit: int | None = None,
+    processes: int | None = None,
+    progress: bool | None = None,
+) -> ProfileSource:
+    """The profiler output of a folder, an s3:// URI or a training job.
+
+    Args:
+        where: the folder or URI of a `profiler-output` (or of the job's folder around it), the name of a training job,
+            or a storage.
+        cache: keep a columnar copy of what is read for the next time, and use one that is there.
+        strict: make every lost record an error.
+        client: a boto3 S3 client to use.
+        memory_limit: bytes that reading may hold besides what it hands out.
+        processes: how many processes parse; default: one a processor, for data worth the start.
+        progress: show a progress bar on standard error; default: for long reads on a terminal.
+
+    Raises:
+        SourceError: it does not exist, cannot be reached, or holds no profiler data.
+    """
+    options = Options(strict, cache, memory_limit, processes, progress)
+    storage = _storage(where, client) if isinstance(where, (str, os.PathLike)) else where
+    source = ProfileSource(storage, options)
+    if source.files or source.other_files:
+        return source
+    if isinstance(where, (str, os.PathLike)) and not storage.uri.rstrip("/").endswith(OUTPUT):
+        inner = ProfileSource(_storage(f"{storage.uri.rstrip('/')}/{OUTPUT}", client), options)
+        if inner.files or inner.other_files:
+            return inner
+    if isinstance(storage, LocalStorage) and not storage.root.is_dir():
+        raise SourceError(f"{storage.uri} is no folder")
+    raise SourceError(f"{storage.uri} holds no profiler data (no files under system/ or framework/)")
+
+
+def _storage(where: str | os.PathLike[str], client: Any) -> Storage:
+    text = os.fspath(where)
+    if isinstance(where, str) and _JOB_NAME.fullmatch(text) and not Path(text).exists():
+        from sm_profiler.source.job import profiler_output  # noqa: PLC0415 - boto3 takes a third of a second to load
+
+        return open_storage(profiler_output(text), client=client)
+    return open_storage(text, client=client)
