@@ -1,0 +1,204 @@
+"""moto's SageMaker, with jobs that run: its backend and response classes subclassed, its url paths swapped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import moto.iam.urls
+import moto.sagemaker.urls
+from moto.core.base_backend import BackendDict
+from moto.core.exceptions import ServiceException
+from moto.core.responses import ActionResult, EmptyResult
+from moto.iam.responses import IamResponse
+from moto.sagemaker.exceptions import AWSValidationException, ResourceInUseException
+from moto.sagemaker.models import SageMakerModelBackend
+from moto.sagemaker.responses import SageMakerResponse
+
+from sm_profiler.local.records import ENDED, JobRecord, JsonDict, ProcessingJob, RuleJob, TrainingJob
+from sm_profiler.local.validation import check_create_training, check_update_training, refuse_invalid
+
+if TYPE_CHECKING:
+    from sm_profiler.local.jobs import Jobs
+
+GONE = "Requested resource not found."
+
+
+class LocalBackend(SageMakerModelBackend):
+    """One account and region; its dictionaries hold our records, so that moto's List, Search and tags work on them."""
+
+    training_jobs: dict[str, TrainingJob]  # type: ignore[assignment] # not moto's own kind of job
+    processing_jobs: dict[str, ProcessingJob]  # type: ignore[assignment] # not moto's own kind of job
+
+    @property
+    def _url_module(self) -> Any:
+        return moto.sagemaker.urls
+
+    def arn(self, kind: str, name: str) -> str:
+        """The ARN of a job."""
+        return f"arn:{self.partition}:sagemaker:{self.region_name}:{self.account_id}:{kind}/{name}"
+
+    def find(self, jobs: dict[str, Any], name: str) -> Any:
+        """A job by its name, or the answer that the service gives."""
+        if name not in jobs:
+            raise AWSValidationException(GONE)
+        return jobs[name]
+
+    def rule_job(self, job: str, configuration: JsonDict) -> RuleJob:
+        """The record of a new rule; named as the service names its processing jobs, within their 63 characters."""
+        rule = configuration["RuleConfigurationName"]
+        number = zlib.crc32(f"{job}/{rule}".encode())
+        return RuleJob(configuration, self.arn("processing-job", f"{job[:26]}-{rule[:26]}-{number:08x}"))
+
+    def new_training_job(self, request: JsonDict, jobs: Jobs) -> TrainingJob:
+        """Take a checked request in."""
+        name = request["TrainingJobName"]
+        if name in self.training_jobs:
+            raise ResourceInUseException("Training job names must be unique within an AWS account and region")
+        folder = jobs.folder_for("training", name)
+        job = TrainingJob(request, self.arn("training-job", name), self.region_name, folder)
+        job.profiler_config = request.get("ProfilerConfig")
+        job.rules = [self.rule_job(name, rule) for rule in request.get("ProfilerRuleConfigurations", ())]
+        self.training_jobs[name] = job
+        return job
+
+    def new_processing_job(self, request: JsonDict, jobs: Jobs) -> ProcessingJob:
+        """Take a checked request in."""
+        name = request["ProcessingJobName"]
+        if name in self.processing_jobs:
+            raise ResourceInUseException("Processing job names must be unique within an AWS account and region")
+        folder = jobs.folder_for("processing", name)
+        job = ProcessingJob(request, self.arn("processing-job", name), self.region_name, folder)
+        self.processing_jobs[name] = job
+        return job
+
+
+class LocalSageMakerResponse(SageMakerResponse):
+    """Answers SageMaker's calls; everything not named here is moto's."""
+
+    jobs: ClassVar[Jobs]
+    backends: ClassVar[Any]
+
+    @property
+    def sagemaker_backend(self) -> LocalBackend:
+        """The backend of the caller's account and region."""
+        found: LocalBackend = self.backends[self.current_account][self.region]
+        return found
+
+    @property
+    def request_body(self) -> JsonDict:
+        """The request as the client sent it, before moto drops what it does not know."""
+        found: JsonDict = json.loads(self.body or "{}")
+        return found
+
+    def call_action(self) -> Any:
+        """Check the request against the service's model, then answer."""
+        try:
+            refuse_invalid(self._get_action(), self.request_body)
+            return super().call_action()
+        except ServiceException as error:
+            return self._answer(error)
+        except NotImplementedError:
+            return self._answer(AWSValidationException(f"The local endpoint does not know {self._get_action()}"))
+
+    def _answer(self, error: ServiceException) -> Any:
+        status, headers, body = self.serialized(ActionResult(error))
+        headers["status"] = str(status)
+        return status, headers, body
+
+    def create_training_job(self) -> ActionResult:
+        """CreateTrainingJob: it runs."""
+        request = self.request_body
+        check_create_training(request)
+        job = self.sagemaker_backend.new_training_job(request, self.jobs)
+        self.jobs.start_training(job)
+        return ActionResult({"TrainingJobArn": job.arn})
+
+    def describe_training_job(self) -> ActionResult:
+        """DescribeTrainingJob."""
+        backend = self.sagemaker_backend
+        job = backend.find(backend.training_jobs, self._get_param("TrainingJobName"))
+        return ActionResult(job.describe())
+
+    def stop_training_job(self) -> ActionResult:
+        """StopTrainingJob."""
+        backend = self.sagemaker_backend
+        self._stop(backend.find(backend.training_jobs, self._get_param("TrainingJobName")))
+        return EmptyResult()
+
+    def update_training_job(self) -> ActionResult:
+        """UpdateTrainingJob: the profiler of a running job; rewrites profilerconfig.json."""
+        backend, request = self.sagemaker_backend, self.request_body
+        job = backend.find(backend.training_jobs, request["TrainingJobName"])
+        check_update_training(job, request)
+        new = [backend.rule_job(job.name, rule) for rule in request.get("ProfilerRuleConfigurations", ())]
+        self.jobs.update_training(job, request.get("ProfilerConfig"), new)
+        return ActionResult({"TrainingJobArn": job.arn})
+
+    def create_processing_job(self) -> ActionResult:
+        """CreateProcessingJob: it runs."""
+        job = self.sagemaker_backend.new_processing_job(self.request_body, self.jobs)
+        self.jobs.start_processing(job)
+        return ActionResult({"ProcessingJobArn": job.arn})
+
+    def describe_processing_job(self) -> ActionResult:
+        """DescribeProcessingJob, of rule jobs too."""
+        backend = self.sagemaker_backend
+        name = self._get_param("ProcessingJobName")
+        for training in backend.training_jobs.values():
+            for rule in training.rules:
+                if rule.arn.endswith(f"/{name}"):
+                    return ActionResult(rule.describe_processing(training))
+        return ActionResult(backend.find(backend.processing_jobs, name).describe())
+
+    def stop_processing_job(self) -> ActionResult:
+        """StopProcessingJob."""
+        backend = self.sagemaker_backend
+        self._stop(backend.find(backend.processing_jobs, self._get_param("ProcessingJobName")))
+        return EmptyResult()
+
+    @staticmethod
+    def _stop(job: JobRecord) -> None:
+        with job.lock:
+            if job.status in ENDED:
+                raise AWSValidationException(f"The request was rejected because the job is in status {job.status}.")
+            job.status = "Stopping"
+            job.stop_requested.set()
+
+
+class LocalIamResponse(IamResponse):
+    """moto's IAM, and the one call that SDK v3 makes before it launches."""
+
+    def simulate_principal_policy(self) -> ActionResult:
+        """SimulatePrincipalPolicy: everything is allowed here."""
+        actions = self._get_param("ActionNames") or []
+        resources = self._get_param("ResourceArns") or ["*"]
+        allowed = [
+            {"EvalActionName": action, "EvalResourceName": resource, "EvalDecision": "allowed"}
+            for action in actions
+            for resource in resources
+        ]
+        return ActionResult({"EvaluationResults": allowed, "IsTruncated": False})
+
+
+@contextlib.contextmanager
+def swapped_urls(jobs: Jobs) -> Iterator[None]:
+    """While it is open, moto's server answers SageMaker and IAM calls with the classes above."""
+    backends = BackendDict(LocalBackend, "sagemaker")
+    sagemaker = type("LocalSageMaker", (LocalSageMakerResponse,), {"jobs": jobs, "backends": backends})
+    swaps: list[tuple[dict[str, Callable[..., Any]], type[Any]]] = [
+        (moto.sagemaker.urls.url_paths, sagemaker),
+        (moto.iam.urls.url_paths, LocalIamResponse),
+    ]
+    before = [dict(paths) for paths, _ in swaps]
+    try:
+        for paths, response in swaps:
+            paths["{0}/$"] = response.dispatch
+        yield
+    finally:
+        for (paths, _), old in zip(swaps, before, strict=True):
+            paths.clear()
+            paths.update(old)

@@ -1,0 +1,228 @@
+"""What a training container finds: the /opt/ml folder of one host, its files, and its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from sm_profiler.local.records import JsonDict
+
+OPT_ML = "/opt/ml"
+FOLDERS = (
+    "input/config", "input/data", "model", "code", "output/data", "output/intermediate", "checkpoints",
+)  # fmt: skip
+# Taken over from the endpoint's own environment: what makes GPUs and libraries of this machine usable, and nothing else.
+MACHINE_VARIABLES = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TZ", "LANG")
+
+
+def decode(value: str) -> Any:
+    """A hyperparameter as SDKs send it: JSON where it is JSON, else the text itself."""
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+@attrs.frozen
+class Host:
+    """One machine of a job, which is a folder here.
+
+    Attributes:
+        name: algo-1 …
+        hosts: all names of the job, in order.
+        folder: everything of this host; the counterpart of /opt/ml is `ml` in it.
+        instance_type: as requested.
+        port: a free port of 127.0.0.1 for the processes of a distributed job to meet at.
+    """
+
+    name: str
+    hosts: tuple[str, ...]
+    folder: Path
+    instance_type: str
+    port: int
+
+    @property
+    def ml(self) -> Path:
+        """What /opt/ml is on this host."""
+        return self.folder / "ml"
+
+    @property
+    def rank(self) -> int:
+        """Number of this host, from 0."""
+        return self.hosts.index(self.name)
+
+    @property
+    def stream(self) -> str:
+        """Name of its log stream below the job's name."""
+        return self.name
+
+    def map(self, text: str) -> str:
+        """A text with /opt/ml replaced by this host's folder."""
+        return re.sub(r"/opt/ml(?![\w-])", lambda _: str(self.ml), text)
+
+    def resource_config(self) -> JsonDict:
+        """resourceconfig.json."""
+        group = {
+            "instance_group_name": "homogeneousCluster",
+            "instance_type": self.instance_type,
+            "hosts": list(self.hosts),
+        }
+        return {
+            "current_host": self.name,
+            "current_instance_type": self.instance_type,
+            "current_group_name": "homogeneousCluster",
+            "hosts": list(self.hosts),
+            "instance_groups": [group],
+            "network_interface_name": "lo",
+        }
+
+    def prepare(self, request: JsonDict, profiler_config: JsonDict | None) -> None:
+        """Make the folders and write the config files."""
+        for name in FOLDERS:
+            (self.ml / name).mkdir(parents=True, exist_ok=True)
+        for name in ("home", "tmp"):
+            (self.folder / name).mkdir(exist_ok=True)
+        self.write_config("hyperparameters", request.get("HyperParameters", {}))
+        self.write_config("resourceconfig", self.resource_config())
+        self.write_config("inputdataconfig", input_data_config(request))
+        if profiler_config is not None:
+            self.write_config("profilerconfig", profiler_config)
+
+    def write_config(self, name: str, content: Any) -> None:
+        """Write one file of input/config, whole or not at all: a running hook may read it at any moment."""
+        path = self.ml / "input" / "config" / f"{name}.json"
+        temporary = path.with_suffix(".part")
+        temporary.write_text(json.dumps(content), "utf-8")
+        temporary.replace(path)
+
+
+def input_data_config(request: JsonDict) -> JsonDict:
+    """inputdataconfig.json: the channels as a container sees them."""
+    return {
+        channel["ChannelName"]: {
+            "TrainingInputMode": channel.get("InputMode") or request["AlgorithmSpecification"]["TrainingInputMode"],
+            "S3DistributionType": channel["DataSource"]
+            .get("S3DataSource", {})
+            .get("S3DataDistributionType", "FullyReplicated"),
+            "RecordWrapperType": channel.get("RecordWrapperType", "None"),
+            **({"ContentType": channel["ContentType"]} if "ContentType" in channel else {}),
+        }
+        for channel in request.get("InputDataConfig", ())
+    }
+
+
+def base_environment(host: Host, python: Path, client: Mapping[str, str]) -> dict[str, str]:
+    """What every process of a job gets; built, not inherited.
+
+    Args:
+        host: the machine.
+        python: the job's python.
+        client: endpoint address, region and credentials.
+    """
+    machine = {name: os.environ[name] for name in MACHINE_VARIABLES if name in os.environ}
+    return {
+        "LANG": "C.UTF-8",
+        **machine,
+        **client,
+        "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+        "VIRTUAL_ENV": str(python.parents[1]),
+        "HOME": str(host.folder / "home"),
+        "TMPDIR": str(host.folder / "tmp"),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": str(host.ml / "code"),
+        "SM_PROFILER_ROOT": str(host.ml),
+    }
+
+
+def sagemaker_environment(host: Host, request: JsonDict, arn: str, gpus: int) -> dict[str, str]:
+    """The variables of the training toolkit, and those that the service itself sets."""
+    raw = {name: decode(value) for name, value in request.get("HyperParameters", {}).items()}
+    framework = {name: value for name, value in raw.items() if name.startswith("sagemaker_")}
+    user = {name: value for name, value in raw.items() if not name.startswith("sagemaker_")}
+    channels = [channel["ChannelName"] for channel in request.get("InputDataConfig", ())]
+    program = str(framework.get("sagemaker_program", ""))
+    paths = {
+        "SM_MODEL_DIR": "model", "SM_MODULE_DIR": "code", "SM_INPUT_DIR": "input", "SM_INPUT_CONFIG_DIR": "input/config",
+        "SM_OUTPUT_DIR": "output", "SM_OUTPUT_DATA_DIR": "output/data", "SM_OUTPUT_INTERMEDIATE_DIR": "output/intermediate",
+    }  # fmt: skip
+    found = {name: str(host.ml / path) for name, path in paths.items()}
+    found |= {f"SM_CHANNEL_{name.upper()}": str(host.ml / "input" / "data" / name) for name in channels}
+    found |= {f"SM_HP_{name.upper()}": as_text(value) for name, value in user.items()}
+    found |= {
+        "TRAINING_JOB_NAME": request["TrainingJobName"],
+        "TRAINING_JOB_ARN": arn,
+        "SM_JOB_NAME": request["TrainingJobName"],
+        "SM_HOSTS": json.dumps(host.hosts),
+        "SM_CURRENT_HOST": host.name,
+        "SM_HOST_COUNT": str(len(host.hosts)),
+        "SM_CURRENT_HOST_RANK": str(host.rank),
+        "SM_MASTER_ADDR": "127.0.0.1",
+        "SM_MASTER_PORT": str(host.port),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(host.port),
+        "SM_NETWORK_INTERFACE_NAME": "lo",
+        "SM_CURRENT_INSTANCE_TYPE": host.instance_type,
+        "SM_CURRENT_INSTANCE_GROUP": "homogeneousCluster",
+        "SM_NUM_CPUS": str(os.cpu_count() or 1),
+        "SM_NUM_GPUS": str(gpus),
+        "SM_NUM_NEURONS": "0",
+        "SM_CHANNELS": json.dumps(sorted(channels)),
+        "SM_HPS": json.dumps(user),
+        "SM_FRAMEWORK_PARAMS": json.dumps(framework),
+        "SM_INPUT_DATA_CONFIG": json.dumps(input_data_config(request)),
+        "SM_RESOURCE_CONFIG": json.dumps(host.resource_config()),
+        "SM_USER_ENTRY_POINT": program,
+        "SM_MODULE_NAME": program.removesuffix(".py"),
+        "SM_USER_ARGS": json.dumps(arguments_of(user)),
+        "SM_LOG_LEVEL": str(framework.get("sagemaker_container_log_level", 20)),
+    }
+    found["SM_TRAINING_ENV"] = json.dumps(
+        {
+            "channel_input_dirs": {name: found[f"SM_CHANNEL_{name.upper()}"] for name in channels},
+            "current_host": host.name,
+            "hosts": list(host.hosts),
+            "hyperparameters": user,
+            "input_config_dir": found["SM_INPUT_CONFIG_DIR"],
+            "input_data_config": input_data_config(request),
+            "job_name": request["TrainingJobName"],
+            "model_dir": found["SM_MODEL_DIR"],
+            "module_dir": found["SM_MODULE_DIR"],
+            "num_cpus": os.cpu_count() or 1,
+            "num_gpus": gpus,
+            "output_data_dir": found["SM_OUTPUT_DATA_DIR"],
+            "resource_config": host.resource_config(),
+            "user_entry_point": program,
+        }
+    )
+    return found
+
+
+def as_text(value: Any) -> str:
+    """A hyperparameter as one word of a command line: texts bare, mappings as a=1,b=2, all else as Python prints it."""
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}={part}" for key, part in sorted(value.items()))
+    return value if isinstance(value, str) else str(value)
+
+
+def arguments_of(user: Mapping[str, Any]) -> list[str]:
+    """Hyperparameters as arguments: `--name value`, sorted by name; names of one letter get one dash."""
+    words: list[str] = []
+    for name, value in sorted(user.items()):
+        words += [f"--{name}" if len(name) > 1 else f"-{name}", as_text(value)]
+    return words
+
+
+def user_hyperparameters(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
+    """The user's own: those of the SDK and the toolkit begin with sagemaker_."""
+    return {name: decode(value) for name, value in hyperparameters.items() if not name.startswith("sagemaker_")}
+
+
+def host_names(count: int) -> Sequence[str]:
+    """The names of so many hosts: algo-1, algo-2 and so on."""
+    return [f"algo-{number + 1}" for number in range(count)]

@@ -1,0 +1,114 @@
+"""The service's side of a profile: machine metrics beside the script, files to S3 while it runs, end markers."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sm_profiler.local.container import Host
+from sm_profiler.local.process import JobProcess
+from sm_profiler.local.records import TrainingJob
+from sm_profiler.local.services import Services
+from sm_profiler.local.transfer import Mirror
+
+UPLOAD_EVERY_S = 1.0
+DEFAULT_INTERVAL_MS = 500
+DEFAULT_LOCAL_PATH = "/opt/ml/output/profiler"
+END_MARKER = "training_job_end.ts"
+
+
+class Profiling:
+    """What the service does for one job's profile."""
+
+    def __init__(
+        self, services: Services, job: TrainingJob, hosts: list[Host], s3: Any, log: Callable[[str], None]
+    ) -> None:
+        self._services, self._job, self._hosts, self._s3, self._log = services, job, hosts, s3, log
+        self._monitors: list[JobProcess] = []
+        self._interval_ms = 0
+        self._mirrors: dict[str, Mirror] = {}
+        self._done = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._upload, daemon=True)
+
+    def start(self) -> None:
+        """Begin to sample and to upload."""
+        self.follow_config()
+        self._thread.start()
+
+    def follow_config(self) -> None:
+        """Make sampling what the job's ProfilerConfig says now."""
+        config = self._job.profiler_config or {}
+        wanted = config.get("ProfilingIntervalInMilliseconds", DEFAULT_INTERVAL_MS) if self._job.profiling else 0
+        with self._lock:
+            if wanted == self._interval_ms or self._done.is_set():
+                return
+            self._interval_ms = wanted
+            self._stop_monitors()
+            if wanted:
+                self._monitors = [self._start_monitor(host, wanted) for host in self._hosts]
+
+    def _start_monitor(self, host: Host, interval_ms: int) -> JobProcess:
+        folder = host.folder / "metrics"
+        folder.mkdir(exist_ok=True)
+        command = [
+            sys.executable,
+            "-m",
+            "sm_profiler",
+            "monitor",
+            "--out",
+            str(folder),
+            "--interval-ms",
+            str(interval_ms),
+        ]
+        environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "SM_PROFILER_ROOT": str(host.ml)}
+        return JobProcess(command, environment, folder, lambda line: self._log(f"[metrics of {host.name}] {line}"), 5.0)
+
+    def _stop_monitors(self) -> None:
+        for monitor in self._monitors:
+            monitor.stop()
+        for monitor in self._monitors:
+            monitor.wait()
+        self._monitors = []
+
+    def _upload(self) -> None:
+        while not self._done.wait(UPLOAD_EVERY_S):
+            with contextlib.suppress(Exception):  # tried again a second later; the last round reports what failed
+                self._round()
+
+    def _round(self) -> None:
+        if (uri := self._job.profiler_uri) is None:
+            return
+        for host in self._hosts:
+            for folder in (host.folder / "metrics", local_path(host, self._job.profiler_config)):
+                mirror = self._mirrors.setdefault(
+                    str(folder), Mirror(self._s3, folder, f"{uri}/profiler-output", self._log)
+                )
+                if folder.is_dir():
+                    mirror.upload_new()
+
+    def finish(self) -> None:
+        """Stop sampling, upload the rest, say that nothing more will come."""
+        with self._lock:
+            self._done.set()
+            self._stop_monitors()
+        self._thread.join()
+        if (uri := self._job.profiler_uri) is None:
+            return
+        try:
+            self._round()
+            marker = Mirror(self._s3, self._job.folder, f"{uri}/profiler-output", self._log)
+            for part in ("system", "framework"):
+                marker.put_marker(f"{part}/{END_MARKER}")
+        except Exception as error:  # noqa: BLE001 - a missing bucket must not fail a training that went well
+            self._log(f"the profile could not be uploaded to {uri}: {error}")
+
+
+def local_path(host: Host, config: dict[str, Any] | None) -> Path:
+    """Where the hook writes on this host: LocalPath of the profiling parameters."""
+    parameters = (config or {}).get("ProfilingParameters") or {}
+    return Path(host.map(parameters.get("LocalPath", DEFAULT_LOCAL_PATH)))

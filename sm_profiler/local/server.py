@@ -1,0 +1,153 @@
+"""The endpoint itself: moto's server on 127.0.0.1, with jobs that run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+from moto import backends
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import BaseWSGIServer, make_server
+
+from sm_profiler.errors import ProfilerError
+from sm_profiler.local.backend import swapped_urls
+from sm_profiler.local.jobs import Jobs
+from sm_profiler.local.services import REGION, ROLE, Services
+
+ADDRESS = "127.0.0.1"  # and nothing else, ever: whoever reaches the endpoint can run code with it
+SERVICES = ("s3", "sagemaker", "iam", "sts", "logs", "ecr")
+TRUST = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":{"Service":"sagemaker.amazonaws.com"},"Action":"sts:AssumeRole"}]}'
+
+
+class Guard:
+    """Lets only programs of this machine in: no page in a browser may start jobs, whatever name it gives 127.0.0.1."""
+
+    def __init__(self, application: Any) -> None:
+        self._application = application
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
+        """Answer one request, or refuse it."""
+        host = environ.get("HTTP_HOST", "").rpartition(":")[0] or environ.get("HTTP_HOST", "")
+        named_here = host in (ADDRESS, "localhost") or host.endswith((".localhost", ".amazonaws.com"))
+        if not named_here or "HTTP_ORIGIN" in environ:
+            start_response("403 Forbidden", [("Content-Type", "text/plain")])
+            return [b"This endpoint answers programs on this machine only.\n"]
+        return self._application(environ, start_response)
+
+
+class QuietHandler(MotoRequestHandler):
+    """moto's handler without a line on standard error for each request."""
+
+    def log_request(self, *_: Any, **__: Any) -> None:
+        """Say nothing."""
+
+
+class LocalSageMaker:
+    """A SageMaker, S3, IAM, STS and CloudWatch Logs endpoint on this machine that really runs jobs.
+
+        with LocalSageMaker() as local:
+            subprocess.run([...], env={**os.environ, **local.environment})
+
+    Args:
+        port: 0 takes a free one.
+        folder: where jobs stand; a temporary folder, removed at the end, by default.
+
+    Attributes:
+        environment: what a client's process needs (address, region, credentials, SDK settings).
+    """
+
+    def __init__(self, port: int = 0, folder: str | Path | None = None) -> None:
+        self._port, self._wanted = port, folder
+        self._server: BaseWSGIServer | None = None
+        self._stack = contextlib.ExitStack()
+        self.services: Services
+        self.jobs: Jobs
+        self.environment: dict[str, str] = {}
+
+    @property
+    def url(self) -> str:
+        """http://127.0.0.1:port."""
+        return self.services.url
+
+    @property
+    def folder(self) -> Path:
+        """Where jobs stand."""
+        return self.services.folder
+
+    @property
+    def bucket(self) -> str:
+        """The default bucket; it exists."""
+        return self.services.bucket
+
+    @property
+    def role(self) -> str:
+        """ARN of a role that exists."""
+        return ROLE
+
+    def client(self, service: str, region: str | None = None) -> Any:
+        """A boto3 client for this endpoint."""
+        return self.services.client(service, region)
+
+    def start(self) -> LocalSageMaker:
+        """Start to listen; the environment is complete when it returns.
+
+        Raises:
+            ProfilerError: the port is taken.
+        """
+        if self._wanted is None:
+            folder = Path(tempfile.mkdtemp(prefix="sm-profiler-local-"))
+            self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        else:
+            folder = Path(self._wanted).absolute()
+            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._listen(folder)
+            self._make_defaults()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _listen(self, folder: Path) -> None:
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        application = Guard(DomainDispatcherApplication(create_backend_app))
+        try:
+            self._server = make_server(ADDRESS, self._port, application, threaded=True, request_handler=QuietHandler)
+        except (OSError, SystemExit) as error:  # werkzeug exits where a port is taken
+            raise ProfilerError(f"port {self._port} of {ADDRESS} is taken; give another with --port") from error
+        self._server.daemon_threads = True  # type: ignore[attr-defined] # of the threaded server class
+        self.services = Services(f"http://{ADDRESS}:{self._server.server_port}", folder)
+        self.jobs = Jobs(self.services)
+        for service in SERVICES:
+            cast("Any", backends.get_backend)(service).reset()  # a second endpoint in one process starts empty
+        self._stack.enter_context(swapped_urls(self.jobs))
+        thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+        thread.start()
+        self._stack.callback(thread.join, 5)
+        self._stack.callback(self._server.server_close)
+        self._stack.callback(self._server.shutdown)
+        self._stack.callback(self.jobs.close)
+
+    def _make_defaults(self) -> None:
+        self.client("s3", REGION).create_bucket(Bucket=self.bucket)
+        name = ROLE.rpartition("/")[2]
+        self.client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=TRUST)
+        self.environment = self.services.client_environment()
+
+    def stop(self) -> None:
+        """Stop jobs and server; no process of a job is left when it returns."""
+        self._stack.close()
+
+    def __enter__(self) -> LocalSageMaker:  # noqa: PYI034 - Self needs Python 3.11 or another dependency
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -1,0 +1,277 @@
+"""Runs one training job: folders, processes, profile, archives, status."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from sm_profiler.errors import ProfilerError
+from sm_profiler.local.command import Program, fetch_channels, program_of
+from sm_profiler.local.container import Host, base_environment, host_names, sagemaker_environment
+from sm_profiler.local.logs import TRAINING_GROUP, LogStream
+from sm_profiler.local.overlay import create_overlay, install_command, pip_environment
+from sm_profiler.local.process import SIGNALLED, JobProcess, describe_exit
+from sm_profiler.local.profiling import Profiling
+from sm_profiler.local.records import REASON_LENGTH, TrainingJob, now
+from sm_profiler.local.rule_jobs import RuleRun
+from sm_profiler.local.services import Services
+from sm_profiler.local.transfer import Mirror, download, pack, s3_keys, upload_file
+
+POLL_S = 0.2
+DEFAULT_MAX_RUNTIME_S = 86400
+MOST_HOSTS = 8  # each is a process of its own on this machine
+
+
+class JobStoppedError(Exception):
+    """StopTrainingJob was called, or the runtime limit was reached; holds the secondary status it ends with."""
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class TrainingRun(threading.Thread):
+    """The life of one training job, in a thread.  Whatever happens, the job ends in a final status."""
+
+    def __init__(self, services: Services, job: TrainingJob) -> None:
+        super().__init__(name=f"training {job.name}", daemon=True)
+        self.services, self.job = services, job
+        self.processes: list[JobProcess] = []
+        self.rules: list[RuleRun] = []
+        self.streams: list[LogStream] = []
+        self.hosts: list[Host] = []
+        self.profiling: Profiling | None = None
+        self.closing = threading.Event()
+
+    # -- the whole life -------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run the job to its end."""
+        ending, status, reason = "Completed", "Completed", ""
+        try:
+            self._train()
+        except JobStoppedError as stop:
+            ending, status = str(stop), "Stopped"
+        except ProfilerError as error:
+            ending, status, reason = "Failed", "Failed", str(error)
+        except Exception as error:  # noqa: BLE001 - no client may wait for ever, whatever broke in here
+            ending, status = "Failed", "Failed"
+            reason = f"InternalServerError: the local endpoint failed: {error!r} at {_where(error)}"
+        self._finish()
+        with self.job.lock:
+            self.job.failure = reason[:REASON_LENGTH]
+            self.job.move(ending, status)
+        self.job.ended.set()
+
+    def _train(self) -> None:
+        job, request = self.job, self.job.request
+        s3, logs = self.services.client("s3", job.region), self.services.client("logs", job.region)
+        job.move("Starting")
+        self.hosts = self._make_hosts()
+        started = int(time.time())
+        self.streams = [LogStream(logs, TRAINING_GROUP, f"{job.name}/{host.name}-{started}") for host in self.hosts]
+        python = create_overlay(job.folder / "env")
+        job.move("Downloading")
+        programs = [self._prepare_host(s3, number, python) for number in range(len(self.hosts))]
+        self._check_stop(0, float("inf"))
+        job.move("Training")
+        self._start_profiling(s3)
+        limit = request.get("StoppingCondition", {}).get("MaxRuntimeInSeconds", DEFAULT_MAX_RUNTIME_S)
+        try:
+            if programs[0].requirements is not None:
+                self._install(programs[0], python)
+            self._run_script(programs, python, time.monotonic(), limit)
+        finally:
+            self._end_profiling()
+            with contextlib.suppress(Exception):  # the folder may not exist; what the script did counts, not this
+                self._upload_results(s3)
+
+    # -- before -----------------------------------------------------------------------------------------------------
+
+    def _make_hosts(self) -> list[Host]:
+        resources = self.job.request["ResourceConfig"]
+        groups = resources.get("InstanceGroups")
+        count = sum(group["InstanceCount"] for group in groups) if groups else resources.get("InstanceCount", 1)
+        kind = groups[0]["InstanceType"] if groups else resources.get("InstanceType", "local")
+        if count > MOST_HOSTS:
+            raise ProfilerError(
+                f"ClientError: {count} instances asked for; the local endpoint runs at most {MOST_HOSTS}"
+            )
+        names, port = tuple(host_names(count)), free_port()
+        return [Host(name, names, self.job.folder / name, kind, port) for name in names]
+
+    def _prepare_host(self, s3: Any, number: int, python: Path) -> Program:
+        host, request = self.hosts[number], self.job.request
+        try:
+            host.prepare(request, self.job.profiler_config)
+            for line in fetch_channels(s3, host, request):
+                self.streams[number].write(line)
+            checkpoints = request.get("CheckpointConfig", {}).get("S3Uri")
+            if checkpoints and s3_keys(s3, checkpoints):
+                download(s3, checkpoints.rstrip("/") + "/", host.ml / "checkpoints")
+            return program_of(s3, host, request, python, gpu_count())
+        except (ProfilerError, s3.exceptions.ClientError) as error:
+            raise ProfilerError(f"ClientError: {error}") from error
+
+    def environment(self, number: int, python: Path) -> dict[str, str]:
+        """All variables of one host's process."""
+        host, job = self.hosts[number], self.job
+        found = base_environment(host, python, self.services.environment(job.region))
+        found |= sagemaker_environment(host, job.request, job.arn, gpu_count())
+        if job.profiling:
+            found["SM_PROFILER_AUTO"] = "1"
+        own = {name: host.map(value) for name, value in job.request.get("Environment", {}).items()}
+        return {**found, **own}
+
+    def _install(self, program: Program, python: Path) -> None:
+        requirements = program.requirements or Path()
+        environment = pip_environment(self.environment(0, python))
+        pip = JobProcess(install_command(python, requirements), environment, program.folder, self.streams[0].write)
+        self.processes.append(pip)
+        while (code := pip.wait(POLL_S)) is None:
+            self._check_stop(0, float("inf"))
+        if code:
+            tail = " ".join(self.streams[0].tail[-3:])
+            raise ProfilerError(f"AlgorithmError: InstallRequirementsError: {describe_exit(code)}: {tail}")
+
+    # -- during -----------------------------------------------------------------------------------------------------
+
+    def _start_profiling(self, s3: Any) -> None:
+        self.profiling = Profiling(self.services, self.job, self.hosts, s3, self.streams[0].write)
+        self.profiling.start()
+        self.update_rules()
+
+    def update_rules(self) -> None:
+        """Start what is in the job's rules and does not run yet."""
+        known = {run.rule.name for run in self.rules}
+        for rule in self.job.rules:
+            if rule.name not in known and self.job.profiling:
+                run = RuleRun(self.services, self.job, rule)
+                self.rules.append(run)
+                run.start()
+
+    def update_profiler(self) -> None:
+        """Write the changed ProfilerConfig where the running hook reads it, and follow it with the machine metrics."""
+        for host in self.hosts:
+            if self.job.profiler_config is not None:
+                host.write_config("profilerconfig", self.job.profiler_config)
+        if self.profiling is not None:
+            self.profiling.follow_config()
+        self.update_rules()
+
+    def _run_script(self, programs: list[Program], python: Path, start: float, limit: float) -> None:
+        scripts = []
+        for number, program in enumerate(programs):
+            script = JobProcess(
+                program.command, self.environment(number, python), program.folder, self._line_taker(number)
+            )
+            scripts.append(script)
+            self.processes.append(script)
+        while any(script.running for script in scripts):
+            self._check_stop(start, limit)
+            ended = [script for script in scripts if not script.running]
+            if any(script.wait() for script in ended):  # one host failed: the others would wait for it for ever
+                break
+            time.sleep(POLL_S)
+        for script in scripts:
+            script.stop()
+        codes = [script.wait() or 0 for script in scripts]
+        failed = next((number for number, code in enumerate(codes) if code and not _was_stopped(code, codes)), None)
+        if failed is not None:
+            raise ProfilerError(self._why_failed(failed, codes[failed]))
+
+    def _line_taker(self, number: int) -> Any:
+        definitions = self.job.request["AlgorithmSpecification"].get("MetricDefinitions", ())
+        patterns = [(entry["Name"], re.compile(entry["Regex"])) for entry in definitions]
+
+        def take(line: str) -> None:
+            self.streams[number].write(line)
+            for name, pattern in patterns:
+                found = pattern.search(line)
+                with contextlib.suppress(ValueError, IndexError):
+                    if found:
+                        self.job.metrics[name] = {"MetricName": name, "Value": float(found[1]), "Timestamp": now()}
+
+        return take
+
+    def _why_failed(self, number: int, code: int) -> str:
+        failure = self.hosts[number].ml / "output" / "failure"
+        with contextlib.suppress(OSError):
+            if text := failure.read_text("utf-8", "replace").strip():
+                return f"AlgorithmError: {text}, {describe_exit(code)}"
+        tail = "\n".join(self.streams[number].tail[-8:])
+        return f"AlgorithmError: {describe_exit(code)} on {self.hosts[number].name}\n{tail}"
+
+    def _check_stop(self, start: float, limit: float) -> None:
+        ending = ""
+        if self.job.stop_requested.is_set() or self.closing.is_set():
+            ending = "Stopped"
+        elif time.monotonic() - start > limit:
+            ending = "MaxRuntimeExceeded"
+        if ending:
+            self.job.move("Stopping", "Stopping")
+            for process in self.processes:
+                process.stop()
+            for process in self.processes:
+                process.wait()
+            raise JobStoppedError(ending)
+
+    # -- after ------------------------------------------------------------------------------------------------------
+
+    def _end_profiling(self) -> None:
+        if self.profiling is not None:
+            self.profiling.finish()
+        for run in self.rules:
+            run.training_ended()
+
+    def _upload_results(self, s3: Any) -> None:
+        self.job.move("Uploading")
+        for name, folder in (("model", "model"), ("output", "output/data")):
+            archive = self.job.folder / f"{name}.tar.gz"
+            folders = [host.ml / folder for host in self.hosts]
+            if pack(folders, archive) or name == "model":
+                upload_file(s3, archive, f"{self.job.output_uri}/{name}.tar.gz")
+        checkpoints = self.job.request.get("CheckpointConfig", {}).get("S3Uri")
+        if checkpoints:
+            for host in self.hosts:
+                Mirror(s3, host.ml / "checkpoints", checkpoints.rstrip("/"), self.streams[0].write).upload_new()
+
+    def _finish(self) -> None:
+        for process in self.processes:
+            process.stop()
+            process.wait()
+        for stream in self.streams:
+            with contextlib.suppress(Exception):  # a lost log line must not keep the job from ending
+                stream.close()
+
+    def close(self) -> None:
+        """The endpoint ends: stop everything, soon."""
+        self.closing.set()
+        for process in self.processes:
+            process.stop()
+        for run in self.rules:
+            run.close()
+
+
+def _was_stopped(code: int, codes: list[int]) -> bool:
+    """Whether a host ended because it was stopped after another failed: a signal, where another has an error."""
+    return code > SIGNALLED and any(0 < other <= SIGNALLED for other in codes)
+
+
+def gpu_count() -> int:
+    """GPUs of this machine, as its device files tell."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def _where(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"

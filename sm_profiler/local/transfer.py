@@ -1,0 +1,149 @@
+"""Between a job's folder and the endpoint's S3: channels in, archives and growing folders out."""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import attrs
+
+from sm_profiler.errors import ProfilerError
+
+IGNORED_FOLDER, TEMPORARY = ".sagemaker-ignore", ".tmp"
+
+
+def split_uri(uri: str) -> tuple[str, str]:
+    """Bucket and key of an s3:// URI."""
+    parts = urlsplit(uri)
+    if parts.scheme != "s3" or not parts.netloc:
+        raise ProfilerError(f"not an s3:// URI: {uri!r}")
+    return parts.netloc, parts.path.lstrip("/")
+
+
+def s3_keys(client: Any, uri: str) -> list[str]:
+    """All keys that begin with a URI's key, in order."""
+    bucket, prefix = split_uri(uri)
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    return [entry["Key"] for page in pages for entry in page.get("Contents", ())]
+
+
+def local_name(key: str, prefix: str) -> str:
+    """Path of an object below its channel's folder: the service strips the prefix up to its last slash."""
+    if key == prefix:
+        return posixpath.basename(key)
+    folder = prefix if prefix.endswith("/") or not prefix else prefix + "/"
+    return key[len(folder) :] if key.startswith(folder) else key[len(posixpath.dirname(prefix)) :].lstrip("/")
+
+
+def download(client: Any, uri: str, folder: Path, share: tuple[int, int] = (0, 1)) -> int:
+    """Fetch all objects under a URI into a folder; returns their number.
+
+    Args:
+        client: an S3 client.
+        uri: the prefix, or one object.
+        folder: where to.
+        share: (host, hosts): each host takes every hosts-th object (ShardedByS3Key).
+
+    Raises:
+        ProfilerError: nothing there, or a key that would leave the folder.
+    """
+    bucket, prefix = split_uri(uri)
+    keys = [key for key in s3_keys(client, uri) if not key.endswith("/")]
+    if not keys:
+        raise ProfilerError(f"No S3 objects found under S3 URL {uri!r}")
+    for key in keys[share[0] :: share[1]]:
+        path = folder / local_name(key, prefix)
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise ProfilerError(f"the key {key!r} would be written outside its folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        client.download_file(bucket, key, str(path))
+    return len(keys)
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack a tar archive; a member that would leave the folder is refused.
+
+    Raises:
+        ProfilerError: it is not an archive that can be unpacked.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder, filter="data")
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise ProfilerError(f"cannot unpack {archive.name}: {error}") from error
+
+
+def pack(folders: Iterable[Path], archive: Path) -> int:
+    """Pack what stands in the folders, laid over one another; returns the number of files."""
+    files = 0
+    with tarfile.open(archive, "w:gz") as tar:
+        for folder in folders:
+            for path in sorted(folder.rglob("*")):
+                tar.add(path, str(path.relative_to(folder)), recursive=False)
+                files += path.is_file()
+    return files
+
+
+def upload_file(client: Any, path: Path, uri: str) -> None:
+    """Upload one file to a URI."""
+    bucket, key = split_uri(uri)
+    client.upload_file(str(path), bucket, key)
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
+    for path in sorted(folder.rglob("*")):
+        if path.suffix == TEMPORARY or IGNORED_FOLDER in path.relative_to(folder).parts:
+            continue
+        with contextlib.suppress(OSError):  # renamed or removed while we looked
+            found = path.stat()
+            if path.is_file() and not path.is_symlink():
+                yield path, (found.st_mtime_ns, found.st_size)
+
+
+@attrs.define
+class Mirror:
+    """A folder that is uploaded while it grows: every closed file, and again when it changed.
+
+    Attributes:
+        client: an S3 client.
+        folder: what is watched; may appear later.
+        uri: where its files go, without a slash at the end.
+        on_problem: told once of each file that could not be uploaded.
+    """
+
+    client: Any
+    folder: Path
+    uri: str
+    on_problem: Callable[[str], None]
+    _seen: dict[Path, tuple[int, int]] = attrs.field(factory=dict, init=False)
+    _failed: set[Path] = attrs.field(factory=set, init=False)
+
+    def upload_new(self) -> int:
+        """Upload what is new or changed since the last call; returns the number of files."""
+        count = 0
+        for path, state in _files(self.folder):
+            if self._seen.get(path) == state:
+                continue
+            try:
+                upload_file(self.client, path, f"{self.uri}/{path.relative_to(self.folder).as_posix()}")
+            except FileNotFoundError:
+                continue  # closed under another name in that moment; the next call finds it
+            except Exception as error:  # noqa: BLE001 - boto3 raises many kinds; the job goes on, and this file is tried again
+                if path not in self._failed:
+                    self._failed.add(path)
+                    self.on_problem(f"could not upload {path.name} to {self.uri}: {error}")
+                continue
+            self._seen[path] = state
+            count += 1
+        return count
+
+    def put_marker(self, name: str) -> None:
+        """Write an empty object: nothing more will come."""
+        bucket, key = split_uri(f"{self.uri}/{name}")
+        self.client.put_object(Bucket=bucket, Key=key, Body=b"")

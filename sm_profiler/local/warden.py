@@ -1,0 +1,126 @@
+"""Runs one command and leaves nothing of it behind, whatever happens to the endpoint.
+
+A script of its own, started by path with the standard library only.  It lives between the endpoint and a job's process:
+its standard input is a pipe that the endpoint holds, so that the end of the endpoint (kill -9 included) is seen as the
+end of that pipe.  On Linux it adopts orphans of its command (workers whose parent died, daemons that left the process
+group), and kills them too.
+
+    python warden.py GRACE_SECONDS COMMAND…
+
+The exit code is the command's, or 128 + n where signal n ended it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+LINUX = sys.platform.startswith("linux")
+POLL_S = 0.02
+KILL_ROUNDS = 500  # of POLL_S each; a process in uninterruptible sleep cannot be waited for longer than this
+
+
+def prctl(option: int, value: int) -> None:
+    """Ask the Linux kernel; elsewhere, nothing."""
+    if LINUX:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def descendants() -> set[int]:
+    """Process ids of everything below this process, orphans it adopted included; empty where there is no /proc."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat") if LINUX else ():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            text = entry.read_text("utf-8", "replace")
+            parents[int(entry.parent.name)] = int(text.rpartition(")")[2].split()[1])
+    below, border = set[int](), {os.getpid()}
+    while border:
+        border = {pid for pid, parent in parents.items() if parent in border} - below
+        below |= border
+    return below
+
+
+def reap() -> None:
+    """Take over the exit codes of adopted orphans."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def kill_rest(group: int) -> None:
+    """Kill the command's process group and all descendants; returns when none is left."""
+    for _ in range(KILL_ROUNDS):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+        rest = descendants()
+        for pid in rest:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        reap()
+        if not rest:
+            return
+        time.sleep(POLL_S)
+
+
+class Warden:
+    """One command, its stop request, and what is left of it."""
+
+    def __init__(self, grace_s: float, command: list[str]) -> None:
+        self.grace_s = grace_s
+        self.child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            # this process has one thread at that moment, so code between fork and exec is safe
+            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509
+        )
+
+    def stop(self) -> None:
+        """Ask politely, wait for the grace time, then insist."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.child.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.child.wait(self.grace_s)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.child.pid, signal.SIGKILL)
+
+    def watch_endpoint(self) -> None:
+        """Stop at a line on standard input, or at its end: the endpoint asked, or is no more."""
+        os.read(0, 1)
+        self.stop()
+
+    def run(self) -> int:
+        """Wait for the command; returns its exit code once nothing of it is left."""
+        signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=self.stop, daemon=True).start())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        threading.Thread(target=self.watch_endpoint, daemon=True).start()
+        code = self.child.wait()
+        kill_rest(self.child.pid)
+        return code if code >= 0 else 128 - code
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command under watch; 127 where it cannot be started."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    try:
+        warden = Warden(float(arguments[0]), arguments[1:])
+    except OSError as error:
+        sys.stdout.write(f"cannot start {arguments[1]}: {error.strerror}\n")
+        return 127
+    return warden.run()
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(code)  # a thread may still stand in read(0)
