@@ -1,0 +1,1 @@
+"""Findings → verdict → report.json, HTML, notebook."""

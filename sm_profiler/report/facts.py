@@ -1,0 +1,350 @@
+"""Facts: everything that a judge may ask about a job, prepared once from the folds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+
+from sm_profiler.formats.columns import Floats, Ints, Mask
+from sm_profiler.report.step_fold import (
+    BACKWARD,
+    COMMUNICATION,
+    FORWARD,
+    GC,
+    LOADER,
+    MODES,
+    OPTIMIZER,
+    WAIT,
+    Loader,
+    StepFacts,
+    StepRows,
+    each_process,
+)
+from sm_profiler.report.stalls import Stalls, find_stalls
+from sm_profiler.report.system_fold import SystemSeries
+
+TRAIN, EVAL = MODES.index("TRAIN"), MODES.index("EVAL")
+SLICES = ("wait", "forward", "backward", "optimizer", "between", "evaluation", "outside")  # of the loop, disjoint
+
+
+@attrs.frozen(eq=False)
+class Rank:
+    """One training process; all times in seconds.
+
+    Attributes:
+        name: `algo-1-0`.
+        node: `algo-1`.
+        steps: its steps.
+        start, end: of its loop, seconds since the epoch.
+        slices: where the loop's time went, by the names in SLICES; they add up to end − start.
+        gc, gc_in_wait: collections of Python's garbage collector, within the slices.
+        communication: collectives seen, within the slices.
+        attempts: processes seen under this name; above 1 the job was interrupted and went on.
+        has_waits: whether waiting for data was recorded for the whole loop.
+        waits_seen: share of the training steps for which a wait was recorded.
+        turns: the training steps that directly follow each other, from one fetch to the next.
+        stalls: the long ones among them.
+    """
+
+    name: str
+    node: str
+    steps: StepRows
+    start: float
+    end: float
+    slices: dict[str, float]
+    gc: float
+    gc_in_wait: float
+    communication: float
+    attempts: int
+    has_waits: bool
+    waits_seen: float
+    turns: Turns
+    stalls: Stalls
+
+    @property
+    def loop(self) -> float:
+        """Length of the loop."""
+        return self.end - self.start
+
+    @property
+    def train(self) -> Mask:
+        """Which steps are training steps."""
+        return self.steps.mode == TRAIN
+
+    def share(self, which: str) -> float:
+        """A slice as a share of the loop."""
+        return self.slices[which] / self.loop if self.loop > 0 else 0.0
+
+    def share_of_turns(self, which: str, *, without_stalls: bool = False) -> float:
+        """A part of the turns (wait, forward, …) as a share of their length."""
+        rows = ~self.stalls.long if without_stalls else np.ones(len(self.turns), np.bool_)
+        total = float(self.turns.length[rows].sum())
+        return float(getattr(self.turns, which)[rows].sum()) / total if total > 0 else 0.0
+
+    def typical(self, which: str) -> float:
+        """Median of a part of the turns, seconds."""
+        values = getattr(self.turns, which)
+        return float(np.median(values)) if len(values) else 0.0
+
+
+@attrs.frozen(eq=False)
+class Turns:
+    """Turns of the training loop: from the fetch of a batch to the next fetch.
+
+    Attributes:
+        index: number of the turn, counted over training steps of the process.
+        number: the step's number in its mode, -1 where unknown.
+        start: seconds since the epoch.
+        length: seconds, all of what follows added up.
+        wait, forward, backward, optimizer, outside, gc: seconds.
+    """
+
+    index: Ints
+    number: Ints
+    start: Floats
+    length: Floats
+    wait: Floats
+    forward: Floats
+    backward: Floats
+    optimizer: Floats
+    outside: Floats
+    gc: Floats
+
+    def __len__(self) -> int:
+        return len(self.length)
+
+
+def turns_of(steps: StepRows, waits: Floats) -> Turns:
+    """Turn a process's steps into turns of the loop; what lies between epochs and in evaluation is left out.
+
+    `waits`: seconds, for each step.
+    """
+    begin = steps.start / 1e6 - waits
+    rows = np.flatnonzero((steps.mode[:-1] == TRAIN) & (steps.mode[1:] == TRAIN))
+    length = np.maximum(begin[rows + 1] - begin[rows], 0.0)
+    seconds = steps.parts[rows] / 1e6
+    known = seconds[:, [FORWARD, BACKWARD, OPTIMIZER]].sum(axis=1)
+    step = steps.duration[rows] / 1e6
+    used = np.where(known > 0, np.minimum(known, step), step)
+    outside = np.maximum(length - waits[rows] - used, 0.0)
+    index = np.cumsum(steps.mode == TRAIN) - 1
+    return Turns(
+        index[rows].astype(np.int64), steps.number[rows].astype(np.int64), begin[rows], length,
+        waits[rows], seconds[:, FORWARD], seconds[:, BACKWARD], seconds[:, OPTIMIZER], outside, seconds[:, GC],
+    )  # fmt: skip
+
+
+@attrs.frozen(eq=False)
+class Gpu:
+    """One GPU inside the training loop (inside the job, where the loop is not known); percent."""
+
+    node: str
+    name: str
+    mean: float
+    idle: float  # share of samples below 10 %
+    memory: float
+    memory_max: float
+
+
+@attrs.frozen(eq=False)
+class Facts:
+    """What was measured.  Times are seconds since the epoch.
+
+    Attributes:
+        name: the job's name.
+        start, end: first and last sample or event.
+        running: the job has not ended yet.
+        nodes: node names.
+        ranks: training processes.
+        gpus: GPUs.
+        system: system metrics over time.
+        loader: what the data loader said.
+        overhead: the hook's own time as a share of the loop, the largest of the ranks; None where not recorded.
+        instance_type: where the user or the job told it.
+        metadata: what the hook wrote about itself, one object a process.
+        memory: resident memory of each process over time, or nothing: name → (seconds, bytes).
+        batch_size: samples a step, where known.
+        operators: whether single operators were recorded.
+    """
+
+    name: str
+    start: float
+    end: float
+    running: bool
+    nodes: tuple[str, ...]
+    ranks: tuple[Rank, ...]
+    gpus: tuple[Gpu, ...]
+    system: SystemSeries
+    loader: Loader
+    overhead: float | None = None
+    instance_type: str | None = None
+    metadata: tuple[dict[str, Any], ...] = ()
+    memory: dict[str, tuple[Floats, Floats]] = attrs.field(factory=dict)
+    batch_size: int | None = None
+    operators: bool = False
+
+    @property
+    def duration(self) -> float:
+        """Seconds from start to end; 0 for a job without data."""
+        return max(self.end - self.start, 0.0) if np.isfinite(self.end - self.start) else 0.0
+
+    @property
+    def loop(self) -> tuple[float, float] | None:
+        """Start and end of the training loop over all ranks."""
+        if not self.ranks:
+            return None
+        return min(rank.start for rank in self.ranks), max(rank.end for rank in self.ranks)
+
+    @property
+    def initialization(self) -> float | None:
+        """Seconds before the loop."""
+        return max(self.loop[0] - self.start, 0.0) if self.loop else None
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """Training steps a second of the first rank, over its loop without evaluation."""
+        if not self.ranks:
+            return None
+        rank = self.ranks[0]
+        span = rank.loop - rank.slices["evaluation"]
+        return float(rank.train.sum() / span) if span > 0 else None
+
+    def average_share(self, which: str) -> float:
+        """A slice as a share of the loop, averaged over ranks."""
+        return float(np.mean([rank.share(which) for rank in self.ranks])) if self.ranks else 0.0
+
+    def mean_of(self, metric: str) -> float | None:
+        """Mean of a system metric inside the loop, over all nodes; None where it was not recorded."""
+        span = self.loop or (self.start, self.end)
+        means = [data.mean_within(*span) for data in self.system.of(metric).values()]
+        means = [mean for mean in means if np.isfinite(mean)]
+        return float(np.mean(means)) if means else None
+
+    def hot_share(self, metric: str) -> float | None:
+        """Share of a metric's samples above 90 % inside the loop; None where it was not recorded."""
+        span = self.loop or (self.start, self.end)
+        shares = [data.share_within("hot", *span) for data in self.system.of(metric).values()]
+        shares = [share for share in shares if np.isfinite(share)]
+        return float(np.mean(shares)) if shares else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The `job` part of report.json."""
+        return {
+            "name": self.name,
+            "start": _number(self.start),
+            "end": _number(self.end),
+            "duration_s": _number(self.duration),
+            "running": self.running,
+            "nodes": list(self.nodes),
+            "instance_type": self.instance_type,
+            "gpus": [attrs.asdict(gpu) for gpu in self.gpus],
+            "cpu_cores": self.system.cores,
+            "initialization_s": _number(self.initialization),
+            "loop": list(self.loop) if self.loop else None,
+            "steps_per_second": _number(self.steps_per_second),
+            "profiler_overhead": _number(self.overhead),
+            "utilisation": {
+                metric: _number(self.mean_of(metric)) for metric in ("cpu", "gpu", "gpu_memory", "memory", "io_wait")
+            },
+            "ranks": [
+                {
+                    "name": rank.name,
+                    "node": rank.node,
+                    "train_steps": int(rank.train.sum()),
+                    "eval_steps": int((rank.steps.mode == EVAL).sum()),
+                    "loop_s": _number(rank.loop),
+                    "seconds": {name: _number(value) for name, value in rank.slices.items()},
+                    "gc_s": _number(rank.gc),
+                    "communication_s": _number(rank.communication),
+                    "attempts": rank.attempts,
+                }
+                for rank in self.ranks
+            ],
+        }
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or not np.isfinite(value) else round(float(value), 6)
+
+
+def make_rank(name: str, rows: StepRows, span_us: tuple[float, float], attempts: int) -> Rank:
+    """Cut the loop of one process into its slices."""
+    start, end = span_us[0] / 1e6, span_us[1] / 1e6
+    seconds, steps = rows.parts / 1e6, rows.duration / 1e6
+    train, evaluation = rows.mode == TRAIN, rows.mode != TRAIN
+    recorded = seconds[:, WAIT].sum() > 0
+    waits_seen = float((seconds[train][:, WAIT] > 0).mean()) if train.any() else 0.0
+    waits = seconds[:, WAIT]
+    if not recorded and train.any():  # jobs of the old hook: only the dataloader window tells
+        loaded = (seconds[:, LOADER] > 0) & train
+        waits_seen = float(loaded.sum() / train.sum())
+        gaps = np.maximum(rows.start - np.concatenate([[rows.start[0]], rows.end[:-1]]), 0) / 1e6
+        waits = np.minimum(seconds[:, LOADER], np.where(gaps > 0, gaps, 0.0))
+    known = seconds[:, [FORWARD, BACKWARD, OPTIMIZER]].sum(axis=1)
+    between = np.maximum(steps - known, 0.0)
+    without_phases = known <= 0
+    slices = {
+        "wait": float(waits[train].sum()),
+        "forward": float(seconds[train, FORWARD].sum()),
+        "backward": float(seconds[train, BACKWARD].sum()),
+        "optimizer": float(seconds[train, OPTIMIZER].sum()),
+        "between": float(between[train & ~without_phases].sum()),
+        "evaluation": evaluation_seconds(rows),
+    }
+    if without_phases[train].any():  # a job that records steps only: all of such a step is work
+        slices["forward"] += float(steps[train & without_phases].sum())
+    slices["outside"] = max(end - start - sum(slices.values()), 0.0)
+    turns = turns_of(rows, waits)
+    return Rank(
+        name, name.rpartition("-")[0] or name, rows, start, end, slices,
+        float(seconds[:, GC].sum()), float(rows.gc_in_wait.sum() / 1e6), float(seconds[train, COMMUNICATION].sum()),
+        attempts, bool(recorded), waits_seen, turns, find_stalls(turns),
+    )  # fmt: skip
+
+
+def evaluation_seconds(rows: StepRows) -> float:
+    """Time from the first fetch to the last step of each stretch of evaluation."""
+    evaluation = rows.mode != TRAIN
+    if not evaluation.any():
+        return 0.0
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], evaluation.astype(np.int8), [0]])))
+    first, last = edges[0::2], edges[1::2] - 1
+    begin = rows.start[first] - rows.parts[first, WAIT]
+    return float((rows.end[last] - begin).sum() / 1e6)
+
+
+def prepare(
+    found: StepFacts,
+    system: SystemSeries,
+    *,
+    name: str,
+    running: bool,
+    instance_type: str | None = None,
+    metadata: tuple[dict[str, Any], ...] = (),
+    memory: dict[str, tuple[Floats, Floats]] | None = None,
+) -> Facts:
+    """Facts from what the folds saw."""
+    ranks = tuple(make_rank(node, rows, found.loop[node], found.pids.get(node, 1)) for node, rows in each_process(found))
+    edges = [edge for rank in ranks for edge in (rank.start, rank.end)] + [system.first_s, system.last_s]
+    edges = [edge for edge in edges if np.isfinite(edge)]
+    start, end = (min(edges), max(edges)) if edges else (float("nan"), float("nan"))
+    loop = (min(r.start for r in ranks), max(r.end for r in ranks)) if ranks else (start, end)
+    memories = system.of("gpu_memory")
+    gpus = tuple(
+        Gpu(
+            node, device, data.mean_within(*loop), data.share_within("idle", *loop),
+            memories[node, device].mean_within(*loop) if (node, device) in memories else float("nan"),
+            float(np.nanmax(memories[node, device].high)) if (node, device) in memories else float("nan"),
+        )
+        for (node, device), data in system.of("gpu").items()
+    )  # fmt: skip
+    nodes = dict.fromkeys([node for node, _, _ in system.series] + [rank.node for rank in ranks])
+    spent = [
+        found.overhead_us[rank.name] / 1e6 / rank.loop for rank in ranks if rank.name in found.overhead_us and rank.loop > 0
+    ]
+    return Facts(
+        name, start, end, running, tuple(nodes), ranks, gpus, system, found.loader,
+        max(spent, default=None), instance_type, metadata, memory or {}, None, found.operators,
+    )  # fmt: skip

@@ -1,0 +1,117 @@
+"""Long steps among the turns of a loop: which, what they cost, where in the turn, and whether they come with a period."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from sm_profiler.report import policy
+
+if TYPE_CHECKING:
+    from sm_profiler.formats.columns import Ints, Mask
+    from sm_profiler.report.facts import Turns
+
+MAX_PERIOD = 100_000  # steps
+
+
+@attrs.frozen(eq=False)
+class Stalls:
+    """What was found.
+
+    Attributes:
+        long: which turns are long.
+        median: seconds, of all turns.
+        excess: seconds that the long turns take beyond the median.
+        share: excess as a share of all turns.
+        period: every so many steps, or None.
+        exact: whether the period holds to the step (else: about).
+        where: the part of the turn in which most of the excess lies: wait, forward, backward, optimizer or outside.
+        typical: seconds a long turn takes, median.
+    """
+
+    long: Mask
+    median: float = 0.0
+    excess: float = 0.0
+    share: float = 0.0
+    period: int | None = None
+    exact: bool = False
+    where: str = ""
+    typical: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """Number of long turns."""
+        return int(self.long.sum())
+
+    @property
+    def is_rare(self) -> bool:
+        """Long turns are exceptions, not the way the loop works."""
+        return self.count > 0 and self.long.mean() <= policy.RARE.value
+
+
+def find_stalls(turns: Turns) -> Stalls:
+    """Look for long turns; the first few of the job do not count."""
+    length = turns.length
+    if len(length) < policy.MIN_STEPS.value:
+        return Stalls(np.zeros(len(length), np.bool_))
+    median = float(np.median(length))
+    spread = float(np.median(np.abs(length - median)))
+    limit = max(
+        policy.LONG_STEP.value * median,
+        median + policy.LONG_STEP_MADS.value * spread,
+        median + policy.LONG_STEP_MS.value / 1e3,
+    )
+    long = length > limit
+    long[turns.index < policy.WARM_UP_STEPS.value] = False
+    total = float(length.sum())
+    if not long.any() or long.mean() > policy.MANY_LONG.value or total <= 0:
+        return Stalls(np.zeros(len(length), np.bool_), median)
+    excess = length[long] - median
+    period, exact = find_period(turns.index[long], excess, int(turns.index[-1]))
+    return Stalls(
+        long, median, float(excess.sum()), float(excess.sum()) / total, period, exact, _where(turns, long),
+        float(np.median(length[long])),
+    )  # fmt: skip
+
+
+def _where(turns: Turns, long: Mask) -> str:
+    """The part of the turn that grows most in long turns."""
+    grown = {}
+    for name in ("wait", "forward", "backward", "optimizer", "outside"):
+        values = getattr(turns, name)
+        grown[name] = float((values[long] - np.median(values[~long])).sum())
+    return max(grown, key=lambda name: grown[name])
+
+
+def find_period(places: Ints, weights: np.ndarray[tuple[int], np.dtype[np.float64]], last: int) -> tuple[int | None, bool]:
+    """The number of steps between events at `places`, if they come regularly; and whether exactly.
+
+    A period holds exactly if most of the weight lies on one residue, and most places of this residue have an event.
+    Else it holds about if the gaps hardly vary, as with something that happens by the clock.
+    """
+    repeats = int(policy.PERIOD_REPEATS.value)
+    if len(places) < repeats:
+        return None, False
+    gaps = np.diff(places)
+    match = policy.PERIOD_MATCH.value
+    best: tuple[float, int] | None = None
+    for period in np.unique(gaps[(gaps > 1) & (gaps <= MAX_PERIOD)])[:500]:
+        residues = places % period
+        weight = np.bincount(residues, weights)
+        residue = int(weight.argmax())
+        on_it = residues == residue
+        possible = len(range(residue, last + 1, int(period)))
+        missed = max(possible - int(on_it.sum()) - 1, 0)  # one may fall into the warm-up or behind the last step
+        seen = int(on_it.sum())
+        share = float(weight[residue] / weights.sum())
+        if seen >= repeats and share >= match and seen >= match * (seen + missed) and (best is None or share > best[0]):
+            best = share, int(period)
+    if best is not None:
+        return best[1], True
+    middle = float(np.median(gaps))
+    regular = np.abs(gaps - middle) <= max(1.0, 0.15 * middle)
+    if middle > 2 and regular.mean() >= match and len(gaps) >= repeats:  # noqa: PLR2004 - neighbours have no period
+        return round(middle), False
+    return None, False

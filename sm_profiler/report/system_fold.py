@@ -1,0 +1,273 @@
+"""System metrics over the whole job in a fixed number of time buckets that keep extremes."""
+
+from __future__ import annotations
+
+import re
+from typing import Protocol
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from sm_profiler.formats.columns import Category, Floats, SystemColumns
+
+BUCKETS = 1200  # a wide screen shows about as many points
+LOW_GPU = 10.0  # percent below which a GPU sample counts as idle; the rules' own gpu_threshold
+HOT_CORE = 90.0  # percent above which a core counts as saturated; the rules' own cpu_threshold
+_NO_NAME = ""
+
+
+class SeesSystem(Protocol):
+    """The part of a window that this fold reads (the engine's Window): the rows that count in it, each once."""
+
+    @property
+    def new_system(self) -> SystemColumns: ...
+
+
+@attrs.define(eq=False)
+class Buckets:
+    """One metric over time: each bucket keeps count, sum, smallest, largest and how many samples were low or high.
+
+    Attributes:
+        first: number of the first bucket, in units of `width` since the epoch.
+        width: seconds a bucket; doubles whenever BUCKETS are not enough.
+    """
+
+    first: int = 0
+    width: int = 1
+    count: Floats = attrs.field(factory=lambda: np.zeros(0))
+    total: Floats = attrs.field(factory=lambda: np.zeros(0))
+    low: Floats = attrs.field(factory=lambda: np.zeros(0))  # smallest value
+    high: Floats = attrs.field(factory=lambda: np.zeros(0))  # largest value
+    idle: Floats = attrs.field(factory=lambda: np.zeros(0))  # samples below LOW_GPU
+    hot: Floats = attrs.field(factory=lambda: np.zeros(0))  # samples above HOT_CORE
+
+    def add(self, seconds: Floats, values: Floats) -> None:
+        """Take samples; seconds since the epoch."""
+        good = np.isfinite(values) & np.isfinite(seconds) & (seconds > 0)
+        if not good.any():
+            return
+        seconds, values = seconds[good], values[good]
+        self._make_room(float(seconds.min()), float(seconds.max()))
+        at = (seconds // self.width).astype(np.int64) - self.first
+        np.add.at(self.count, at, 1)
+        np.add.at(self.total, at, values)
+        np.minimum.at(self.low, at, values)
+        np.maximum.at(self.high, at, values)
+        np.add.at(self.idle, at, values < LOW_GPU)
+        np.add.at(self.hot, at, values > HOT_CORE)
+
+    def _make_room(self, earliest: float, latest: float) -> None:
+        if not len(self.count):
+            self.first = int(earliest // self.width)
+        while True:
+            low = min(self.first, int(earliest // self.width))
+            high = max(self.first + len(self.count), int(latest // self.width) + 1)
+            if high - low <= BUCKETS:
+                break
+            self._halve()
+        before, after = self.first - low, high - self.first - len(self.count)
+        if before or after:
+            for name, filler in (("count", 0), ("total", 0), ("low", np.inf), ("high", -np.inf), ("idle", 0), ("hot", 0)):
+                setattr(self, name, np.pad(getattr(self, name), (before, after), constant_values=filler))
+            self.first = low
+
+    def _halve(self) -> None:
+        """Make the buckets twice as wide."""
+        odd = self.first % 2
+        self.first //= 2
+        self.width *= 2
+        for name, filler, join in (
+            ("count", 0, np.add), ("total", 0, np.add), ("low", np.inf, np.minimum),
+            ("high", -np.inf, np.maximum), ("idle", 0, np.add), ("hot", 0, np.add),
+        ):  # fmt: skip
+            old = getattr(self, name)
+            old = np.pad(old, (odd, (len(old) + odd) % 2), constant_values=filler)
+            setattr(self, name, join(old[0::2], old[1::2]))
+
+    def merge(self, other: Buckets) -> None:
+        """Take over another one's samples."""
+        if not len(other.count):
+            return
+        copy = attrs.evolve(other)
+        while copy.width < self.width:
+            copy._halve()
+        while self.width < copy.width:
+            self._halve()
+        edge = copy.first + len(copy.count) - 1
+        self._make_room(copy.first * copy.width, edge * copy.width)
+        while copy.width < self.width:
+            copy._halve()
+        here = slice(copy.first - self.first, copy.first - self.first + len(copy.count))
+        for name, join in (
+            ("count", np.add), ("total", np.add), ("low", np.minimum), ("high", np.maximum), ("idle", np.add), ("hot", np.add),
+        ):  # fmt: skip
+            getattr(self, name)[here] = join(getattr(self, name)[here], getattr(copy, name))
+
+    @property
+    def seconds(self) -> Floats:
+        """Middle of each bucket, seconds since the epoch."""
+        return (self.first + np.arange(len(self.count)) + 0.5) * self.width
+
+    @property
+    def mean(self) -> Floats:
+        """Mean of each bucket; NaN where there was no sample."""
+        with np.errstate(invalid="ignore"):
+            return np.where(self.count > 0, self.total / np.maximum(self.count, 1), np.nan)
+
+    def within(self, start_s: float, end_s: float) -> NDArray[np.bool_]:
+        """Buckets with samples that lie in a time span; all with samples if none does."""
+        filled = self.count > 0
+        inside = filled & (self.seconds >= start_s) & (self.seconds <= end_s)
+        return inside if inside.any() else filled
+
+    def mean_within(self, start_s: float, end_s: float) -> float:
+        """Mean over a time span."""
+        rows = self.within(start_s, end_s)
+        return float(self.total[rows].sum() / self.count[rows].sum()) if rows.any() else float("nan")
+
+    def share_within(self, which: str, start_s: float, end_s: float) -> float:
+        """Share of the samples of a time span that were `idle` or `hot`."""
+        rows = self.within(start_s, end_s)
+        return float(getattr(self, which)[rows].sum() / self.count[rows].sum()) if rows.any() else float("nan")
+
+
+# (dimension or name in the files) → metric
+METRICS = {
+    "CPUUtilization": "cpu",
+    "I/OWaitPercentage": "io_wait",
+    "GPUUtilization": "gpu",
+    "GPUMemoryUtilization": "gpu_memory",
+    "MemoryUsedPercent": "memory",
+    "ReceiveBytesPerSecond": "received",
+    "TransmitBytesPerSecond": "sent",
+    "ReadThroughputInBytesPerSecond": "disk_read",
+    "WriteThroughputInBytesPerSecond": "disk_write",
+}
+PER_DEVICE = ("gpu", "gpu_memory")
+CPU_FAMILY = ("cpu", "io_wait")
+
+
+@attrs.frozen(eq=False)
+class SystemSeries:
+    """The result.
+
+    Attributes:
+        series: (node, metric, device) → buckets; device is `gpu0` … for GPUs, else "".
+        cores: node → number of CPU cores.
+        first_s, last_s: first and last sample; NaN without samples.
+        rows: number of measurements.
+        interval_s: node → median time between two samples.
+    """
+
+    series: dict[tuple[str, str, str], Buckets]
+    cores: dict[str, int]
+    first_s: float
+    last_s: float
+    rows: int
+    interval_s: dict[str, float]
+
+    def of(self, metric: str) -> dict[tuple[str, str], Buckets]:
+        """(node, device) → buckets of one metric."""
+        return {(node, device): data for (node, name, device), data in self.series.items() if name == metric}
+
+
+class SystemFold:
+    """Collects system metrics window by window; memory is bounded by nodes × GPUs × BUCKETS."""
+
+    def __init__(self) -> None:
+        self._series: dict[tuple[str, str, str], Buckets] = {}
+        self._cores: dict[str, set[str]] = {}
+        self._first, self._last, self._rows = np.inf, -np.inf, 0
+        self._interval: dict[str, list[float]] = {}
+
+    def update(self, window: SeesSystem) -> None:
+        """Take the system metrics of one window."""
+        system = window.new_system
+        if not len(system):
+            return
+        self._rows += len(system)
+        self._first = min(self._first, float(system.timestamp.min()))
+        self._last = max(self._last, float(system.timestamp.max()))
+        codes = metric_codes(system)
+        for node_code in np.unique(system.node.codes):
+            of_node = system.node.codes == node_code
+            self._node(system.node.values[node_code], system[of_node], codes[of_node])
+
+    def _node(self, node: str, system: SystemColumns, codes: NDArray[np.int8]) -> None:
+        for number in np.unique(codes[codes >= 0]):
+            metric = _METRIC_NAMES[number]
+            rows = system[codes == number]
+            if metric in PER_DEVICE:
+                for device in np.unique(rows.name.codes):
+                    mine = rows.name.codes == device
+                    self._bucket(node, metric, rows.name.values[device]).add(rows.timestamp[mine], rows.value[mine])
+            elif metric in CPU_FAMILY:
+                self._cpu(node, metric, rows)
+            else:
+                self._bucket(node, metric, "").add(rows.timestamp, rows.value)
+
+    def _cpu(self, node: str, metric: str, rows: SystemColumns) -> None:
+        """Average over the cores of each tick; all cores of a tick share its timestamp."""
+        self._cores.setdefault(node, set()).update(rows.name.present())
+        ticks, which = np.unique(rows.timestamp, return_inverse=True)
+        counts = np.bincount(which)
+        self._bucket(node, metric, "").add(ticks, np.bincount(which, rows.value) / counts)
+        if metric == "cpu":
+            hottest = np.full(len(ticks), -np.inf)
+            np.maximum.at(hottest, which, rows.value)
+            self._bucket(node, "hottest_core", "").add(ticks, hottest)
+            if len(ticks) > 1:
+                self._interval.setdefault(node, []).append(float(np.median(np.diff(ticks))))
+
+    def _bucket(self, node: str, metric: str, device: str) -> Buckets:
+        return self._series.setdefault((node, metric, device), Buckets())
+
+    def merge(self, other: SystemFold) -> None:
+        """Take over what another fold saw of other minutes or nodes."""
+        for key, data in other._series.items():
+            self._bucket(*key).merge(data)
+        for node, names in other._cores.items():
+            self._cores.setdefault(node, set()).update(names)
+        for node, spans in other._interval.items():
+            self._interval.setdefault(node, []).extend(spans)
+        self._first, self._last = min(self._first, other._first), max(self._last, other._last)
+        self._rows += other._rows
+
+    def result(self) -> SystemSeries:
+        """Everything seen so far."""
+        none = float("nan")
+        return SystemSeries(
+            dict(sorted(self._series.items(), key=lambda item: _natural(item[0]))),
+            {node: len(names) for node, names in self._cores.items()},
+            float(self._first) if self._rows else none,
+            float(self._last) if self._rows else none,
+            self._rows,
+            {node: float(np.median(spans)) for node, spans in self._interval.items()},
+        )
+
+
+_METRIC_NAMES = tuple(dict.fromkeys(METRICS.values()))
+
+
+def metric_codes(system: SystemColumns) -> NDArray[np.int8]:
+    """Which metric each row is: an index into the known ones, -1 for others.
+
+    Network counts the training container's traffic (dimension Algorithm) only.
+    """
+
+    def table(column: Category) -> NDArray[np.int8]:
+        numbers = [_METRIC_NAMES.index(METRICS[text]) if text in METRICS else -1 for text in column.values]
+        return np.asarray(numbers or [-1], np.int8)
+
+    by_dimension, by_name = table(system.dimension)[system.dimension.codes], table(system.name)[system.name.codes]
+    codes = np.where(by_dimension >= 0, by_dimension, by_name).astype(np.int8)
+    codes[system.dimension.mask("Platform")] = -1
+    return codes
+
+
+def _natural(key: tuple[str, ...]) -> tuple[object, ...]:
+    return tuple(
+        tuple((not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", text))
+        for text in key
+    )
