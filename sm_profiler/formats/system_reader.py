@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+from typing import Any
+
 import attrs
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from sm_profiler.formats.columns import Category, Floats, SystemColumns
+from sm_profiler.formats.numbering import Numbering
 from sm_profiler.formats.outcome import LAST_US, Outcome, Tally
 from sm_profiler.formats.salvage import clean
 
@@ -49,6 +53,8 @@ class _Record(msgspec.Struct, gc=False):
 
 
 _DECODER = msgspec.json.Decoder(_Record)
+_HEAD = attrgetter("type", "name", "dimension", "node")
+_TIMESTAMP, _VALUE = attrgetter("timestamp"), attrgetter("value")
 
 
 def read_system(data: bytes, node: str) -> tuple[SystemRows, Outcome]:
@@ -86,13 +92,13 @@ def _salvage(data: bytes, tally: Tally) -> list[_Record]:
 
 
 def _rows(records: list[_Record], node: str, tally: Tally) -> SystemRows:
-    heads: dict[Head, int] = {}
-    number = heads.setdefault
-    codes = [number((r.type, r.name or "", r.dimension or "", r.node or node), len(heads)) for r in records]
-    timestamp = np.array([r.timestamp for r in records], np.float64)
-    value = np.array([r.value for r in records], np.float64)
-    rows = SystemRows(timestamp, value, np.array(codes, np.int32), tuple(heads))
-    return checked(rows, tally)
+    heads = Numbering()
+    count = len(records)
+    head = np.fromiter(map(heads.__getitem__, map(_HEAD, records)), np.int32, count)
+    timestamp = np.fromiter(map(_TIMESTAMP, records), np.float64, count)
+    value = np.fromiter(map(_VALUE, records), np.float64, count)
+    table: Any = tuple((kind, name or "", dimension or "", on or node) for kind, name, dimension, on in heads)
+    return checked(SystemRows(timestamp, value, head, table), tally)
 
 
 def checked(rows: SystemRows, tally: Tally) -> SystemRows:

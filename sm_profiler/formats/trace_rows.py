@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import attrs
 import msgspec
@@ -21,6 +21,8 @@ Arguments = tuple[
 NO_ARGUMENTS: Arguments = (-1, -1, -1, -1, -1, -1, "")
 INSTANT = '{"ph":"i"'  # what the arguments of an instant begin with
 _INT64, _INT32 = 1 << 63, 1 << 31
+_Long = Annotated[int, msgspec.Meta(ge=-_INT64, le=_INT64 - 1)]
+_Short = Annotated[int, msgspec.Meta(ge=-_INT32, le=_INT32 - 1)]
 _LEFT_OUT = {"step_num", "pid", "thread_id", "worker_id", "num_workers", "pin_memory"}
 
 
@@ -97,6 +99,20 @@ class TraceRows:
         )
 
 
+class _Known(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """Arguments that hold nothing but what has a column."""
+
+    step_num: _Long | Annotated[str, msgspec.Meta(pattern="^[0-9]{1,18}$")] = -1
+    pid: _Long = -1
+    thread_id: _Long = -1
+    worker_id: _Short = -1
+    num_workers: _Short = -1
+    pin_memory: bool | None = None
+
+
+_KNOWN = msgspec.json.Decoder(_Known)
+
+
 def parse_arguments(text: bytes | str) -> Arguments:
     """The known keys of an event's `args` and the others.
 
@@ -105,6 +121,15 @@ def parse_arguments(text: bytes | str) -> Arguments:
     """
     if not text:
         return NO_ARGUMENTS
+    try:
+        a = _KNOWN.decode(text)
+    except msgspec.ValidationError:
+        return _parse_any(text)
+    pin = -1 if a.pin_memory is None else a.pin_memory
+    return int(a.step_num), a.pid, a.thread_id, a.worker_id, a.num_workers, pin, ""
+
+
+def _parse_any(text: bytes | str) -> Arguments:
     args = msgspec.json.decode(text)
     if not isinstance(args, dict):
         return (*NO_ARGUMENTS[:6], "" if args is None else msgspec.json.encode(args).decode())
