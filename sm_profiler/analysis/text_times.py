@@ -1,0 +1,51 @@
+"""Times as text, as the frames show them: `2023-11-14T22:13:20:008444`, UTC."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+_WIDTH = 26
+_SECOND_US = 1_000_000
+_LAST_US = 253_402_300_799_999_999  # the end of the year 9999
+_DIGITS = np.frombuffer("".join(f"{number:03d}" for number in range(1000)).encode(), np.uint8).reshape(1000, 3)
+
+
+def text_times(times_us: NDArray[Any]) -> pa.Array:
+    """The texts of times in microseconds since the epoch, as one Arrow array without a Python object a row.
+
+    Fractions of a microsecond are rounded; times that no calendar has are shown as the last that it has.
+    """
+    whole = np.rint(times_us).astype(np.int64) if times_us.dtype.kind == "f" else times_us.astype(np.int64, copy=False)
+    whole = np.clip(whole, 0, _LAST_US)
+    seconds, micros = np.divmod(whole, _SECOND_US)
+    distinct, place = _distinct(seconds)
+    heads = np.datetime_as_string(distinct.astype("datetime64[s]"), unit="s").astype("S19")
+    head = np.frombuffer(heads.tobytes(), np.uint8).reshape(len(distinct), 19)
+    text = np.empty((len(whole), _WIDTH), np.uint8)
+    text[:, :19] = head[place]
+    text[:, 19] = ord(":")
+    thousands, rest = np.divmod(micros, 1000)
+    text[:, 20:23] = _DIGITS[thousands]
+    text[:, 23:] = _DIGITS[rest]
+    offsets = np.arange(0, (len(whole) + 1) * _WIDTH, _WIDTH, dtype=np.int64)
+    return pa.LargeStringArray.from_buffers(len(whole), pa.py_buffer(offsets), pa.py_buffer(text))
+
+
+def text_time(time_us: float) -> str:
+    """The text of one time in microseconds since the epoch."""
+    text: str = text_times(np.array([time_us], np.float64 if isinstance(time_us, float) else np.int64))[0].as_py()
+    return text
+
+
+def _distinct(seconds: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The distinct seconds and which of them each row has; a job's seconds are a dense range, so nothing is sorted."""
+    if not len(seconds):
+        return seconds, seconds
+    first, last = int(seconds.min()), int(seconds.max())
+    if last - first > 4 * len(seconds) + 100_000:
+        return np.unique(seconds, return_inverse=True)
+    return np.arange(first, last + 1), seconds - first
