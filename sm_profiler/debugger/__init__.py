@@ -1,0 +1,54 @@
+"""Drop-in for the profiling half of `sagemaker.debugger`: same names, same requests, same errors.
+
+Names outside profiling (`Rule`, `CollectionConfig`, …) come from the installed SageMaker SDK when they are first used.
+"""
+
+from typing import Any
+
+from sm_profiler.debugger import rule_configs
+from sm_profiler.debugger.debugger import (
+    ProfilerRule,
+    get_default_profiler_processing_job,
+    get_rule_container_image_uri,
+)
+from sm_profiler.debugger.framework_profile import FrameworkProfile
+from sm_profiler.debugger.metrics_config import (
+    DataloaderProfilingConfig,
+    DetailedProfilingConfig,
+    HorovodProfilingConfig,
+    PythonProfilingConfig,
+    SMDataParallelProfilingConfig,
+    StepRange,
+    TimeRange,
+)
+from sm_profiler.debugger.profiler import Profiler
+from sm_profiler.debugger.profiler_config import ProfilerConfig
+from sm_profiler.debugger.sdk import HANDED_THROUGH, hand_through
+from sm_profiler.debugger.utils import PythonProfiler, cProfileTimer
+
+__all__ = [
+    "DataloaderProfilingConfig",
+    "DetailedProfilingConfig",
+    "FrameworkProfile",
+    "HorovodProfilingConfig",
+    "Profiler",
+    "ProfilerConfig",
+    "ProfilerRule",
+    "PythonProfiler",
+    "PythonProfilingConfig",
+    "SMDataParallelProfilingConfig",
+    "StepRange",
+    "TimeRange",
+    "cProfileTimer",
+    "get_default_profiler_processing_job",
+    "get_rule_container_image_uri",
+    "rule_configs",
+]
+
+
+def __getattr__(name: str) -> Any:
+    return hand_through(name, __name__)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *HANDED_THROUGH})

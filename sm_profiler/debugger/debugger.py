@@ -1,0 +1,199 @@
+"""Profiler rules, and the images that evaluate them."""
+
+from __future__ import annotations
+
+import time
+from importlib import import_module
+from typing import Any
+
+from sm_profiler.debugger import rule_configs
+from sm_profiler.debugger.images import DEFAULT_IMAGE, DETAILED, registered_image
+from sm_profiler.debugger.profiler_constants import (
+    DETAIL_PROF_PROCESSING_DEFAULT_INSTANCE_TYPE,
+    DETAIL_PROF_PROCESSING_DEFAULT_VOLUME_SIZE,
+)
+from sm_profiler.debugger.rule_base import RuleBase as _RuleBase
+from sm_profiler.debugger.sdk import HANDED_THROUGH, hand_through
+from sm_profiler.errors import ConfigError
+
+__all__ = [
+    "DetailedProfilerProcessingJobConfig",
+    "ProfilerRule",
+    "get_default_profiler_processing_job",
+    "get_rule_container_image_uri",
+    "rule_configs",
+]
+
+detailed_framework_name = "detailed-profiler"
+# what a rule with an image of the user's own runs on, where nothing else is said; AWS's own choice for its rules
+_OWN_IMAGE_INSTANCE, _OWN_IMAGE_VOLUME = "ml.t3.medium", 30
+_NAME_LENGTH = 63
+
+
+class DetailedProfilerProcessingJobConfig:
+    """What `ProfilerRule.sagemaker` needs to know of SageMaker Profiler's processing job."""
+
+    def __init__(self) -> None:
+        """The job has a rule name, and one parameter."""
+        self.rule_name = type(self).__name__
+        self.rule_parameters = {"rule_to_invoke": "DetailedProfilerProcessing"}
+
+
+def get_rule_container_image_uri(name: str | None, region: str, image_uri: str | None = None) -> str:
+    """The image that evaluates a built-in rule in a region.
+
+    Args:
+        name: the rule's name; SageMaker Profiler's processing job has an image of its own.
+        region: AWS region, such as `us-east-1`.
+        image_uri: your own image; else `SM_PROFILER_RULE_IMAGE`, else `rule_image` of the configuration file, else AWS's
+            image from the installed SageMaker SDK's table.
+
+    Raises:
+        ConfigError: no image is registered and no SDK is installed.
+        ValueError: the SDK knows of no image in that region.
+    """
+    detailed = name is not None and name.startswith(DETAILED)
+    own = image_uri if detailed else registered_image(region, image_uri)
+    if own:
+        return own
+    framework = detailed_framework_name if detailed else "debugger"
+    for module in ("sagemaker.image_uris", "sagemaker.core.image_uris"):
+        try:
+            table = import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is not None and error.name.partition(".")[0] == "sagemaker":
+                continue
+            raise
+        return str(table.retrieve(framework, region))
+    raise ConfigError(
+        "no rule image is registered: set SM_PROFILER_RULE_IMAGE (`sm-profiler deploy` makes one), or install the "
+        "SageMaker SDK to use AWS's"
+    )
+
+
+def get_default_profiler_processing_job(
+    instance_type: str | None = None, volume_size_in_gb: int | None = None
+) -> ProfilerRule:
+    """SageMaker Profiler's processing job as a rule, named `DetailedProfilerProcessingJobConfig-<time>`."""
+    config = DetailedProfilerProcessingJobConfig()
+    now_ms = time.time_ns() // 1_000_000
+    stamp = time.strftime("%Y-%m-%d-%H-%M-%S", time.gmtime(now_ms // 1000)) + f"-{now_ms % 1000:03d}"
+    name = f"{config.rule_name[: _NAME_LENGTH - len(stamp) - 1]}-{stamp}"
+    return ProfilerRule.sagemaker(config, name=name, instance_type=instance_type, volume_size_in_gb=volume_size_in_gb)
+
+
+class ProfilerRule(_RuleBase):
+    """A rule that judges a training job's profile: make one with `ProfilerRule.sagemaker` or `ProfilerRule.custom`."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Where an Estimator fills in AWS's image for the default one, a registered image goes before it."""
+        if name == "image_uri" and self.__dict__.get(name) == DEFAULT_IMAGE and _is_aws_image(value):
+            value = registered_image(value.split(".")[3]) or value
+        object.__setattr__(self, name, value)
+
+    @classmethod
+    def sagemaker(  # noqa: PLR0913, PLR0917 - the SDK's signature
+        cls,
+        base_config: Any,
+        name: str | None = None,
+        container_local_output_path: str | None = None,
+        s3_output_path: str | None = None,
+        instance_type: str | None = None,
+        volume_size_in_gb: int | None = None,
+    ) -> ProfilerRule:
+        """A built-in rule, such as `ProfilerRule.sagemaker(rule_configs.ProfilerReport())`.
+
+        Args:
+            base_config: from `rule_configs`.
+            name: the rule's name; the base configuration's where none is given.
+            container_local_output_path: folder in the rule's container that it writes to.
+            s3_output_path: where its output is stored.
+            instance_type: what it runs on; AWS's own rules ignore it.
+            volume_size_in_gb: its disk.
+        """
+        used_name = name or base_config.rule_name
+        own_image = None
+        if used_name.startswith(DETAILED):
+            if volume_size_in_gb is None:
+                volume_size_in_gb = DETAIL_PROF_PROCESSING_DEFAULT_VOLUME_SIZE
+            if instance_type is None:
+                instance_type = DETAIL_PROF_PROCESSING_DEFAULT_INSTANCE_TYPE
+        else:
+            own_image = registered_image(None)
+        if own_image:
+            instance_type = instance_type or _OWN_IMAGE_INSTANCE
+            volume_size_in_gb = volume_size_in_gb or _OWN_IMAGE_VOLUME
+        return cls(
+            name=used_name,
+            image_uri=own_image or DEFAULT_IMAGE,
+            instance_type=instance_type,
+            container_local_output_path=container_local_output_path,
+            s3_output_path=s3_output_path,
+            volume_size_in_gb=volume_size_in_gb,
+            rule_parameters=base_config.rule_parameters,
+        )
+
+    @classmethod
+    def custom(  # noqa: PLR0913, PLR0917 - the SDK's signature
+        cls,
+        name: str,
+        image_uri: str,
+        instance_type: str,
+        volume_size_in_gb: int,
+        source: str | None = None,
+        rule_to_invoke: str | None = None,
+        container_local_output_path: str | None = None,
+        s3_output_path: str | None = None,
+        rule_parameters: dict[str, Any] | None = None,
+    ) -> ProfilerRule:
+        """A rule of your own.
+
+        Args:
+            name: the rule's name.
+            image_uri: the image that evaluates it.
+            instance_type: what it runs on, such as `ml.m5.xlarge`.
+            volume_size_in_gb: its disk.
+            source: the file that holds the rule, an S3 URI or a local path.
+            rule_to_invoke: the rule's name in that file.
+            container_local_output_path: folder in the rule's container that it writes to.
+            s3_output_path: where its output is stored.
+            rule_parameters: the rule's parameters.
+
+        Raises:
+            ValueError: a source without a rule, or a rule without a source.
+        """
+        return cls(
+            name=name,
+            image_uri=image_uri,
+            instance_type=instance_type,
+            container_local_output_path=container_local_output_path,
+            s3_output_path=s3_output_path,
+            volume_size_in_gb=volume_size_in_gb,
+            rule_parameters=cls._set_rule_parameters(source, rule_to_invoke, rule_parameters),
+        )
+
+    def to_profiler_rule_config_dict(self) -> dict[str, Any]:
+        """One of the request's `ProfilerRuleConfigurations`; parameters become strings."""
+        request = {"RuleConfigurationName": self.name, "RuleEvaluatorImage": self.image_uri}
+        optional = {
+            "InstanceType": self.instance_type,
+            "VolumeSizeInGB": self.volume_size_in_gb,
+            "LocalPath": self.container_local_output_path,
+            "S3OutputPath": self.s3_output_path,
+        }
+        request.update({key: value for key, value in optional.items() if value})
+        if self.rule_parameters:
+            request["RuleParameters"] = {key: str(value) for key, value in self.rule_parameters.items()}
+        return request
+
+
+def _is_aws_image(value: object) -> bool:
+    return isinstance(value, str) and ".dkr.ecr." in value and "/sagemaker-debugger-rules" in value
+
+
+def __getattr__(name: str) -> Any:
+    return hand_through(name, __name__)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *HANDED_THROUGH})

@@ -1,0 +1,84 @@
+"""Which image evaluates the built-in rules: the user's registered one, or AWS's."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from sm_profiler.errors import ConfigError
+
+VARIABLE = "SM_PROFILER_RULE_IMAGE"
+DEFAULT_IMAGE = "DEFAULT_RULE_EVALUATOR_IMAGE"
+DETAILED = "DetailedProfilerProcessingJobConfig"
+KEY = "rule_image"
+
+
+def settings_path() -> Path:
+    """The user's configuration file: `SM_PROFILER_SETTINGS`, else `~/.config/sm-profiler/config.json`."""
+    named = os.environ.get("SM_PROFILER_SETTINGS")
+    if named:
+        return Path(named)
+    home = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(home) if home else Path.home() / ".config") / "sm-profiler" / "config.json"
+
+
+def registered_image(region: str | None, image_uri: str | None = None) -> str | None:
+    """The user's own rule image for a region; None where none is registered for it.
+
+    Looked for in the argument, in `SM_PROFILER_RULE_IMAGE`, and in the configuration file's `rule_image`, which is one
+    URI or an object region → URI with `*` for all others.  `{region}` in a URI becomes the region.
+
+    Raises:
+        ConfigError: the configuration file cannot be read.
+    """
+    found: Any = image_uri or os.environ.get(VARIABLE) or _settings().get(KEY)
+    if isinstance(found, dict):
+        found = found.get(region or _region_of_environment()) or found.get("*")
+    if not found:
+        return None
+    if not isinstance(found, str):
+        raise ConfigError(f"{settings_path()}: {KEY} must be an image URI, or an object region → URI")
+    if "{region}" not in found:
+        return found
+    known = region or _region_of_environment()
+    return found.replace("{region}", known) if known else None
+
+
+def register_rule_image(image_uri: str, region: str | None = None) -> Path:
+    """Remember an image in the configuration file, for one region or for all; returns the file.
+
+    Raises:
+        ConfigError: the configuration file cannot be read or written.
+    """
+    path, settings = settings_path(), _settings()
+    if region is None:
+        settings[KEY] = image_uri
+    else:
+        before = settings.get(KEY)
+        others = before if isinstance(before, dict) else {"*": before} if before else {}
+        settings[KEY] = {**others, region: image_uri}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+    return path
+
+
+def _region_of_environment() -> str | None:
+    return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+
+
+def _settings() -> dict[str, Any]:
+    path = settings_path()
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path} must hold a JSON object")
+    return settings

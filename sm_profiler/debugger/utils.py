@@ -1,0 +1,98 @@
+"""Enums, texts and checks that the configuration classes share."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from sm_profiler.config.notation import format_metrics
+from sm_profiler.debugger.disguise import Disguised
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def convert_json_config_to_string(config: Mapping[str, Any]) -> str:
+    """Write a metrics config in the notation of the request, such as `{"StartStep": 5, "NumSteps": 1, }`."""
+    return format_metrics(config)
+
+
+def is_valid_unix_time(unix_time: float) -> bool:
+    """Whether a number of seconds since the epoch is a time that exists."""
+    try:
+        datetime.fromtimestamp(unix_time)  # noqa: DTZ006 - only whether it can be told; the SDK asks in local time
+    except (OverflowError, ValueError):
+        return False
+    return True
+
+
+def is_valid_regex(regex: Any) -> bool:
+    """Whether a pattern compiles."""
+    try:
+        re.compile(regex)
+    except (re.error, TypeError):
+        return False
+    return True
+
+
+def require(condition: object, message: ErrorMessages | str) -> None:
+    """Raise AssertionError, which the SDK's users catch, also where Python runs with `-O`.
+
+    Raises:
+        AssertionError: the condition does not hold.
+    """
+    if not condition:
+        raise AssertionError(message.value if isinstance(message, ErrorMessages) else message)
+
+
+class ErrorMessages(Enum):
+    """What the SDK says of an invalid argument."""
+
+    INVALID_LOCAL_PATH = "local_path must be a string!"
+    INVALID_FILE_MAX_SIZE = "file_max_size must be an integer greater than 0!"
+    INVALID_FILE_CLOSE_INTERVAL = "file_close_interval must be a float/integer greater than 0!"
+    INVALID_FILE_OPEN_FAIL_THRESHOLD = "file_open_fail threshold must be an integer greater than 0!"
+    INVALID_PROFILE_DEFAULT_STEPS = "profile_default_steps must be a boolean!"
+    INVALID_START_STEP = "start_step must be integer greater or equal to 0!"
+    INVALID_NUM_STEPS = "num_steps must be integer greater than 0!"
+    INVALID_START_UNIX_TIME = "start_unix_time must be valid integer unix time!"
+    INVALID_DURATION = "duration must be float greater than 0!"
+    FOUND_BOTH_STEP_AND_TIME_FIELDS = "Both step and time fields cannot be specified in the metrics config!"
+    INVALID_METRICS_REGEX = "metrics_regex is invalid!"
+    INVALID_PYTHON_PROFILER = "python_profiler must be of type PythonProfiler!"
+    INVALID_CPROFILE_TIMER = "cprofile_timer must be of type cProfileTimer"
+
+
+class _Choice(Disguised, Enum):
+    """An enum whose members equal the SDK's members of the same class name and value."""
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Enum):
+            return type(self).__name__ == type(other).__name__ and bool(self.value == other.value)
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.name)  # as Enum does, so that equal members of the SDK's enum hash alike
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Pickle as a member of our enum."""
+        del protocol
+        return type(self), (self.value,)
+
+
+class PythonProfiler(_Choice):
+    """The profilers that can watch Python code: `CPROFILE` counts every call, `PYINSTRUMENT` samples the stack."""
+
+    CPROFILE = "cprofile"
+    PYINSTRUMENT = "pyinstrument"
+
+
+class cProfileTimer(_Choice):  # noqa: N801 - the SDK's name
+    """What cProfile measures: wall time, CPU time, the time off the CPU; `DEFAULT` takes one after the other."""
+
+    TOTAL_TIME = "total_time"
+    CPU_TIME = "cpu_time"
+    OFF_CPU_TIME = "off_cpu_time"
+    DEFAULT = "default"
