@@ -1,0 +1,308 @@
+"""The hook of one process: configuration, windows, recording; what a framework's adapter calls and a user may call."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import util as multiprocessing_util
+from typing import Any, Protocol
+
+from sm_profiler._version import __version__
+from sm_profiler.config import Profile, load_profile
+from sm_profiler.formats.layout import source_name
+from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
+from sm_profiler.hook import settings
+from sm_profiler.hook.guard import Guard
+from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.recorder import Recorder
+from sm_profiler.hook.steps import Record, StepTracker
+from sm_profiler.hook.timebase import Timebase
+from sm_profiler.hook.windows import Range, Window
+
+MISSING = "not available in this version"
+
+
+class Collector(Protocol):
+    """What is on only inside its window."""
+
+    def enter(self, step: int) -> None:
+        """The first step of the window begins."""
+
+    def leave(self, step: int) -> None:
+        """The first step after the window begins, or the job ends (`step` -1)."""
+
+
+class Hook:
+    """Profiles one training process.  Made by `Hook.create_from_config()`, or by the automatic entry."""
+
+    def __init__(self, profile: Profile, source: settings.ConfigText | None = None) -> None:
+        self.profile = profile
+        self.guard = Guard()
+        self.root = settings.rooted(profile.local_path)
+        self.node = settings.node_name()
+        self.framework = "pytorch"
+        self.find_rank: Callable[[], int | None] = settings.rank_from
+        self.collectors: dict[str, Collector] = {}  # turned on and off at step boundaries
+        self.available: set[str] = set()  # further collectors, which the adapter turns itself
+        self.is_helper: Callable[[], bool] = lambda: False  # a loader's worker: it has no steps
+        self.on_step: list[Callable[[ModeKeys], None]] = []
+        self.on_fork: list[Callable[[], None]] = []
+        self.windows: dict[str, Window] = {}
+        self.notes: dict[str, str] = {}  # collector → why it is not there, for the report
+        self.on_close: list[Callable[[], None]] = []
+        self.timebase = Timebase()
+        self._source = source
+        self._next_profile: Profile | None = None
+        self._recorder: Recorder | None = None
+        self._queue_early: list[TraceEvent] = []
+        self.tracker = StepTracker(self._append_first, self._step_begins)
+        self.started_us = 0
+        self.closed = False
+        self.quiet = False  # closed, or switched off by an error of its own: nothing is recorded any more
+        self.rank: int | None = None
+        self._take_ranges(profile)
+        os.register_at_fork(after_in_child=self._forked)
+
+    # life
+
+    @classmethod
+    def create_from_config(cls) -> Hook | None:
+        """The hook that the job's configuration asks for, installed; None where profiling is off.
+
+        The hook that the automatic entry has installed already is returned as it is.
+        """
+        from sm_profiler.hook.entry import get_hook, install  # noqa: PLC0415 - entry builds on this module
+
+        return get_hook(create=False) or install()
+
+    @property
+    def recorder(self) -> Recorder:
+        """The recorder; the first use starts it, and with it the file."""
+        return self._recorder or self._start(time.perf_counter_ns())
+
+    def _append_first(self, record: Record) -> None:
+        """The tracker's first record starts the recorder; the next ones go straight into its queue."""
+        if self.is_helper():
+            self.tracker.append = lambda _record: None
+        elif not self.closed:
+            (self._recorder or self._start(record.start_ns)).records.append(record)
+
+    def _forked(self) -> None:
+        """In a forked child: nothing of the parent's is touched, and a recorder of its own starts with its first step."""
+        try:
+            if self._recorder is not None:
+                self._recorder.writer.abandon()
+                self._recorder = None
+            self._queue_early.clear()
+            self.tracker.reset(self._append_first)
+            for action in self.on_fork:
+                action()
+        except Exception as error:  # noqa: BLE001 - fail open
+            self.broke(error)
+
+    def _start(self, start_ns: int) -> Recorder:
+        rank = self.find_rank()
+        self.rank = rank
+        number = os.getpid() if rank is None else rank
+        self.started_us = self.timebase.to_us(start_ns)
+        writer = TraceWriter(
+            self.root,
+            source_name(number, self.node),
+            max_bytes=self.profile.rotate_max_bytes,
+            close_seconds=self.profile.rotate_close_seconds,
+            fail_threshold=self.profile.fail_threshold,
+            start_us=self.started_us,
+            metadata=self.describe,
+        )
+        self._recorder = recorder = Recorder(writer, self.timebase, self.guard, watch=self._watch)
+        self.tracker.append = recorder.records.append
+        recorder.events.extend(self._queue_early)
+        recorder.start()
+        atexit.register(self.close)
+        multiprocessing_util.Finalize(None, self.close, exitpriority=10)  # children leave by os._exit
+        return recorder
+
+    def close(self) -> None:
+        """End the profile: the last step, open windows, the file.  Safe to call twice."""
+        if self.closed:
+            return
+        with self.guarded("closing"):
+            self.tracker.end_step()
+            for name, collector in self.collectors.items():
+                if self.windows[name].active and not self.guard.is_off(name):
+                    with self.guarded(name):
+                        collector.leave(-1)
+        self.closed = self.quiet = True
+        for action in self.on_close:
+            with self.guarded("closing"):
+                action()
+        if self._recorder:
+            with self.guarded("closing"):
+                self._recorder.close()
+
+    def broke(self, error: BaseException) -> None:
+        """An error of ours in what is always on: nothing more is recorded, the training goes on."""
+        self.quiet = True
+        self.guard.failed("hook", error)
+
+    @contextmanager
+    def guarded(self, collector: str) -> Iterator[None]:
+        """Whatever goes wrong inside costs that collector, and nothing else."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - this is the promise
+            self.guard.failed(collector, error)
+
+    # configuration
+
+    def _take_ranges(self, profile: Profile) -> None:
+        """Give each collector a window; one whose range is as before keeps its own, ended or not."""
+        for name, config in profile.collectors.items():
+            known = self.windows.get(name)
+            if known is None or bounds(known.range) != bounds(config):
+                self.windows[name] = Window(config)
+        for name in set(self.windows) - set(profile.collectors):
+            self.windows[name].ended = True
+        self.profile = profile
+
+    def _watch(self) -> None:
+        """On the background thread, once a second: a changed file takes effect at the next step."""
+        source = self._source
+        if source is None or source.path is None:
+            return
+        try:
+            if source.path.stat().st_mtime_ns == source.changed:
+                return
+            self._source = settings.read_config(source.path)
+            profile = load_profile(self._source.text)
+        except (OSError, ValueError) as error:  # ConfigError is a ValueError
+            self.guard.warn(f"the changed configuration is not used: {error}")
+            return
+        for problem in profile.problems:
+            self.guard.warn(problem)
+        self._next_profile = profile
+
+    # steps
+
+    def _step_begins(self, step: int, mode: ModeKeys) -> None:
+        """Called by the tracker on the training thread."""
+        if self._next_profile is not None:
+            profile, self._next_profile = self._next_profile, None
+            self._take_ranges(profile)
+        if self._recorder is not None:
+            self.tracker.keep_phases = not self._recorder.is_crowded()
+        for action in self.on_step:
+            action(mode)
+        for name, collector in self.collectors.items():
+            window = self.windows.get(name)
+            if window is not None and not window.ended:
+                self._turn(name, collector, window, step)
+
+    def _turn(self, name: str, collector: Collector, window: Window, step: int) -> None:
+        was = window.active
+        now = not self.guard.is_off(name) and window.at_step(step, time.time(), time.monotonic())
+        if was is now:
+            return
+        try:
+            if now:
+                collector.enter(step)
+            else:
+                collector.leave(step)
+        except Exception as error:  # noqa: BLE001 - a collector that fails is switched off, the training goes on
+            self.guard.failed(name, error)
+            window.ended, window.active = True, False
+
+    # what a script may say
+
+    def set_mode(self, mode: ModeKeys) -> None:
+        """Count the next steps under this mode, whatever gradients say."""
+        self.tracker.forced_mode = ModeKeys[mode.name]
+
+    def register_module(self, module: Any) -> None:
+        """Accepted for the old library's sake: models are found as they are used."""
+
+    def register_loss(self, loss: Any) -> None:
+        """Accepted for the old library's sake."""
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """One step of a loop that the automatic entry cannot see; from the first use on, only these are steps."""
+        tracker = self.tracker
+        if self.quiet:
+            yield
+            return
+        try:
+            tracker.manual = True
+            tracker.begin_step(time.perf_counter_ns(), gradients=tracker.forced_mode is not ModeKeys.EVAL)
+        except Exception as error:  # noqa: BLE001 - fail open
+            self.broke(error)
+        try:
+            yield
+        finally:
+            try:
+                tracker.end_step(time.perf_counter_ns())
+            except Exception as error:  # noqa: BLE001 - fail open
+                self.broke(error)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """A span of the script's own, in the timeline under its name."""
+        start = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            try:
+                self.tracker.append(Record(name, name, start, time.perf_counter_ns(), self.tracker.number))
+            except Exception as error:  # noqa: BLE001 - fail open
+                self.broke(error)
+
+    def record_trace_events(
+        self,
+        training_phase: str = "",
+        op_name: str = "",
+        phase: str = "X",
+        timestamp: float | None = None,
+        duration: float = 0.0,
+        **args: Any,
+    ) -> None:
+        """An event of the script's own; `timestamp` and `duration` in seconds, as in the old library."""
+        try:
+            start_us = self.timebase.now_us() if timestamp is None else int(timestamp * 1e6)
+            text = json.dumps(args, default=str) if args else ""
+            event = TraceEvent(training_phase, op_name, start_us, int((duration or 0) * 1e6), text, phase)
+            (self._recorder.events if self._recorder else self._queue_early).append(event)
+        except Exception as error:  # noqa: BLE001 - fail open
+            self.guard.failed("user events", error)
+
+    # what the report should know
+
+    def describe(self) -> dict[str, Any]:
+        """The metadata record of each file."""
+        states = dict(self.notes)
+        for name in self.profile.collectors:
+            if name not in self.collectors and name not in self.available and name not in states:
+                states[name] = f"unavailable: {MISSING}"
+        states.update({name: f"failed: {reason}" for name, reason in self.guard.failures.items()})
+        recorder = self._recorder
+        return {
+            "version": __version__,
+            "framework": self.framework,
+            "node": self.node,
+            "rank": self.rank,
+            "pid": os.getpid(),
+            "start_us": self.started_us,
+            "clock_offset_us": None,
+            "clock_error_us": None,
+            "clock_jumps": self.timebase.jumps,
+            "dropped": (recorder.writer.dropped + recorder.overflow) if recorder else 0,
+            "collectors": states,
+        }
+
+
+def bounds(of: Range) -> tuple[float | None, ...]:
+    """What makes two ranges the same."""
+    return (of.start_step, of.num_steps, of.start_time, of.duration)

@@ -1,0 +1,27 @@
+"""Modes and phases, in the words that events carry."""
+
+from enum import Enum
+
+
+class ModeKeys(Enum):
+    """What a step is for; the names are those of the old library."""
+
+    TRAIN = 1
+    EVAL = 2
+    PREDICT = 3
+    GLOBAL = 4
+
+
+FORWARD = "Forward"
+BACKWARD = "Backward(post-forward)"
+OPTIMIZER = "Optimizer"
+WAIT = "DataLoaderWait"
+SUBMODULE = "Forward-SubModuleInternal"
+LOADER_INIT = "DataLoaderIterInitialize"
+LOADER_NEXT = "DataLoaderIter"
+LOADER_WORKER = "DataLoaderWorker"
+LOADER_FETCH = "DataLoaderWorkerFetch"
+GARBAGE = "GC"
+STEP = {mode: f"Step:ModeKeys.{mode.name}" for mode in ModeKeys}
+OWN_MEMORY = "sm_profiler/memory"
+OWN_OVERHEAD = "sm_profiler/overhead"

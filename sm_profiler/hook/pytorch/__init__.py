@@ -1,0 +1,1 @@
+"""PyTorch: where a training script's steps can be seen, without a change to the script."""

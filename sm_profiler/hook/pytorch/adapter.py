@@ -1,0 +1,139 @@
+"""Puts the hook into PyTorch, and takes it out again."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from importlib import import_module
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.pytorch.forward import Forwards, compiling_check
+from sm_profiler.hook.pytorch.loader import DATALOADER, Loaders
+
+if TYPE_CHECKING:
+    from sm_profiler.hook.core import Hook
+
+
+class PyTorchAdapter:
+    """Everything that is installed into torch for one hook."""
+
+    provides = frozenset({DATALOADER})
+
+    def __init__(self, hook: Hook, torch: Any) -> None:
+        self._hook = hook
+        self._torch = torch
+        self._known_optimizers: set[int] = set()
+        self._known_modes: set[ModeKeys] = set()
+        self._handles: list[Any] = []
+        self._backward: Any = None
+        self.forwards = Forwards(hook, torch)
+        self.loaders = Loaders(hook, torch, self.forwards)
+
+    def install(self) -> None:
+        """Install everything; nothing is started before the first step."""
+        hook, torch = self._hook, self._torch
+        hook.find_rank = self._rank
+        hook.available.add(DATALOADER)
+        hook.is_helper = lambda: torch.utils.data.get_worker_info() is not None
+        hook.on_step.append(self._step_begins)
+        self.loaders.install()
+        self._backward = torch.autograd.backward
+        torch.autograd.backward = self._wrap_backward(self._backward)
+        before, after = self._optimizer_hooks()
+        optimizers = import_module("torch.optim.optimizer")  # torch.optim hides the name
+        self._handles = [
+            optimizers.register_optimizer_step_pre_hook(before),
+            optimizers.register_optimizer_step_post_hook(after),
+        ]
+        self.forwards.discover()
+
+    def remove(self) -> None:
+        """Leave torch as it was."""
+        self.forwards.remove()
+        self.loaders.remove()
+        for handle in self._handles:
+            handle.remove()
+        if self._backward is not None:
+            self._torch.autograd.backward = self._backward
+
+    def _rank(self) -> int | None:
+        from sm_profiler.hook.settings import rank_from  # noqa: PLC0415 - once a process
+
+        rank = rank_from()
+        if rank is None and self._torch.distributed.is_available() and self._torch.distributed.is_initialized():
+            return int(self._torch.distributed.get_rank())
+        return rank
+
+    def _step_begins(self, mode: ModeKeys) -> None:
+        if mode not in self._known_modes:
+            if self._known_modes:
+                self.forwards.discover()
+            self._known_modes.add(mode)
+        if self.forwards.discovering:
+            self.forwards.step_begins()
+
+    def _wrap_backward(self, original: Any) -> Any:
+        hook, tracker, forwards = self._hook, self._hook.tracker, self.forwards
+        is_compiling, get_ident = compiling_check(self._torch), threading.get_ident
+
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or hook.quiet or get_ident() != forwards.thread:
+                return original(*args, **kwargs)
+            try:
+                tracker.backward_begins(perf_counter_ns())
+            except Exception as error:  # noqa: BLE001 - fail open
+                hook.broke(error)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                end_ns = perf_counter_ns()
+                try:
+                    tracker.backward_ends(end_ns)
+                except Exception as error:  # noqa: BLE001 - fail open
+                    tracker.in_backward = 0
+                    hook.broke(error)
+
+        return backward
+
+    def _optimizer_hooks(self) -> tuple[Any, Any]:
+        hook, tracker, forwards, passed = self._hook, self._hook.tracker, self.forwards, self._optimizer_passed
+        is_compiling, get_ident = compiling_check(self._torch), threading.get_ident
+
+        def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            if is_compiling():
+                return
+            start_ns = perf_counter_ns()
+            try:
+                if hook.quiet:
+                    return
+                forwards.thread = get_ident()  # who updates the parameters is who trains
+                tracker.optimizer_begins(id(optimizer), start_ns)
+            except Exception as error:  # noqa: BLE001 - fail open
+                hook.broke(error)
+
+        def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            if is_compiling():
+                return
+            end_ns = perf_counter_ns()
+            try:
+                if hook.quiet:
+                    return
+                tracker.optimizer_ends(id(optimizer), type(optimizer).__name__, end_ns)
+                passed(id(optimizer))
+            except Exception as error:  # noqa: BLE001 - fail open
+                hook.broke(error)
+
+        return before, after
+
+    def _optimizer_passed(self, key: int) -> None:
+        """The models are known after the first optimizer step; an unknown optimizer may come with unknown models."""
+        if key not in self._known_optimizers:
+            self._known_optimizers.add(key)
+            if len(self._known_optimizers) > 1:
+                self.forwards.discover()
+                return
+        if self.forwards.discovering:
+            self.forwards.settle()

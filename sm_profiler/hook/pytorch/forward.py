@@ -1,0 +1,232 @@
+"""Outermost forwards: found by a global module hook while that is on, then seen by hooks on the models themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import warnings
+import weakref
+from collections import OrderedDict
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, ValuesView
+
+    from sm_profiler.hook.core import Hook
+
+GLOBAL_HOOK_WARNING = r"Using `torch.compile\(module\)` when there are global hooks"
+DISCOVERY_STEPS = 8  # a loop without an optimizer has shown its models by then
+
+
+class PrivateHooks(OrderedDict[int, Any]):
+    """A module's hooks, with ours kept private: a copy or a pickle of the model knows nothing of them.
+
+    Calls of the module go through `items()`, which has them all.  TorchScript compiles what `values()` has.
+    """
+
+    ours: tuple[int, ...] = ()
+
+    def __reduce__(self) -> Any:
+        return (OrderedDict, (), None, None, iter([pair for pair in self.items() if pair[0] not in self.ours]))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OrderedDict[int, Any]:
+        from copy import deepcopy  # noqa: PLC0415 - only when a model is copied
+
+        return OrderedDict(
+            (deepcopy(key, memo), deepcopy(value, memo)) for key, value in self.items() if key not in self.ours
+        )
+
+    def values(self) -> ValuesView[Any]:  # type: ignore[override]  # a view of another dict is a view still
+        """The user's own hooks."""
+        return OrderedDict((key, value) for key, value in self.items() if key not in self.ours).values()
+
+
+class Forwards:
+    """Tells the tracker where outermost forwards begin and end."""
+
+    def __init__(self, hook: Hook, torch: Any) -> None:
+        self._hook = hook
+        self._torch = torch
+        self._module = torch.nn.modules.module
+        self.thread = threading.main_thread().ident
+        self._names: dict[int, str] = {}
+        self._seen: dict[int, weakref.ref[Any]] = {}  # models that have hooks of ours
+        self._found: dict[int, Any] = {}  # models found since discovery was switched on
+        self._handles: list[Any] = []
+        self._instance_handles: list[Any] = []
+        self._filter: Any = None
+        self._steps = 0
+        self.before, self.after = self._make_hooks()
+
+    # hooks
+
+    def _make_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
+        hook, tracker = self._hook, self._hook.tracker
+        is_compiling, gradients = compiling_check(self._torch), self._torch.is_grad_enabled
+        get_ident, forwards = threading.get_ident, self
+
+        def before(module: Any, _args: Any) -> None:
+            if is_compiling():
+                return
+            try:
+                if tracker.in_backward or tracker.in_fetch or get_ident() != forwards.thread or hook.quiet:
+                    return
+                if tracker.forward_key and not forwards.is_stale(tracker.forward_key):
+                    return
+                tracker.forward_begins(id(module), perf_counter_ns(), gradients=gradients())
+            except Exception as error:  # noqa: BLE001 - fail open
+                hook.broke(error)
+
+        def after(module: Any, _args: Any, _output: Any) -> None:
+            if is_compiling():
+                return
+            try:
+                if tracker.forward_key == id(module) and get_ident() == forwards.thread:
+                    tracker.forward_ends(forwards.name(module), perf_counter_ns())
+            except Exception as error:  # noqa: BLE001 - fail open
+                hook.broke(error)
+
+        return before, after
+
+    def name(self, module: Any) -> str:
+        """The class of the model inside its wrappers."""
+        name = self._names.get(id(module))
+        if name is None:
+            inner = module
+            while (wrapped := inner._modules.get("_orig_mod") or _wrapped(inner)) is not None:  # noqa: SLF001 - torch's own table; attribute access may be overridden
+                inner = wrapped
+            name = self._names[id(module)] = type(inner).__name__
+        return name
+
+    def is_stale(self, key: int) -> bool:
+        """Whether the forward that is said to run has been left by an exception that no hook is told of (Ctrl-C)."""
+        code, frame = self._module.Module._call_impl.__code__, sys._getframe(2)  # noqa: SLF001 - the stack is the only witness
+        walker: Any = frame
+        while walker is not None:
+            if walker.f_code is code and id(walker.f_locals.get("self")) == key:
+                return False
+            walker = walker.f_back
+        self._hook.tracker.forward_key = 0
+        return True
+
+    # discovery
+
+    def discover(self) -> None:
+        """Watch every module until the next optimizer step, or for a few steps."""
+        self._steps = 0
+        if self._handles:
+            return
+        is_compiling, tracker = compiling_check(self._torch), self._hook.tracker
+        before, after, found, seen = self.before, self.after, self._found, self._seen
+
+        def any_before(module: Any, args: Any) -> None:
+            if is_compiling():
+                return
+            key = id(module)
+            if tracker.forward_key or key in seen:  # inside another, or seen by hooks of its own
+                return
+            if key not in found:
+                if next(module.parameters(), None) is None:
+                    return
+                found[key] = module
+            before(module, args)
+
+        def any_after(module: Any, args: Any, output: Any) -> None:
+            if is_compiling():
+                return
+            if tracker.forward_key == id(module) and id(module) in found:
+                after(module, args, output)
+
+        self._quiet()
+        self._handles = [
+            self._module.register_module_forward_pre_hook(any_before),
+            self._module.register_module_forward_hook(any_after, always_call=True),
+        ]
+
+    @property
+    def discovering(self) -> bool:
+        """Whether the global hook is on."""
+        return bool(self._handles)
+
+    def step_begins(self) -> None:
+        """Count steps while discovering; a loop without an optimizer ends it here."""
+        self._steps += 1
+        if self._steps > DISCOVERY_STEPS and not self._hook.tracker.forward_key:
+            self.settle()
+
+    def settle(self) -> None:
+        """Give what was found hooks of its own, and stop watching every module."""
+        if not self._handles or self._hook.tracker.forward_key:
+            return
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._loud()
+        for key, module in self._found.items():
+            if key not in self._seen:
+                self._watch(module)
+        self._found.clear()
+
+    def remove(self) -> None:
+        """Take every hook back."""
+        for handle in [*self._handles, *self._instance_handles]:
+            handle.remove()
+        self._handles, self._instance_handles = [], []
+        self._found.clear()
+        self._seen.clear()
+        self._loud()
+
+    def _watch(self, module: Any) -> None:
+        key = id(module)
+        for table in ("_forward_pre_hooks", "_forward_hooks"):
+            hooks = module.__dict__.get(table)
+            if type(hooks) is OrderedDict:
+                private = PrivateHooks(hooks)
+                module.__dict__[table] = private
+        handles = [
+            module.register_forward_pre_hook(self.before),
+            module.register_forward_hook(self.after, always_call=True),
+        ]
+        for table, handle in zip(("_forward_pre_hooks", "_forward_hooks"), handles, strict=True):
+            hooks = module.__dict__.get(table)
+            if isinstance(hooks, PrivateHooks):
+                hooks.ours = (*hooks.ours, handle.id)
+        self._instance_handles.extend(handles)
+        seen, names = self._seen, self._names
+
+        def forget(_: Any) -> None:
+            seen.pop(key, None)
+            names.pop(key, None)
+
+        seen[key] = weakref.ref(module, forget)
+
+    def _quiet(self) -> None:
+        """PyTorch warns of global hooks beside compiled modules; ours do not fire twice, so the user need not know."""
+        before = len(warnings.filters)
+        warnings.filterwarnings("ignore", message=GLOBAL_HOOK_WARNING)
+        self._filter = warnings.filters[0] if len(warnings.filters) > before else None
+
+    def _loud(self) -> None:
+        if self._filter is not None:
+            with contextlib.suppress(ValueError):
+                filters: Any = warnings.filters
+                filters.remove(self._filter)
+            self._filter = None
+
+
+def _wrapped(module: Any) -> Any:
+    """The model inside DistributedDataParallel and its like: modules that hold nothing but `module`."""
+    inside = module._modules  # noqa: SLF001 - torch's own table; attribute access may be overridden
+    return inside["module"] if len(inside) == 1 and "module" in inside else None
+
+
+def compiling_check(torch: Any) -> Callable[[], bool]:
+    """`torch.compiler.is_compiling`, or what it was called before 2.3."""
+    check: Callable[[], bool] | None = getattr(torch.compiler, "is_compiling", None)
+    if check is None:
+        from torch._dynamo.external_utils import is_compiling  # noqa: PLC0415 - old versions only
+
+        return is_compiling
+    return check

@@ -1,0 +1,217 @@
+"""DataLoader: how long the loop waits for each batch, and inside the dataloader window how batches come about."""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+import time
+import weakref
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from sm_profiler.hook.modes import LOADER_INIT, LOADER_NEXT, LOADER_WORKER
+from sm_profiler.hook.pytorch.forward import compiling_check
+from sm_profiler.hook.steps import Record, Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sm_profiler.hook.core import Hook
+    from sm_profiler.hook.pytorch.forward import Forwards
+
+STREAM = "_sm_profiler_stream"
+DATALOADER = "dataloader"
+
+
+class LoaderStream(Stream):
+    """The batches of one iterator, and what is known of its workers."""
+
+    __slots__ = ("__weakref__", "collected", "created_ns", "settings", "workers")
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.created_ns = 0
+        self.settings: dict[str, Any] = {}
+        self.workers: list[int] = []
+        self.collected = False  # inside the window at least once
+
+
+class Loaders:
+    """Patches the DataLoader's iterators."""
+
+    def __init__(self, hook: Hook, torch: Any, forwards: Forwards) -> None:
+        self._hook = hook
+        self._torch = torch
+        self._forwards = forwards
+        self._module = torch.utils.data.dataloader
+        self._undo: list[tuple[type, str, Any]] = []
+        self._alive: weakref.WeakSet[LoaderStream] = weakref.WeakSet()
+        self._regex: tuple[str, re.Pattern[str]] | None = None
+        self._last_asked = -1
+
+    def install(self) -> None:
+        """Wrap `__next__` and the constructors."""
+        base = self._module._BaseDataLoaderIter  # noqa: SLF001 - torch has no public name for it
+        multi = self._module._MultiProcessingDataLoaderIter  # noqa: SLF001 - as above
+        self._replace(base, "__next__", self._wrap_next)
+        for kind in (self._module._SingleProcessDataLoaderIter, multi):  # noqa: SLF001 - as above
+            self._replace(kind, "__init__", self._wrap_init)
+        self._replace(multi, "_shutdown_workers", self._wrap_shutdown)
+        self._hook.on_close.append(self._workers_end_with_job)
+
+    def remove(self) -> None:
+        """Put the originals back."""
+        for owner, name, original in reversed(self._undo):
+            setattr(owner, name, original)
+        self._undo.clear()
+
+    def _replace(self, owner: type, name: str, wrap: Callable[[Any], Any]) -> None:
+        original = owner.__dict__[name]
+        setattr(owner, name, wrap(original))
+        self._undo.append((owner, name, original))
+
+    def _wrap_next(self, original: Any) -> Any:
+        hook, tracker, forwards = self._hook, self._hook.tracker, self._forwards
+        is_compiling, gradients, get_ident = (
+            compiling_check(self._torch),
+            self._torch.is_grad_enabled,
+            threading.get_ident,
+        )
+        stream_of, collect, before = self._stream_of, self._collect, self._before_fetch
+
+        @functools.wraps(original)
+        def __next__(self: Any) -> Any:  # noqa: N807 - it takes the place of a method of this name
+            if is_compiling() or tracker.in_fetch or hook.quiet or get_ident() != forwards.thread:
+                return original(self)
+            try:
+                stream = self.__dict__.get(STREAM) or stream_of(self)
+                worker = before(self, stream)
+                tracker.fetch_begins()
+            except Exception as error:  # noqa: BLE001 - fail open
+                hook.broke(error)
+                return original(self)
+            start_ns = perf_counter_ns()
+            got = failed = False
+            try:
+                batch = original(self)
+                got = True
+            except StopIteration:
+                raise
+            except BaseException:
+                failed = True
+                raise
+            else:
+                return batch
+            finally:
+                end_ns = perf_counter_ns()
+                try:
+                    if failed:
+                        tracker.fetch_failed()
+                    else:
+                        tracker.fetch_ends(stream, start_ns, end_ns, got=got, gradients=gradients())
+                        if worker is not None and got:
+                            collect(LOADER_NEXT, f"{stream.name}::GetNext", start_ns, end_ns, stream, worker)
+                except Exception as error:  # noqa: BLE001 - fail open
+                    tracker.in_fetch = 0
+                    hook.broke(error)
+
+        return __next__
+
+    def _wrap_init(self, original: Any) -> Any:
+        guard, stream_of, created = self._hook.guard, self._stream_of, self._created
+
+        @functools.wraps(original)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it takes the place of a method of this name
+            start_ns = perf_counter_ns()
+            original(self, *args, **kwargs)
+            end_ns = perf_counter_ns()
+            try:
+                stream = stream_of(self)
+                stream.created_ns = start_ns
+                created(stream, start_ns, end_ns)
+            except Exception as error:  # noqa: BLE001 - fail open
+                guard.failed(DATALOADER, error)
+
+        return __init__
+
+    def _wrap_shutdown(self, original: Any) -> Any:
+        guard, workers_end = self._hook.guard, self._workers_end
+
+        @functools.wraps(original)
+        def _shutdown_workers(self: Any) -> Any:
+            try:
+                return original(self)
+            finally:
+                try:
+                    stream = self.__dict__.get(STREAM)
+                    if stream is not None:
+                        workers_end(stream)
+                except Exception as error:  # noqa: BLE001 - fail open
+                    guard.failed(DATALOADER, error)
+
+        return _shutdown_workers
+
+    # collecting
+
+    def _stream_of(self, iterator: Any) -> LoaderStream:
+        existing = iterator.__dict__.get(STREAM)
+        if existing is not None:
+            return existing  # type: ignore[no-any-return]
+        stream = LoaderStream(type(iterator).__name__)
+        stream.settings = {"num_workers": iterator._num_workers, "pin_memory": bool(iterator._pin_memory)}  # noqa: SLF001 - torch has no public name for it
+        stream.workers = [worker.pid for worker in getattr(iterator, "_workers", ())]
+        iterator.__dict__[STREAM] = stream
+        weakref.finalize(iterator, setattr, stream, "alive", False).atexit = False  # noqa: FBT003 - setattr's own signature
+        self._alive.add(stream)
+        return stream
+
+    def _is_on(self, ahead: int) -> bool:
+        """Whether the step that the batch is for is inside the dataloader window."""
+        window = self._hook.windows.get(DATALOADER)
+        if window is None or window.ended or self._hook.guard.is_off(DATALOADER):
+            return False
+        step = max(self._hook.tracker.global_step + ahead, self._last_asked)
+        self._last_asked = step
+        return window.at_step(step, time.time(), time.monotonic())
+
+    def _before_fetch(self, iterator: Any, stream: LoaderStream) -> int | None:
+        """The worker that the next batch comes from (-1 for none) if it is to be collected, else None."""
+        if not self._is_on(stream.credits + 1):
+            return None
+        stream.collected = True
+        try:
+            return int(iterator._task_info[iterator._rcvd_idx][0])  # noqa: SLF001 - torch has no public name for it
+        except (AttributeError, KeyError, IndexError):
+            return -1
+
+    def _created(self, stream: LoaderStream, start_ns: int, end_ns: int) -> None:
+        if self._is_on(1):
+            self._collect(LOADER_INIT, f"{stream.name}.__init__", start_ns, end_ns, stream, -1)
+
+    def _collect(  # noqa: PLR0913, PLR0917 - what an event is made of
+        self, phase: str, name: str, start_ns: int, end_ns: int, stream: LoaderStream, worker: int, pid: int = 0
+    ) -> None:
+        if not self._matches(name):
+            return
+        args = {"worker_id": worker, **stream.settings}
+        if pid:
+            args["pid"] = pid
+        self._hook.tracker.append(Record(phase, name, start_ns, end_ns, -1, args))
+
+    def _matches(self, name: str) -> bool:
+        text = self._hook.profile.collectors[DATALOADER].metrics_regex or ".*"
+        if self._regex is None or self._regex[0] != text:
+            self._regex = (text, re.compile(text, re.IGNORECASE))
+        return bool(self._regex[1].match(name))
+
+    def _workers_end(self, stream: LoaderStream) -> None:
+        workers, stream.workers = stream.workers, []
+        if stream.collected and not self._hook.quiet:
+            end_ns = perf_counter_ns()
+            for number, pid in enumerate(workers):
+                self._collect(LOADER_WORKER, LOADER_WORKER, stream.created_ns, end_ns, stream, number, pid)
+
+    def _workers_end_with_job(self) -> None:
+        for stream in list(self._alive):
+            self._workers_end(stream)

@@ -1,0 +1,136 @@
+"""Takes records off the training thread's hands: a background thread turns them into events and files.
+
+The training thread only appends to a deque, which needs no lock.  Once a second the background thread empties it, reads
+the process's memory, looks for a changed configuration and for a wall clock that was set, and closes files that are due.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
+from sm_profiler.hook.guard import Guard
+from sm_profiler.hook.modes import OWN_MEMORY
+from sm_profiler.hook.steps import Record
+from sm_profiler.hook.timebase import Timebase
+
+FLUSH_SECONDS = 1.0
+QUEUE_RECORDS = 100_000  # some 20 MB; what comes while the queue is longer is counted, not kept
+CHUNK = 64  # events between two points where the training thread may take the interpreter back
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Recorder:
+    """The queue between the training thread and the files of this process."""
+
+    def __init__(  # noqa: PLR0913 - each is a part that tests replace
+        self,
+        writer: TraceWriter,
+        timebase: Timebase,
+        guard: Guard,
+        *,
+        watch: Callable[[], None] | None = None,
+        flush_seconds: float = FLUSH_SECONDS,
+        memory: bool = True,
+    ) -> None:
+        self.writer = writer
+        self.timebase = timebase
+        self.guard = guard
+        self.records: deque[Record] = deque()
+        self.events: deque[TraceEvent] = deque()
+        self.overflow = 0
+        self._watch = watch
+        self._flush_seconds = flush_seconds
+        self._memory = memory
+        self._pid = os.getpid()
+        self._stop = threading.Event()
+        self._lock = threading.Lock()  # the writer's: held by the background thread, or by close()
+        self._thread: threading.Thread | None = None
+        self._said_disk = False
+
+    def start(self) -> None:
+        """Start the background thread."""
+        self._thread = threading.Thread(target=self._run, name="sm-profiler", daemon=True)
+        self._thread.start()
+
+    def is_crowded(self) -> bool:
+        """Whether the queue is so long that phases should not be recorded for now."""
+        return len(self.records) > QUEUE_RECORDS
+
+    def close(self) -> None:
+        """Stop the thread, write what is left, finish the file."""
+        self._stop.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread() and thread.is_alive():
+            thread.join(timeout=10)
+        with self._lock:
+            self._drain()
+            self.writer.close()
+            self._report_disk()
+
+    def flush(self) -> None:
+        """Write what has been recorded so far."""
+        with self._lock:
+            self._drain()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._flush_seconds):
+            try:
+                with self._lock:
+                    self._beat()
+            except Exception as error:  # noqa: BLE001, PERF203 - whatever it is, the training must not see it
+                self.guard.failed("recording", error)
+
+    def _beat(self) -> None:
+        if self._memory:
+            self._read_memory()
+        self._drain()
+        if self.timebase.has_jumped():
+            self.writer.finish()  # what follows counts from another start
+            self.writer.start_us = self.timebase.now_us()
+        self.writer.tick()
+        self._report_disk()
+        if self._watch:
+            self._watch()
+
+    def _drain(self) -> None:
+        while self.records or self.events:
+            chunk = [self.events.popleft() for _ in range(min(len(self.events), CHUNK))]
+            chunk.extend(self._events(self.records.popleft() for _ in range(min(len(self.records), CHUNK))))
+            self.writer.write(chunk)
+            if not self._stop.is_set():
+                time.sleep(0.0002)  # let the training thread have the interpreter
+
+    def _events(self, records: Iterable[Record]) -> list[TraceEvent]:
+        to_us, head = self.timebase.to_us, f'{{"pid": {self._pid}'
+        events = []
+        for phase, name, start_ns, end_ns, step, more in records:
+            start_us = to_us(start_ns)
+            args = f"{head}}}" if step < 0 else f'{head}, "step_num": "{step}"}}'
+            if more:
+                args = json.dumps(json.loads(args) | more)
+            events.append(TraceEvent(phase, name, start_us, to_us(end_ns) - start_us, args))
+        return events
+
+    def _read_memory(self) -> None:
+        args = {"pid": self._pid, **memory()}
+        self.events.append(TraceEvent(OWN_MEMORY, "memory", self.timebase.now_us(), 0, json.dumps(args), "i"))
+
+    def _report_disk(self) -> None:
+        if self.writer.error and not self._said_disk:
+            self._said_disk = True
+            self.guard.warn(f"the profile cannot be written, training goes on: {self.writer.error}")
+
+
+def memory() -> dict[str, Any]:
+    """Resident and peak memory of this process in bytes."""
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+    return {"resident_bytes": resident, "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}

@@ -1,0 +1,256 @@
+"""What a step is: told of fetches, forwards, backwards and optimizer steps, it finds the steps and records the phases.
+
+Times are `perf_counter_ns`.  Everything here runs on the training thread, in the middle of a step: no locks, no calls
+that wait, nothing that grows with the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from sm_profiler.hook.modes import BACKWARD, FORWARD, OPTIMIZER, STEP, WAIT, ModeKeys
+
+
+class Record(NamedTuple):
+    """A span as the training thread notes it; turned into an event elsewhere.
+
+    Attributes:
+        phase: the event's phase.
+        name: the event's name.
+        start_ns, end_ns: `perf_counter_ns`.
+        step: number within its mode, or -1.
+        args: further arguments, or None.
+    """
+
+    phase: str
+    name: str
+    start_ns: int
+    end_ns: int
+    step: int
+    args: dict[str, Any] | None = None
+
+
+class Stream:
+    """The batches of one loader iterator: how many were fetched and have not begun a step yet."""
+
+    __slots__ = ("alive", "burst", "credits", "fetches", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.alive = True
+        self.credits = 0
+        self.burst = 0  # batches asked for in a row, that have not begun a step yet
+        self.fetches = 0
+
+
+class StepTracker:
+    """Finds steps in what it is told, and hands records to `append`.
+
+    `on_step(global_step, mode)` is called when a step begins, before its first phase.
+    """
+
+    def __init__(self, append: Callable[[Record], None], on_step: Callable[[int, ModeKeys], None]) -> None:
+        self._on_step = on_step
+        self.forced_mode: ModeKeys | None = None
+        self.manual = False  # the script marks its own steps
+        self.reset(append)
+
+    def reset(self, append: Callable[[Record], None]) -> None:
+        """As new: for a forked child, which has made no step yet."""
+        self.append = append  # replaced by the queue's own method: one call less a record
+        self.keep_phases = True
+        self.global_step = -1
+        self.counts = dict.fromkeys(ModeKeys, 0)
+        self.mode = ModeKeys.TRAIN
+        self.number = -1
+        self.is_open = False
+        self.streams: list[Stream] = []
+        self.in_fetch = 0
+        self.in_backward = 0
+        self.optimizers: list[int] = []
+        self.forward_key = 0  # id of the outermost module that is running, 0 for none
+        self._forwards = 0
+        self._forward_start = 0
+        self._backward_start = 0
+        self._optimizer_start = 0
+        self._step_start = 0
+        self._last_end = 0
+        self._after_fetch = False  # a batch was asked for since the last step began
+        self._fetch_end = 0
+        self._after_optimizer = True
+        self._saw_backward = False
+        self._saw_optimizer = False
+        self._with_gradients = True
+        self._first_key = 0
+        self._one_root = True
+
+    # fetches
+
+    def fetch_begins(self) -> None:
+        """The loop asks a loader for a batch."""
+        # A fetch ends the step, unless it stands between a forward and its backward (some prefetchers do that).
+        if self.is_open and not self.manual and (self._saw_backward or self._saw_optimizer or not self._with_gradients):
+            self.end_step()
+        self.in_fetch += 1
+        self.optimizers.clear()  # an optimizer that raised said nothing when it left
+
+    def fetch_ends(self, stream: Stream, start_ns: int, end_ns: int, *, got: bool, gradients: bool) -> None:
+        """A batch came, or the loader had no more (`got` false)."""
+        self.in_fetch -= 1
+        if not self.streams or self.streams[-1] is not stream:
+            if stream in self.streams:
+                self.streams.remove(stream)
+            self.streams.append(stream)
+        if not self._after_fetch:
+            stream.burst = 0
+        stream.burst += 1
+        if got:
+            stream.credits += 1
+            stream.fetches += 1
+            number = self.counts[self._mode(gradients=gradients)] + stream.credits - 1
+            self.append(Record(WAIT, stream.name, start_ns, end_ns, number))
+        elif stream.credits == 0:
+            self.streams.remove(stream)
+        self._after_fetch = stream.credits > 0
+        self._fetch_end = end_ns
+
+    def fetch_failed(self) -> None:
+        """The loader raised something else than the end of its data."""
+        self.in_fetch -= 1
+
+    # phases
+
+    def forward_begins(self, key: int, start_ns: int, *, gradients: bool) -> None:
+        """An outermost module is called."""
+        if not self.manual and self._begins_step(key, gradients=gradients):
+            self.begin_step(start_ns, gradients=gradients)
+            self._first_key = key
+        elif key != self._first_key:
+            self._one_root = False
+        self.forward_key = key
+        self._forwards += 1
+        self._forward_start = start_ns
+
+    def forward_ends(self, name: str, end_ns: int) -> None:
+        """It returned, or raised."""
+        self.forward_key = 0
+        self._last_end = end_ns
+        if self.keep_phases:
+            self.append(Record(FORWARD, name, self._forward_start, end_ns, self.number))
+
+    def backward_begins(self, start_ns: int) -> None:
+        """`torch.autograd.backward` is called; calls within calls count as part of the outermost."""
+        self.in_backward += 1
+        if self.in_backward == 1:
+            self._backward_start = start_ns
+            self._saw_backward = True
+            self._begin_unseen(start_ns)
+
+    def backward_ends(self, end_ns: int) -> None:
+        """It returned, or raised."""
+        self.in_backward -= 1
+        if self.in_backward == 0:
+            self._last_end = end_ns
+            if self.keep_phases:
+                self.append(Record(BACKWARD, "backward", self._backward_start, end_ns, self.number))
+
+    def optimizer_begins(self, key: int, start_ns: int) -> None:
+        """An optimizer's step begins; an optimizer within an optimizer counts as part of the outermost."""
+        if key in self.optimizers:  # it raised the last time
+            del self.optimizers[self.optimizers.index(key) :]
+        self.optimizers.append(key)
+        if len(self.optimizers) == 1:
+            self._optimizer_start = start_ns
+            self._saw_optimizer = True
+
+    def optimizer_ends(self, key: int, name: str, end_ns: int) -> None:
+        """An optimizer's step ends."""
+        if not self.optimizers or key not in self.optimizers:
+            return
+        del self.optimizers[self.optimizers.index(key) :]
+        if not self.optimizers:
+            self._begin_unseen(self._optimizer_start)
+            self._last_end = end_ns
+            self._after_optimizer = True
+            if self.keep_phases:
+                self.append(Record(OPTIMIZER, name, self._optimizer_start, end_ns, self.number))
+
+    # steps
+
+    def begin_step(self, start_ns: int, *, gradients: bool) -> None:
+        """A step begins here; one that is open ends with its last phase."""
+        if self.is_open:
+            self.end_step()
+        self.mode = mode = self._mode(gradients=gradients)
+        self.global_step += 1
+        self.number = self.counts[mode]
+        self.counts[mode] = self.number + 1
+        self._with_gradients = gradients
+        self._after_fetch = self._after_optimizer = self._saw_backward = self._saw_optimizer = False
+        self._first_key, self._one_root = 0, True
+        self._step_start = self._last_end = start_ns
+        self.is_open = True
+        self._on_step(self.global_step, mode)
+
+    def end_step(self, end_ns: int | None = None) -> None:
+        """The open step ended with its last phase, or at the time given."""
+        if self.is_open:
+            self.is_open = False
+            name = STEP[self.mode]
+            self.append(Record(name, name, self._step_start, end_ns or self._last_end, self.number))
+
+    def _mode(self, *, gradients: bool) -> ModeKeys:
+        return self.forced_mode or (ModeKeys.TRAIN if gradients else ModeKeys.EVAL)
+
+    def _stream(self) -> Stream | None:
+        """The loader that the loop reads from now, if it does."""
+        while self.streams:
+            if self.streams[-1].alive:
+                return self.streams[-1]
+            self.streams.pop()
+        return None
+
+    def _begins_step(self, key: int, *, gradients: bool) -> bool:
+        if self.in_backward:
+            return False
+        stream = self._stream()
+        if stream is None:  # a loop without a loader
+            return not gradients or self._after_optimizer
+        if stream.credits == 0:
+            return False
+        if self._after_fetch:
+            stream.credits -= 1
+            stream.burst -= 1
+            return True
+        # Several batches were fetched at once.  The same model, run again after a backward and before any optimizer,
+        # is the next micro-batch; another model, or the same one after it, belongs to this step (GANs).
+        if (
+            stream.burst > 0
+            and self._saw_backward
+            and not self._saw_optimizer
+            and self._one_root
+            and key == self._first_key
+        ):
+            stream.credits -= 1
+            stream.burst -= 1
+            return True
+        return False
+
+    def _begin_unseen(self, start_ns: int) -> None:
+        """Begin the step of a forward that could not be seen (it ran inside a compiled region)."""
+        if self.manual or self.in_fetch:
+            return
+        stream = self._stream()
+        if stream is None:
+            if self._after_optimizer and not (self.is_open and self._forwards):
+                self._begin_keeping(self._last_end if self.is_open else start_ns)
+        elif stream.credits and self._after_fetch:
+            stream.credits -= 1
+            stream.burst -= 1
+            self._begin_keeping(self._fetch_end)
+
+    def _begin_keeping(self, start_ns: int) -> None:
+        saw_backward, saw_optimizer = self._saw_backward, self._saw_optimizer
+        self.begin_step(start_ns, gradients=True)
+        self._saw_backward, self._saw_optimizer = saw_backward, saw_optimizer
