@@ -1,0 +1,162 @@
+"""What the SageMaker API would refuse, found before the call, from botocore's own service model.
+
+botocore itself checks types, required keys and minima; maxima, patterns and enumerations are left to the service, which
+answers a whole request later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from sm_profiler.errors import ConfigError
+
+_SHOWN = 60
+
+
+def check_request(operation: str, params: Mapping[str, Any], *, only: Collection[str] | None = None) -> list[str]:
+    """What is wrong with a request, one line each; empty where nothing is.
+
+    Args:
+        operation: the API's name of it, such as `CreateTrainingJob`.
+        params: its parameters, under the API's names.
+        only: check these top-level parameters and no others, nor whether required ones are missing.
+
+    Pipeline variables, known only when the pipeline runs, pass.
+
+    Raises:
+        ConfigError: botocore is missing, or has no such operation.
+    """
+    shape = _operation(operation)
+    if only is not None:
+        return [
+            problem
+            for name in only
+            if name in shape.members and params.get(name) is not None
+            for problem in _problems(shape.members[name], params[name], name)
+        ]
+    return list(_problems(shape, params, ""))
+
+
+@cache
+def _operation(name: str) -> Any:
+    try:
+        from botocore.exceptions import UnknownServiceError  # noqa: PLC0415 - boto3 is needed only here
+        from botocore.loaders import Loader  # noqa: PLC0415
+        from botocore.model import OperationNotFoundError, ServiceModel  # noqa: PLC0415
+    except ModuleNotFoundError:
+        raise ConfigError("checking a request needs botocore: pip install 'sm-profiler[aws]'") from None
+    try:
+        model = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
+        return model.operation_model(name).input_shape
+    except (UnknownServiceError, OperationNotFoundError) as error:
+        raise ConfigError(f"this botocore does not know SageMaker's {name}: {error}") from None
+
+
+def is_pipeline_variable(value: object) -> bool:
+    """Whether a value is a placeholder of a SageMaker pipeline (SDK v2 or v3)."""
+    return any(base.__name__ == "PipelineVariable" for base in type(value).__mro__)
+
+
+def _problems(shape: Any, value: Any, path: str) -> Iterator[str]:
+    if is_pipeline_variable(value):
+        return
+    kinds, check = _CHECKS.get(shape.type_name, ((), _nothing))
+    if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
+        yield f"{path or 'the request'}: expected {_NAMES.get(shape.type_name, shape.type_name)}, found {_shown(value)}"
+        return
+    yield from check(shape, value, path)
+
+
+def _structure(shape: Any, value: Mapping[str, Any], path: str) -> Iterator[str]:
+    prefix = f"{path}." if path else ""
+    for name in shape.required_members:
+        if value.get(name) is None:
+            yield f"{prefix}{name}: required"
+    for name, member in value.items():
+        if name not in shape.members:
+            yield f"{prefix}{name}: unknown"
+        elif member is not None:
+            yield from _problems(shape.members[name], member, f"{prefix}{name}")
+
+
+def _list(shape: Any, value: Sequence[Any], path: str) -> Iterator[str]:
+    yield from _bounds(shape, len(value), path, "entries")
+    for number, member in enumerate(value):
+        yield from _problems(shape.member, member, f"{path}[{number}]")
+
+
+def _map(shape: Any, value: Mapping[str, Any], path: str) -> Iterator[str]:
+    yield from _bounds(shape, len(value), path, "entries")
+    for key, member in value.items():
+        yield from _problems(shape.key, key, f"{path} key {_shown(key)}")
+        yield from _problems(shape.value, member, f"{path}.{key}")
+
+
+def _string(shape: Any, value: str, path: str) -> Iterator[str]:
+    yield from _bounds(shape, len(value), path, "characters")
+    if shape.enum and value not in shape.enum:
+        some = ", ".join(shape.enum[:8]) + (", …" if len(shape.enum) > 8 else "")  # noqa: PLR2004 - what fits a line
+        yield f"{path}: {_shown(value)} is not one of {some}"
+    pattern = shape.metadata.get("pattern")
+    if pattern and not _matches(pattern, value):
+        yield f"{path}: {_shown(value)} does not match {pattern}"
+
+
+def _number(shape: Any, value: float, path: str) -> Iterator[str]:
+    yield from _bounds(shape, value, path, "")
+
+
+def _nothing(_shape: Any, _value: Any, _path: str) -> Iterator[str]:
+    return iter(())
+
+
+def _bounds(shape: Any, size: float, path: str, unit: str) -> Iterator[str]:
+    least, most = shape.metadata.get("min"), shape.metadata.get("max")
+    if most is not None and size > most:
+        yield f"{path}: {size} {unit}".rstrip() + f", at most {most} are accepted"
+    if least is not None and size < least:
+        yield f"{path}: {size} {unit}".rstrip() + f", at least {least} are needed"
+
+
+@cache
+def _pattern(pattern: str) -> re.Pattern[str] | None:
+    try:
+        return re.compile(pattern)
+    except re.error:  # the model's patterns are Java's, and a few say what Python cannot
+        return None
+
+
+def _matches(pattern: str, value: str) -> bool:
+    compiled = _pattern(pattern)
+    return compiled is None or compiled.fullmatch(value) is not None
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+_Check = Callable[[Any, Any, str], Iterator[str]]
+_CHECKS: dict[str, tuple[tuple[type, ...], _Check]] = {
+    "structure": ((Mapping,), _structure),
+    "list": ((list, tuple), _list),
+    "map": ((Mapping,), _map),
+    "string": ((str,), _string),
+    "integer": ((int,), _number),
+    "long": ((int,), _number),
+    "float": ((int, float), _number),
+    "double": ((int, float), _number),
+    "boolean": ((bool,), _nothing),
+}
+_NAMES = {
+    "structure": "an object",
+    "map": "an object",
+    "list": "a list",
+    "string": "a string",
+    "boolean": "true or false",
+    "integer": "an integer",
+    "long": "an integer",
+}
