@@ -1,0 +1,103 @@
+"""Parameters of rules: attrs fields whose values may come as strings, checked with one clear line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import attrs
+
+from sm_profiler.errors import ConfigError
+
+Number = int | float
+P = TypeVar("P", bound=attrs.AttrsInstance)
+
+
+def as_number(value: object) -> object:
+    """A number from what the API carries (always a string); anything else is left to the validator."""
+    if isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            return value
+        return int(number) if number.is_integer() and "." not in value and "e" not in value.lower() else number
+    return value
+
+
+def _check_number(field: attrs.Attribute[Any], value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(f"{field.name} must be a number, not {str(value)[:60]!r}")
+    return float(value)
+
+
+def _is_percentile(_: object, field: attrs.Attribute[Any], value: object) -> None:
+    if not 0 <= _check_number(field, value) <= 100:  # noqa: PLR2004 - percent
+        raise ConfigError(f"{field.name} must be a valid percentile!")
+
+
+def _is_positive(_: object, field: attrs.Attribute[Any], value: object) -> None:
+    if _check_number(field, value) <= 0:
+        raise ConfigError(f"{field.name} must be a positive integer!")
+
+
+def _is_count(_: object, field: attrs.Attribute[Any], value: object) -> None:
+    _is_positive(_, field, value)
+    if not float(str(value)).is_integer():
+        raise ConfigError(f"{field.name} must be a positive integer!")
+
+
+def _as_count(value: object) -> object:
+    number = as_number(value)
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
+def _as_text(value: object) -> object:
+    return None if value in {None, "", "None"} else value
+
+
+def _is_text(_: object, field: attrs.Attribute[Any], value: object) -> None:
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(f"{field.name} must be a string, not {str(value)[:60]!r}")
+
+
+def percentile(default: float) -> Any:
+    """A field that holds a percentage, 0 to 100."""
+    return attrs.field(default=default, converter=as_number, validator=_is_percentile)
+
+
+def positive(default: float) -> Any:
+    """A field that holds a number above zero."""
+    return attrs.field(default=default, converter=as_number, validator=_is_positive)
+
+
+def count(default: int) -> Any:
+    """A field that holds a whole number above zero."""
+    return attrs.field(default=default, converter=_as_count, validator=_is_count)
+
+
+def text(default: str | None = None) -> Any:
+    """A field that holds a text or None."""
+    return attrs.field(default=default, converter=_as_text, validator=_is_text)
+
+
+def build(kind: type[P], rule: str, values: Mapping[str, object]) -> P:
+    """The parameters of a rule.
+
+    Raises:
+        ConfigError: an unknown name or a bad value; one line that names the rule.
+    """
+    known = {field.name for field in attrs.fields(kind)}
+    unknown = [name for name in values if name not in known]
+    if unknown:
+        offered = ", ".join(sorted(known)) or "none"
+        raise ConfigError(f"{rule} has no parameter {unknown[0]!r}; it has: {offered}")
+    try:
+        return kind(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{rule}: {error}") from None
+
+
+def as_text(values: Mapping[str, object]) -> str:
+    """The report's RuleParameters: `name:value`, a line each."""
+    return "\n".join(f"{name}:{value}" for name, value in values.items())

@@ -1,0 +1,218 @@
+"""StepOutlier: steps that take much longer than the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+
+from sm_profiler.formats.columns import EventColumns, Floats, Mask
+from sm_profiler.rules.builtin import BuiltinRule, Compat
+from sm_profiler.rules.nodes import natural
+from sm_profiler.rules.parameters import count, positive, text
+from sm_profiler.rules.spread import Series, Spread
+from sm_profiler.rules.what_ran import WhatRan
+from sm_profiler.rules.window import Window
+
+STEP = "Step:ModeKeys"
+ENOUGH = 100  # steps of a phase before its outliers are looked for
+BINS = 100
+LONGEST = 50  # so many of a process's longest steps per phase keep what ran in them
+
+
+@attrs.frozen
+class StepOutlierParameters:
+    """`stddev`: how many standard deviations above the mean; `n_outliers`: how many outliers are tolerated."""
+
+    stddev: float = positive(3)
+    mode: str | None = text()
+    n_outliers: int = count(10)
+
+
+@attrs.define
+class _Phase:
+    """The steps of one process and phase; durations in seconds."""
+
+    durations: Spread = attrs.field(factory=Spread)
+    longest: list[tuple[float, float, int, WhatRan]] = attrs.field(factory=list)  # duration, start, step, what ran
+
+    def limit(self, stddev: float) -> tuple[float, float]:
+        """Above which duration a step is an outlier, and the standard deviation."""
+        values, counts = self.durations.values_and_counts()
+        mean = float(np.average(values, weights=counts))
+        deviation = float(np.sqrt(np.average((values - mean) ** 2, weights=counts)))
+        return mean + stddev * deviation, deviation
+
+
+class StepOutlier(BuiltinRule):
+    """Fires for a process and phase with more than `n_outliers` steps longer than the mean plus `stddev` standard deviations."""
+
+    description = "Steps that take much longer than the others of the same process."
+    recommendation = "Look at what ran inside the long steps, and at what they coincide with: checkpoints, data, collection of garbage."
+    Parameters = StepOutlierParameters
+
+    def __init__(self, *, compat: Compat = None, **values: object) -> None:
+        if "threshold" in values:  # the service's own report names stddev so
+            values.setdefault("stddev", values["threshold"])
+            values = {name: value for name, value in values.items() if name != "threshold"}
+        super().__init__(compat=compat, **values)
+        self.details["step_details"] = {}
+        self._phases: dict[str, dict[str, _Phase]] = {}
+        self._series: dict[str, dict[str, tuple[Series, list[int]]]] = {}
+        self._ran = WhatRan()
+
+    def shown_parameters(self) -> dict[str, object]:
+        """The report names stddev twice."""
+        limits = self.parameters
+        return {"threshold": limits.stddev, "mode": limits.mode, "n_outliers": limits.n_outliers, "stddev": limits.stddev}
+
+    def update(self, window: Window) -> bool:
+        """Take the window's steps; True once it has fired."""
+        if self.service:
+            if window.looked_at_by_service:
+                self._update_as_service(window.events)
+            return self.triggered > 0
+        events = window.new_events
+        steps = events[self._is_step(events)]
+        self.datapoints += len(steps)
+        for process in steps.node.present():
+            own_events: EventColumns | None = None
+            own = steps[steps.node.mask(process)]
+            for name in own.name.present():
+                phase = self._phases.setdefault(process, {}).setdefault(name, _Phase())
+                chosen = own[own.name.mask(name)]
+                phase.durations.add(chosen.duration_us / 1e6)
+                for row in self._candidates(phase, chosen):
+                    if own_events is None:
+                        own_events = window.events[window.events.node.mask(process)]
+                    ran = WhatRan()
+                    start_us, end_us = float(chosen.start_us[row]), float(chosen.end_us[row])
+                    ran.add(own_events[(own_events.start_us <= end_us) & (own_events.end_us >= start_us)])
+                    phase.longest.append((float(chosen.duration_us[row]) / 1e6, start_us, int(chosen.step[row]), ran))
+                _keep_longest(phase)
+        return False
+
+    @staticmethod
+    def _candidates(phase: _Phase, steps: EventColumns) -> list[int]:
+        """The steps that may be among the longest."""
+        rows = np.argsort(-steps.duration_us, kind="stable")[:LONGEST]
+        floor = phase.longest[-1][0] if len(phase.longest) >= LONGEST else -np.inf
+        return [int(row) for row in rows if steps.duration_us[row] / 1e6 >= floor]
+
+    def _is_step(self, events: EventColumns) -> Mask:
+        return events.name.mask(lambda name: STEP in name or name == self.parameters.mode)
+
+    def _update_as_service(self, events: EventColumns) -> None:
+        rows = np.flatnonzero(self._is_step(events))
+        self.datapoints += len(rows)
+        steps = events[rows]
+        present: dict[tuple[str, int], tuple[float, float]] = {}  # intervals in this window: the first one met wins
+        nodes, names = steps.node.decode().tolist(), steps.name.decode().tolist()
+        columns = (steps.step.tolist(), steps.start_us.tolist(), steps.end_us.tolist())
+        for node, name, number, start_us, end_us in zip(nodes, names, *columns, strict=True):
+            series, numbers = self._series.setdefault(node, {}).setdefault(name, (Series(), []))
+            series.add(np.asarray([(end_us - start_us) / 1e6]))
+            numbers.append(number)
+            present.setdefault((node, number), (start_us, end_us))
+        for node, phases in self._series.items():
+            for name, (series, numbers) in phases.items():
+                if len(series) > ENOUGH:
+                    self._judge_as_service(node, name, series.values, numbers, present, events)
+
+    def _judge_as_service(  # noqa: PLR0913, PLR0917 - a phase and the window it is judged in
+        self,
+        node: str,
+        name: str,
+        durations: Floats,
+        numbers: list[int],
+        present: dict[tuple[str, int], tuple[float, float]],
+        events: EventColumns,
+    ) -> None:
+        limit = float(durations.mean() + self.parameters.stddev * durations.std())
+        outliers = np.flatnonzero(durations > limit)
+        p99, p95, p50 = np.quantile(durations, [0.99, 0.95, 0.5])
+        stats = {"mean": durations.mean(), "max": durations.max(), "p99": p99, "p95": p95, "p50": p50}
+        stats["min"] = durations.min()
+        probs, edges = np.histogram(durations[durations < limit], bins=BINS)
+        shown = [str(numbers[index]) for index in outliers]
+        self.details["step_details"][node] = {
+            "step_stats": {key: float(value) for key, value in stats.items()},
+            "number_of_outliers": len(outliers),
+            "phase": name,
+            "stddev": float(np.round(durations.std(), 2)),
+            "probs": probs.tolist(),
+            "binedges": edges.tolist(),
+            "step_numbers": shown,
+        }
+        if len(outliers) <= self.parameters.n_outliers:
+            return
+        self.violations += len(outliers)
+        self.triggered += 1
+        for index in outliers:
+            span = present.get((node, numbers[index]))
+            if span:
+                start_us, end_us = span
+                self._ran.add(events[(events.start_us <= end_us) & (events.end_us >= start_us)])
+        self._ran.write_details(self.details, swapped=True)
+
+    def merge(self, other: StepOutlier) -> None:
+        """Take in other nodes or other minutes of the same job."""
+        self.datapoints += other.datapoints
+        for process, phases in other._phases.items():
+            for name, theirs in phases.items():
+                mine = self._phases.setdefault(process, {}).setdefault(name, _Phase())
+                mine.durations.merge(theirs.durations)
+                mine.longest += theirs.longest
+                _keep_longest(mine)
+
+    def finish(self) -> None:
+        """Judge each phase of each process by all its steps."""
+        if self.service:
+            return
+        self.triggered = self.violations = 0
+        shown: dict[str, Any] = {}
+        ran = WhatRan()
+        most = 0
+        for process, phases in sorted(self._phases.items(), key=lambda item: natural(item[0])):
+            judged = {name: phase for name, phase in sorted(phases.items()) if phase.durations.count > ENOUGH}
+            most = max([most, *(phase.durations.count for phase in phases.values())])
+            for name, phase in judged.items():
+                found = self._describe(name, phase, ran)
+                shown[process if len(judged) == 1 else f"{process} {name}"] = found
+        self.details = {"step_details": shown}
+        if self.triggered:
+            ran.write_details(self.details)
+        if most == 0:
+            self.not_evaluated("no steps recorded")
+        elif not shown:
+            self.not_evaluated(f"{most} steps of one phase, more than {ENOUGH} are needed")
+
+    def _describe(self, name: str, phase: _Phase, ran: WhatRan) -> dict[str, Any]:
+        limit, deviation = phase.limit(self.parameters.stddev)
+        values, counts = phase.durations.values_and_counts()
+        outliers = int(counts[values > limit].sum())
+        p99, p95, p50 = phase.durations.quantiles([0.99, 0.95, 0.5])
+        stats = {"mean": float(np.average(values, weights=counts)), "max": phase.durations.max, "p99": p99, "p95": p95}
+        usual = values < limit
+        probs, edges = np.histogram(values[usual], bins=BINS, weights=counts[usual])
+        longest = sorted((start, step, what) for duration, start, step, what in phase.longest if duration > limit)
+        if outliers > self.parameters.n_outliers:
+            self.triggered += 1
+            self.violations += outliers
+            for _, _, what in longest:
+                ran.merge(what)
+        return {
+            "step_stats": {**stats, "p50": p50, "min": phase.durations.min},
+            "number_of_outliers": outliers,
+            "phase": name,
+            "stddev": float(np.round(deviation, 2)),
+            "probs": probs.astype(int).tolist(),
+            "binedges": edges.tolist(),
+            "step_numbers": [str(step) for _, step, _ in longest],
+        }
+
+
+def _keep_longest(phase: _Phase) -> None:
+    phase.longest.sort(key=lambda item: (-item[0], item[1], item[2]))
+    del phase.longest[LONGEST:]

@@ -1,0 +1,130 @@
+"""What ran: time per step phase, pass, operator and anything else, from trace events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints
+
+KEPT_SHARE = 2.0  # percent: operators below are left out of the report
+OWN = "sm_profiler/"  # phases of our own accounting, no work of the job
+KINDS_OF_OTHERS = ("horovod", "smdataparallel")
+FORWARD, BACKWARD = "Forward-SubModuleInternal", "Backward-SubModuleInternal"
+CPU, GPU, STEP, FORWARD_PASS, BACKWARD_PASS, GENERAL, NOTHING, HOROVOD = range(8)
+
+
+def class_of(phase: str) -> int:
+    """What an event of this phase is; the first that fits."""
+    lower = phase.lower()
+    if phase.startswith(OWN):
+        return NOTHING
+    if "cpu" in lower:
+        return CPU
+    if "gpu" in lower:
+        return GPU
+    if "Step" in phase:
+        return STEP
+    return {FORWARD: FORWARD_PASS, BACKWARD: BACKWARD_PASS}.get(phase, GENERAL)
+
+
+def classes(events: EventColumns) -> Ints:
+    """The class of each event, shape (rows,)."""
+    by_phase = np.asarray([class_of(phase) for phase in events.phase.values] or [NOTHING], np.int64)
+    found = by_phase[events.phase.codes]
+    other = events.kind.mask(lambda kind: kind.startswith(KINDS_OF_OTHERS))
+    return np.where(other & (found == GENERAL), HOROVOD, found)
+
+
+class WhatRan:
+    """Sums of durations in microseconds by what ran; each dict in order of first appearance."""
+
+    def __init__(self) -> None:
+        self.cpu_phases: dict[str, float] = {}
+        self.gpu_phases: dict[str, float] = {}
+        self.cpu_operators: dict[str, float] = {}
+        self.gpu_operators: dict[str, float] = {}
+        self.steps: dict[str, float] = {}
+        self.passes: dict[str, float] = {}
+        self.general: dict[str, float] = {}
+        self.horovod: dict[str, float] = {}
+
+    def add(self, events: EventColumns, weights: Ints | None = None) -> None:
+        """Add events in their order; `weights`: how many times each counts."""
+        found = classes(events)
+        durations = events.duration_us if weights is None else events.duration_us * weights
+        for kind, by_phase, by_name in (
+            (CPU, self.cpu_phases, self.cpu_operators),
+            (GPU, self.gpu_phases, self.gpu_operators),
+            (STEP, self.steps, None),
+            (GENERAL, self.general, None),
+            (HOROVOD, None, self.horovod),
+        ):
+            rows = np.flatnonzero(found == kind)
+            if len(rows) and by_phase is not None:
+                add_sums(by_phase, events.phase[rows], durations[rows])
+            if len(rows) and by_name is not None:
+                add_sums(by_name, events.name[rows], durations[rows])
+        for kind, name in ((FORWARD_PASS, "Forward pass"), (BACKWARD_PASS, "Backward pass")):
+            rows = np.flatnonzero(found == kind)
+            if len(rows):
+                self.passes[name] = self.passes.get(name, 0) + float(durations[rows].sum())
+
+    def merge(self, other: WhatRan) -> None:
+        """Add the sums of another part."""
+        for name, sums in vars(self).items():
+            for key, value in getattr(other, name).items():
+                sums[key] = sums.get(key, 0) + value
+
+    def write_details(self, details: dict[str, Any], *, swapped: bool = False) -> None:
+        """Write the report's keys into `details`, keeping the place of those that are there.
+
+        `swapped`: label the shares of CPU and GPU time the wrong way round, as the service does in some rules.
+        """
+        labels, values = [*self.gpu_phases, *self.cpu_phases], [*self.gpu_phases.values(), *self.cpu_phases.values()]
+        if swapped:
+            labels = [*self.cpu_phases, *self.gpu_phases]
+        details["ratio"] = percentages(dict(zip(labels, values, strict=True)))
+        for name, operators in (("CPU", self.cpu_operators), ("GPU", self.gpu_operators)):
+            if operators:
+                kept = kept_operators(operators)
+                details[name] = percentages(kept)
+                details[f"{name}_total"] = {key: whole(value) for key, value in kept.items()}
+        details["phase"] = percentages(self.steps)
+        details["phase_time"] = {}
+        if self.general:
+            details["general"] = percentages(self.general)
+        if len(self.passes) == 2:  # noqa: PLR2004 - forward and backward
+            details["forward_backward"] = percentages({key: self.passes[key] for key in ("Forward pass", "Backward pass")})
+        if self.horovod:
+            details["horovod"] = percentages(kept_operators(self.horovod))
+
+
+def add_sums(sums: dict[str, float], category: Category, values: Floats) -> None:
+    """Add the values to the sums of their texts; new texts go in by order of first appearance."""
+    size = len(category.values)
+    totals = np.bincount(category.codes, values, minlength=size)
+    first = np.full(size, -1, np.int64)
+    first[category.codes[::-1]] = np.arange(len(category.codes) - 1, -1, -1)
+    present = np.flatnonzero(first >= 0)
+    for code in present[np.argsort(first[present])]:
+        key = category.values[code]
+        sums[key] = sums.get(key, 0) + float(totals[code])
+
+
+def percentages(sums: dict[str, float]) -> dict[str, float]:
+    """Each value as a percentage of all; all zero gives zeros."""
+    total = sum(sums.values())
+    return {key: 100 * value / total if total else 0.0 for key, value in sums.items()}
+
+
+def kept_operators(sums: dict[str, float]) -> dict[str, float]:
+    """Those with more than 2 % of the time."""
+    total = sum(sums.values())
+    return {key: value for key, value in sums.items() if total and 100 * value / total > KEPT_SHARE}
+
+
+def whole(value: float) -> float:
+    """An int where nothing is lost by it: whole microseconds are ints in the reports."""
+    return int(value) if value.is_integer() else value
