@@ -1,0 +1,197 @@
+"""The demo: a user's two scripts on the local endpoint, and what is to be seen while they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import sm_profiler
+from sm_profiler.errors import ProfilerError
+from sm_profiler.local.process import JobProcess, describe_exit
+from sm_profiler.local.server import LocalSageMaker
+from sm_profiler.local.transfer import download, s3_keys
+
+NEEDED = {"sagemaker": "sm-profiler[sagemaker2]", "torch": "torch"}
+SETTINGS_TALK = "sagemaker.config INFO"  # the SDK on where it looked for settings; of no interest here
+QUIET_S = 5.0  # after so long without a word from the SDK, we say what is going on
+LONGEST_RULE_WAIT_S = 600.0
+RULE_WORDS = ("NoIssuesFound", "IssuesFound", "Error", "Stopped")
+
+
+def scripts_folder() -> Path:
+    """Where train.py and launch.py stand: in the repository, or in the installed package.
+
+    Raises:
+        ProfilerError: neither is there.
+    """
+    package = Path(sm_profiler.__file__).parent
+    for folder in (package / "local" / "demo", package.parent / "examples" / "demo"):
+        if (folder / "launch.py").is_file():
+            return folder
+    raise ProfilerError(
+        "the demo's scripts are not part of this installation; they stand in examples/demo of the sources"
+    )
+
+
+def check_packages() -> None:
+    """Say what is missing, before anything starts.
+
+    Raises:
+        ProfilerError: naming the first package to install.
+    """
+    for module, requirement in NEEDED.items():
+        if find_spec(module) is None:
+            raise ProfilerError(f"the demo needs {module}: pip install '{requirement}'")
+    if not version("sagemaker").startswith("2."):
+        raise ProfilerError("the demo uses the SageMaker SDK, version 2: pip install 'sm-profiler[sagemaker2]'")
+
+
+class Demo:
+    """One run of the demo.
+
+    Args:
+        local: the running endpoint.
+        out: where the report's local copy goes.
+        say: takes each line for the user.
+        launch: the launch script; examples/demo/launch.py by default.
+    """
+
+    def __init__(
+        self, local: LocalSageMaker, out: Path, say: Callable[[str], None], launch: Path | None = None
+    ) -> None:
+        self.local, self.out, self.say = local, out, say
+        self.launch = launch or scripts_folder() / "launch.py"
+        self._last_word = time.monotonic()
+        self._sagemaker = local.client("sagemaker")
+        self._s3 = local.client("s3")
+
+    def run(self) -> dict[str, Any]:
+        """Run it to the end; returns the content of report.json.
+
+        Raises:
+            ProfilerError: the launch, the training or the rule job failed.
+        """
+        self.say(f"[1/4] endpoint: SageMaker and S3 on {self.local.url}, this machine only")
+        self.say(f"[2/4] launch: python {_short(self.launch)} (SageMaker SDK v2, unchanged; trains for about 40 s)")
+        self._launch()
+        job = self._job()
+        if job["TrainingJobStatus"] != "Completed":
+            raise ProfilerError(f"the training ended as {job['TrainingJobStatus']}: {job.get('FailureReason', '')}")
+        self.say("[3/4] rules: fit() has returned, the rule job goes on beside it")
+        self._wait_for_rules()
+        self.say("[4/4] report: copied from S3")
+        return self._fetch_report()
+
+    def _launch(self) -> None:
+        environment = {**os.environ, **self.local.environment, "SAGEMAKER_ROLE": self.local.role}
+        environment |= {"PYTHONUNBUFFERED": "1", "SAGEMAKER_SUPPRESS_V2_WARNING": "1"}
+        script = JobProcess([sys.executable, str(self.launch)], environment, self.launch.parent, self._show, 3.0)
+        try:
+            while (code := script.wait(0.5)) is None:
+                if time.monotonic() - self._last_word > QUIET_S:
+                    self._show_progress()
+        finally:
+            script.stop()
+            script.wait()
+        if code:
+            raise ProfilerError(f"the launch script ended with {describe_exit(code)}; its output stands above")
+
+    def _show(self, line: str) -> None:
+        if line.strip() and not line.startswith(SETTINGS_TALK):
+            self._last_word = time.monotonic()
+            self.say(f"      {line}")
+
+    def _show_progress(self) -> None:
+        self._last_word = time.monotonic()
+        names = self._sagemaker.list_training_jobs()["TrainingJobSummaries"]
+        if not names:
+            self.say("      … the SDK is loading and packing the source code")
+            return
+        job = self._job()
+        uri = job["ProfilerConfig"]["S3OutputPath"].rstrip("/") + f"/{job['TrainingJobName']}/profiler-output"
+        files = len(s3_keys(self._s3, uri))
+        rules = ", ".join(
+            f"{rule['RuleConfigurationName']}: {rule['RuleEvaluationStatus']}"
+            for rule in job.get("ProfilerRuleEvaluationStatuses", ())
+        )
+        state = job["SecondaryStatus"]
+        if state == "Completed":
+            state = "training is done, the SDK looks every 30 s"
+        self.say(f"      … {state}; {files} profile files on S3; rule job {rules or 'not started'}")
+
+    def _job(self) -> dict[str, Any]:
+        summaries = self._sagemaker.list_training_jobs()["TrainingJobSummaries"]
+        if not summaries:
+            raise ProfilerError("the launch script started no training job")
+        found: dict[str, Any] = self._sagemaker.describe_training_job(TrainingJobName=summaries[-1]["TrainingJobName"])
+        return found
+
+    def _wait_for_rules(self) -> None:
+        end = time.monotonic() + LONGEST_RULE_WAIT_S
+        shown = 0.0
+        while time.monotonic() < end:
+            rules = self._job().get("ProfilerRuleEvaluationStatuses", [])
+            if all(rule["RuleEvaluationStatus"] in RULE_WORDS for rule in rules):
+                for rule in rules:
+                    words = f"{rule['RuleConfigurationName']}: {rule['RuleEvaluationStatus']}"
+                    self.say(f"      {words} {rule.get('StatusDetails', '')}".rstrip())
+                return
+            if time.monotonic() - shown > QUIET_S:
+                shown = time.monotonic()
+                self._show_progress()
+            time.sleep(0.5)
+        raise ProfilerError(f"the rule job did not end within {LONGEST_RULE_WAIT_S:.0f} s")
+
+    @property
+    def report_uri(self) -> str:
+        """Where the report lies on S3."""
+        job = self._job()
+        base = job["ProfilerConfig"]["S3OutputPath"].rstrip("/")
+        rule = job["ProfilerRuleConfigurations"][0]["RuleConfigurationName"]
+        return f"{base}/{job['TrainingJobName']}/rule-output/{rule}/profiler-output"
+
+    def _fetch_report(self) -> dict[str, Any]:
+        self.out.mkdir(parents=True, exist_ok=True)
+        download(self._s3, self.report_uri + "/", self.out)
+        try:
+            found: dict[str, Any] = json.loads((self.out / "report.json").read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise ProfilerError(f"the rule job left no report.json under {self.report_uri}") from error
+        return found
+
+    def summary(self, report: dict[str, Any]) -> list[str]:
+        """The last lines: what the job did, the verdict, the cost of profiling, where the report lies."""
+        job = self._job()
+        metrics = {entry["MetricName"]: entry["Value"] for entry in job.get("FinalMetricDataList", ())}
+        loss = f", last loss {metrics['loss']:.3f}" if "loss" in metrics else ""
+        verdict = report["verdict"]
+        return [
+            f"job      {job['TrainingJobName']}: {job['TrainingTimeInSeconds']} s of training{loss}",
+            f"verdict  {verdict['class']}: {verdict['headline']}",
+            f"         next: {verdict['next_step']}",
+            f"cost     {profiling_cost(report)}",
+            f"report   {self.report_uri}/profiler-report.html",
+            f"         {_short(self.out / 'profiler-report.html')}",
+        ]
+
+
+def profiling_cost(report: dict[str, Any]) -> str:
+    """What the hook says it cost, in words; from the report's own numbers."""
+    for name in ("profiling_cost", "overhead", "profiler_cost"):
+        if found := report.get(name):
+            return found if isinstance(found, str) else json.dumps(found)
+    return "not in the report"
+
+
+def _short(path: Path) -> str:
+    try:
+        return f"./{path.absolute().relative_to(Path.cwd())}"
+    except ValueError:
+        return str(path)
