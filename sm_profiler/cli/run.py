@@ -1,0 +1,150 @@
+"""`sm-profiler run`: a training script with the hook on and the machine sampled, no change to the script."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from sm_profiler.errors import ProfilerError
+
+if TYPE_CHECKING:
+    from sm_profiler.config import Profile
+
+INTERVAL_MS = 500
+
+
+class Command:
+    """Runs the script as a process of its own and samples the machine beside it."""
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Declare the arguments."""
+        parser.usage = "sm-profiler run [--config FILE] [--no-monitor] [-m MODULE | SCRIPT | -- COMMAND] [ARGS]"
+        parser.add_argument(
+            "--config", type=Path, metavar="FILE", help="a profilerconfig.json; its LocalPath gets the profile"
+        )
+        parser.add_argument("--no-monitor", action="store_true", help="do not sample the machine")
+        parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
+        parser.add_argument("words", nargs=argparse.REMAINDER, metavar="…", help="the script, or -- and any command")
+
+    def run(self, options: Namespace) -> int:
+        """Run it; the exit code is the script's own."""
+        from sm_profiler.config import load_profile
+        from sm_profiler.formats.trace_writer import recover_traces
+        from sm_profiler.hook.settings import rooted
+
+        command, name = self._command(options)
+        config = options.config.resolve() if options.config else default_config(name)
+        try:
+            profile = load_profile(config.read_text("utf-8-sig"))
+        except OSError as error:
+            raise ProfilerError(f"{config}: {error.strerror}") from None
+        for problem in profile.problems:
+            print(f"sm-profiler: {problem}", file=sys.stderr)
+        root = rooted(profile.local_path)
+        print(f"sm-profiler: profile under {root}", file=sys.stderr, flush=True)
+        environment = {**os.environ, "SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": str(config)}
+        code = self._run(command, environment, None if options.no_monitor else profile, root)
+        recover_traces(root)
+        print(f"sm-profiler: ended with {code}; sm-profiler report {shown(root)}", file=sys.stderr)
+        return code
+
+    def _command(self, options: Namespace) -> tuple[list[str], str]:
+        """The command to run and a short name for it."""
+        words: list[str] = options.words
+        if words[:1] == ["--"] and not options.module:
+            if len(words) == 1:
+                raise ProfilerError("run: a command is missing after --")
+            return words[1:], Path(words[1]).name
+        if not words:
+            raise ProfilerError("run: which script? (sm-profiler run train.py)")
+        start = [sys.executable] if entry_installed() else [sys.executable, "-m", "sm_profiler.hook.launch"]
+        if options.module:
+            return [*start, "-m", *words], words[0].rpartition(".")[2]
+        if not Path(words[0]).exists():
+            raise ProfilerError(f"{words[0]}: no such file")
+        return [*start, *words], Path(words[0]).stem
+
+    def _run(self, command: list[str], environment: dict[str, str], monitored: Profile | None, root: Path) -> int:
+        stop = threading.Event()
+        sampling = start_monitor(monitored, root, stop) if monitored else None
+        try:
+            process = subprocess.Popen(command, env=environment)  # the user's own command
+        except OSError as error:
+            stop.set()
+            raise ProfilerError(f"{command[0]}: {error.strerror}") from None
+
+        def forward(number: int, _frame: FrameType | None) -> None:
+            process.send_signal(number)
+
+        # Ctrl-C reaches the script by itself (one terminal); it decides how to end, and so do we.
+        kept = {
+            signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+            signal.SIGTERM: signal.signal(signal.SIGTERM, forward),
+        }
+        try:
+            code = process.wait()
+        finally:
+            for number, handler in kept.items():
+                signal.signal(number, handler)
+            stop.set()
+            if sampling:
+                sampling.join(timeout=10)
+        return code if code >= 0 else 128 - code
+
+
+def start_monitor(profile: Profile, root: Path, stop: threading.Event) -> threading.Thread | None:
+    """Sample this node in a thread, unless somebody does already."""
+    from sm_profiler.hook.settings import node_name
+    from sm_profiler.monitor.lock import NodeLock
+    from sm_profiler.monitor.sampler import Sampler
+
+    node = node_name()
+    try:
+        if not NodeLock(root, node).acquire():
+            return None
+    except OSError as error:
+        print(f"sm-profiler: the machine is not sampled: {root}: {error.strerror}", file=sys.stderr)
+        return None
+    sampler = Sampler(root, node, profile.interval_ms / 1000)
+    thread = threading.Thread(target=sampler.run, args=(stop,), name="sm-profiler-monitor", daemon=True)
+    thread.start()
+    return thread
+
+
+def default_config(name: str) -> Path:
+    """The configuration for a run without one: everything in its default windows, under `./sm-profiler/<name>-<time>/`."""
+    from sm_profiler.debugger import FrameworkProfile, ProfilerConfig
+
+    folder = Path("sm-profiler", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
+    config = ProfilerConfig(
+        system_monitor_interval_millis=INTERVAL_MS,
+        framework_profile_params=FrameworkProfile(local_path=str(folder)),
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "profilerconfig.json"
+        path.write_text(json.dumps(config._to_request_dict(), indent=1))  # noqa: SLF001 - the SDK's name for its wire form
+    except OSError as error:
+        raise ProfilerError(f"{folder}: {error.strerror}") from None
+    return path
+
+
+def entry_installed() -> bool:
+    """Whether the `.pth` file brings the hook into every Python of this environment."""
+    return any(Path(sysconfig.get_path(kind), "sm_profiler_auto.pth").exists() for kind in ("purelib", "platlib"))
+
+
+def shown(path: Path) -> Path:
+    """A path as short as it can be said from here."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
