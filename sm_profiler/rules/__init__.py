@@ -1,8 +1,8 @@
 """Rules: what the profile of a job says about it; one file a rule, the engine that feeds them, the runner of the container.
 
-    from sm_profiler.source import open_source
-    from sm_profiler.rules import run_rules
-    run_rules(open_source("/path/to/profiler-output")).results["CPUBottleneck"]["RuleTriggered"]
+from sm_profiler.source import open_source
+from sm_profiler.rules import run_rules
+run_rules(open_source("/path/to/profiler-output")).results["CPUBottleneck"]["RuleTriggered"]
 """
 
 from importlib import import_module

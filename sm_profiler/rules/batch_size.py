@@ -10,11 +10,11 @@ import numpy as np
 from sm_profiler.formats.columns import Floats
 from sm_profiler.rules.builtin import BuiltinRule, Compat
 from sm_profiler.rules.gpus import GPU_MEMORY, GPU_USE, per_gpu
-from sm_profiler.rules.nodes import natural
-from sm_profiler.rules.low_gpu_utilization import why_not
+from sm_profiler.rules.low_gpu_utilization import whole_box, why_not
 from sm_profiler.rules.node_sums import sums_per_moment
+from sm_profiler.rules.nodes import natural
 from sm_profiler.rules.parameters import count, percentile
-from sm_profiler.rules.spread import Series, box
+from sm_profiler.rules.spread import Series
 from sm_profiler.rules.tracks import Chunk, Judge, Track, merge_tracks
 from sm_profiler.rules.window import Window
 
@@ -40,10 +40,10 @@ class _RoomLeft(Judge):
         self.needed = max(parameters.patience, parameters.window) + 1
         self.look_back = parameters.window
 
-    def judge(self, before: dict[str, int], tails: Chunk, new: Chunk) -> tuple[int, dict[str, Any]]:  # type: ignore[override]
+    def judge(self, before: dict[str, int], tails: Chunk, new: Chunk) -> tuple[int, dict[str, Any]]:
         lengths = {name: before[name] + len(new[name]) for name in new}
         gpus = self.roomy(lengths, tails)
-        return len(gpus), {gpu: True for gpu in gpus}
+        return len(gpus), dict.fromkeys(gpus, True)
 
     def roomy(self, lengths: dict[str, int], last: Chunk) -> list[str]:
         """The GPUs of a node that have room left."""
@@ -117,15 +117,15 @@ class BatchSize(BuiltinRule):
             if CPU not in series:
                 continue
             self.datapoints = len(series[CPU])
-            values = {name: one.values for name, one in series.items()}
-            gpus = self._judge.roomy({name: len(one) for name, one in values.items()}, values)
+            of_node = {name: one.values for name, one in series.items()}
+            gpus = self._judge.roomy({name: len(one) for name, one in of_node.items()}, of_node)
             for gpu in gpus:
                 self.triggered += 1
                 self.violations += 1
                 found = self.details.setdefault(node, {})
-                found[CPU] = _box(values[CPU])
-                found[gpu] = _box(values[gpu])
-                found[gpu + MEMORY] = _box(values[gpu + MEMORY], quartile=float(np.quantile(values[gpu], 0.25)))
+                found[CPU] = whole_box(of_node[CPU])
+                found[gpu] = whole_box(of_node[gpu])
+                found[gpu + MEMORY] = whole_box(of_node[gpu + MEMORY], float(np.quantile(of_node[gpu], 0.25)))
                 self.details["last_timestamp"] = self._first_us
 
     def merge(self, other: BatchSize) -> None:
@@ -153,10 +153,3 @@ class BatchSize(BuiltinRule):
             self.details["last_timestamp"] = max(hits)
         patience = max(self.parameters.patience, self.parameters.window)
         self.not_evaluated(why_not(self.datapoints if self._gpu_values else 0, patience))
-
-
-def _box(values: Floats, quartile: float | None = None) -> dict[str, float]:
-    """A box plot of all values; `quartile`: the lower quartile that the whiskers are taken from, if another's."""
-    p25, p50, p75, p95 = map(float, np.quantile(values, [0.25, 0.5, 0.75, 0.95]))
-    spread = None if quartile is None else p75 - quartile
-    return box(p25, p50, p75, p95, float(values.min()), float(values.max()), spread)

@@ -38,6 +38,8 @@ class Bottleneck(BuiltinRule):
         self._found: dict[float, list[int]] = {}  # moment in seconds → idle GPUs, hot cores
         self._count = 0  # bottlenecks, listed or not
         self._snap = 0.0
+        self._idle_at: dict[float, set[str]] = {}  # only with compat="service"
+        self._hot_at: dict[float, set[str]] = {}
         self._ran = WhatRan()
         self._correlated = False
         self._stretches: dict[int, _Stretch] = {}  # by the window's start
@@ -67,7 +69,7 @@ class Bottleneck(BuiltinRule):
 
     def _is_over(self, bottlenecks: int, datapoints: int) -> bool:
         limits = self.parameters
-        return datapoints > limits.patience and 100 * bottlenecks / datapoints > limits.threshold
+        return bool(datapoints > limits.patience and 100 * bottlenecks / datapoints > limits.threshold)
 
     def _update_as_service(self, window: Window) -> bool:
         stretch = _Stretch()
@@ -91,6 +93,9 @@ class Bottleneck(BuiltinRule):
         self._saw_gpu = self._saw_gpu or bool(is_gpu.any())
         idle = is_gpu & (rows.value < self.parameters.gpu_threshold)
         hot = rows.dimension.mask(self.dimension) & (rows.value > self.hot_threshold())
+        if self.service:
+            self._recall(moments, point_of_row, rows, (idle, hot))
+            return self._found_as_service(moments, stretch)
         idle_count = names_per_point(rows, point_of_row, idle, len(moments))
         hot_count = names_per_point(rows, point_of_row, hot, len(moments))
         self._low += int((idle_count > 0).sum())
@@ -98,10 +103,28 @@ class Bottleneck(BuiltinRule):
         for point in np.flatnonzero((idle_count > 0) & (hot_count > 0)):
             moment = float(moments[point])
             found.append(moment)
-            if self.service or len(self._found) < SHOWN or moment in self._found:
+            if len(self._found) < SHOWN or moment in self._found:
                 self._found[moment] = [int(idle_count[point]), int(hot_count[point])]
         stretch.bottlenecks += len(found)
         return found
+
+    def _recall(self, moments: Floats, points: Ints, rows: SystemColumns, chosen: tuple[Mask, Mask]) -> None:
+        """The service remembers the idle GPUs and hot cores by the moment: nodes that share one to the microsecond share all."""
+        for mask, known in zip(chosen, (self._idle_at, self._hot_at), strict=True):
+            width = len(rows.name.values) + 1
+            for pair in np.unique(points[mask] * width + rows.name.codes[mask]).tolist():
+                point, name = divmod(pair, width)
+                known.setdefault(float(moments[point]), set()).add(rows.name.values[name])
+
+    def _found_as_service(self, moments: Floats, stretch: _Stretch) -> list[float]:
+        self._low = len(self._idle_at)
+        both = [
+            moment for moment in dict.fromkeys(moments.tolist()) if moment in self._idle_at and moment in self._hot_at
+        ]
+        for moment in both:
+            self._found[moment] = [len(self._idle_at[moment]), len(self._hot_at[moment])]
+        stretch.bottlenecks += len(both)
+        return both
 
     def merge(self, other: Bottleneck) -> None:
         """Take in other nodes or other minutes of the same job."""
@@ -214,5 +237,3 @@ def correlate(ran: WhatRan, events: EventColumns, moments: Floats) -> None:
         first = np.asarray([order[a:b].min() for a, b in zip(begin[rows], end[rows], strict=True)], np.int64)
     rows = rows[np.argsort(first, kind="stable")]
     ran.add(events[rows], weights[rows])
-
-

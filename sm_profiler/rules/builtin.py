@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import attrs
@@ -40,7 +41,7 @@ class BuiltinRule:
         if compat not in {None, "service"}:
             raise ConfigError(f'compat is None or "service", not {compat!r}')
         self.service = compat == "service"
-        self.parameters = params.build(self.Parameters, self.name(), values)
+        self.parameters = params.build(self.Parameters, self.name(), self.accepted(values))
         self.triggered = 0
         self.violations = 0
         self.datapoints = 0
@@ -50,6 +51,11 @@ class BuiltinRule:
     def name(cls) -> str:
         """The rule's name: that of its class."""
         return cls.__name__
+
+    @classmethod
+    def accepted(cls, values: Mapping[str, object]) -> dict[str, object]:
+        """The parameters under the names of `Parameters`, from the names that users may give."""
+        return dict(values)
 
     @abstractmethod
     def update(self, window: Window) -> bool:

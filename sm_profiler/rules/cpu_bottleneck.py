@@ -22,7 +22,9 @@ class CPUBottleneck(Bottleneck):
     """Fires when in more than `threshold` % of the data points a GPU is below `gpu_threshold` % while a core is above `cpu_threshold` %."""
 
     description = "Moments at which GPUs wait while CPU cores are busy: the data does not come fast enough."
-    recommendation = "Use more data loader workers or prefetch more batches, and move heavy preprocessing out of the loop."
+    recommendation = (
+        "Use more data loader workers or prefetch more batches, and move heavy preprocessing out of the loop."
+    )
     Parameters = CPUBottleneckParameters
     dimension = "CPUUtilization"
 

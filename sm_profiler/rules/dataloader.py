@@ -64,7 +64,9 @@ class Dataloader(BuiltinRule):
     """Fires where the loop waits for batches and the node's workers are fewer than `min_threshold` % of its cores, or where they exceed `max_threshold` %."""
 
     description = "Whether the number of data loader workers suits the machine and the loop waits for its batches."
-    recommendation = "Where the loop waits: more workers, pinned memory, prefetching. Where workers crowd the cores: fewer."
+    recommendation = (
+        "Where the loop waits: more workers, pinned memory, prefetching. Where workers crowd the cores: fewer."
+    )
     Parameters = DataloaderParameters
 
     def __init__(self, *, compat: Compat = None, **values: object) -> None:
@@ -107,7 +109,9 @@ class Dataloader(BuiltinRule):
         loaders = events[events.phase.mask(lambda phase: phase in {INITIALIZE, ITERATION})]
         told = loaders[loaders.num_workers >= 0]
         for process in told.node.present():
-            self._workers[process] = max(int(told.num_workers[told.node.mask(process)].max()), self._workers.get(process, 0))
+            self._workers[process] = max(
+                int(told.num_workers[told.node.mask(process)].max()), self._workers.get(process, 0)
+            )
         for name, values in (("pin_memory", loaders.pin_memory), ("num_workers", loaders.num_workers)):
             known = values[values >= 0]
             if len(known):

@@ -35,14 +35,18 @@ class SourceLike(Protocol):
     """What the engine needs of a `sm_profiler.source.ProfileSource`."""
 
     @property
-    def finished(self) -> bool: ...
+    def finished(self) -> bool:
+        """Whether nothing more will come."""
 
     @property
-    def first_timestamp_us(self) -> int | None: ...
+    def first_timestamp_us(self) -> int | None:
+        """The earliest time a file is filed under."""
 
-    def refresh(self) -> int: ...
+    def refresh(self) -> int:
+        """Look for new files."""
 
-    def batches(self) -> Iterable[BatchLike]: ...
+    def batches(self) -> Iterable[BatchLike]:
+        """What no earlier call has delivered, in time order."""
 
 
 @attrs.frozen
@@ -71,27 +75,37 @@ class Following:
         stop: asked between polls; True ends the following as if the job had ended.
         poll_s: seconds between two looks at the source.
         sleep: waits; may return early.
+        caught_up: called each time all that was there has been seen, before waiting.
     """
 
     stop: Callable[[], bool] = bool
     poll_s: float = POLL_S
     sleep: Callable[[float], object] = time.sleep
+    caught_up: Callable[[], object] = bool
 
 
-def windows(
-    source: SourceLike, *, follow: bool | Following = False, interval_us: int = MINUTE_US
-) -> Iterator[Window]:
+def service_limit_us(source: SourceLike) -> int | None:
+    """The managed service looks at windows that start before this: the last system minute or last trace file, if earlier."""
+    last: dict[bool, int] = {}
+    for item in getattr(source, "files", ()):
+        last[item.is_system] = max(item.at_us, last.get(item.is_system, 0))
+    return min(last.values()) if last else None
+
+
+def windows(source: SourceLike, *, follow: bool | Following = False, interval_us: int = MINUTE_US) -> Iterator[Window]:
     """Cut a source into windows, each as soon as its rows have come."""
     waiting = Following() if follow is True else follow
     cutter = WindowCutter(source.first_timestamp_us, interval_us)
     while True:
         finished = source.finished  # asked before the rows are: what is written before the end is read
+        cutter.service_limit_us = service_limit_us(source)
         for batch in source.batches():
             cutter.add(batch)
             yield from cutter.ready()
         if not waiting or finished or waiting.stop():
             break
         yield from cutter.ready(look_ahead_us=0)
+        waiting.caught_up()
         waiting.sleep(waiting.poll_s)
         source.refresh()
     yield from cutter.rest()

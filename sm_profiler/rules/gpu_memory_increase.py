@@ -11,8 +11,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from sm_profiler.formats.columns import Floats, Ints
 from sm_profiler.rules.builtin import BuiltinRule, Compat
 from sm_profiler.rules.gpus import GPU_MEMORY, per_gpu
-from sm_profiler.rules.nodes import natural
 from sm_profiler.rules.low_gpu_utilization import whole_box, why_not
+from sm_profiler.rules.nodes import natural
 from sm_profiler.rules.parameters import count, positive
 from sm_profiler.rules.spread import Series
 from sm_profiler.rules.tracks import Chunk, Judge, Track, merge_tracks
@@ -38,7 +38,7 @@ class _Jump(Judge):
         self.needed = max(parameters.patience + 1, 2 * parameters.window)
         self.look_back = 2 * parameters.window - 1
 
-    def judge(self, before: dict[str, int], tails: Chunk, new: Chunk) -> tuple[int, dict[str, Any]]:  # type: ignore[override]
+    def judge(self, before: dict[str, int], tails: Chunk, new: Chunk) -> tuple[int, dict[str, Any]]:
         size = self.parameters.window
         values = tails[MEMORY]
         if len(values) < 2 * size:
@@ -55,7 +55,9 @@ class GPUMemoryIncrease(BuiltinRule):
     """Fires at each value whose `window` last ones lie on average more than `increase` points above the ones before."""
 
     description = "Steep increases of a GPU's memory use."
-    recommendation = "If memory use comes close to the limit, use an instance with more GPU memory; else look for what grows."
+    recommendation = (
+        "If memory use comes close to the limit, use an instance with more GPU memory; else look for what grows."
+    )
     Parameters = GPUMemoryIncreaseParameters
 
     def __init__(self, *, compat: Compat = None, **values: object) -> None:

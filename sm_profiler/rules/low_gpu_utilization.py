@@ -35,7 +35,7 @@ class _LowUse(Judge):
         self.needed = max(parameters.patience, parameters.window)
         self.look_back = parameters.window
 
-    def judge(self, before: dict[str, int], tails: Chunk, new: Chunk) -> tuple[int, dict[str, Any]]:  # type: ignore[override]
+    def judge(self, before: dict[str, int], tails: Chunk, new: Chunk) -> tuple[int, dict[str, Any]]:
         if before[USE] + len(new[USE]) <= self.parameters.patience:
             return 0, {}
         found = self.details(tails[USE][-self.parameters.window :])
@@ -124,7 +124,8 @@ def why_not(datapoints: int, patience: int) -> str | None:
     return f"{datapoints} data points per GPU, patience is {patience}" if datapoints <= patience else None
 
 
-def whole_box(values: Floats) -> dict[str, float]:
-    """The box plot of all values."""
+def whole_box(values: Floats, reach_from: float | None = None) -> dict[str, float]:
+    """The box plot of all values; `reach_from`: the lower quartile that the whiskers are taken from, if another's."""
     p25, p50, p75, p95 = map(float, np.quantile(values, [0.25, 0.5, 0.75, 0.95]))
-    return box(p25, p50, p75, p95, float(values.min()), float(values.max()))
+    reach = None if reach_from is None else p75 - reach_from
+    return box((p25, p50, p75), p95, (float(values.min()), float(values.max())), reach)

@@ -36,7 +36,9 @@ class MaxInitializationTime(BuiltinRule):
         self._end_s: float | None = None
         self._first_us: float | None = None
         self._last_us: float | None = None
-        self._ends: dict[int, float] = {}  # by the window's end: last moment in it, in seconds, of windows before any step
+        self._ends: dict[
+            int, float
+        ] = {}  # by the window's end: last moment in it, in seconds, of windows before any step
 
     def update(self, window: Window) -> bool:
         """Take the window's times; True if there is still no step and too much time has passed."""
@@ -60,13 +62,16 @@ class MaxInitializationTime(BuiltinRule):
         self.finish()
         if self.service or self._start_s is None or self._end_s is None or self._first_us is not None:
             return False
-        return (self._end_s - self._start_s) * 1e6 > self.parameters.threshold * US_PER_MINUTE
+        return bool((self._end_s - self._start_s) * 1e6 > self.parameters.threshold * US_PER_MINUTE)
 
     def merge(self, other: MaxInitializationTime) -> None:
         """Take in other nodes or other minutes of the same job."""
         self.datapoints += other.datapoints
         self._start_s, self._end_s = _of(min, self._start_s, other._start_s), _of(max, self._end_s, other._end_s)
-        self._first_us, self._last_us = _of(min, self._first_us, other._first_us), _of(max, self._last_us, other._last_us)
+        self._first_us, self._last_us = (
+            _of(min, self._first_us, other._first_us),
+            _of(max, self._last_us, other._last_us),
+        )
         for end_us, end_s in other._ends.items():
             self._ends[end_us] = max(end_s, self._ends.get(end_us, end_s))
 

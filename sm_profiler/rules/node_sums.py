@@ -18,10 +18,11 @@ def sums_per_moment(system: SystemColumns, chosen: Mask) -> Iterator[tuple[str, 
         times = system.timestamp[own]
         if (np.diff(times) >= 0).all():
             points = np.cumsum(np.diff(times, prepend=times[0]) != 0)
-            yield system.node.values[node], np.bincount(points, system.value[own])
+            yield system.node.values[node], np.bincount(points, system.value[own]).astype(np.float64)
         else:
             _, first, inverse = np.unique(times, return_index=True, return_inverse=True)
-            yield system.node.values[node], np.bincount(inverse, system.value[own])[np.argsort(first)]
+            sums = np.bincount(inverse, system.value[own]).astype(np.float64)
+            yield system.node.values[node], sums[np.argsort(first)]
 
 
 def _in_order(codes: Ints | np.ndarray[tuple[int], np.dtype[np.int32]]) -> list[int]:

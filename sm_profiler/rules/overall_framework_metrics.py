@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from sm_profiler.formats.columns import EventColumns
+from sm_profiler.formats.columns import EventColumns, Ints
 from sm_profiler.rules.builtin import BuiltinRule, Compat
 from sm_profiler.rules.what_ran import STEP, WhatRan, classes
 from sm_profiler.rules.window import Window
@@ -31,7 +31,9 @@ class OverallFrameworkMetrics(BuiltinRule):
     """Shares of training and evaluation steps, of passes, operators and everything else that was recorded."""
 
     description = "Where the time of the training loop goes: steps, passes, operators, data loading, collectives."
-    recommendation = "Look at the largest shares first; a large share outside every step points to logging, checkpoints or metrics."
+    recommendation = (
+        "Look at the largest shares first; a large share outside every step points to logging, checkpoints or metrics."
+    )
 
     def __init__(self, *, compat: Compat = None, **values: object) -> None:
         super().__init__(compat=compat, **values)
@@ -65,8 +67,12 @@ class OverallFrameworkMetrics(BuiltinRule):
         rows = np.flatnonzero(found == STEP)
         in_steps = sum(value for name, value in steps.items() if name != OTHERS)
         others = steps.get(OTHERS, 0.0)
-        starts, durations, ends = (column[rows].tolist() for column in (events.start_us, events.duration_us, events.end_us))
-        for start_us, duration_us, end_us, gpus in zip(starts, durations, ends, gpu_phases_at[rows].tolist(), strict=True):
+        starts, durations, ends = (
+            column[rows].tolist() for column in (events.start_us, events.duration_us, events.end_us)
+        )
+        for start_us, duration_us, end_us, gpus in zip(
+            starts, durations, ends, gpu_phases_at[rows].tolist(), strict=True
+        ):
             self._loop_start_us = start_us if self._loop_start_us is None else self._loop_start_us
             in_steps += duration_us
             others = (end_us - self._loop_start_us) - (in_steps + others) / max(gpus, 1)
@@ -78,7 +84,7 @@ class OverallFrameworkMetrics(BuiltinRule):
             self._ran.steps = {name: values[name] for name in order}
         self._ran.write_details(self.details)
 
-    def _gpu_phases_at(self, events: EventColumns, before: int) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    def _gpu_phases_at(self, events: EventColumns, before: int) -> tuple[Ints, Ints]:
         """How many GPU phases had been seen at each event, and the events' classes."""
         found = classes(events)
         fresh = np.zeros(len(events), np.int64)

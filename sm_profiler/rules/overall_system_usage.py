@@ -9,8 +9,8 @@ import numpy as np
 from sm_profiler.formats.columns import SystemColumns
 from sm_profiler.rules.builtin import BuiltinRule, Compat
 from sm_profiler.rules.gpus import GPU_MEMORY, GPU_USE
-from sm_profiler.rules.nodes import natural
 from sm_profiler.rules.node_sums import sums_per_moment
+from sm_profiler.rules.nodes import natural
 from sm_profiler.rules.spread import Spread
 from sm_profiler.rules.window import Window
 
@@ -31,7 +31,9 @@ class OverallSystemUsage(BuiltinRule):
     """Maximum, percentiles and minimum of network, GPU, CPU, memory and I/O wait of each node."""
 
     description = "How much of each node's CPU, GPU, memory, network and I/O the job uses."
-    recommendation = "Resources that stay far below their limits point to a smaller instance; those at the limit to what to relieve."
+    recommendation = (
+        "Resources that stay far below their limits point to a smaller instance; those at the limit to what to relieve."
+    )
 
     def __init__(self, *, compat: Compat = None, **values: object) -> None:
         super().__init__(compat=compat, **values)
@@ -45,10 +47,8 @@ class OverallSystemUsage(BuiltinRule):
         system = window.system if self.service else window.new_system
         self._learn_names(system)
         for metric, (dimension, devices) in METRICS.items():
-            if metric == "CPU memory":
-                chosen = system.name.mask(MEMORY_NAME)
-            else:
-                chosen = system.dimension.mask(dimension)
+            is_memory = metric == "CPU memory"
+            chosen = system.name.mask(MEMORY_NAME) if is_memory else system.dimension.mask(dimension)
             for node, sums in sums_per_moment(system, chosen):
                 divisor = len(self._names[self._scope(node), devices]) if devices else 1
                 spread = self._spreads[metric].setdefault(node, Spread(limit=None) if self.service else Spread())
@@ -60,8 +60,8 @@ class OverallSystemUsage(BuiltinRule):
         return "" if self.service else node
 
     def _learn_names(self, system: SystemColumns) -> None:
-        for devices, dimensions in (("gpu", {GPU_USE, GPU_MEMORY}), ("cpu", {"CPUUtilization", "I/OWaitPercentage"})):
-            rows = system.dimension.mask(lambda dimension, wanted=dimensions: dimension in wanted)
+        for devices, dimensions in (("gpu", (GPU_USE, GPU_MEMORY)), ("cpu", ("CPUUtilization", "I/OWaitPercentage"))):
+            rows = system.dimension.mask(dimensions[0]) | system.dimension.mask(dimensions[1])
             for node in system.node[rows].present():
                 names = system.name[rows & system.node.mask(node)].present()
                 self._names.setdefault((self._scope(node), devices), set()).update(names)
@@ -96,4 +96,4 @@ def statistics(spread: Spread) -> dict[str, Any]:
     p99, p95, p50 = spread.quantiles(list(SHARES.values()))
     found = {"max": spread.max, "p99": p99, "p95": p95, "p50": p50, "min": spread.min}
     rounded = {name: float(np.round(value, 2)) for name, value in found.items()}
-    return {name: value if value > 0 else 0 for name, value in rounded.items()}
+    return {name: max(0, value) for name, value in rounded.items()}

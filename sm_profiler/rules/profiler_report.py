@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from sm_profiler.errors import ConfigError, ProfilerError
+from sm_profiler.rules import parameters as params
 from sm_profiler.rules.batch_size import BatchSize
 from sm_profiler.rules.builtin import BuiltinRule, Compat
 from sm_profiler.rules.cpu_bottleneck import CPUBottleneck
@@ -20,7 +21,6 @@ from sm_profiler.rules.low_gpu_utilization import LowGPUUtilization
 from sm_profiler.rules.max_initialization_time import MaxInitializationTime
 from sm_profiler.rules.overall_framework_metrics import OverallFrameworkMetrics
 from sm_profiler.rules.overall_system_usage import OverallSystemUsage
-from sm_profiler.rules.parameters import as_number
 from sm_profiler.rules.step_outlier import StepOutlier
 from sm_profiler.rules.window import MINUTE_US, Window
 
@@ -68,22 +68,24 @@ class ReportParameters:
             if key in {IGNORED, "rule_to_invoke"}:
                 continue
             if key == INTERVAL:
-                interval = as_number(value)
+                interval = params.as_number(value)
                 continue
             rule_name, _, parameter = key.partition("_")
             if not parameter:
                 raise ConfigError(f"Key ({key}) does not follow naming scheme: <rule_name>_<parameter_name>")
             if rule_name.lower() not in by_name:
-                raise ConfigError(f"{key} is an invalid key with invalid rule name! Rules: {', '.join(r.name() for r in RULES)}")
+                raise ConfigError(
+                    f"{key} is an invalid key with invalid rule name! Rules: {', '.join(r.name() for r in RULES)}"
+                )
             if parameter == INTERVAL:
-                interval = as_number(value)
+                interval = params.as_number(value)
                 continue
             of_rules.setdefault(by_name[rule_name.lower()].name(), {})[parameter] = value
         if isinstance(interval, bool) or not isinstance(interval, int) or interval <= 0:
             raise ConfigError(f"{INTERVAL} must be a positive integer!")
         made = cls(of_rules, interval)
         for rule in RULES:
-            rule(**made.of_rules.get(rule.name(), {}))
+            params.build(rule.Parameters, rule.name(), rule.accepted(made.of_rules.get(rule.name(), {})))
         return made
 
 

@@ -41,9 +41,9 @@ class Spread:
 
     def merge(self, other: Spread) -> None:
         """Add all values of another spread."""
-        other._compact()  # noqa: SLF001 - of the same class
+        other._compact()
         self._compact()
-        self._absorb(other._values, other._counts, other._dropped_bits)  # noqa: SLF001 - of the same class
+        self._absorb(other._values, other._counts, other._dropped_bits)
         self.count += other.count
 
     def quantiles(self, shares: Sequence[float]) -> list[float]:
@@ -62,7 +62,7 @@ class Spread:
     def box(self) -> dict[str, float]:
         """What a box plot needs: quartiles, 95th percentile, whiskers at 1.5 times the interquartile range."""
         p25, p50, p75, p95 = self.quantiles((0.25, 0.5, 0.75, 0.95))
-        return box(p25, p50, p75, p95, self.min, self.max)
+        return box((p25, p50, p75), p95, (self.min, self.max))
 
     @property
     def min(self) -> float:
@@ -97,10 +97,20 @@ class Spread:
         self._dropped_bits = bits
 
 
-def box(p25: float, p50: float, p75: float, p95: float, low: float, high: float, spread: float | None = None) -> dict[str, float]:  # noqa: PLR0913, PLR0917 - the numbers of a box plot
-    """The report's form of a box plot; `spread`: the interquartile range, if not p75 − p25."""
-    spread = p75 - p25 if spread is None else spread
-    whiskers = {"upper": min(p75 + 1.5 * spread, high), "lower": max(p25 - 1.5 * spread, low)}
+def box(
+    quartiles: tuple[float, float, float], p95: float, ends: tuple[float, float], reach: float | None = None
+) -> dict[str, float]:
+    """The report's form of a box plot.
+
+    Args:
+        quartiles: 25th, 50th and 75th percentile.
+        p95: 95th percentile.
+        ends: the smallest and the largest value.
+        reach: what the whiskers are 1.5 times of; default: the interquartile range.
+    """
+    p25, p50, p75 = quartiles
+    reach = p75 - p25 if reach is None else reach
+    whiskers = {"upper": min(p75 + 1.5 * reach, ends[1]), "lower": max(p25 - 1.5 * reach, ends[0])}
     return {"p25": p25, "p50": p50, "p75": p75, "p95": p95, **whiskers}
 
 

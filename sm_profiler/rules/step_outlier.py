@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -53,19 +54,27 @@ class StepOutlier(BuiltinRule):
     Parameters = StepOutlierParameters
 
     def __init__(self, *, compat: Compat = None, **values: object) -> None:
-        if "threshold" in values:  # the service's own report names stddev so
-            values.setdefault("stddev", values["threshold"])
-            values = {name: value for name, value in values.items() if name != "threshold"}
         super().__init__(compat=compat, **values)
         self.details["step_details"] = {}
         self._phases: dict[str, dict[str, _Phase]] = {}
         self._series: dict[str, dict[str, tuple[Series, list[int]]]] = {}
         self._ran = WhatRan()
 
+    @classmethod
+    def accepted(cls, values: Mapping[str, object]) -> dict[str, object]:
+        """`threshold` is another name of stddev, as the service's own report has it."""
+        rest = {name: value for name, value in values.items() if name != "threshold"}
+        return {"stddev": values["threshold"], **rest} if "threshold" in values else rest
+
     def shown_parameters(self) -> dict[str, object]:
         """The report names stddev twice."""
         limits = self.parameters
-        return {"threshold": limits.stddev, "mode": limits.mode, "n_outliers": limits.n_outliers, "stddev": limits.stddev}
+        return {
+            "threshold": limits.stddev,
+            "mode": limits.mode,
+            "n_outliers": limits.n_outliers,
+            "stddev": limits.stddev,
+        }
 
     def update(self, window: Window) -> bool:
         """Take the window's steps; True once it has fired."""

@@ -23,7 +23,7 @@ class Judge:
     needed = 0  # so many values must have come before a judgement stops depending on what came before the track
     look_back = 0  # values of each series that a judgement looks at, besides the new ones
 
-    def judge(self, before: Mapping[str, int], tails: Chunk, new: Chunk) -> tuple[int, dict[str, Any]]:
+    def judge(self, before: dict[str, int], tails: Chunk, new: Chunk) -> tuple[int, dict[str, Any]]:
         """Returns how often the condition is met, and what the details say of the last time.
 
         before: how many values of each series came before `new`; tails: the last of them and `new`, together.
@@ -69,21 +69,28 @@ class Track:
     def merge(self, other: Track) -> Track:
         """The track of both; their times must not overlap."""
         first, second = (self, other) if (self.first_us or 0) <= (other.first_us or 0) else (other, self)
+        first.go_on_with(second)
+        return first
+
+    def go_on_with(self, later: Track) -> None:
+        """Take in a track whose values all came later."""
+        head, late, late_hits = later._head, later._late, later._late_hits
+        counts, tails = later._counts, later._tails
         replayed: dict[str, int] = {}
-        for start_us, chunk in second._head:
-            first.feed(start_us, chunk)
+        for start_us, chunk in head:
+            self.feed(start_us, chunk)
             for name, values in chunk.items():
                 replayed[name] = replayed.get(name, 0) + len(values)
-        first._late_hits += second._late_hits
-        for name, spread in second._late.items():
-            first._late.setdefault(name, Spread()).merge(spread)
-        if second._late:
-            for name, total in second._counts.items():
-                first._counts[name] = first._counts.get(name, 0) + total - replayed.get(name, 0)
-                first._tails[name] = second._tails[name]
-            if second._late_hits and second.last_hit:
-                first.last_hit = second.last_hit
-        return first
+        if not late:
+            return
+        self._late_hits += late_hits
+        for name, spread in late.items():
+            self._late.setdefault(name, Spread()).merge(spread)
+        for name, total in counts.items():
+            self._counts[name] = self._counts.get(name, 0) + total - replayed.get(name, 0)
+            self._tails[name] = tails[name]
+        if late_hits and later.last_hit:
+            self.last_hit = later.last_hit
 
     @property
     def hits(self) -> int:

@@ -96,7 +96,9 @@ class WhatRan:
         if self.general:
             details["general"] = percentages(self.general)
         if len(self.passes) == 2:  # noqa: PLR2004 - forward and backward
-            details["forward_backward"] = percentages({key: self.passes[key] for key in ("Forward pass", "Backward pass")})
+            details["forward_backward"] = percentages(
+                {key: self.passes[key] for key in ("Forward pass", "Backward pass")}
+            )
         if self.horovod:
             details["horovod"] = percentages(kept_operators(self.horovod))
 

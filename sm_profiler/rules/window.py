@@ -22,13 +22,16 @@ class BatchLike(Protocol):
     """Rows that a source delivers together: whole files, earlier ones first."""
 
     @property
-    def system(self) -> SystemColumns: ...
+    def system(self) -> SystemColumns:
+        """System rows."""
 
     @property
-    def events(self) -> EventColumns: ...
+    def events(self) -> EventColumns:
+        """Trace events."""
 
     @property
-    def minute_us(self) -> int | None: ...
+    def minute_us(self) -> int | None:
+        """The minute that the files are filed under."""
 
 
 @attrs.frozen(eq=False)
@@ -99,6 +102,7 @@ class WindowCutter:
         self._filed_us = -1  # all files up to here have been delivered
         self._last_minute_us: int | None = None  # of the last system file
         self._last_event_us: float | None = None  # end of the last event: what the last trace file is named by
+        self.service_limit_us: float | None = None
 
     def add(self, batch: BatchLike) -> None:
         """Take a batch; batches come in the order of their minutes.  Rows without a finite time are left out."""
@@ -128,11 +132,13 @@ class WindowCutter:
         while self._held():
             yield from self._cut_next(everything=True)
 
-    @property
-    def service_limit_us(self) -> float:
-        """The service evaluates windows that start before this moment: the last system minute or last trace file."""
+    def _by_service(self, start_us: int) -> bool:
+        """The service evaluates windows that start before the last system minute and the last trace file's time.
+
+        Both are known where all files have been listed (`service_limit_us`); else as far as the rows tell.
+        """
         ends = [end for end in (self._last_minute_us, self._last_event_us) if end is not None]
-        return min(ends, default=0.0)
+        return start_us < (min(ends, default=0.0) if self.service_limit_us is None else self.service_limit_us)
 
     def _held(self) -> bool:
         self._join()
@@ -177,8 +183,7 @@ class WindowCutter:
         self._system = self._system[~late]
         self._events, self._counted = events[keep], self._counted[keep]
         self._next_us = end_us
-        by_service = start_us < self.service_limit_us
-        yield Window(start_us, end_us, system, window_events, new_system, new_events, by_service)
+        yield Window(start_us, end_us, system, window_events, new_system, new_events, self._by_service(start_us))
 
     def _next_data_us(self, moments_us: Floats) -> int | None:
         """The start of the window that holds the earliest data not yet counted; None where there is none."""
