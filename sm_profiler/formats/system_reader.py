@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sm_profiler.formats.columns import Category, Floats, SystemColumns
+from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.numbering import Numbering
 from sm_profiler.formats.outcome import LAST_US, Outcome, Tally
 from sm_profiler.formats.salvage import clean
@@ -32,15 +32,6 @@ class SystemRows:
     value: Floats
     head: NDArray[np.int32]
     heads: tuple[Head, ...]
-
-    def columns(self) -> SystemColumns:
-        """The same rows as columns."""
-        texts = []
-        for part in range(4):
-            table = Category.of(head[part] for head in self.heads)
-            texts.append(Category(table.codes[self.head], table.values))
-        kind, name, dimension, node = texts
-        return SystemColumns(self.timestamp, self.value, node, kind, name, dimension)
 
 
 class _Record(msgspec.Struct, gc=False):

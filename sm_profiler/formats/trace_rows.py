@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sm_profiler.formats.columns import Category, EventColumns, Floats
+from sm_profiler.formats.columns import Floats
 
 Key = tuple[str, int | str]  # phase and thread: what a begin and its end have in common
 Head = tuple[str, str, int, int]  # name, phase, track (the trace's own process number), thread
@@ -68,35 +68,6 @@ class TraceRows:
     metadata: tuple[dict[str, Any], ...] = ()
     loose_ends: tuple[LooseEnd, ...] = ()
     open_events: tuple[OpenEvent, ...] = ()
-
-    def columns(self) -> EventColumns:
-        """The same events as columns."""
-        head, argument = self.head, self.argument
-        name, phase = Category.of(each[0] for each in self.heads), Category.of(each[1] for each in self.heads)
-        table = [np.array([each[part] for each in self.arguments], np.int64) for part in range(6)]
-        step, pid, thread, worker, workers, pin = table
-        track, own_thread = (np.array([each[part] for each in self.heads], np.int64) for part in (2, 3))
-        others = Category.of(each[6] for each in self.arguments)
-        zeros = np.zeros(len(head), np.int32)
-        tid = thread[argument]
-        if len(own_thread) and own_thread.max() >= 0:
-            tid = np.where(tid < 0, own_thread[head], tid)
-        return EventColumns(
-            self.start_us,
-            self.duration_us,
-            Category(name.codes[head], name.values),
-            Category(phase.codes[head], phase.values),
-            Category(zeros, (self.node,)),
-            Category(zeros, (self.kind,)),
-            step[argument],
-            pid[argument],
-            tid,
-            worker.astype(np.int32)[argument],
-            workers.astype(np.int32)[argument],
-            pin.astype(np.int8)[argument],
-            Category(others.codes[argument], others.values),
-            track[head],
-        )
 
 
 class _Known(msgspec.Struct, forbid_unknown_fields=True, gc=False):

@@ -1,21 +1,149 @@
-"""A file's bytes to rows, by what kind of file it is."""
+"""Files to rows: here, or in processes of their own where there is enough to do."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+
+from sm_profiler.errors import SourceError
 from sm_profiler.formats.outcome import REFUSED, Outcome
-from sm_profiler.formats.system_reader import SystemRows, read_system
+from sm_profiler.formats.system_reader import read_system
 from sm_profiler.formats.trace_reader import read_trace
-from sm_profiler.formats.trace_rows import TraceRows
 from sm_profiler.source.catalog import Item
+from sm_profiler.source.wire import Request, Rows, receive_rows, send_request
+from sm_profiler.storage import LocalStorage, MissingFileError, Storage, read_all
 
-Rows = SystemRows | TraceRows
+WORTH_BYTES = 32 << 20  # below this a process takes longer to start than it saves
+AHEAD_BYTES = 64 << 20
+_SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, which Python 3.10 and others than Linux do not name
+_PIPE_BYTES = 1 << 20
+
+Parsed = tuple[Item, Rows | None, Outcome]
 
 
-def parse(item: Item, data: bytes) -> tuple[Rows | None, Outcome]:
-    """The rows of a file and what became of it; None for a file that cannot be used."""
-    try:
-        if item.is_system:
-            return read_system(data, item.node)
-        return read_trace(data, item.node, item.kind, item.start_us, approximate=item.approximate)
-    except MemoryError:
-        return None, Outcome(REFUSED, 0, "too large for this machine's memory")
+def parse_bytes(request: Request, data: bytes) -> tuple[Rows, Outcome]:
+    """The rows of a file and what became of it."""
+    if request.is_system:
+        return read_system(data, request.node)
+    return read_trace(data, request.node, request.kind, request.start_us, approximate=request.approximate)
+
+
+def parse_all(
+    storage: Storage, items: Iterable[Item], *, processes: int | None = None, ahead_bytes: int = AHEAD_BYTES
+) -> Iterator[Parsed]:
+    """Parse files in their order.
+
+    Args:
+        storage: where they are.
+        items: the files.
+        processes: how many processes parse; None: one a processor, if there is enough to do.
+        ahead_bytes: how many bytes of files may be under way or waiting besides the file that is yielded.
+
+    Raises:
+        SourceError: a file cannot be fetched; one that was removed meanwhile is refused instead.
+    """
+    items = list(items)
+    wanted = processes if processes is not None else len(os.sched_getaffinity(0))
+    if processes is None and sum(item.info.size for item in items) < WORTH_BYTES:
+        wanted = 1
+    if wanted > 1 and sys.executable:
+        yield from _in_processes(storage, items, wanted, ahead_bytes)
+        return
+    fetched = read_all(storage, (item.info for item in items), ahead_bytes=ahead_bytes)
+    for item, (_, data) in zip(items, fetched, strict=True):
+        yield _parse_here(item, data)
+
+
+def _parse_here(item: Item, data: bytes | SourceError) -> Parsed:
+    if isinstance(data, MissingFileError):
+        return item, None, Outcome(REFUSED, 0, "removed before it was read")
+    if isinstance(data, SourceError):
+        raise data
+    return item, *parse_bytes(_request(item), data)
+
+
+def _request(item: Item, path: str = "", size: int = 0) -> Request:
+    return Request(item.is_system, item.node, item.kind, item.start_us, item.approximate, path, size)
+
+
+def _in_processes(storage: Storage, items: list[Item], processes: int, ahead_bytes: int) -> Iterator[Parsed]:
+    waiting: deque[tuple[Item, Future[Parsed]]] = deque()
+    held = 0
+    local = isinstance(storage, LocalStorage)
+    fetched = (
+        ((item.info, b"") for item in items)
+        if local
+        else read_all(storage, (item.info for item in items), ahead_bytes=ahead_bytes)
+    )
+    with _Workers(processes) as workers:
+        for item, (_, data) in zip(items, fetched, strict=True):
+            while waiting and held + item.info.size > ahead_bytes:
+                done, future = waiting.popleft()
+                held -= done.info.size
+                yield future.result()
+            waiting.append((item, workers.parse(item, data, storage if local else None)))
+            held += item.info.size
+        while waiting:
+            yield waiting.popleft()[1].result()
+
+
+class _Workers:
+    """Processes that parse, each with a thread here that talks to it."""
+
+    def __init__(self, count: int) -> None:
+        package = str(Path(__file__).resolve().parents[2])
+        environment = {key: value for key, value in os.environ.items() if key != "SM_PROFILER_AUTO"}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+        command = [sys.executable, "-m", "sm_profiler.source.worker"]
+        self._free: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+        self._all: list[subprocess.Popen[bytes]] = []
+        self._lock = threading.Lock()
+        for _ in range(count):
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+            if process.stdout:
+                with suppress(OSError):
+                    fcntl.fcntl(process.stdout, _SET_PIPE_SIZE, _PIPE_BYTES)
+            self._all.append(process)
+            self._free.put(process)
+        self._threads = ThreadPoolExecutor(count, "sm-profiler-parse")
+
+    def __enter__(self) -> _Workers:  # noqa: PYI034 - typing.Self comes with Python 3.11
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for process in self._all:
+            process.kill()
+            for stream in (process.stdin, process.stdout):
+                with suppress(OSError):
+                    if stream:
+                        stream.close()
+            process.wait()
+
+    def parse(self, item: Item, data: bytes | SourceError, local: Storage | None) -> Future[Parsed]:
+        """Parse a file: its bytes, or the file of that name in a local storage."""
+        return self._threads.submit(self._parse, item, data, local)
+
+    def _parse(self, item: Item, data: bytes | SourceError, local: Storage | None) -> Parsed:
+        if isinstance(data, SourceError):
+            return _parse_here(item, data)
+        process = self._free.get()
+        try:
+            path = str(Path(local.uri, item.info.key)) if local else ""
+            if process.poll() is None and process.stdin and process.stdout:
+                send_request(process.stdin, _request(item, path, len(data)), data)
+                return item, *receive_rows(process.stdout)
+        except (OSError, EOFError, ValueError):
+            process.kill()  # it is out of step, or gone (killed for memory, say)
+        finally:
+            self._free.put(process)
+        return _parse_here(item, local.read(item.info.key) if local else data)

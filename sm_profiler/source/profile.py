@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
@@ -11,14 +11,16 @@ import attrs
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
+from sm_profiler.formats.assemble import event_columns, system_columns
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.outcome import READ, REFUSED, Outcome
 from sm_profiler.formats.system_reader import SystemRows
 from sm_profiler.formats.trace_rows import TraceRows
 from sm_profiler.source.catalog import Catalog, Item
-from sm_profiler.source.parse import Rows, parse
+from sm_profiler.source.parse import Parsed, parse_all
 from sm_profiler.source.streams import Streams
-from sm_profiler.storage import FileInfo, MissingFileError, Storage, read_all
+from sm_profiler.source.wire import Rows
+from sm_profiler.storage import FileInfo, Storage
 
 SETTLED_S = 30.0  # a damaged file of a running job that changed within this time is looked at again
 
@@ -140,26 +142,40 @@ class ProfileSource:
         items = sorted(self._pending.values(), key=lambda item: item.order)
         parsed = self._parsed(items)
         for minute, group in groupby(parsed, key=lambda each: each[0].at_us // layout.MINUTE_US):
-            system: list[SystemColumns] = []
-            events: list[EventColumns] = []
+            system: list[SystemRows] = []
+            events: list[TraceRows] = []
             for item, rows, outcome in group:
                 if not self._is_settled(item, outcome):
                     continue
                 self._pending.pop(item.info.key, None)
                 self._delivered.add(item.info.key)
-                self._take(item, rows, outcome, self._streams, system, events)
+                for part in self._take(item, rows, outcome, self._streams):
+                    if isinstance(part, SystemRows):
+                        system.append(part)
+                    else:
+                        events.append(part)
             if system or events:
-                yield Batch(SystemColumns.concat(system), EventColumns.concat(events), minute * layout.MINUTE_US)
+                yield Batch(system_columns(system), event_columns(events), minute * layout.MINUTE_US)
 
     def system(self) -> SystemColumns:
         """All system metrics."""
-        columns: SystemColumns = SystemColumns.concat(list(self._columns(system=True)))
-        return columns
+        return system_columns([rows for rows in self.rows(system=True) if isinstance(rows, SystemRows)])
 
     def events(self) -> EventColumns:
         """All trace events."""
-        columns: EventColumns = EventColumns.concat(list(self._columns(system=False)))
-        return columns
+        return event_columns([rows for rows in self.rows(system=False) if isinstance(rows, TraceRows)])
+
+    def rows(self, *, system: bool, wanted: Callable[[Item], bool] | None = None) -> Iterator[Rows]:
+        """The rows of all system files or of all traces, file by file in time order, whether delivered or not.
+
+        Args:
+            system: system metrics, or traces.
+            wanted: which files to read; None: all of them.
+        """
+        streams = Streams()
+        items = [item for item in self.files if item.is_system == system and (wanted is None or wanted(item))]
+        for item, rows, outcome in self._parsed(items):
+            yield from self._take(item, rows, outcome, streams)
 
     def quality(self) -> list[FileQuality]:
         """What became of the files read so far, by path."""
@@ -169,42 +185,21 @@ class ProfileSource:
         """Our own metadata records of the trace files read so far, each with the `node` that wrote it."""
         return [record for path in sorted(self._metadata) for record in self._metadata[path]]
 
-    def _columns(self, *, system: bool) -> Iterator[Any]:
-        streams = Streams()
-        for item, rows, outcome in self._parsed([item for item in self.files if item.is_system == system]):
-            tables: tuple[list[SystemColumns], list[EventColumns]] = ([], [])
-            self._take(item, rows, outcome, streams, *tables)
-            yield from tables[0] if system else tables[1]
-
-    def _parsed(self, items: Iterable[Item]) -> Iterator[tuple[Item, Rows | None, Outcome]]:
-        items = list(items)
-        for item, (_, data) in zip(items, read_all(self.storage, (item.info for item in items)), strict=True):
-            if isinstance(data, MissingFileError):
-                yield item, None, Outcome(REFUSED, 0, "removed before it was read")
-            elif isinstance(data, SourceError):
-                raise data
-            else:
-                yield item, *parse(item, data)
+    def _parsed(self, items: Iterable[Item]) -> Iterator[Parsed]:
+        return parse_all(self.storage, items, processes=self.options.processes)
 
     def _is_settled(self, item: Item, outcome: Outcome) -> bool:
         """Whether a file is taken as it is: a damaged one may still be on its way while the job runs."""
         return outcome.status == READ or self.finished or time.time() - item.info.mtime > SETTLED_S
 
-    def _take(  # noqa: PLR0913, PLR0917 - the parts of one reading, passed once
-        self,
-        item: Item,
-        rows: Rows | None,
-        outcome: Outcome,
-        streams: Streams,
-        system: list[SystemColumns],
-        events: list[EventColumns],
-    ) -> None:
-        if isinstance(rows, SystemRows):
-            system.append(rows.columns())
-        elif isinstance(rows, TraceRows):
+    def _take(self, item: Item, rows: Rows | None, outcome: Outcome, streams: Streams) -> list[Rows]:
+        """The rows of a file, those joined with earlier files first; notes what became of it."""
+        taken: list[Rows] = [] if rows is None else [rows]
+        if isinstance(rows, TraceRows):
             self._metadata[item.info.key] = rows.metadata
             joined, outcome = streams.take(rows, outcome)
-            events += [part.columns() for part in joined]
+            taken = list(joined)
         self._quality[item.info.key] = FileQuality(item.info.key, outcome.status, outcome.lost, outcome.reason)
         if self.options.strict and (outcome.lost or outcome.status == REFUSED):
             raise SourceError(f"{item.info.key}: {outcome.lost} records lost ({outcome.reason})")
+        return taken

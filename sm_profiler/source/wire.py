@@ -1,0 +1,134 @@
+"""Rows as bytes: how a parsing process hands them back."""
+
+from __future__ import annotations
+
+from typing import IO, Any
+
+import msgspec
+import numpy as np
+
+from sm_profiler.formats.outcome import Outcome
+from sm_profiler.formats.system_reader import SystemRows
+from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent, TraceRows
+
+Rows = SystemRows | TraceRows
+
+
+class Request(msgspec.Struct, array_like=True):
+    """A file to parse: one that the process opens by its path, or `size` bytes that follow."""
+
+    is_system: bool
+    node: str
+    kind: str
+    start_us: float
+    approximate: bool
+    path: str
+    size: int
+
+
+class _Answer(msgspec.Struct, array_like=True):
+    count: int
+    outcome: tuple[str, int, str]
+    is_system: bool
+    heads: list[tuple[str | int, str | int, str | int, str | int]]
+    arguments: list[tuple[int, int, int, int, int, int, str]] = []
+    node: str = ""
+    kind: str = ""
+    metadata: list[dict[str, Any]] = []
+    loose: list[tuple[tuple[str, int | str], float, str]] = []
+    left: list[tuple[tuple[str, int | str], tuple[str, str, int, int], float, str]] = []
+
+
+_ANSWER = msgspec.msgpack.Decoder(_Answer)
+_REQUEST = msgspec.msgpack.Decoder(Request)
+
+
+def _send(stream: IO[bytes], message: bytes) -> None:
+    stream.write(len(message).to_bytes(8, "little") + message)
+
+
+def _receive(stream: IO[bytes]) -> bytes:
+    length = stream.read(8)
+    if len(length) < 8:  # noqa: PLR2004 - the eight bytes of a length
+        raise EOFError
+    return _exactly(stream, int.from_bytes(length, "little"))
+
+
+def _exactly(stream: IO[bytes], size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data
+
+
+def send_request(stream: IO[bytes], request: Request, data: bytes) -> None:
+    """Ask for a file."""
+    _send(stream, msgspec.msgpack.encode(request))
+    stream.write(data)
+    stream.flush()
+
+
+def receive_request(stream: IO[bytes]) -> tuple[Request, bytes]:
+    """The next file asked for, and its bytes where they were sent.
+
+    Raises:
+        EOFError: nobody asks any more.
+    """
+    request = _REQUEST.decode(_receive(stream))
+    return request, _exactly(stream, request.size)
+
+
+def send_rows(stream: IO[bytes], rows: Rows, outcome: Outcome) -> None:
+    """Answer with a file's rows."""
+    said = (outcome.status, outcome.lost, outcome.reason)
+    if isinstance(rows, SystemRows):
+        answer = _Answer(len(rows.value), said, is_system=True, heads=list(rows.heads))
+        arrays = [rows.timestamp, rows.value, rows.head]
+    else:
+        answer = _Answer(
+            len(rows.start_us),
+            said,
+            is_system=False,
+            heads=list(rows.heads),
+            arguments=list(rows.arguments),
+            node=rows.node,
+            kind=rows.kind,
+            metadata=list(rows.metadata),
+            loose=[(end.key, end.end_us, end.args) for end in rows.loose_ends],
+            left=[(event.key, event.head, event.start_us, event.args) for event in rows.open_events],
+        )
+        arrays = [rows.start_us, rows.duration_us, rows.head, rows.argument]
+    _send(stream, msgspec.msgpack.encode(answer))
+    for array in arrays:
+        stream.write(np.ascontiguousarray(array).data)
+    stream.flush()
+
+
+def receive_rows(stream: IO[bytes]) -> tuple[Rows, Outcome]:
+    """A file's rows.
+
+    Raises:
+        EOFError: the process has ended.
+    """
+    answer = _ANSWER.decode(_receive(stream))
+    kinds = "ddi" if answer.is_system else "ddii"
+    arrays: Any = [np.frombuffer(_exactly(stream, answer.count * np.dtype(kind).itemsize), kind) for kind in kinds]
+    heads: Any = tuple(answer.heads)
+    outcome = Outcome(*answer.outcome)
+    if answer.is_system:
+        timestamp, value, head = arrays
+        return SystemRows(timestamp, value, head, heads), outcome
+    start, duration, head, argument = arrays
+    return TraceRows(
+        start,
+        duration,
+        head,
+        argument,
+        heads,
+        tuple(answer.arguments),
+        answer.node,
+        answer.kind,
+        tuple(answer.metadata),
+        tuple(LooseEnd(*each) for each in answer.loose),
+        tuple(OpenEvent(*each) for each in answer.left),
+    ), outcome
