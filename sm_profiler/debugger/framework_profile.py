@@ -125,7 +125,8 @@ class FrameworkProfile(Disguised):
                 window = {"profile_default_steps": True}
             configs = [config_class(**window) for config_class in ALL_METRIC_CONFIGS]
         for config in configs:
-            self.profiling_parameters[config.name] = config.to_json_string()
+            name = config.name  # read first, as the SDK does: the error for a wrong object speaks of it
+            self.profiling_parameters[name] = config.to_json_string()
 
     def __hash__(self) -> int:
         return hash(type(self).__name__)

@@ -1,0 +1,207 @@
+"""A profilerconfig.json becomes a Profile; what is wrong is named by its field, and the rest goes on."""
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sm_profiler.config import CollectorConfig, config_from_environment, environment_for, load_profile
+from sm_profiler.errors import ConfigError
+
+FULL = {
+    "S3OutputPath": "s3://Bucket/Path",
+    "DisableProfiler": False,
+    "ProfilingIntervalInMilliseconds": 200,
+    "ProfilingParameters": {
+        "LocalPath": "/opt/ml/output/Profiler",
+        "RotateMaxFileSizeInBytes": "1000",
+        "RotateFileCloseIntervalInSeconds": "0.5",
+        "FileOpenFailThreshold": "3",
+        "DetailedProfilingConfig": '{"StartStep": 0, "NumSteps": 2, }',
+        "DataloaderProfilingConfig": '{"StartStep": 7, "NumSteps": 1, "MetricsRegex": "Get\\d", }',
+        "PythonProfilingConfig": '{"Duration": 3, "ProfilerName": "cprofile", "cProfileTimer": "default", }',
+        "HorovodProfilingConfig": '{"StartTimeInSecSinceEpoch": 5, "Duration": inf, }',
+        "SMDataParallelProfilingConfig": '{"StartStep": 0, "NumSteps": None, }',
+    },
+}
+
+
+def one(config: str, name: str = "DetailedProfilingConfig"):
+    return load_profile({"ProfilingParameters": {name: config}})
+
+
+def test_everything():
+    profile = load_profile(FULL)
+    assert (profile.s3_output_path, profile.interval_ms, profile.disabled) == ("s3://Bucket/Path", 200, False)
+    assert (profile.local_path, profile.rotate_max_bytes) == ("/opt/ml/output/Profiler", 1000)
+    assert (profile.rotate_close_seconds, profile.fail_threshold) == (0.5, 3)
+    assert profile.problems == []
+    assert profile.hook_on
+    assert profile.collectors == {
+        "detailed": CollectorConfig(start_step=0, num_steps=2),
+        "dataloader": CollectorConfig(start_step=7, num_steps=1, metrics_regex=r"Get\d"),
+        "python": CollectorConfig(duration=3, timer="default"),
+        "horovod": CollectorConfig(start_time=5, duration=float("inf")),
+        "smddp": CollectorConfig(start_step=0),
+    }
+    assert profile.collectors["python"].by_time
+    assert not profile.collectors["detailed"].by_time
+
+
+def swapped(value):
+    if isinstance(value, dict):
+        return {key.swapcase(): swapped(inner) for key, inner in value.items()}
+    return value
+
+
+def test_keys_in_any_case_values_as_they_are():
+    profile = load_profile(json.dumps(swapped(FULL)))
+    assert (profile.s3_output_path, profile.local_path) == ("s3://Bucket/Path", "/opt/ml/output/Profiler")
+    assert profile.collectors == load_profile(FULL).collectors
+
+
+def test_text_bytes_and_byte_order_mark():
+    text = json.dumps(FULL)
+    for form in (text, text.encode(), "\ufeff" + text, b"\xef\xbb\xbf" + text.encode()):
+        assert load_profile(form) == load_profile(FULL)
+
+
+def test_a_describe_answer_is_looked_into():
+    assert load_profile({"TrainingJobName": "j", "ProfilerConfig": FULL}) == load_profile(FULL)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", b"\xff", "[" * 100_000])
+def test_what_is_no_configuration_is_refused_in_one_line(text):
+    with pytest.raises(ConfigError) as caught:
+        load_profile(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"DisableProfiler": True}, "DisableProfiler is true"),
+        ({"DisableProfiler": "True", "ProfilingParameters": {"LocalPath": "x"}}, "DisableProfiler is true"),
+        ({}, "empty"),
+        ({"ProfilingParameters": {}}, "empty"),
+        (
+            {"ProfilingParameters": {"CPUProfilingDuration": "3600", "SMPFileRotationSecs": "600"}},
+            "CPUProfilingDuration",
+        ),
+    ],
+)
+def test_when_the_hook_stays_off(config, why):
+    profile = load_profile(config)
+    assert not profile.hook_on
+    assert why in profile.off
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ("nonsense", "DetailedProfilingConfig"),
+        ('{"StartStep": -1, }', "DetailedProfilingConfig.StartStep"),
+        ('{"StartStep": 1.5, }', "DetailedProfilingConfig.StartStep"),
+        ('{"StartStep": inf, }', "DetailedProfilingConfig.StartStep"),
+        ('{"NumSteps": 0, }', "DetailedProfilingConfig.NumSteps"),
+        ('{"Duration": 0, }', "DetailedProfilingConfig.Duration"),
+        ('{"Duration": nan, }', "DetailedProfilingConfig.Duration"),
+        ('{"DurationInSeconds": -2, }', "DetailedProfilingConfig.DurationInSeconds"),
+        ('{"StartTimeInSecSinceEpoch": inf, }', "DetailedProfilingConfig.StartTimeInSecSinceEpoch"),
+        ('{"StartStep": 5, "Duration": 2, }', "DetailedProfilingConfig.StartStep"),
+        ('{"StartStep": 5, "MetricsRegex": "(", }', "DetailedProfilingConfig.MetricsRegex"),
+        ('{"StartStep": 5, "ProfilerName": "perf", }', "DetailedProfilingConfig.ProfilerName"),
+        ('{"StartStep": 5, "cProfileTimer": "sun", }', "DetailedProfilingConfig.cProfileTimer"),
+    ],
+)
+def test_an_invalid_collector_is_off_and_named_once(config, field):
+    parameters = {"DetailedProfilingConfig": config, "HorovodProfilingConfig": '{"StartStep": 1, }'}
+    profile = load_profile({"ProfilingParameters": parameters})
+    assert set(profile.collectors) == {"horovod"}
+    assert len(profile.problems) == 1
+    assert profile.problems[0].startswith(field + ":")
+
+
+def test_the_old_name_of_duration():
+    assert one('{"DurationInSeconds": 2.5, }').collectors["detailed"] == CollectorConfig(duration=2.5)
+
+
+def test_asked_for_without_a_range_means_the_default_window():
+    assert one('{"MetricsRegex": "x", }', "DataloaderProfilingConfig").collectors["dataloader"] == CollectorConfig(
+        start_step=7, num_steps=1, metrics_regex="x", default=True
+    )
+    python = one('{"DefaultProfiling": True, }', "PythonProfilingConfig").collectors["python"]
+    assert (python.start_step, python.num_steps, python.timer, python.default) == (9, 3, "default", True)
+
+
+def test_empty_config_is_off():
+    profile = one("{}")
+    assert profile.collectors == {}
+    assert profile.problems == []
+
+
+def test_strings_of_numbers_and_booleans_count_as_numbers():
+    assert one('{"StartStep": "5", "NumSteps": True, }').collectors["detailed"] == CollectorConfig(5, 1)
+
+
+def test_unknown_keys_are_named_and_ignored():
+    profile = one('{"StartStep": 5, "Colour": "red", }')
+    assert "detailed" in profile.collectors
+    assert profile.problems == ["DetailedProfilingConfig.colour: unknown, ignored"]
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"ProfilingIntervalInMilliseconds": 300}, "ProfilingIntervalInMilliseconds"),
+        ({"ProfilingIntervalInMilliseconds": "soon"}, "ProfilingIntervalInMilliseconds"),
+        ({"ProfilingParameters": {"RotateMaxFileSizeInBytes": "big"}}, "RotateMaxFileSizeInBytes"),
+        ({"ProfilingParameters": {"RotateMaxFileSizeInBytes": "inf"}}, "RotateMaxFileSizeInBytes"),
+        ({"ProfilingParameters": {"RotateFileCloseIntervalInSeconds": "0"}}, "RotateFileCloseIntervalInSeconds"),
+        ({"ProfilingParameters": {"FileOpenFailThreshold": []}}, "FileOpenFailThreshold"),
+        ({"ProfilingParameters": {"LocalPath": 3}}, "LocalPath"),
+        ({"S3OutputPath": 3}, "S3OutputPath"),
+        ({"DisableProfiler": "maybe"}, "DisableProfiler"),
+        ({"ProfilingParameters": []}, "ProfilingParameters"),
+        ({"ProfilingParameters": {"DetailedProfilingConfig": 5}}, "DetailedProfilingConfig"),
+    ],
+)
+def test_other_fields_fall_back_and_are_named(config, field):
+    profile = load_profile(config)
+    assert [problem.partition(":")[0] for problem in profile.problems] == [field]
+    assert profile.rotate_max_bytes == 10485760
+    assert profile.local_path == "/opt/ml/output/profiler"
+
+
+def test_an_infinite_close_interval_is_one():
+    assert load_profile({"ProfilingParameters": {"RotateFileCloseIntervalInSeconds": "inf"}}).problems == []
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+names = st.sampled_from([*FULL, *FULL["ProfilingParameters"], "StartStep"])
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(names, json_values | st.dictionaries(names, json_values, max_size=4), max_size=5))
+def test_any_object_is_read(config):
+    profile = load_profile(config)
+    assert all("\n" not in problem and problem for problem in profile.problems)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=3000))
+def test_the_environment_carries_any_text(text):
+    variables = environment_for(text)
+    assert all(len(value) <= 512 for value in variables.values())
+    assert (config_from_environment({**variables, "OTHER": "x"}) or "") == text
+
+
+def test_the_environment_ends():
+    with pytest.raises(ConfigError, match="too long"):
+        environment_for("x" * 512 * 100)
+    assert config_from_environment({}) is None

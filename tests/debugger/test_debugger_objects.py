@@ -1,0 +1,327 @@
+"""The objects themselves: isinstance in both import orders, copies, pickles, equality, and what is quiet or not."""
+
+import copy
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+import sm_profiler.debugger as facade
+from sm_profiler.debugger import (
+    DataloaderProfilingConfig,
+    DetailedProfilingConfig,
+    FrameworkProfile,
+    Profiler,
+    ProfilerConfig,
+    ProfilerRule,
+    PythonProfiler,
+    PythonProfilingConfig,
+    StepRange,
+    TimeRange,
+    cProfileTimer,
+    rule_configs,
+)
+from sm_profiler.debugger.images import register_rule_image, settings_path
+from sm_profiler.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+SDK3 = ROOT / ".envs/sdk3/bin/python"
+
+MADE = [
+    ProfilerRule.sagemaker(rule_configs.ProfilerReport(CPUBottleneck_threshold=30)),
+    ProfilerRule.custom("n", "i", "ml.m5.large", 5, rule_parameters={"a": 1}),
+    FrameworkProfile(start_step=3),
+    ProfilerConfig(s3_output_path="s3://b", framework_profile_params=FrameworkProfile()),
+    Profiler(),
+    DetailedProfilingConfig(duration=2.5),
+    DataloaderProfilingConfig(metrics_regex="x"),
+    PythonProfilingConfig(python_profiler=PythonProfiler.PYINSTRUMENT),
+    StepRange(1, 2),
+    TimeRange(1, 2),
+    PythonProfiler.CPROFILE,
+    cProfileTimer.DEFAULT,
+]
+SDK_ORDERS = """
+import sys, pickle, copy, warnings
+warnings.simplefilter("ignore")
+order, package = sys.argv[1:]
+import importlib
+def sdk(module=""):
+    return importlib.import_module(package + module)
+if order == "theirs first":
+    sdk()
+from sm_profiler.debugger import *
+rule = ProfilerRule.sagemaker(rule_configs.ProfilerReport())
+profile = FrameworkProfile(start_step=2)
+config = ProfilerConfig(framework_profile_params=profile)
+python = PythonProfilingConfig(python_profiler=PythonProfiler.PYINSTRUMENT)
+S = sdk()
+assert isinstance(rule, S.ProfilerRule) and isinstance(rule, S.RuleBase) and not isinstance(rule, S.Rule)
+assert isinstance(profile, S.FrameworkProfile) and isinstance(config, S.ProfilerConfig)
+assert isinstance(python, S.PythonProfilingConfig) and isinstance(StepRange(1, 2), sdk(".metrics_config").StepRange)
+assert isinstance(python.range, sdk(".metrics_config").StepRange) and isinstance(Profiler(), S.Profiler)
+assert isinstance(rule, ProfilerRule) and not isinstance(profile, S.ProfilerRule)
+# ours in theirs
+assert S.ProfilerConfig(framework_profile_params=profile)._to_request_dict() == config._to_request_dict()
+assert S.ProfilerConfig(profile_params=Profiler())._to_request_dict()["ProfilingParameters"]
+assert S.FrameworkProfile(python_profiling_config=python).profiling_parameters == FrameworkProfile(python_profiling_config=python).profiling_parameters
+assert S.PythonProfilingConfig(python_profiler=PythonProfiler.PYINSTRUMENT).cprofile_timer is None
+assert S.PythonProfilingConfig(cprofile_timer=cProfileTimer.CPU_TIME).to_json_string() == PythonProfilingConfig(cprofile_timer=cProfileTimer.CPU_TIME).to_json_string()
+# theirs in ours
+theirs = S.FrameworkProfile(start_step=2)
+assert ProfilerConfig(framework_profile_params=theirs)._to_request_dict() == config._to_request_dict()
+assert ProfilerConfig(profile_params=S.Profiler())._to_request_dict()["ProfilingParameters"]
+assert FrameworkProfile(python_profiling_config=S.PythonProfilingConfig()).profiling_parameters == S.FrameworkProfile(python_profiling_config=S.PythonProfilingConfig()).profiling_parameters
+assert PythonProfilingConfig(python_profiler=S.PythonProfiler.PYINSTRUMENT, cprofile_timer=S.cProfileTimer.CPU_TIME).cprofile_timer is None
+assert PythonProfiler.CPROFILE == S.PythonProfiler.CPROFILE and S.PythonProfiler.CPROFILE == PythonProfiler.CPROFILE
+assert hash(PythonProfiler.CPROFILE) == hash(S.PythonProfiler.CPROFILE) and PythonProfiler.CPROFILE != S.PythonProfiler.PYINSTRUMENT
+class Mine(ProfilerRule):
+    pass
+assert isinstance(Mine(1, 2, 3, 4, 5, 6, 7), S.ProfilerRule)
+for thing in (rule, profile, config, python, PythonProfiler.CPROFILE, python.range, Mine(1, 2, 3, 4, 5, 6, 7)):
+    for made in (copy.copy(thing), copy.deepcopy(thing), *([pickle.loads(pickle.dumps(thing, p)) for p in range(6)])):
+        assert type(made) is type(thing) and made == thing
+for name in ("Rule", "RuleBase", "CollectionConfig", "DebuggerHookConfig", "TensorBoardOutputConfig", "DEBUGGER_FLAG", "framework_name"):
+    import sm_profiler.debugger as D
+    assert getattr(D, name) is getattr(S, name) and getattr(D.debugger, name) is getattr(S, name)
+print("fine")
+"""
+
+
+@pytest.mark.parametrize("order", ["ours first", "theirs first"])
+@pytest.mark.parametrize(
+    ("python", "package"),
+    [
+        pytest.param(sys.executable, "sagemaker.debugger", marks=pytest.mark.sdk2, id="v2"),
+        pytest.param(str(SDK3), "sagemaker.core.debugger", marks=pytest.mark.sdk3, id="v3"),
+    ],
+)
+def test_isinstance_in_both_orders_and_both_ways(python, package, order):
+    if not Path(python).exists():
+        if os.environ.get("CI"):
+            pytest.fail("no environment of the SDK v3: make it with `make envs`")
+        pytest.skip("no environment of the SDK v3")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    shown = subprocess.run(
+        [python, "-c", SDK_ORDERS, order, package], capture_output=True, text=True, check=False, env=env
+    )
+    assert shown.stdout.strip().endswith("fine"), shown.stderr[-2000:]
+
+
+def pickled(thing, protocol):
+    return pickle.loads(pickle.dumps(thing, protocol))  # noqa: S301 - our own bytes
+
+
+@pytest.mark.parametrize("thing", MADE, ids=lambda thing: type(thing).__name__)
+def test_copies_are_equal_and_of_our_kind(thing):
+    copies = [copy.copy(thing), copy.deepcopy(thing)] + [pickled(thing, n) for n in range(6)]
+    for made in copies:
+        assert type(made) is type(thing)
+        assert made == thing
+        assert repr(made) == repr(thing)
+
+
+@pytest.mark.parametrize("thing", MADE, ids=lambda thing: type(thing).__name__)
+def test_different_things_differ(thing):
+    assert all(thing != other for other in MADE if other is not thing)
+    assert thing != "text"
+
+
+def test_repr_says_what_it_is():
+    assert repr(DetailedProfilingConfig(start_step=2)) == (
+        "DetailedProfilingConfig(name='DetailedProfilingConfig', range=StepRange(start_step=2, num_steps=1))"
+    )
+
+
+def test_hashable_where_the_sdk_is_and_equal_things_hash_alike():
+    assert len({FrameworkProfile(), FrameworkProfile(), ProfilerConfig(), StepRange(1, 2), StepRange(1, 2)}) == 3
+
+
+def test_attributes_may_be_set():
+    config = ProfilerConfig(framework_profile_params=FrameworkProfile())
+    config.s3_output_path = "s3://b/p"
+    config.framework_profile_params.profiling_parameters = {}
+    config.note = "anything"
+    assert config._to_request_dict() == {
+        "S3OutputPath": "s3://b/p",
+        "DisableProfiler": False,
+        "ProfilingParameters": {},
+    }
+
+
+def test_a_request_does_not_change_the_rule():
+    base = rule_configs.CPUBottleneck(threshold=40)
+    rule = ProfilerRule.sagemaker(base)
+    assert rule.to_profiler_rule_config_dict()["RuleParameters"]["threshold"] == "40"
+    assert base.rule_parameters["threshold"] == 40
+
+
+def test_intervals_that_the_api_refuses_are_named():
+    with pytest.warns(UserWarning, match="100, 200, 500, 1000, 5000, 60000"):
+        ProfilerConfig(system_monitor_interval_millis=300)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for fine in (100, 60000, None, object()):
+            ProfilerConfig(system_monitor_interval_millis=fine)
+
+
+def test_rules_that_smdebug_rulesconfig_does_not_export():
+    loader = ProfilerRule.sagemaker(rule_configs.Dataloader(min_threshold=60))
+    assert loader.to_profiler_rule_config_dict()["RuleParameters"]["min_threshold"] == "60"
+    overall = ProfilerRule.sagemaker(rule_configs.OverallFrameworkMetrics())
+    assert overall.to_profiler_rule_config_dict()["RuleParameters"] == {
+        "scan_interval_us": "60000000",
+        "rule_to_invoke": "OverallFrameworkMetrics",
+    }
+    with pytest.raises(AssertionError, match="positive"):
+        rule_configs.OverallFrameworkMetrics(scan_interval_us=0)
+    assert rule_configs.vanishing_gradient is not None
+    assert {"Dataloader", "OverallFrameworkMetrics", "ProfilerReport"} <= set(dir(rule_configs))
+    with pytest.raises(AttributeError, match="Nonsense"):
+        _ = rule_configs.Nonsense
+
+
+def test_names_of_the_sdk_need_the_sdk():
+    program = (
+        "import sys; sys.modules['sagemaker'] = None\n"
+        "import sm_profiler.debugger as d\n"
+        "try: d.Rule\n"
+        "except AttributeError as error: print(error)\n"
+        "try: d.get_rule_container_image_uri('r', 'us-east-1')\n"
+        "except d.debugger.ConfigError as error: print(error)"
+    )
+    env = {key: value for key, value in os.environ.items() if key != "SM_PROFILER_RULE_IMAGE"}
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=env)
+    first, second = shown.stdout.splitlines()
+    assert "pip install sagemaker" in first
+    assert "SM_PROFILER_RULE_IMAGE" in second
+
+
+@pytest.fixture
+def settings(monkeypatch, tmp_path):
+    monkeypatch.delenv("SM_PROFILER_RULE_IMAGE", raising=False)
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    monkeypatch.setenv("SM_PROFILER_SETTINGS", str(tmp_path / "config.json"))
+    return monkeypatch
+
+
+def image(region="us-east-1", **kwargs):
+    return facade.get_rule_container_image_uri("ProfilerReport", region, **kwargs)
+
+
+@pytest.mark.sdk2
+def test_images_of_the_argument_the_environment_the_file_and_the_sdk(settings):
+    assert image().startswith("503895931360.dkr.ecr.us-east-1.amazonaws.com/sagemaker-debugger-rules")
+    register_rule_image("file/image:1")
+    assert image() == "file/image:1"
+    register_rule_image("china/image:1", "cn-north-1")
+    assert (image(), image("cn-north-1")) == ("file/image:1", "china/image:1")
+    settings.setenv("SM_PROFILER_RULE_IMAGE", "1.dkr.ecr.{region}.amazonaws.com/own:2")
+    assert image("eu-west-1") == "1.dkr.ecr.eu-west-1.amazonaws.com/own:2"
+    assert image(image_uri="argument") == "argument"
+    settings.delenv("SM_PROFILER_RULE_IMAGE")
+    settings_path().write_text("{}")
+    with pytest.raises(ValueError, match="Unsupported region"):
+        image("mars-north-1")
+
+
+@pytest.mark.sdk2
+def test_sagemaker_profilers_own_job_keeps_its_own_image(settings):
+    settings.setenv("SM_PROFILER_RULE_IMAGE", "own:1")
+    name = facade.get_default_profiler_processing_job().name
+    assert "detailed-profiler-processing" in facade.get_rule_container_image_uri(name, "us-west-2")
+
+
+def test_a_registered_image_goes_into_built_in_rules(settings):
+    assert ProfilerRule.sagemaker(rule_configs.ProfilerReport()).image_uri == "DEFAULT_RULE_EVALUATOR_IMAGE"
+    settings.setenv("SM_PROFILER_RULE_IMAGE", "own/rules:1")
+    rule = ProfilerRule.sagemaker(rule_configs.ProfilerReport())
+    assert (rule.image_uri, rule.instance_type, rule.volume_size_in_gb) == ("own/rules:1", "ml.t3.medium", 30)
+
+
+def test_a_registered_image_goes_before_awss_when_an_estimator_fills_it_in(settings):
+    rule = ProfilerRule.sagemaker(rule_configs.ProfilerReport())
+    settings.setenv("SM_PROFILER_RULE_IMAGE", "1.dkr.ecr.{region}.amazonaws.com/own:2")
+    rule.image_uri = "503895931360.dkr.ecr.us-west-2.amazonaws.com/sagemaker-debugger-rules:latest"
+    assert rule.image_uri == "1.dkr.ecr.us-west-2.amazonaws.com/own:2"
+    rule.image_uri = "anything else"
+    assert rule.image_uri == "anything else"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"rule_image": 5}'])
+def test_a_broken_settings_file_is_named(settings, text):
+    settings_path().write_text(text)
+    with pytest.raises(ConfigError, match=str(settings_path())):
+        image()
+
+
+QUIET = """
+import logging, sys, warnings
+warnings.simplefilter("ignore")
+said = []
+class Keep(logging.Handler):
+    def emit(self, record):
+        said.append(record.getMessage())
+logging.getLogger("sagemaker.deprecations").addHandler(Keep())
+import sagemaker.debugger as theirs
+from sagemaker.fw_utils import profiler_config_deprecation_warning as check
+del said[:]
+import sm_profiler.debugger as ours
+"""
+
+
+def said(program):
+    env = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    full = QUIET + program + "\nprint(f'said {len(said)}')"
+    shown = subprocess.run([sys.executable, "-c", full], capture_output=True, text=True, check=True, env=env)
+    return int(shown.stdout.rpartition("said ")[2])
+
+
+@pytest.mark.sdk2
+def test_the_two_untrue_warnings_do_not_reach_the_user():
+    pytorch = "check(config, None, 'pytorch', '2.3')"
+    assert said(f"config = theirs.ProfilerConfig(framework_profile_params=theirs.FrameworkProfile()); {pytorch}") == 2
+    assert said(f"config = ours.ProfilerConfig(framework_profile_params=ours.FrameworkProfile()); {pytorch}") == 0
+    assert said(f"config = ours.ProfilerConfig(framework_profile_params=theirs.FrameworkProfile()); {pytorch}") == 0
+    # as in update_profiler: ours in the SDK's own
+    assert said(f"config = theirs.ProfilerConfig(framework_profile_params=ours.FrameworkProfile()); {pytorch}") == 0
+    # a profile of ours that goes nowhere does not silence what is said of the SDK's
+    assert (
+        said(
+            f"ours.FrameworkProfile(); config = theirs.ProfilerConfig(framework_profile_params=theirs.FrameworkProfile()); {pytorch}"
+        )
+        == 2
+    )
+
+
+@pytest.mark.sdk2
+def test_nothing_else_is_silenced():
+    assert (
+        said(
+            "ours.ProfilerConfig(framework_profile_params=ours.FrameworkProfile()); from sagemaker.deprecations import deprecation_warn_base as w; w('Another thing')"
+        )
+        == 1
+    )
+
+
+def test_the_filter_is_there_once():
+    for _ in range(3):
+        ProfilerConfig(framework_profile_params=FrameworkProfile())
+    ours = [
+        f for f in logging.getLogger("sagemaker.deprecations").filters if type(f).__module__.startswith("sm_profiler")
+    ]
+    assert len(ours) == 1
+
+
+def test_checks_hold_without_assertions():
+    program = (
+        "from sm_profiler.debugger import *\ntry: FrameworkProfile(start_step=-1)\nexcept AssertionError as e: print(e)"
+    )
+    shown = subprocess.run([sys.executable, "-O", "-c", program], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "start_step must be integer greater or equal to 0!"
