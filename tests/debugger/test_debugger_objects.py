@@ -29,6 +29,9 @@ from sm_profiler.debugger import (
 from sm_profiler.debugger.images import register_rule_image, settings_path
 from sm_profiler.errors import ConfigError
 
+# the SDK speaks of its version 3 when it is imported, and warnings are errors here
+pytestmark = pytest.mark.filterwarnings("ignore:You are using the SageMaker Python SDK v2")
+
 ROOT = Path(__file__).parents[2]
 SDK3 = ROOT / ".envs/sdk3/bin/python"
 
