@@ -17,7 +17,7 @@ def allowed_imports() -> dict[str, set[str]]:
     table = {}
     text = (ROOT / "docs/architecture.md").read_text()
     for room, allowed in re.findall(r"^\| `sm_profiler\.(\w+)` \|.*\| ([^|]+) \|$", text, re.MULTILINE):
-        table[room] = set() if allowed == "–" else set(re.findall(r"\w+", allowed))
+        table[room] = set() if "\N{EN DASH}" in allowed else set(re.findall(r"\w+", allowed))
     rooms = set(table)
     for room, allowed in table.items():
         if "all" in allowed:
