@@ -64,9 +64,9 @@ def main() -> None:
             if step % 50 == 0:
                 print(f"epoch {epoch} step {step} of {len(loader)} loss: {loss.item():.4f}", flush=True)
 
-    model_folder = os.environ["SM_MODEL_DIR"]
+    model_folder = os.environ.get("SM_MODEL_DIR", ".")
     torch.save(model.state_dict(), os.path.join(model_folder, "model.pt"))
-    with open(os.path.join(os.environ["SM_OUTPUT_DATA_DIR"], "result.json"), "w") as file:
+    with open(os.path.join(os.environ.get("SM_OUTPUT_DATA_DIR", "."), "result.json"), "w") as file:
         json.dump({"final_loss": loss.item()}, file)
 
 
