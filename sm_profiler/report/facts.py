@@ -326,7 +326,9 @@ def prepare(
     memory: dict[str, tuple[Floats, Floats]] | None = None,
 ) -> Facts:
     """Facts from what the folds saw."""
-    ranks = tuple(make_rank(node, rows, found.loop[node], found.pids.get(node, 1)) for node, rows in each_process(found))
+    ranks = tuple(
+        make_rank(node, rows, found.loop[node], found.pids.get(node, 1)) for node, rows in each_process(found)
+    )
     edges = [edge for rank in ranks for edge in (rank.start, rank.end)] + [system.first_s, system.last_s]
     edges = [edge for edge in edges if np.isfinite(edge)]
     start, end = (min(edges), max(edges)) if edges else (float("nan"), float("nan"))
@@ -342,7 +344,9 @@ def prepare(
     )  # fmt: skip
     nodes = dict.fromkeys([node for node, _, _ in system.series] + [rank.node for rank in ranks])
     spent = [
-        found.overhead_us[rank.name] / 1e6 / rank.loop for rank in ranks if rank.name in found.overhead_us and rank.loop > 0
+        found.overhead_us[rank.name] / 1e6 / rank.loop
+        for rank in ranks
+        if rank.name in found.overhead_us and rank.loop > 0
     ]
     return Facts(
         name, start, end, running, tuple(nodes), ranks, gpus, system, found.loader,

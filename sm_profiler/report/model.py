@@ -118,6 +118,12 @@ class Report:
     source: str = ""
     generated: str = ""
 
+    @property
+    def profiling_cost(self) -> str:
+        """What the hook says it took, in words."""
+        share = self.facts.overhead
+        return "not recorded" if share is None else f"{100 * share:.2g} % of the training loop, by the hook's own clock"
+
     def as_dict(self) -> dict[str, Any]:
         """The content of report.json."""
         return {
@@ -126,6 +132,7 @@ class Report:
             "source": self.source,
             "job": self.facts.as_dict(),
             "verdict": self.verdict.as_dict(),
+            "profiling_cost": self.profiling_cost,
             "rules": self.rules,
             "broken_rules": self.broken,
             "data_quality": self.quality,

@@ -18,38 +18,58 @@ class Threshold:
 T = Threshold
 
 # How much data a judgement needs.
-MIN_STEPS = T(20, "below 20 training steps the first, slow ones (allocation, worker start, autotuning) dominate every mean")
+MIN_STEPS = T(
+    20, "below 20 training steps the first, slow ones (allocation, worker start, autotuning) dominate every mean"
+)
 STEADY_STEPS = T(100, "from 100 steps on the mean of a share is known to a few percent: high confidence needs that")
 MIN_GPU_SAMPLES = T(20, "20 samples are 10 s at the default 500 ms: less is one moment of the job")
 
 CLEARLY = T(1.5, "times the threshold: a value this far beyond it is no matter of measurement error")
 
 # Input.
-INPUT_WAIT = T(0.15, "a loader that is just fast enough shows a few percent; above 15 % of the loop more workers pay off visibly")
+INPUT_WAIT = T(
+    0.15, "a loader that is just fast enough shows a few percent; above 15 % of the loop more workers pay off visibly"
+)
 INPUT_SYSTEM = T(0.5, "CPUBottleneck's and IOBottleneck's own threshold: half of all moments")
 INPUT_WAIT_MS = T(1.5, "collating a small batch in the training process takes less than this, however small the step")
 GPU_IDLE = T(0.35, "a GPU below 10 % in over a third of the samples waits for something most of each step")
 LOADER_HOT_CPU = T(0.75, "mean CPU use above 75 % of all cores while the loop waits: preprocessing has no cores left")
-IO_WAIT = T(20.0, "cores stand in I/O wait for a fifth of the time: the disk, not the CPU, is what the loader waits for")
+IO_WAIT = T(
+    20.0, "cores stand in I/O wait for a fifth of the time: the disk, not the CPU, is what the loader waits for"
+)
 NETWORK_BUSY = T(50e6, "50 MB/s received throughout the loop means that data is streamed while training")
 
 # Inside the loop.
-OUTSIDE = T(0.20, "logging, metrics and the loss function together stay below a tenth in a healthy loop; twice that is a finding")
+OUTSIDE = T(
+    0.20,
+    "logging, metrics and the loss function together stay below a tenth in a healthy loop; twice that is a finding",
+)
 OUTSIDE_MS = T(1.0, "per step; below a millisecond it is the price of a Python loop, which HOST_BOUND speaks about")
-TINY_STEP_MS = T(3.0, "launching a few hundred operators from Python costs 1 to 3 ms: a shorter step is mostly overhead")
-GC_SHARE = T(0.06, "generation 0 and 1 collections cost under 1 %; several percent need full collections over many objects")
+TINY_STEP_MS = T(
+    3.0, "launching a few hundred operators from Python costs 1 to 3 ms: a shorter step is mostly overhead"
+)
+GC_SHARE = T(
+    0.06, "generation 0 and 1 collections cost under 1 %; several percent need full collections over many objects"
+)
 EVALUATION = T(0.35, "evaluating for a third of the loop is more than most schedules intend; a fifth is usual")
 OPTIMIZER = T(0.40, "fused and foreach optimizers take 2 to 15 % of a step; 40 % is more than the backward pass")
 OPTIMIZER_TINY = T(0.60, "in a step of a millisecond or two the optimizer's launches are a usual third")
-GPU_IDLE_IN_PHASES = T(0.25, "share of samples below 10 %, though the loop is inside its phases: launches do not keep up")
-PHASES_GPU_LOW = T(50.0, "percent; the loop computes all the time, yet the GPU is idle for more than half of it: the host cannot feed it")
+GPU_IDLE_IN_PHASES = T(
+    0.25, "share of samples below 10 %, though the loop is inside its phases: launches do not keep up"
+)
+PHASES_GPU_LOW = T(
+    50.0,
+    "percent; the loop computes all the time, yet the GPU is idle for more than half of it: the host cannot feed it",
+)
 
 GPU_NEVER = T(0.5, "percent mean use: not even a warm-up kernel ran")
 GPU_MEMORY_ROOM = T(60.0, "percent of GPU memory in use; below it a batch half as large again fits")
 
 # Single long steps.
 LONG_STEP = T(2.0, "times the median: jitter of the machine stays well below it")
-LONG_STEP_MADS = T(8.0, "median absolute deviations above the median: for noisy loops, where twice the median is normal")
+LONG_STEP_MADS = T(
+    8.0, "median absolute deviations above the median: for noisy loops, where twice the median is normal"
+)
 LONG_STEP_MS = T(5.0, "longer than the median by this much: shorter hiccups come from the operating system")
 STALL_COST = T(0.05, "share of the loop that steps with a period cost together; below 5 % repairing them gains little")
 OUTLIER_COST = T(0.08, "as above for steps without a period: the machine's own noise costs some percent, too")
@@ -60,25 +80,41 @@ PERIOD_MATCH = T(0.8, "of the time lost lies on the period, and of the period's 
 MANY_LONG = T(0.25, "when a quarter of all steps is long, they are a second kind of step and no outliers")
 
 # Before the loop.
-INIT_ALLOWANCE_S = T(5.0, "starting Python and importing torch takes 2 to 5 s: nobody can save that, so nobody is told about it")
+INIT_ALLOWANCE_S = T(
+    5.0, "starting Python and importing torch takes 2 to 5 s: nobody can save that, so nobody is told about it"
+)
 INIT_ALLOWANCE_GPU_S = T(12.0, "with CUDA's start and its libraries it is up to 12 s")
 INITIALIZATION = T(0.25, "a quarter of the paid time before the first step")
 
 # Memory.
 GROWTH_SHARE = T(0.15, "of the memory in use at the loop's start, gained within the loop after warming up")
-GROWTH_BYTES = T(50e6, "caches, allocator arenas and lazily imported modules grow by some tens of megabytes in a healthy job")
+GROWTH_BYTES = T(
+    50e6, "caches, allocator arenas and lazily imported modules grow by some tens of megabytes in a healthy job"
+)
 GROWTH_SIGMAS = T(5.0, "standard errors of the slope: samples of memory are correlated, so 2 would fire on noise")
 GROWTH_LATE = T(0.4, "the second half must still grow at 40 % of the first half's rate, else it is warming up")
 GPU_GROWTH = T(15.0, "percent points of GPU memory gained over the loop, without falling back")
 HOST_GROWTH = T(5.0, "percent points of the node's memory gained over the loop; page cache is not counted as used")
-GROWTH_WEIGHT = T(0.15, "memory growth costs no time until the job dies; this ranks it above small losses, below large ones")
+GROWTH_WEIGHT = T(
+    0.15, "memory growth costs no time until the job dies; this ranks it above small losses, below large ones"
+)
 
 # Several processes, several GPUs.
-STRAGGLER = T(0.12, "the slowest rank's own work exceeds the others' median by this share of a step: over a tenth is no jitter")
+STRAGGLER = T(
+    0.12, "the slowest rank's own work exceeds the others' median by this share of a step: over a tenth is no jitter"
+)
 IN_STEP = T(0.15, "turns of ranks that wait for each other are equally long; independent ones differ")
-COMMUNICATION = T(0.40, "collectives overlap the backward pass, up to a third of the step is usual; above 40 % they are exposed")
+COMMUNICATION = T(
+    0.40, "collectives overlap the backward pass, up to a third of the step is usual; above 40 % they are exposed"
+)
 UNBALANCED = T(30.0, "percent points between the mean use of the busiest and the laziest GPU of a node")
 COMPUTE = T(80.0, "percent mean GPU use inside the loop: the accelerator is what limits, as it should be")
+
+# Money.
+HALF_EMPTY = T(
+    45.0,
+    "percent; the next smaller instance has about half of everything, so all use must stay below half with a margin",
+)
 
 # Which finding leads.  Findings of an earlier tier explain those of a later one, so they come first however much time
 # both name; within a tier the larger lost share leads.

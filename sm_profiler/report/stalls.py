@@ -85,7 +85,9 @@ def _where(turns: Turns, long: Mask) -> str:
     return max(grown, key=lambda name: grown[name])
 
 
-def find_period(places: Ints, weights: np.ndarray[tuple[int], np.dtype[np.float64]], last: int) -> tuple[int | None, bool]:
+def find_period(
+    places: Ints, weights: np.ndarray[tuple[int], np.dtype[np.float64]], last: int
+) -> tuple[int | None, bool]:
     """The number of steps between events at `places`, if they come regularly; and whether exactly.
 
     A period holds exactly if most of the weight lies on one residue, and most places of this residue have an event.

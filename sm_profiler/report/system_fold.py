@@ -68,7 +68,14 @@ class Buckets:
             self._halve()
         before, after = self.first - low, high - self.first - len(self.count)
         if before or after:
-            for name, filler in (("count", 0), ("total", 0), ("low", np.inf), ("high", -np.inf), ("idle", 0), ("hot", 0)):
+            for name, filler in (
+                ("count", 0),
+                ("total", 0),
+                ("low", np.inf),
+                ("high", -np.inf),
+                ("idle", 0),
+                ("hot", 0),
+            ):
                 setattr(self, name, np.pad(getattr(self, name), (before, after), constant_values=filler))
             self.first = low
 

@@ -42,7 +42,9 @@ def _healthy(case: Case) -> Finding | None:
         waits = max((rank.waits_seen for rank in case.ranks), default=0.0)
         if waits == 0:
             return _balanced(case, "medium")
-    return _balanced(case, "high" if min(len(rank.turns) for rank in case.ranks) >= policy.STEADY_STEPS.value else "medium")
+    return _balanced(
+        case, "high" if min(len(rank.turns) for rank in case.ranks) >= policy.STEADY_STEPS.value else "medium"
+    )
 
 
 def _balanced(case: Case, confidence: str) -> Finding:
@@ -51,7 +53,9 @@ def _balanced(case: Case, confidence: str) -> Finding:
     evaluation = case.mean(lambda rank: rank.share("evaluation"))
     used = [
         Evidence("time in forward, backward and optimizer", round(phases, 4), unit="share"),
-        Evidence("time in the training loop spent waiting for data", round(wait, 4), policy.INPUT_WAIT.value, unit="share"),
+        Evidence(
+            "time in the training loop spent waiting for data", round(wait, 4), policy.INPUT_WAIT.value, unit="share"
+        ),
     ]
     if evaluation > 0:
         used.append(Evidence("time in evaluation", round(evaluation, 4), policy.EVALUATION.value, unit="share"))
@@ -65,7 +69,9 @@ def _balanced(case: Case, confidence: str) -> Finding:
 
 def _inconclusive(case: Case) -> Finding:
     facts = case.facts
-    evidence = [Evidence("training steps recorded", sum(int(rank.train.sum()) for rank in facts.ranks), policy.MIN_STEPS.value)]
+    evidence = [
+        Evidence("training steps recorded", sum(int(rank.train.sum()) for rank in facts.ranks), policy.MIN_STEPS.value)
+    ]
     gpu = case.gpu_mean
     if gpu is not None:
         evidence.append(Evidence("mean GPU use", round(gpu, 1), policy.COMPUTE.value, unit="percent"))
@@ -74,7 +80,9 @@ def _inconclusive(case: Case) -> Finding:
         evidence.append(Evidence("mean CPU use", round(cpu, 1), unit="percent"))
     if facts.ranks:
         text = f"Too few training steps to judge: {evidence[0].value} recorded, {policy.MIN_STEPS.value:.0f} needed."
-        advice = "Let the job run longer, or look again when it has: sm-profiler report --follow keeps the report current."
+        advice = (
+            "Let the job run longer, or look again when it has: sm-profiler report --follow keeps the report current."
+        )
     elif facts.system.rows:
         seen = f" (mean GPU use {gpu:.0f} %)" if gpu is not None else ""
         text = f"There are system metrics only{seen}: without training steps nobody can say what the job waits for."
@@ -92,13 +100,22 @@ def not_judged(case: Case) -> list[tuple[str, str]]:
     """What no judge could look at, and what to switch on."""
     facts, missing = case.facts, []
     if not facts.ranks:
-        missing.append(("the training loop", "no steps recorded: start the script with `sm-profiler run` or SM_PROFILER_AUTO=1"))
+        missing.append(
+            ("the training loop", "no steps recorded: start the script with `sm-profiler run` or SM_PROFILER_AUTO=1")
+        )
     elif not case.waits_known:
-        missing.append(("waiting for data over the whole loop", "recorded only inside the dataloader window; the hook of sm-profiler records it always"))
+        missing.append(
+            (
+                "waiting for data over the whole loop",
+                "recorded only inside the dataloader window; the hook of sm-profiler records it always",
+            )
+        )
     if not facts.gpus:
         missing.append(("GPU use", "no GPU metrics: a CPU instance, or the monitor found no driver"))
     if len(facts.ranks) > 1 and not any(rank.communication for rank in facts.ranks):
-        missing.append(("communication", "no collectives recorded: they need a detailed window, or Horovod's or SMDDP's timeline"))
+        missing.append(
+            ("communication", "no collectives recorded: they need a detailed window, or Horovod's or SMDDP's timeline")
+        )
     if not facts.system.rows:
         missing.append(("system metrics", "none recorded: run the monitor beside the job"))
     if not facts.memory and not np.isfinite(facts.mean_of("memory") or np.nan):

@@ -26,7 +26,11 @@ def judge_unbalanced(case: Case) -> Finding | None:
     return Finding(
         Class.UNBALANCED_GPUS,
         f"The GPUs of {node} are used unevenly: {busiest} {high:.0f} % of the time, {laziest} {low:.0f} %.",
-        (Evidence("difference between busiest and laziest GPU", round(gap, 1), policy.UNBALANCED.value, node, "percent"),),
+        (
+            Evidence(
+                "difference between busiest and laziest GPU", round(gap, 1), policy.UNBALANCED.value, node, "percent"
+            ),
+        ),
         "Give each GPU a process of its own (DistributedDataParallel instead of DataParallel) and check that torchrun starts one "
         "process per GPU; or take an instance with fewer GPUs.",
         1 - mean / high if high else 0.0,

@@ -21,7 +21,9 @@ def _by_waits(case: Case) -> Finding | None:
     if wait < policy.INPUT_WAIT.value or typical * 1e3 < policy.INPUT_WAIT_MS.value:
         return None
     evidence = [
-        Evidence("time in the training loop spent waiting for data", round(wait, 4), policy.INPUT_WAIT.value, unit="share"),
+        Evidence(
+            "time in the training loop spent waiting for data", round(wait, 4), policy.INPUT_WAIT.value, unit="share"
+        ),
         Evidence("mean wait for a batch", round(typical * 1e3, 3), policy.INPUT_WAIT_MS.value, unit="ms"),
     ]
     cause, advice, more = _cause(case)
@@ -44,7 +46,9 @@ def _cause(case: Case) -> tuple[str, str, list[Evidence]]:
     if workers >= 0:
         more.append(Evidence("DataLoader worker processes", workers, unit=""))
     if cpu is not None:
-        more.append(Evidence("mean CPU use in the loop", round(cpu, 1), 100 * policy.LOADER_HOT_CPU.value, unit="percent"))
+        more.append(
+            Evidence("mean CPU use in the loop", round(cpu, 1), 100 * policy.LOADER_HOT_CPU.value, unit="percent")
+        )
     if io_wait is not None and io_wait > policy.IO_WAIT.value:
         more.append(Evidence("mean I/O wait in the loop", round(io_wait, 1), policy.IO_WAIT.value, unit="percent"))
         return (
@@ -54,7 +58,9 @@ def _cause(case: Case) -> tuple[str, str, list[Evidence]]:
             more,
         )
     if received is not None and received > policy.NETWORK_BUSY.value:
-        more.append(Evidence("mean network input in the loop", round(received), policy.NETWORK_BUSY.value, unit="bytes/s"))
+        more.append(
+            Evidence("mean network input in the loop", round(received), policy.NETWORK_BUSY.value, unit="bytes/s")
+        )
         return (
             ", while data streams in over the network",
             "Make what comes over the network smaller (compress, resize once, binary shards), keep it on local disk after "
@@ -72,7 +78,9 @@ def _cause(case: Case) -> tuple[str, str, list[Evidence]]:
     hot = cpu is not None and cpu >= 100 * policy.LOADER_HOT_CPU.value
     if hot or (workers > 0 and cores and workers >= cores):
         return (
-            ", and the CPU cores have no room left for preprocessing" if hot else ", with a worker for each core already",
+            ", and the CPU cores have no room left for preprocessing"
+            if hot
+            else ", with a worker for each core already",
             "Make preprocessing cheaper: do it once and store the result, decode and augment with faster libraries or on the "
             "GPU, or take an instance with more CPU cores for each GPU.",
             more,
@@ -80,7 +88,9 @@ def _cause(case: Case) -> tuple[str, str, list[Evidence]]:
     if workers > 0:
         return (
             f": {workers} worker{'s' * (workers > 1)} cannot keep up",
-            f"Give the DataLoader more workers (now {workers}" + (f", {cores} cores" if cores else "") + ") and a larger "
+            f"Give the DataLoader more workers (now {workers}"
+            + (f", {cores} cores" if cores else "")
+            + ") and a larger "
             "prefetch_factor; if that does not help, preprocess once and store the result.",
             more,
         )
@@ -108,7 +118,12 @@ def _by_system(case: Case) -> Finding | None:
         else "Read from faster or closer storage, or pack small files into large binary ones; then prefetch."
     )
     evidence = (
-        Evidence(f"moments in which GPUs idle while {cores_or_disk}", round(share, 4), policy.INPUT_SYSTEM.value, unit="share"),
+        Evidence(
+            f"moments in which GPUs idle while {cores_or_disk}",
+            round(share, 4),
+            policy.INPUT_SYSTEM.value,
+            unit="share",
+        ),
         Evidence("GPU samples below 10 % in the loop", round(idle, 4), policy.GPU_IDLE.value, unit="share"),
     )
     return Finding(

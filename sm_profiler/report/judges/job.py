@@ -128,7 +128,13 @@ def _process_memory(case: Case) -> Finding | None:
     left = _exhaustion(case, growth)
     until = f"; at this rate it is used up in {duration(left)}" if left else ""
     evidence = [
-        Evidence("resident memory gained in the loop", round(growth.end - growth.start), policy.GROWTH_BYTES.value, name, "bytes"),
+        Evidence(
+            "resident memory gained in the loop",
+            round(growth.end - growth.start),
+            policy.GROWTH_BYTES.value,
+            name,
+            "bytes",
+        ),
         Evidence("growth a minute", round(rate), round(growth.error * 60), name, "bytes"),
     ]
     if per_step is not None:
@@ -160,7 +166,11 @@ def _gpu_memory(case: Case) -> Finding | None:
         filled = data.count > 0
         seconds, values = _inside_loop(case, data.seconds[filled], data.mean[filled])
         growth = fit_growth(seconds, values)
-        if growth is None or growth.end - growth.start < policy.GPU_GROWTH.value or growth.slope <= policy.GROWTH_SIGMAS.value * growth.error:
+        if (
+            growth is None
+            or growth.end - growth.start < policy.GPU_GROWTH.value
+            or growth.slope <= policy.GROWTH_SIGMAS.value * growth.error
+        ):
             continue
         low_again = float(np.mean(values[-max(len(values) // 10, 1) :])) < growth.start + policy.GPU_GROWTH.value
         if low_again:
@@ -193,7 +203,13 @@ def _host_memory(case: Case) -> Finding | None:
             Class.MEMORY_GROWTH,
             f"Memory of {node} grows by {growth.slope * 60:.2g} percent points a minute; it is full in {duration(left)}.",
             (
-                Evidence("memory gained in the loop", round(growth.end - growth.start, 1), policy.HOST_GROWTH.value, node, "percent"),
+                Evidence(
+                    "memory gained in the loop",
+                    round(growth.end - growth.start, 1),
+                    policy.HOST_GROWTH.value,
+                    node,
+                    "percent",
+                ),
                 Evidence("growth a minute", round(growth.slope * 60, 3), round(growth.error * 60, 3), node, "percent"),
                 Evidence("time to exhaustion", round(left), None, node, "s"),
             ),

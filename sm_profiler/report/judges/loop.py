@@ -30,7 +30,9 @@ def judge_sync(case: Case) -> Finding | None:
         f"{percent(share)} of the loop lies outside forward, backward, optimizer and waiting for data: {duration(typical)} of a "
         f"typical step of {duration(turn)}.",
         (
-            Evidence("time in the loop outside every phase and wait", round(share, 4), policy.OUTSIDE.value, unit="share"),
+            Evidence(
+                "time in the loop outside every phase and wait", round(share, 4), policy.OUTSIDE.value, unit="share"
+            ),
             Evidence("the same in a typical step", round(typical * 1e3, 3), policy.OUTSIDE_MS.value, unit="ms"),
         ),
         "Look at what runs at every step besides the model: logging, print, .item() or .cpu() of the loss, metrics, writing "
@@ -80,11 +82,19 @@ def _tiny_steps(case: Case) -> Finding | None:
 def _gpu_starves_in_phases(case: Case) -> Finding | None:
     """The loop is inside its phases nearly all the time, and the GPU is idle all the same."""
     gpu, idle = case.gpu_mean, case.gpu_idle
-    if gpu is None or idle is None or case.wait >= policy.INPUT_WAIT.value or outside_share(case) >= policy.OUTSIDE.value:
+    if (
+        gpu is None
+        or idle is None
+        or case.wait >= policy.INPUT_WAIT.value
+        or outside_share(case) >= policy.OUTSIDE.value
+    ):
         return None
     if gpu >= policy.PHASES_GPU_LOW.value and idle < policy.GPU_IDLE_IN_PHASES.value:
         return None
-    if not case.waits_known and max(case.rule_share("CPUBottleneck"), case.rule_share("IOBottleneck")) >= policy.INPUT_SYSTEM.value:
+    if (
+        not case.waits_known
+        and max(case.rule_share("CPUBottleneck"), case.rule_share("IOBottleneck")) >= policy.INPUT_SYSTEM.value
+    ):
         return None  # the input judge's matter
     memory = mean_or_none([one.memory for one in case.facts.gpus])
     lost = 1 - gpu / 100
@@ -100,7 +110,8 @@ def _gpu_starves_in_phases(case: Case) -> Finding | None:
         "or the host stops to look at results.",
         tuple(evidence),
         "Try a larger batch (GPU memory has room)" * (memory is not None and memory < policy.GPU_MEMORY_ROOM.value)
-        + "Look for blocking calls (.item(), .cpu(), print of tensors)" * (memory is None or memory >= policy.GPU_MEMORY_ROOM.value)
+        + "Look for blocking calls (.item(), .cpu(), print of tensors)"
+        * (memory is None or memory >= policy.GPU_MEMORY_ROOM.value)
         + ", then torch.compile or CUDA graphs; a detailed window shows the gaps between kernels.",
         lost,
         confidence=confidence(case, policy.PHASES_GPU_LOW.value / max(gpu, 1.0), 1.0, sure=False),

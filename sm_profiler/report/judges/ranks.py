@@ -88,7 +88,14 @@ def judge_communication(case: Case) -> Finding | None:
     return Finding(
         Class.COMMUNICATION_BOUND,
         f"Collective communication takes {percent(share)} of a training step.",
-        (Evidence("time in collectives, in the steps where they were recorded", round(share, 4), policy.COMMUNICATION.value, unit="share"),),
+        (
+            Evidence(
+                "time in collectives, in the steps where they were recorded",
+                round(share, 4),
+                policy.COMMUNICATION.value,
+                unit="share",
+            ),
+        ),
         "Send less or hide more: gradient accumulation with no_sync(), bf16 gradients (a DDP communication hook), larger buckets, EFA "
         "between nodes, and fewer, larger instances.",
         share,

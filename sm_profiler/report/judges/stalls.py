@@ -38,7 +38,9 @@ def judge_periodic(case: Case) -> Finding | None:
             Evidence("time lost in long steps", round(stalls.share, 4), policy.STALL_COST.value, rank.name, "share"),
             Evidence("period", period, None, rank.name, "steps"),
             Evidence("long steps", stalls.count, policy.PERIOD_REPEATS.value, rank.name),
-            Evidence("a long step takes", round(stalls.typical * 1e3, 3), round(stalls.median * 1e3, 3), rank.name, "ms"),
+            Evidence(
+                "a long step takes", round(stalls.typical * 1e3, 3), round(stalls.median * 1e3, 3), rank.name, "ms"
+            ),
         ),
         _periodic_advice(stalls.where, period, case),
         stalls.share,
@@ -65,7 +67,12 @@ def _periodic_advice(where: str, period: int, case: Case) -> str:
 def judge_outliers(case: Case) -> Finding | None:
     """Rare long steps without a period."""
     rank = _worst(case)
-    if rank is None or rank.stalls.period is not None or rank.stalls.share < policy.OUTLIER_COST.value or not rank.stalls.is_rare:
+    if (
+        rank is None
+        or rank.stalls.period is not None
+        or rank.stalls.share < policy.OUTLIER_COST.value
+        or not rank.stalls.is_rare
+    ):
         return None
     stalls = rank.stalls
     return Finding(
@@ -75,7 +82,9 @@ def judge_outliers(case: Case) -> Finding | None:
         (
             Evidence("time lost in long steps", round(stalls.share, 4), policy.OUTLIER_COST.value, rank.name, "share"),
             Evidence("long steps", stalls.count, None, rank.name),
-            Evidence("a long step takes", round(stalls.typical * 1e3, 3), round(stalls.median * 1e3, 3), rank.name, "ms"),
+            Evidence(
+                "a long step takes", round(stalls.typical * 1e3, 3), round(stalls.median * 1e3, 3), rank.name, "ms"
+            ),
         ),
         "See in the timeline what coincides with them: odd samples (very long sequences, large images), retries of a remote "
         "store, shapes that compile anew, other load on the machine.",

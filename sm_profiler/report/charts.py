@@ -1,0 +1,235 @@
+"""The report's pictures, drawn from numbers; colours come from the page's style by class names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+from markupsafe import Markup
+
+from sm_profiler.report.judges.case import duration
+from sm_profiler.report.svg import drawing, element, shorten, text
+
+WIDTH, HEIGHT = 520.0, 210.0
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 12.0, 30.0
+
+
+@attrs.frozen
+class Part:
+    """A named share of a whole, with the class of its colour."""
+
+    name: str
+    value: float
+    colour: str
+    note: str = ""
+
+
+def bar(parts: Sequence[Part], title: str, *, height: float = 34.0) -> Markup:
+    """One horizontal bar of parts beside each other; the legend stands in the page."""
+    whole = sum(part.value for part in parts) or 1.0
+    x, drawn = 0.0, []
+    for part in parts:
+        width = 1000 * part.value / whole
+        if width > 0:
+            label = f"{part.name}: {_percent(part.value / whole)}" + (f" ({part.note})" if part.note else "")
+            drawn.append(
+                element(
+                    "rect",
+                    element("title", label),
+                    x=x,
+                    y=0,
+                    width=max(width - 2, 0.8),
+                    height=height,
+                    class_=f"f-{part.colour}",
+                )
+            )
+        x += width
+    return drawing(1000, height, title, *drawn, kind="bar", keep=False)
+
+
+def donut(parts: Sequence[Part], title: str) -> Markup:
+    """Shares as a ring; drawn as arcs of one circle's outline."""
+    whole = sum(part.value for part in parts if part.value > 0)
+    radius, turned, drawn = 40.0, 0.0, []
+    around = 2 * math.pi * radius
+    for part in parts:
+        share = max(part.value, 0.0) / whole if whole > 0 else 0.0
+        if share <= 0:
+            continue
+        length = max(share * around - 1.2, 0.4) if share < 1 else around
+        drawn.append(
+            element(
+                "circle", element("title", f"{shorten(part.name)}: {_percent(share)}"), cx=60, cy=60, r=radius, fill="none",
+                stroke_width=22, class_=f"s-{part.colour}", stroke_dasharray=f"{length:.2f} {around - length:.2f}",
+                stroke_dashoffset=f"{-turned * around:.2f}", transform="rotate(-90 60 60)",
+            )
+        )  # fmt: skip
+        turned += share
+    return drawing(120, 120, title, *drawn, kind="donut")
+
+
+def histogram(
+    counts: Sequence[float], edges: Sequence[float], title: str, axis: str, *, colour: str = "forward"
+) -> Markup:
+    """Bars of counts between edges; counts on a square-root scale, so that single outliers can be seen."""
+    counts = [max(float(count), 0.0) for count in counts]
+    most = max(counts, default=0.0)
+    if most <= 0 or len(edges) != len(counts) + 1 or edges[-1] <= edges[0]:
+        return Markup("")
+    plot = HEIGHT - TOP - BOTTOM
+    scale = (WIDTH - LEFT - RIGHT) / (edges[-1] - edges[0])
+    drawn = []
+    for count, low, high in zip(counts, edges, edges[1:], strict=False):
+        if count:
+            tall = plot * math.sqrt(count / most)
+            drawn.append(
+                element(
+                    "rect", element("title", f"{count:g} between {low:.4g} and {high:.4g}"), class_=f"f-{colour}",
+                    x=LEFT + (low - edges[0]) * scale, y=TOP + plot - tall, width=max((high - low) * scale - 0.6, 0.8), height=max(tall, 1.0),
+                )
+            )  # fmt: skip
+    marks = [(tick, TOP + plot * (1 - math.sqrt(tick / most))) for tick in _counts_to_mark(most)]
+    return drawing(WIDTH, HEIGHT, title, *_y_axis(marks), *drawn, *_x_axis(edges[0], edges[-1], axis))
+
+
+def workload(series: Sequence[tuple[str, Sequence[float]]], title: str) -> Markup:
+    """Histograms of GPU use over each other, as outlines; bins two percent wide from 0."""
+    most = max((max(counts, default=0.0) for _, counts in series), default=0.0)
+    if most <= 0:
+        return Markup("")
+    plot, step = HEIGHT - TOP - BOTTOM, (WIDTH - LEFT - RIGHT) / 50
+    drawn = []
+    for number, (name, counts) in enumerate(series):
+        points = [f"M{LEFT:.1f} {TOP + plot:.1f}"]
+        for index, count in enumerate(counts):
+            y = TOP + plot * (1 - math.sqrt(max(count, 0.0) / most))
+            points.append(f"L{LEFT + index * step:.1f} {y:.1f}L{LEFT + (index + 1) * step:.1f} {y:.1f}")
+        points.append(f"L{LEFT + len(counts) * step:.1f} {TOP + plot:.1f}")
+        drawn.append(
+            element(
+                "path",
+                element("title", name),
+                d="".join(points),
+                class_=f"line s-{SERIES[number % len(SERIES)]}",
+                fill="none",
+                data_series=name,
+            )
+        )
+    marks = [(tick, TOP + plot * (1 - math.sqrt(tick / most))) for tick in _counts_to_mark(most)]
+    return drawing(WIDTH, HEIGHT, title, *_y_axis(marks), *drawn, *_x_axis(0, 100, "GPU use, percent"))
+
+
+SERIES = ("forward", "wait", "optimizer", "outside", "backward", "evaluation")
+
+
+@attrs.frozen
+class Box:
+    """What a box plot shows of one series, in percent; whiskers from lower to upper."""
+
+    name: str
+    p25: float
+    p50: float
+    p75: float
+    lower: float
+    upper: float
+
+
+def boxes(rows: Sequence[Box], title: str) -> Markup:
+    """Box plots lying beside each other as rows, so that names can be read."""
+    tall, left = 30.0, 120.0
+    height = TOP + tall * len(rows) + BOTTOM
+    scale = (WIDTH - left - RIGHT) / 100
+
+    def at(value: float) -> float:
+        return left + scale * min(max(value, 0.0), 100.0)
+
+    drawn = []
+    for number, row in enumerate(rows):
+        middle = TOP + tall * (number + 0.5)
+        label = f"{row.name}: median {row.p50:.1f} %, half of all samples between {row.p25:.1f} and {row.p75:.1f} %"
+        drawn += [
+            text(left - 8, middle + 4, shorten(row.name, 18), anchor="end"),
+            element("line", x1=at(row.lower), x2=at(row.upper), y1=middle, y2=middle, class_="whisker"),
+            element(
+                "rect", element("title", label), x=at(row.p25), y=middle - 8, width=max(at(row.p75) - at(row.p25), 1.5), height=16, rx=2, class_="f-box",
+            ),
+            element("line", x1=at(row.p50), x2=at(row.p50), y1=middle - 8, y2=middle + 8, class_="median"),
+        ]  # fmt: skip
+    return drawing(WIDTH, height, title, *_x_axis(0, 100, "percent", left=left, height=height), *drawn)
+
+
+def _y_axis(marks: Sequence[tuple[float, float]]) -> list[Markup]:
+    drawn = []
+    for value, y in marks:
+        drawn += [
+            element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"),
+            text(LEFT - 6, y + 4, f"{value:g}", anchor="end"),
+        ]
+    return drawn
+
+
+def _x_axis(low: float, high: float, name: str, *, left: float = LEFT, height: float = HEIGHT) -> list[Markup]:
+    base = height - BOTTOM
+    drawn = [element("line", x1=left, x2=WIDTH - RIGHT, y1=base, y2=base, class_="axis")]
+    for value in ticks(low, high, 5):
+        x = left + (WIDTH - RIGHT - left) * (value - low) / (high - low)
+        drawn.append(text(x, base + 14, f"{value:g}", anchor="middle"))
+    drawn.append(text(WIDTH - RIGHT, base + 27, name, anchor="end", kind="name"))
+    return drawn
+
+
+def ticks(low: float, high: float, about: int) -> list[float]:
+    """Round numbers between two bounds, about so many."""
+    if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
+        return []
+    rough = (high - low) / about
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [round(number * step, 12) for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _counts_to_mark(most: float) -> list[float]:
+    return [float(f"{most * share:.1g}") for share in (0.06, 0.3, 0.95) if most * share >= 1] or [most]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def turns_strip(lengths: Sequence[float], long: Sequence[bool], title: str) -> Markup:
+    """Step times in order, long ones marked; several steps share a bar where there are too many, the longest counts."""
+    values, marks = np.asarray(lengths, float), np.asarray(long, bool)
+    bars = 240
+    if not len(values):
+        return Markup("")
+    edges = np.unique(np.linspace(0, len(values), min(bars, len(values)) + 1).astype(int))
+    tops = np.maximum.reduceat(values, edges[:-1])
+    marked = np.logical_or.reduceat(marks, edges[:-1])
+    height, most = 90.0, float(tops.max()) or 1.0
+    wide = 1000 / len(tops)
+    drawn = [
+        element(
+            "rect", element("title", f"steps {first} to {last - 1}: longest {duration(float(top))}"), x=number * wide, width=max(wide - 0.8, 0.6),
+            y=height - height * top / most, height=max(height * float(top) / most, 0.5), class_="f-outside" if mark else "f-forward",
+        )
+        for number, (top, mark, first, last) in enumerate(zip(tops, marked, edges[:-1], edges[1:], strict=True))
+    ]  # fmt: skip
+    return drawing(1000, height, title, *drawn, kind="strip", keep=False)
+
+
+def line(seconds: Sequence[float], values: Sequence[float], title: str) -> Markup:
+    """One series over time, from zero up."""
+    if len(seconds) < 2:  # noqa: PLR2004 - a line has two ends
+        return Markup("")
+    most = max(values) or 1.0
+    span = (seconds[-1] - seconds[0]) or 1.0
+    points = [(1000 * (x - seconds[0]) / span, 90 - 86 * y / most) for x, y in zip(seconds, values, strict=True)]
+    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+    area = f"{path}L1000 90L0 90Z"
+    return drawing(
+        1000, 90, title, element("path", d=area, class_="f-evaluation", opacity="0.25"),
+        element("path", d=path, class_="line s-evaluation", fill="none", vector_effect="non-scaling-stroke"), kind="strip", keep=False,
+    )  # fmt: skip

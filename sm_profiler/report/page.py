@@ -1,0 +1,77 @@
+"""The HTML page: one file, nothing from outside, every text escaped."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from sm_profiler._version import __version__
+from sm_profiler.report.model import Report
+from sm_profiler.report.sections import build_sections
+from sm_profiler.report.svg import clean, shorten
+from sm_profiler.report.timeline_data import timeline
+from sm_profiler.report.view import finding_view, glance, pictures
+
+
+def render_html(report: Report) -> str:
+    """The whole page as text."""
+    style, script = _asset("report.css"), _asset("report.js")
+    page = _environment().get_template("report.html")
+    return page.render(
+        report=report,
+        title=f"{shorten(report.facts.name, 80)} – sm-profiler",
+        name=shorten(report.facts.name, 120),
+        verdict=finding_view(report.verdict.main),
+        also=[finding_view(finding) for finding in report.verdict.also],
+        not_judged=report.verdict.not_judged,
+        pictures=pictures(report),
+        tiles=glance(report),
+        sections=build_sections(report.facts, report.rules, report.broken),
+        timeline=timeline(report.facts),
+        quality=report.quality,
+        cost=report.cost,
+        style=Markup(style),  # noqa: S704 - our own file
+        script=Markup(script),  # noqa: S704 - our own file
+        policy=_policy(style, script),
+        version=__version__,
+    )
+
+
+def _policy(style: str, script: str) -> str:
+    """Nothing may be loaded from anywhere; only this very style and this very script may work."""
+
+    def hashed(text: str) -> str:
+        return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
+
+    return f"default-src 'none'; style-src {hashed(style)}; script-src {hashed(script)}; img-src data:; base-uri 'none'; form-action 'none'"
+
+
+def json_for_script(value: Any) -> Markup:
+    """JSON that may stand inside a script element: no `<`, `>`, `&` or line separators as such."""
+    written = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for sign in "<>&":
+        written = written.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup(written)  # noqa: S704 - json.dumps writes ASCII, and the three signs are gone
+
+
+def _asset(name: str) -> str:
+    return (files("sm_profiler.report") / "templates" / name).read_text("utf-8")
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    loader = jinja2.FunctionLoader(_asset)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        finalize=lambda value: clean(value) if type(value) is str else value,
+    )  # fmt: skip
+    environment.filters["json_for_script"] = json_for_script
+    environment.filters["shorten"] = shorten
+    return environment

@@ -1,0 +1,55 @@
+"""SVG made of small pieces; every text and attribute is escaped on the way in."""
+
+from __future__ import annotations
+
+from markupsafe import Markup, escape
+
+# XML knows no control characters but tab, newline and carriage return
+_CONTROLS = {code: None for code in (*range(32), 127) if code not in (9, 10, 13)} | {0xFFFE: None, 0xFFFF: None}
+
+
+def element(tag: str, *children: Markup | str, **attributes: object) -> Markup:
+    """One element; `class_` is written `class`, other underscores as hyphens; None leaves an attribute out."""
+    written = Markup("").join(
+        Markup(' {}="{}"').format(_name(key), _value(value)) for key, value in attributes.items() if value is not None
+    )
+    inner = Markup("").join(child if isinstance(child, Markup) else escape(clean(child)) for child in children)
+    opened = Markup("<") + Markup(tag) + written  # noqa: S704 - the tag is a word of this module's callers, never data
+    return opened + Markup(">") + inner + Markup("</{}>").format(Markup(tag))  # noqa: S704 - as above
+
+
+def clean(text: str) -> str:
+    """A text without characters that XML and HTML forbid."""
+    return text.translate(_CONTROLS).encode("utf-8", "replace").decode("utf-8")
+
+
+def shorten(text: str, limit: int = 60) -> str:
+    """A long text with its middle left out."""
+    text = clean(text)
+    return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-(limit // 2 - 1) :]}"
+
+
+def drawing(
+    width: float, height: float, title: str, *children: Markup, kind: str = "chart", keep: bool = True
+) -> Markup:
+    """A whole picture with its title, which screen readers read out."""
+    return element(
+        "svg", element("title", title), *children,
+        viewBox=f"0 0 {_value(width)} {_value(height)}", role="img", class_=kind,
+        aria_label=title, preserveAspectRatio=None if keep else "none",
+    )  # fmt: skip
+
+
+def text(x: float, y: float, words: str, *, kind: str = "", anchor: str | None = None) -> Markup:
+    """A line of text; anchor: start, middle or end."""
+    return element("text", words, x=x, y=y, class_=kind or None, text_anchor=anchor)
+
+
+def _name(key: str) -> str:
+    if key in ("viewBox", "preserveAspectRatio"):
+        return key
+    return key.rstrip("_").replace("_", "-")
+
+
+def _value(value: object) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else clean(str(value))

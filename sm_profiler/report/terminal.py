@@ -1,0 +1,90 @@
+"""The verdict for a terminal: at most fifteen lines."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+
+from sm_profiler.report.model import Report
+from sm_profiler.report.svg import clean, shorten
+from sm_profiler.report.view import shown
+from sm_profiler.report.words import NAMES, SLICES
+
+MAX_LINES = 15
+_CODES = {"bad": "33;1", "good": "32;1", "open": "36;1", "soft": "2", "bold": "1"}
+_BLOCKS = {
+    "wait": "33",
+    "forward": "34",
+    "backward": "94",
+    "optimizer": "36",
+    "between": "90",
+    "evaluation": "35",
+    "outside": "31",
+}
+_LETTERS = {
+    "wait": "W",
+    "forward": "F",
+    "backward": "B",
+    "optimizer": "O",
+    "between": ".",
+    "evaluation": "E",
+    "outside": "x",
+}
+
+
+def terminal_summary(report: Report, colour: bool = False, *, width: int | None = None) -> str:  # noqa: FBT001, FBT002 - the interface the runner uses
+    """Verdict, evidence and next step.
+
+    Args:
+        report: what to tell.
+        colour: whether the terminal shows colours.
+        width: columns; default: the terminal's, at most 100.
+    """
+    width = max(min(width or shutil.get_terminal_size((100, 24)).columns, 100), 40)
+
+    def paint(words: str, how: str) -> str:
+        return f"\x1b[{_CODES[how]}m{words}\x1b[0m" if colour else words
+
+    main = report.verdict.main
+    mood = "good" if main.kind.is_healthy else "open" if main.kind.value == "INCONCLUSIVE" else "bad"
+    lines = [f"{paint(main.kind.value, mood)}  {NAMES[main.kind]} ({main.confidence} confidence)"]
+    lines += _wrap(main.headline, width, 4, "  ")
+    bar = _bar(report, width, colour=colour)
+    lines += bar
+    lines += [
+        shorten(f"  {one.metric}: {shown(one, one.value)}" + (f" (compared with {shown(one, one.threshold)})" if one.threshold is not None else "")
+        + (f", {one.where}" if one.where else ""), width)
+        for one in main.evidence[:3]
+    ]  # fmt: skip
+    lines += _wrap(f"Next: {main.next_step}", width, 4, "  ")
+    others = [finding.kind.value for finding in report.verdict.also if not finding.kind.is_healthy]
+    if others:
+        lines.append(shorten(f"  Also: {', '.join(others)}", width))
+    return "\n".join(clean(line) if not colour else line for line in lines[:MAX_LINES])
+
+
+def _wrap(words: str, width: int, most: int, indent: str) -> list[str]:
+    return textwrap.wrap(
+        shorten(words, 600), width, initial_indent=indent, subsequent_indent=indent, max_lines=most, placeholder=" …"
+    )
+
+
+def _bar(report: Report, width: int, *, colour: bool) -> list[str]:
+    """Where the loop's time goes, as one line of blocks and its legend."""
+    if not report.facts.ranks:
+        return []
+    shares = {name: report.facts.average_share(name) for name in SLICES}
+    room, drawn, legend = width - 4, "", []
+    for name, share in shares.items():
+        cells = round(share * room)
+        if share >= 0.005:  # noqa: PLR2004 - rounds to one percent
+            label = f"{SLICES[name][0].lower()} {100 * share:.0f} %"
+            legend.append(f"\x1b[{_BLOCKS[name]}m■\x1b[0m {label}" if colour else f"{_LETTERS[name]} {label}")
+        drawn += f"\x1b[{_BLOCKS[name]}m{'█' * cells}\x1b[0m" if colour else _LETTERS[name] * cells
+    lines, line, used = [f"  {drawn}"], "  ", 2
+    for entry in legend:
+        size = len(entry) - (9 if colour else 0) + 2
+        if used + size > width:
+            lines, line, used = [*lines, line.rstrip()], "  ", 2
+        line, used = line + entry + "  ", used + size
+    return [*lines, line.rstrip()]
