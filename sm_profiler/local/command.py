@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,15 @@ def fetch_channels(s3: Any, host: Host, request: JsonDict) -> list[str]:
 
 
 def rewrite_drivers(folder: Path, host: Host) -> None:
-    """Make SDK v3's own scripts, which name /opt/ml in their text, use this host's folder."""
+    """Make SDK v3's own scripts use this host's folder, and the address and port at which its hosts can meet.
+
+    They name /opt/ml in their text, a first host called algo-1 that no name server knows here, and one port for all jobs.
+    """
     for path in folder.rglob("*"):
         if path.is_file() and path.suffix in (".py", ".sh", ".json"):
-            path.write_text(host.map(path.read_text("utf-8")), "utf-8")
+            text = host.map(path.read_text("utf-8"))
+            text = text.replace("{os.environ['SM_MASTER_ADDR']}", "127.0.0.1")
+            path.write_text(re.sub(r"(?m)^SM_MASTER_PORT = \d+$", f"SM_MASTER_PORT = {host.port}", text), "utf-8")
 
 
 def program_of(s3: Any, host: Host, request: JsonDict, python: Path, gpus: int) -> Program:

@@ -68,10 +68,11 @@ class JobProcess:
         stream = self._warden.stdout
         if stream is None:  # it is a pipe, see above
             return
-        while line := stream.readline(LONGEST_LINE):
-            text = line.decode("utf-8", "replace").rstrip("\r\n").rpartition("\r")[2]  # progress bars: what stood last
-            with contextlib.suppress(Exception):  # a log line that cannot be stored must not block the job's pipe
-                self._on_line(text)
+        with stream:
+            while line := stream.readline(LONGEST_LINE):
+                text = line.decode("utf-8", "replace").rstrip("\r\n").rpartition("\r")[2]  # of a progress bar, the last
+                with contextlib.suppress(Exception):  # a log line that cannot be stored must not block the job's pipe
+                    self._on_line(text)
 
     def stop(self) -> None:
         """Ask it to end; returns at once.  The warden kills what has not ended after the grace time."""

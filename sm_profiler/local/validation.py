@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from moto.sagemaker.exceptions import AWSValidationException
 
+from sm_profiler.launch.service_model import check_request
 from sm_profiler.local.records import JsonDict, TrainingJob
 
 CHECKED = ("CreateTrainingJob", "UpdateTrainingJob", "CreateProcessingJob")
@@ -17,10 +18,6 @@ def refuse_invalid(operation: str, request: JsonDict) -> None:
         AWSValidationException: in the service's words.
     """
     if operation not in CHECKED:
-        return
-    try:
-        from sm_profiler.launch.service_model import check_request  # noqa: PLC0415 - loads botocore's model
-    except ModuleNotFoundError:
         return
     refuse(check_request(operation, request))
 

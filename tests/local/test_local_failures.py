@@ -1,0 +1,156 @@
+"""Whatever fails ends the job as Failed, with a reason; nothing waits for ever, nothing is left behind."""
+
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import ClientError
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_exit_code_and_last_lines_are_the_reason(bench):
+    job = bench.run("import sys\nprint('the disk is on fire')\nsys.exit(7)\n")
+    assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Failed", "Failed")
+    assert "AlgorithmError: exit code 7" in job["FailureReason"]
+    assert "the disk is on fire" in job["FailureReason"]
+
+
+def test_failure_file_is_the_reason(bench):
+    script = """
+import os
+from pathlib import Path
+Path(os.environ["SM_OUTPUT_DIR"], "failure").write_text("no such column: price")
+raise SystemExit(1)
+"""
+    job = bench.run(script)
+    assert job["FailureReason"].startswith("AlgorithmError: no such column: price")
+
+
+def test_long_reasons_are_cut_to_what_the_api_allows(bench):
+    job = bench.run("raise SystemExit('x' * 5000)")
+    assert len(job["FailureReason"]) == 1024
+
+
+def test_killed_by_a_signal(bench):
+    job = bench.run("import os\nos.kill(os.getpid(), 9)\n")
+    assert "SIGKILL" in job["FailureReason"]
+
+
+def test_missing_source_code(bench):
+    request = bench.request("")
+    request["HyperParameters"]["sagemaker_submit_directory"] = f'"s3://{bench.local.bucket}/nowhere/sourcedir.tar.gz"'
+    bench.sagemaker.create_training_job(**request)
+    job = bench.wait(request["TrainingJobName"])
+    assert "No S3 objects found" in job["FailureReason"]
+
+
+def test_source_code_that_is_no_archive(bench):
+    bench.s3.put_object(Bucket=bench.local.bucket, Key="broken/sourcedir.tar.gz", Body=b"not a tar file")
+    request = bench.request("")
+    request["HyperParameters"]["sagemaker_submit_directory"] = f'"s3://{bench.local.bucket}/broken/sourcedir.tar.gz"'
+    bench.sagemaker.create_training_job(**request)
+    assert "cannot unpack" in bench.wait(request["TrainingJobName"])["FailureReason"]
+
+
+def test_archive_cannot_leave_its_folder(bench, tmp_path):
+    job = bench.run("", files={"../../../outside.py": "print(1)"})
+    assert job["TrainingJobStatus"] == "Failed"
+    assert "cannot unpack" in job["FailureReason"]
+
+
+def test_program_that_is_not_in_the_source(bench):
+    job = bench.run("", hyperparameters={"sagemaker_program": '"other.py"'})
+    assert "has no file other.py" in job["FailureReason"]
+
+
+def test_image_without_a_script(bench):
+    request = bench.request("")
+    del request["HyperParameters"]
+    bench.sagemaker.create_training_job(**request)
+    assert "nothing to run" in bench.wait(request["TrainingJobName"])["FailureReason"]
+
+
+def test_missing_output_bucket_fails_the_profile_not_the_training(bench):
+    job = bench.run("print(1)", ProfilerConfig={"S3OutputPath": "s3://there-is-no-such-bucket/x"})
+    assert job["TrainingJobStatus"] == "Completed"
+    assert any("could not be uploaded" in line for line in bench.lines(job["TrainingJobName"]))
+
+
+def test_too_many_hosts_are_refused(bench):
+    job = bench.run("", ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 100, "VolumeSizeInGB": 1})
+    assert "at most 8" in job["FailureReason"]
+
+
+def test_one_failing_host_ends_the_others(bench):
+    script = "import os, sys, time\nos.environ['SM_CURRENT_HOST'] == 'algo-2' and sys.exit(5)\ntime.sleep(100)\n"
+    resources = {"InstanceType": "ml.m5.large", "InstanceCount": 2, "VolumeSizeInGB": 1}
+    job = bench.run(script, ResourceConfig=resources)
+    assert "exit code 5 on algo-2" in job["FailureReason"]
+
+
+def test_runtime_limit(bench):
+    job = bench.run("import time\ntime.sleep(100)\n", StoppingCondition={"MaxRuntimeInSeconds": 1})
+    assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
+
+
+FAMILY = """
+import os, signal, subprocess, sys, time
+child = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('pid', os.getpid(), flush=True); time.sleep(1000)"
+subprocess.Popen([sys.executable, "-c", child])
+subprocess.Popen([sys.executable, "-c", child], start_new_session=True)  # has left the process group
+print("pid", os.getpid(), flush=True)
+time.sleep(1000)
+"""
+
+
+def pids_of(bench, name):
+    lines = bench.until(lambda: bench.lines(name), lambda lines: sum(line.startswith("pid ") for line in lines) == 3)
+    return [int(line.split()[1]) for line in lines if line.startswith("pid ")]
+
+
+def test_stop_leaves_no_process_behind(bench):
+    name = bench.start(FAMILY)
+    pids = pids_of(bench, name)
+    assert all(alive(pid) for pid in pids)
+    bench.sagemaker.stop_training_job(TrainingJobName=name)
+    job = bench.wait(name)
+    assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Stopped", "Stopped")
+    assert [entry["Status"] for entry in job["SecondaryStatusTransitions"]][-3:] == ["Stopping", "Uploading", "Stopped"]
+    assert not [pid for pid in pids if alive(pid)]
+
+
+def test_script_that_ends_leaves_no_process_behind(bench):
+    script = FAMILY.replace('time.sleep(1000)\n"""', "").rpartition("time.sleep(1000)")[0] + "time.sleep(1)\n"
+    name = bench.start(script)
+    assert bench.wait(name)["TrainingJobStatus"] == "Completed"
+    assert not [pid for pid in pids_of(bench, name) if alive(pid)]
+
+
+def test_stop_of_a_job_that_is_over_is_refused(bench):
+    job = bench.run("print(1)")
+    with pytest.raises(ClientError, match="ValidationException.*Completed"):
+        bench.sagemaker.stop_training_job(TrainingJobName=job["TrainingJobName"])
+
+
+def test_unknown_job_is_refused_as_the_service_does(bench):
+    for call in (bench.sagemaker.describe_training_job, bench.sagemaker.stop_training_job):
+        with pytest.raises(ClientError, match=r"\(ValidationException\).*Requested resource not found"):
+            call(TrainingJobName="never-was")
+
+
+def test_name_is_unique(bench):
+    request = bench.request("print(1)")
+    bench.sagemaker.create_training_job(**request)
+    with pytest.raises(bench.sagemaker.exceptions.ResourceInUse):
+        bench.sagemaker.create_training_job(**request)
+    bench.wait(request["TrainingJobName"])
+
+
+def test_calls_that_do_not_exist_here_are_answered(bench):
+    with pytest.raises(ClientError, match="does not know"):
+        bench.sagemaker.list_algorithms()
