@@ -8,6 +8,8 @@ from typing import Any
 
 # name → the module that defines it
 _LAZY = {
+    "PandasFrame": "pandas_frame",
+    "TrainingJob": "training_job",
     "system_frame": "frames",
     "framework_frame": "frames",
     "dataloader_frame": "frames",

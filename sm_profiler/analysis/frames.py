@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from sm_profiler.analysis.readers import in_file_order
 from sm_profiler.analysis.text_times import text_times
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 
@@ -29,20 +30,24 @@ DATALOADER_COLUMNS = (
 )  # fmt: skip
 
 
-def system_frame(system: SystemColumns, start_us: int = 0) -> pd.DataFrame:
+def system_frame(
+    system: SystemColumns, start_us: int = 0, *, shown_us: NDArray[np.int64] | None = None
+) -> pd.DataFrame:
     """System metrics as a frame, one row a measurement, without duplicates.
 
     Args:
         system: the measurements.
         start_us: what `timestamp_us` counts from, microseconds since the epoch.
+        shown_us: what `timestamp` shows instead of the time of measurement, microseconds since the epoch.
     """
     at_us = (system.timestamp * 1e6).astype(np.int64)
     rows = first_rows(at_us, system.value, system.name, system.dimension, system.node, system.type)
     if rows is not None:
         system, at_us = system[rows], at_us[rows]
+        shown_us = None if shown_us is None else shown_us[rows]
     return pd.DataFrame(
         {
-            "timestamp": texts(text_times(at_us)),
+            "timestamp": texts(text_times(at_us if shown_us is None else shown_us)),
             "timestamp_us": at_us - start_us,
             "value": system.value,
             "system_metric": category_texts(system.name),
@@ -54,14 +59,15 @@ def system_frame(system: SystemColumns, start_us: int = 0) -> pd.DataFrame:
     )
 
 
-def framework_frame(events: EventColumns, start_us: int = 0) -> pd.DataFrame:
+def framework_frame(events: EventColumns, start_us: int = 0, *, ordered: bool = False) -> pd.DataFrame:
     """Trace events as a frame, one row an event, without duplicates; instants, which take no time, are left out.
 
     Args:
         events: the events.
         start_us: what `start_time_us` and `end_time_us` count from, microseconds since the epoch.
+        ordered: leave the events in their order; else they go by timeline, the hook's first, and by file.
     """
-    events = spans(events)
+    events = spans(events) if ordered else in_file_order(spans(events))
     name = shown_names(events)
     size = argument_numbers(events.args, "bytes_fetched")
     pid = np.where(events.pid < 0, events.track, events.pid)
@@ -96,7 +102,7 @@ def dataloader_frame(events: EventColumns, start_us: int = 0) -> pd.DataFrame:
         events: the events.
         start_us: what `start_time_us` and `end_time_us` count from, microseconds since the epoch.
     """
-    events = spans(events)
+    events = in_file_order(spans(events))
     name = shown_names(events)
     pid = np.where(events.pid < 0, events.track, events.pid)
     key = (events.start_us, events.duration_us, name, events.phase, events.node, events.step, pid, events.worker_id)
@@ -134,7 +140,7 @@ def spans(events: EventColumns) -> EventColumns:
 
 def texts(array: pa.Array) -> Any:
     """An Arrow array of texts as the text column of the installed pandas."""
-    return pd.array(array, dtype=_TEXT) if len(array) == 0 else pd.Series(_TEXT.__from_arrow__(array), copy=False)
+    return _TEXT.__from_arrow__(array)
 
 
 def category_texts(category: Category) -> Any:
@@ -214,11 +220,12 @@ def _decoded(text: str) -> dict[str, Any]:
     return args if isinstance(args, dict) else {}
 
 
-def _text_dtype() -> pd.StringDtype:
+def _text_dtype() -> Any:
     try:
         return pd.StringDtype("pyarrow", na_value=np.nan)
     except TypeError:  # pandas 2.2 has another name for it
-        return pd.StringDtype("pyarrow_numpy")
+        named: Any = "pyarrow_numpy"
+        return pd.StringDtype(named)
 
 
 _TEXT = _text_dtype()

@@ -1,0 +1,184 @@
+"""Events and measurements as Python objects, for code that asks for lists of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from sm_profiler.formats import layout
+from sm_profiler.formats.columns import EventColumns, SystemColumns
+
+# the timeline a file holds → what notebooks know it as
+FILE_TYPES = {
+    layout.PYTHON_TIMELINE: "PythontimelineMetrics",
+    layout.MODEL_TIMELINE: "DetailedframeworkMetrics",
+    layout.DETAILED_TRACE: "TFProfilerMetrics",
+    layout.HOROVOD_TIMELINE: "HorovodMetrics",
+    layout.SMDATAPARALLEL_TIMELINE: "SMDataParallelMetrics",
+}
+
+
+@attrs.define
+class ProfilerSystemEvent:
+    """One measurement.
+
+    Attributes:
+        type: cpu, gpu, memory, i/o or network.
+        name: cpu0, gpu3 …; None where the record has none.
+        dimension: CPUUtilization …
+        value: percent, bytes/s or 1/s.
+        node_id: `algo-1`.
+        timestamp: seconds since the epoch.
+    """
+
+    type: str
+    name: str | None
+    dimension: str
+    value: float
+    node_id: str
+    timestamp: float
+
+
+@attrs.define
+class ThreadInfo:
+    """A thread of a trace: its number and name."""
+
+    tid: Any
+    thread_name: str
+
+
+@attrs.define
+class ProcessInfo:
+    """A process of a trace, which stands for a phase.
+
+    Attributes:
+        id: its number in the trace.
+        name: the phase.
+    """
+
+    id: Any
+    name: str
+    _threads: dict[Any, ThreadInfo] = attrs.field(factory=dict, alias="threads")
+
+    def add_thread(self, threadid: Any, thread_name: str) -> None:
+        """Note a thread, unless it is known."""
+        self._threads.setdefault(threadid, ThreadInfo(threadid, thread_name))
+
+    def get_thread_info(self, threadid: Any) -> ThreadInfo:
+        """The thread of that number."""
+        return self._threads[threadid]
+
+
+@attrs.define
+class TraceEvent:
+    """One span of a trace.
+
+    Attributes:
+        start_time, end_time, duration: microseconds (since the epoch).
+        event_name: `Step:ModeKeys.TRAIN` …
+        event_phase: the phase it belongs to.
+        node_id: `algo-1-0`.
+        pid, tid: process and thread; -1 where unknown.
+        phase_pid, phase_tid: the trace's own numbers of them.
+        event_args: its arguments, or None.
+        phase: `X`, a whole event.
+        file_type: which timeline it stood in.
+        process_info: the phase as a process of the trace.
+    """
+
+    start_time: float
+    event_name: str
+    duration: float
+    phase_pid: int
+    phase_tid: int
+    event_args: dict[str, Any] | None
+    node_id: str
+    phase: str
+    file_type: str
+    event_phase: str = ""
+    pid: int = 0
+    tid: int = 0
+    process_info: ProcessInfo | None = None
+    end_time: float = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.end_time = self.start_time + self.duration
+
+    def to_json(self) -> str:
+        """The event as one object of a Chrome trace."""
+        record: dict[str, Any] = {
+            "name": self.event_name,
+            "pid": self.pid,
+            "tid": self.tid,
+            "ph": self.phase,
+            "ts": self.start_time,
+        }
+        if self.phase == "X":
+            record["dur"] = self.duration
+        if self.event_args:
+            record["args"] = self.event_args
+        return json.dumps(record)
+
+
+def system_events(system: SystemColumns) -> list[ProfilerSystemEvent]:
+    """Each row as an object."""
+    columns = (system.type, system.name, system.dimension, system.node)
+    kinds, names, dimensions, nodes = ([category.values[code] for code in category.codes] for category in columns)
+    rows = zip(kinds, names, dimensions, system.value.tolist(), nodes, system.timestamp.tolist(), strict=True)
+    return [
+        ProfilerSystemEvent(kind, name or None, dimension, value, node, at)
+        for kind, name, dimension, value, node, at in rows
+    ]
+
+
+def trace_events(events: EventColumns) -> list[TraceEvent]:
+    """Each row as an object; times are whole numbers where they are whole."""
+    processes: dict[tuple[int, str], ProcessInfo] = {}
+    starts, durations = _numbers(events.start_us), _numbers(events.duration_us)
+    pids = np.where(events.pid < 0, events.track, events.pid).tolist()
+    texts = (events.name, events.phase, events.node, events.kind)
+    names, phases, nodes, kinds = ([category.values[code] for code in category.codes] for category in texts)
+    rows = zip(starts, durations, names, phases, nodes, kinds, pids, events.tid.tolist(), events.track.tolist(), strict=True)  # fmt: skip
+    return [
+        TraceEvent(
+            start, name, duration, track, tid, args, node, "X", FILE_TYPES.get(kind, kind), phase, pid, tid,
+            processes.setdefault((track, phase), ProcessInfo(track, phase)),
+        )
+        for (start, duration, name, phase, node, kind, pid, tid, track), args in zip(rows, event_arguments(events), strict=True)
+    ]  # fmt: skip
+
+
+def event_arguments(events: EventColumns) -> list[dict[str, Any] | None]:
+    """Each row's arguments as they stood in the file, but for the number's notation; None where it had none."""
+    others = [json.loads(text) if text else {} for text in events.args.values]
+    known: dict[str, NDArray[Any]] = {
+        "pid": events.pid,
+        "step_num": events.step,
+        "worker_id": events.worker_id,
+        "num_workers": events.num_workers,
+        "pin_memory": events.pin_memory,
+    }
+    loader = (events.num_workers >= 0) | (events.pin_memory >= 0)
+    lists = {key: column.tolist() for key, column in known.items()}
+    found: list[dict[str, Any] | None] = []
+    for row, (code, loads) in enumerate(zip(events.args.codes.tolist(), loader.tolist(), strict=True)):
+        args: dict[str, Any] = {}
+        for key, column in lists.items():
+            value = column[row]
+            if value >= 0 or (key == "worker_id" and loads):
+                args[key] = str(value) if key == "step_num" else bool(value) if key == "pin_memory" else value
+        if others:
+            other = others[code]
+            args |= other if isinstance(other, dict) else {}
+        found.append(args or None)
+    return found
+
+
+def _numbers(times: Any) -> list[float]:
+    rounded = np.rint(times)
+    listed: list[float] = (rounded.astype(np.int64) if np.array_equal(rounded, times) else times).tolist()
+    return listed

@@ -1,0 +1,108 @@
+"""A training job of SageMaker, as notebooks begin with it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sm_profiler.analysis.readers import MetricsReaderBase, S3AlgorithmMetricsReader, S3SystemMetricsReader
+from sm_profiler.analysis.times import us_since_epoch_to_human_readable_time
+from sm_profiler.errors import SourceError
+from sm_profiler.source.job import describe, profiler_output
+
+POLL_S = 10.0
+
+
+class TrainingJob:
+    """A training job and where its profile is.
+
+    Attributes:
+        name: the job's.
+        profiler_config: its ProfilerConfig as the service answers it; None for a job launched with the agent.
+        profiler_s3_output_path: the s3:// URI of its profile.
+        system_metrics_reader: reads its system metrics, once they have been waited for.
+        framework_metrics_reader: reads its trace events, once they have been waited for.
+    """
+
+    def __init__(self, training_job_name: str, region: str | None = None) -> None:
+        """Ask for a job.
+
+        Raises:
+            SourceError: there is no such job, it cannot be asked for, or it is not profiled.
+        """
+        import boto3  # noqa: PLC0415 - it takes a third of a second to load
+
+        self.name = training_job_name
+        self.sm_client = boto3.client("sagemaker", region_name=region)
+        self.ds = describe(training_job_name, client=self.sm_client)
+        self.profiler_config: dict[str, Any] | None = self.ds.get("ProfilerConfig")
+        self.profiler_s3_output_path = profiler_output(training_job_name, client=self.sm_client)
+        self.system_metrics_reader: S3SystemMetricsReader | None = None
+        self.framework_metrics_reader: S3AlgorithmMetricsReader | None = None
+        print(f"ProfilerConfig:{self.profiler_config}")  # noqa: T201 - notebooks show it
+        print(f"s3 path:{self.profiler_s3_output_path}")  # noqa: T201
+
+    def get_systems_metrics_reader(self) -> S3SystemMetricsReader | None:
+        """The reader of the system metrics, once they have been waited for."""
+        return self.system_metrics_reader
+
+    def get_framework_metrics_reader(self) -> S3AlgorithmMetricsReader | None:
+        """The reader of the trace events, once they have been waited for."""
+        return self.framework_metrics_reader
+
+    def get_sm_client(self) -> Any:
+        """The client that asks SageMaker."""
+        return self.sm_client
+
+    def get_config_and_profiler_s3_output_path(self) -> tuple[dict[str, Any] | None, str]:
+        """The ProfilerConfig and the s3:// URI of the profile."""
+        return self.profiler_config, self.profiler_s3_output_path
+
+    def describe_training_job(self) -> dict[str, Any]:
+        """DescribeTrainingJob's answer, asked for anew.
+
+        Raises:
+            SourceError: it cannot be asked for.
+        """
+        return describe(self.name, client=self.sm_client)
+
+    def wait_for_sys_profiling_data_to_be_available(self) -> None:
+        """Wait until the first file of system metrics is there.
+
+        Raises:
+            SourceError: the job has ended and left none, or it cannot be asked for.
+        """
+        self.system_metrics_reader = S3SystemMetricsReader(self.profiler_s3_output_path)
+        self._wait(self.system_metrics_reader, "Profiler data from system")
+
+    def wait_for_framework_profiling_data_to_be_available(self) -> None:
+        """Wait until the first file of trace events is there.
+
+        Raises:
+            SourceError: the job has ended and left none, or it cannot be asked for.
+        """
+        self.framework_metrics_reader = S3AlgorithmMetricsReader(self.profiler_s3_output_path)
+        self._wait(self.framework_metrics_reader, "Profiler data from framework")
+        latest = self.framework_metrics_reader.get_timestamp_of_latest_available_file()
+        print(  # noqa: T201
+            f"Found recorded framework annotations. Latest available timestamp microseconds_since_epoch is:{latest}, "
+            f"human_readable_timestamp in utc: {us_since_epoch_to_human_readable_time(latest)}"
+        )
+
+    def _wait(self, reader: MetricsReaderBase, what: str) -> None:
+        shown: tuple[str, str] | None = None
+        while not reader.get_timestamp_of_latest_available_file():
+            job = self.describe_training_job()
+            status = job.get("TrainingJobStatus", ""), job.get("SecondaryStatus", "")
+            reader.refresh_event_file_list()
+            if reader.get_timestamp_of_latest_available_file():
+                break
+            if status[0] in {"Completed", "Failed", "Stopped"}:
+                raise SourceError(
+                    f"training job {self.name} is {status[0].lower()} and left no data: {what} not available"
+                )
+            if status != shown:
+                print(f"{what} not available yet; TrainingJobStatus:{status[0]} SecondaryStatus:{status[1]}")  # noqa: T201
+                shown = status
+            time.sleep(POLL_S)
+        print(f"{what} is available")  # noqa: T201
