@@ -96,7 +96,7 @@ def parse_arguments(text: bytes | str) -> Arguments:
         a = _KNOWN.decode(text)
     except msgspec.ValidationError:
         return _parse_any(text)
-    pin = -1 if a.pin_memory is None else a.pin_memory
+    pin = -1 if a.pin_memory is None else int(a.pin_memory)
     return int(a.step_num), a.pid, a.thread_id, a.worker_id, a.num_workers, pin, ""
 
 

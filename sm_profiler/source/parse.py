@@ -142,7 +142,7 @@ class _Workers:
             if process.poll() is None and process.stdin and process.stdout:
                 send_request(process.stdin, _request(item, path, len(data)), data)
                 return item, *receive_rows(process.stdout)
-        except (OSError, EOFError, ValueError):
+        except (OSError, EOFError):
             process.kill()  # it is out of step, or gone (killed for memory, say)
         finally:
             self._free.put(process)
