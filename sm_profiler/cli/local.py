@@ -24,14 +24,18 @@ class Command:
         parser.add_argument(
             "--env",
             action="store_true",
-            help="print only the lines that a client's shell needs (export NAME=value), then serve",
+            help="print only the lines that a client's shell needs (export NAME=value): of the endpoint that runs on"
+            " that port already, so that eval works, else of the one that is started now",
         )
         parser.add_argument("--folder", help="where jobs stand (default: a temporary folder, removed at the end)")
 
     def run(self, options: Namespace) -> int:
         """Serve until Ctrl-C or SIGTERM."""
-        from sm_profiler.local.server import LocalSageMaker
+        from sm_profiler.local.server import LocalSageMaker, environment_at
 
+        if options.env and options.port and (environment := environment_at(options.port)):
+            print(_exports(environment))
+            return DONE
         ended = threading.Event()
         for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(name, lambda *_: ended.set())
@@ -39,8 +43,7 @@ class Command:
             if not options.env:
                 print(f"SageMaker, S3, IAM, STS and CloudWatch Logs on {local.url}; jobs stand in {local.folder}.")
                 print("In the shell of your client:\n")
-            for name, value in local.environment.items():
-                print(f"export {name}={shlex.quote(value)}")
+            print(_exports(local.environment))
             if not options.env:
                 print(
                     f"\nA role to pass: {local.role}\nIt runs the code of its jobs as you. Ctrl-C ends it and its jobs."
@@ -49,3 +52,7 @@ class Command:
             ended.wait()
             print("stopping the jobs …", file=sys.stderr)
         return DONE
+
+
+def _exports(environment: dict[str, str]) -> str:
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in environment.items())

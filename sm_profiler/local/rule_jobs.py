@@ -109,9 +109,8 @@ class RuleRun(threading.Thread):
         return "Error", f"InternalServerError: the rule's process ended with {describe_exit(code)}: {last}"
 
     def parameters(self) -> dict[str, str]:
-        """The rule's parameters, with the container's own words."""
-        own = {name: str(value) for name, value in self.rule.configuration.get("RuleParameters", {}).items()}
-        return {"rule_to_invoke": self.rule.name, **own}
+        """The rule's parameters, the container's own words among them."""
+        return {name: str(value) for name, value in self.rule.configuration.get("RuleParameters", {}).items()}
 
     def environment(self) -> dict[str, str]:
         """All variables of the rule's process."""

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import logging
 import shutil
+import socket
 import tempfile
 import threading
+from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -21,15 +26,30 @@ from sm_profiler.local.jobs import Jobs
 from sm_profiler.local.services import REGION, ROLE, Services
 
 ADDRESS = "127.0.0.1"  # and nothing else, ever: whoever reaches the endpoint can run code with it
+ENVIRONMENT_PATH = "/_sm_profiler/environment"
 SERVICES = ("s3", "sagemaker", "iam", "sts", "logs", "ecr")
 TRUST = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":{"Service":"sagemaker.amazonaws.com"},"Action":"sts:AssumeRole"}]}'
+
+
+def environment_at(port: int) -> dict[str, str] | None:
+    """The clients' environment of an endpoint that runs already, in another process; None where there is none."""
+    connection = http.client.HTTPConnection(ADDRESS, port, timeout=5)
+    try:
+        connection.request("GET", ENVIRONMENT_PATH)
+        answer = connection.getresponse()
+        found = json.loads(answer.read()) if answer.status == HTTPStatus.OK else None
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+    return found if isinstance(found, dict) and "AWS_ENDPOINT_URL" in found else None
 
 
 class Guard:
     """Lets only programs of this machine in: no page in a browser may start jobs, whatever name it gives 127.0.0.1."""
 
-    def __init__(self, application: Any) -> None:
-        self._application = application
+    def __init__(self, application: Any, environment: Callable[[], dict[str, str]]) -> None:
+        self._application, self._environment = application, environment
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
         """Answer one request, or refuse it."""
@@ -38,6 +58,9 @@ class Guard:
         if not named_here or "HTTP_ORIGIN" in environ:
             start_response("403 Forbidden", [("Content-Type", "text/plain")])
             return [b"This endpoint answers programs on this machine only.\n"]
+        if environ.get("PATH_INFO") == ENVIRONMENT_PATH:
+            start_response("200 OK", [("Content-Type", "application/json")])
+            return [json.dumps(self._environment()).encode()]
         return self._application(environ, start_response)
 
 
@@ -116,11 +139,19 @@ class LocalSageMaker:
 
     def _listen(self, folder: Path) -> None:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
-        application = Guard(DomainDispatcherApplication(create_backend_app))
-        try:
-            self._server = make_server(ADDRESS, self._port, application, threaded=True, request_handler=QuietHandler)
-        except (OSError, SystemExit) as error:  # werkzeug exits where a port is taken
-            raise ProfilerError(f"port {self._port} of {ADDRESS} is taken; give another with --port") from error
+        application = Guard(DomainDispatcherApplication(create_backend_app), lambda: self.environment)
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((ADDRESS, self._port))
+            except OSError as error:
+                raise ProfilerError(
+                    f"port {self._port} of {ADDRESS}: {error.strerror}; give another with --port"
+                ) from error
+            listener.listen(128)
+            self._server = make_server(
+                ADDRESS, self._port, application, threaded=True, request_handler=QuietHandler, fd=listener.fileno()
+            )
         self._server.daemon_threads = True  # type: ignore[attr-defined] # of the threaded server class
         self.services = Services(f"http://{ADDRESS}:{self._server.server_port}", folder)
         self.jobs = Jobs(self.services)

@@ -98,13 +98,15 @@ def test_runtime_limit(bench):
     assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
 
 
+# one write a line: three processes share the pipe
 FAMILY = """
 import os, signal, subprocess, sys, time
-child = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('pid', os.getpid(), flush=True); time.sleep(1000)"
+say = "os.write(1, b'pid %d\\\\n' % os.getpid())"
+child = f"import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); {say}; time.sleep(1000)"
 subprocess.Popen([sys.executable, "-c", child])
 subprocess.Popen([sys.executable, "-c", child], start_new_session=True)  # has left the process group
-print("pid", os.getpid(), flush=True)
-time.sleep(1000)
+os.write(1, b"pid %d\\n" % os.getpid())
+time.sleep(END)
 """
 
 
@@ -114,7 +116,7 @@ def pids_of(bench, name):
 
 
 def test_stop_leaves_no_process_behind(bench):
-    name = bench.start(FAMILY)
+    name = bench.start(FAMILY.replace("END", "1000"))
     pids = pids_of(bench, name)
     assert all(alive(pid) for pid in pids)
     bench.sagemaker.stop_training_job(TrainingJobName=name)
@@ -125,15 +127,14 @@ def test_stop_leaves_no_process_behind(bench):
 
 
 def test_script_that_ends_leaves_no_process_behind(bench):
-    script = FAMILY.replace('time.sleep(1000)\n"""', "").rpartition("time.sleep(1000)")[0] + "time.sleep(1)\n"
-    name = bench.start(script)
+    name = bench.start(FAMILY.replace("END", "1"))
     assert bench.wait(name)["TrainingJobStatus"] == "Completed"
     assert not [pid for pid in pids_of(bench, name) if alive(pid)]
 
 
 def test_stop_of_a_job_that_is_over_is_refused(bench):
     job = bench.run("print(1)")
-    with pytest.raises(ClientError, match="ValidationException.*Completed"):
+    with pytest.raises(ClientError, match=r"ValidationException.*Completed"):
         bench.sagemaker.stop_training_job(TrainingJobName=job["TrainingJobName"])
 
 

@@ -43,7 +43,7 @@ def shown(bench):
             "TrainingImage": "image",
             "TrainingInputMode": "File",
             "MetricDefinitions": [{"Name": "loss", "Regex": "loss: ([0-9.]+)"}],
-        },  # fmt: skip
+        },
         ProfilerConfig=profiler,
         Tags=[{"Key": "team", "Value": "a"}],
     )

@@ -1,0 +1,126 @@
+"""`sm-profiler local` as a process: what it prints, how it ends, and that its end is the end of its jobs."""
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import boto3
+import pytest
+
+SLEEPER = "import time; time.sleep(1000)"
+
+
+def pids_with(mark: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
+def exports(text: str) -> dict[str, str]:
+    words = [line.removeprefix("export ").partition("=") for line in text.splitlines() if line.startswith("export ")]
+    return {name: shlex.split(value)[0] if value else "" for name, _, value in words}
+
+
+@pytest.fixture
+def endpoint(tmp_path):
+    """A running `sm-profiler local --env`, and the environment that it printed."""
+    command = [sys.executable, "-m", "sm_profiler", "local", "--env", "--port", "0", "--folder", str(tmp_path / "jobs")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        printed = ""
+        while "SAGEMAKER_VALIDATE_ROLE" not in printed:
+            line = process.stdout.readline()
+            assert line, "the endpoint ended"
+            printed += line
+        yield process, printed
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def start_sleeper(environment: dict[str, str], mark: str) -> None:
+    client = boto3.client(
+        "sagemaker", endpoint_url=environment["AWS_ENDPOINT_URL"], region_name=environment["AWS_REGION"],
+        aws_access_key_id=environment["AWS_ACCESS_KEY_ID"], aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
+    )  # fmt: skip
+    client.create_training_job(
+        TrainingJobName="sleeper",
+        RoleArn="arn:aws:iam::123456789012:role/x",
+        AlgorithmSpecification={
+            "TrainingImage": "x", "TrainingInputMode": "File", "ContainerEntrypoint": ["python3", "-c", SLEEPER],
+        },
+        OutputDataConfig={"S3OutputPath": "s3://sagemaker-us-east-1-123456789012/o"},
+        ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
+        StoppingCondition={"MaxRuntimeInSeconds": 100},
+        Environment={"MARK": mark},
+        ProfilerConfig={"S3OutputPath": "s3://sagemaker-us-east-1-123456789012/o"},
+    )  # fmt: skip
+    end = time.monotonic() + 30
+    while not pids_with(mark):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def wait_until_gone(mark: str) -> list[int]:
+    end = time.monotonic() + 25
+    while (left := pids_with(mark)) and time.monotonic() < end:
+        time.sleep(0.1)
+    return left
+
+
+def test_env_prints_export_lines_only(endpoint):
+    _, printed = endpoint
+    assert all(line.startswith("export ") for line in printed.splitlines())
+    found = exports(printed)
+    assert found["AWS_ENDPOINT_URL"].startswith("http://127.0.0.1:")
+    assert found["SAGEMAKER_VALIDATE_ROLE"] == "false"
+    settings = Path(found["SAGEMAKER_USER_CONFIG_OVERRIDE"]).read_text()
+    assert "TelemetryOptOut: true" in settings
+    assert "DefaultS3Bucket: sagemaker-us-east-1-123456789012" in settings
+
+
+def test_env_of_a_running_endpoint_returns_at_once(endpoint):
+    _, printed = endpoint
+    port = exports(printed)["AWS_ENDPOINT_URL"].rpartition(":")[2]
+    command = [sys.executable, "-m", "sm_profiler", "local", "--env", "--port", port]
+    again = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    assert exports(again.stdout) == exports(printed)
+
+
+def test_a_port_that_is_taken_is_one_line_and_exit_code_2(endpoint):
+    _, printed = endpoint
+    port = exports(printed)["AWS_ENDPOINT_URL"].rpartition(":")[2]
+    command = [sys.executable, "-m", "sm_profiler", "local", "--port", port]
+    again = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert again.returncode == 2
+    assert again.stderr.count("\n") == 1
+    assert f"port {port}" in again.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ending_the_endpoint_ends_its_jobs(endpoint, number, tmp_path):
+    process, printed = endpoint
+    mark = f"MARK={tmp_path}"
+    start_sleeper(exports(printed), str(tmp_path))
+    process.send_signal(number)
+    assert process.wait(40) == 0
+    assert not pids_with(mark)
+    assert not pids_with(f"SM_PROFILER_ROOT={tmp_path}")
+
+
+def test_killing_the_endpoint_ends_its_jobs_too(endpoint, tmp_path):
+    process, printed = endpoint
+    mark = f"MARK={tmp_path}"
+    start_sleeper(exports(printed), str(tmp_path))
+    assert pids_with(mark)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not wait_until_gone(mark)
+    assert not wait_until_gone(f"SM_PROFILER_ROOT={tmp_path}")

@@ -1,0 +1,113 @@
+"""What the endpoint refuses, in the service's words, before a job exists; and UpdateTrainingJob."""
+
+import http.client
+import json
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import ClientError
+
+RULE = {"RuleConfigurationName": "ProfilerReport", "RuleEvaluatorImage": "image", "RuleParameters": {}}
+
+
+def refused(bench, **changes):
+    request = bench.request("print(1)", **changes)
+    with pytest.raises(ClientError, match=r"\(ValidationException\) when calling the CreateTrainingJob") as caught:
+        bench.sagemaker.create_training_job(**request)
+    names = [job["TrainingJobName"] for job in bench.sagemaker.list_training_jobs()["TrainingJobSummaries"]]
+    assert request["TrainingJobName"] not in names
+    return str(caught.value)
+
+
+def test_lengths_and_patterns_and_maxima_are_checked(bench):
+    # botocore sends all of these
+    assert "Environment" in refused(bench, Environment={"A": "x" * 513})
+    assert "TrainingJobName" in refused(bench, TrainingJobName="under_score")
+    assert "RoleArn" in refused(bench, RoleArn="me-but-long-enough-for-botocore")
+    rules = [{**RULE, "RuleConfigurationName": f"rule-{number}"} for number in range(21)]
+    assert "ProfilerRuleConfigurations" in refused(
+        bench, ProfilerConfig={"S3OutputPath": "s3://a/b"}, ProfilerRuleConfigurations=rules
+    )
+    assert "2 validation errors" in refused(
+        bench, RoleArn="me-but-long-enough-for-botocore", Environment={"A": "x" * 513}
+    )
+
+
+def test_rules_beyond_the_service_model(bench):
+    config = {"S3OutputPath": "s3://a/b"}
+    assert "DisableProfiler" in refused(
+        bench, ProfilerConfig={**config, "DisableProfiler": True}, ProfilerRuleConfigurations=[RULE]
+    )
+    assert "300" in refused(bench, ProfilerConfig={**config, "ProfilingIntervalInMilliseconds": 300})
+    assert "not unique" in refused(bench, ProfilerConfig=config, ProfilerRuleConfigurations=[RULE, RULE])
+
+
+def test_update_rewrites_the_running_jobs_file(bench):
+    script = """
+import os, time
+from pathlib import Path
+path = Path(os.environ["SM_INPUT_CONFIG_DIR"], "profilerconfig.json")
+before = path.read_text()
+print("ready", flush=True)
+while path.read_text() == before:
+    time.sleep(0.05)
+Path(os.environ["SM_OUTPUT_DATA_DIR"], "after.json").write_text(path.read_text())
+"""
+    parameters = {"LocalPath": "/opt/ml/output/profiler"}
+    config = {
+        "S3OutputPath": f"s3://{bench.local.bucket}/u",
+        "ProfilingIntervalInMilliseconds": 500,
+        "ProfilingParameters": parameters,
+    }
+    name = bench.start(script, ProfilerConfig=config)
+    bench.wait_for_line(name, "ready")
+    more = {"StepRange": "1"}
+    bench.sagemaker.update_training_job(
+        TrainingJobName=name, ProfilerConfig={"ProfilingIntervalInMilliseconds": 1000, "ProfilingParameters": more}
+    )
+    job = bench.wait(name)
+    expected = {**config, "ProfilingIntervalInMilliseconds": 1000, "ProfilingParameters": more}
+    assert job["ProfilerConfig"] == expected
+    output = bench.archive(job["ModelArtifacts"]["S3ModelArtifacts"].replace("model.", "output."))
+    assert json.loads(output["after.json"]) == expected
+    with pytest.raises(ClientError, match="cannot be updated: its status is Completed"):
+        bench.sagemaker.update_training_job(TrainingJobName=name, ProfilerConfig={"DisableProfiler": True})
+
+
+def test_disabling_and_a_job_without_a_profile(bench):
+    config = {"S3OutputPath": f"s3://{bench.local.bucket}/u"}
+    name = bench.start("import time\ntime.sleep(30)", ProfilerConfig=config)
+    bench.until(lambda: bench.describe(name), lambda job: job["SecondaryStatus"] == "Training")
+    bench.sagemaker.update_training_job(TrainingJobName=name, ProfilerConfig={"DisableProfiler": True})
+    assert bench.describe(name)["ProfilingStatus"] == "Disabled"
+    bench.sagemaker.stop_training_job(TrainingJobName=name)
+    bench.wait(name)
+    job = bench.run("import os\nassert 'SM_PROFILER_AUTO' not in os.environ")
+    assert (job["TrainingJobStatus"], job["ProfilingStatus"]) == ("Completed", "Disabled")
+    assert "ProfilerConfig" not in job
+
+
+def test_principal_policy_role_and_identity(bench, local):
+    iam, sts = local.client("iam"), local.client("sts")
+    found = iam.simulate_principal_policy(PolicySourceArn=local.role, ActionNames=["s3:GetObject", "s3:PutObject"])
+    assert [entry["EvalDecision"] for entry in found["EvaluationResults"]] == ["allowed", "allowed"]
+    assert iam.get_role(RoleName=local.role.rpartition("/")[2])["Role"]["Arn"] == local.role
+    assert sts.get_caller_identity()["Account"] in local.bucket
+
+
+@pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Host": "127.0.0.1", "Origin": "http://evil.example"}])
+def test_browsers_pages_are_kept_out(local, headers):
+    port = int(local.url.rpartition(":")[2])
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("POST", "/", body="{}", headers={"X-Amz-Target": "SageMaker.CreateTrainingJob", **headers})
+        assert connection.getresponse().status == 403
+    finally:
+        connection.close()
+
+
+def test_listens_on_this_machine_only(local):
+    port = int(local.url.rpartition(":")[2])
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    bound = {row[1] for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")}
+    assert bound == {f"0100007F:{port:04X}"}
