@@ -61,6 +61,8 @@ class Category:
     @classmethod
     def concat(cls, parts: Sequence[Category]) -> Category:
         """The rows of all parts in their order, over one tuple of texts."""
+        if parts and all(part.values is parts[0].values for part in parts):
+            return cls(np.concatenate([part.codes for part in parts]), parts[0].values)
         numbers: dict[str, int] = {}
         maps = [
             np.fromiter((numbers.setdefault(text, len(numbers)) for text in part.values), np.int32) for part in parts

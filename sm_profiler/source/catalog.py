@@ -76,7 +76,6 @@ class Catalog:
         self._metadata: dict[str, TraceMetadata] = {}
         self._markers: dict[str, FileInfo] = {}
         self._latest = {layout.SYSTEM: 0, layout.FRAMEWORK: 0}
-        self._listed_to_the_end = False
 
     def refresh(self) -> list[Item]:
         """List what may have come since the last time; returns the items that are new or whose content changed."""
@@ -107,6 +106,13 @@ class Catalog:
             infos = list(self.storage.list(part + "/", after))
             self._note_others(infos)
             found += self._note_items(part, infos)
+        return found + self._correct_times()
+
+    def _correct_times(self) -> list[Item]:
+        """The items whose start time was a guess until their metadata file came."""
+        guessed = [item for item in self.items.values() if item.approximate]
+        found = [new for item in guessed if (new := self._item(item.info)) and not new.approximate]
+        self.items.update((item.info.key, item) for item in found)
         return found
 
     def _note_others(self, infos: Iterable[FileInfo]) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -39,7 +39,7 @@ def parse_bytes(request: Request, data: bytes) -> tuple[Rows, Outcome]:
 
 def parse_all(
     storage: Storage, items: Iterable[Item], *, processes: int | None = None, ahead_bytes: int = AHEAD_BYTES
-) -> Iterator[Parsed]:
+) -> Generator[Parsed, None, None]:
     """Parse files in their order.
 
     Args:
@@ -75,7 +75,9 @@ def _request(item: Item, path: str = "", size: int = 0) -> Request:
     return Request(item.is_system, item.node, item.kind, item.start_us, item.approximate, path, size)
 
 
-def _in_processes(storage: Storage, items: list[Item], processes: int, ahead_bytes: int) -> Iterator[Parsed]:
+def _in_processes(
+    storage: Storage, items: list[Item], processes: int, ahead_bytes: int
+) -> Generator[Parsed, None, None]:
     waiting: deque[tuple[Item, Future[Parsed]]] = deque()
     held = 0
     local = isinstance(storage, LocalStorage)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from itertools import groupby
 from typing import Any
 
@@ -11,15 +12,14 @@ import attrs
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
-from sm_profiler.formats.assemble import event_columns, system_columns
 from sm_profiler.formats.columns import EventColumns, SystemColumns
-from sm_profiler.formats.outcome import READ, REFUSED, Outcome
-from sm_profiler.formats.system_reader import SystemRows
-from sm_profiler.formats.trace_rows import TraceRows
+from sm_profiler.formats.outcome import READ, REFUSED
+from sm_profiler.source.cache import WORTH_BYTES, Cache, Copy, Reading
 from sm_profiler.source.catalog import Catalog, Item
-from sm_profiler.source.parse import Parsed, parse_all
+from sm_profiler.source.parse import AHEAD_BYTES, parse_all
+from sm_profiler.source.pieces import Gathered, Piece
+from sm_profiler.source.progress import progress_bar
 from sm_profiler.source.streams import Streams
-from sm_profiler.source.wire import Rows
 from sm_profiler.storage import FileInfo, Storage
 
 SETTLED_S = 30.0  # a damaged file of a running job that changed within this time is looked at again
@@ -88,6 +88,9 @@ class ProfileSource:
         self._pending: dict[str, Item] = {}
         self._delivered: set[str] = set()
         self._streams = Streams()
+        self._cache = Cache.of(storage.uri, wanted=self.options.cache)
+        limit = self.options.memory_limit
+        self._ahead_bytes = AHEAD_BYTES if limit is None else max(limit // 4, 1 << 20)
         self.refresh()
 
     @property
@@ -140,42 +143,30 @@ class ProfileSource:
             SourceError: a file cannot be fetched, or `strict` is set and records are lost.
         """
         items = sorted(self._pending.values(), key=lambda item: item.order)
-        parsed = self._parsed(items)
-        for minute, group in groupby(parsed, key=lambda each: each[0].at_us // layout.MINUTE_US):
-            system: list[SystemRows] = []
-            events: list[TraceRows] = []
-            for item, rows, outcome in group:
-                if not self._is_settled(item, outcome):
+        copies = {system: self._copy(system=system) for system in (True, False)} if not self._delivered else {}
+        if copied := copies.get(False):
+            self._streams = copied.streams
+        pieces = self._pieces(items, copies)
+        for minute, group in groupby(pieces, key=lambda each: each.item.at_us // layout.MINUTE_US):
+            system, events = Gathered(is_system=True), Gathered(is_system=False)
+            for piece in group:
+                if not self._is_settled(piece):
                     continue
-                self._pending.pop(item.info.key, None)
-                self._delivered.add(item.info.key)
-                for part in self._take(item, rows, outcome, self._streams):
-                    if isinstance(part, SystemRows):
-                        system.append(part)
-                    else:
-                        events.append(part)
+                self._pending.pop(piece.item.info.key, None)
+                self._delivered.add(piece.item.info.key)
+                (system if piece.item.is_system else events).add(self._note(piece, self._streams))
             if system or events:
-                yield Batch(system_columns(system), event_columns(events), minute * layout.MINUTE_US)
+                yield Batch(system.columns(), events.columns(), minute * layout.MINUTE_US)
 
     def system(self) -> SystemColumns:
         """All system metrics."""
-        return system_columns([rows for rows in self.rows(system=True) if isinstance(rows, SystemRows)])
+        columns: SystemColumns = self._all(system=True)
+        return columns
 
     def events(self) -> EventColumns:
         """All trace events."""
-        return event_columns([rows for rows in self.rows(system=False) if isinstance(rows, TraceRows)])
-
-    def rows(self, *, system: bool, wanted: Callable[[Item], bool] | None = None) -> Iterator[Rows]:
-        """The rows of all system files or of all traces, file by file in time order, whether delivered or not.
-
-        Args:
-            system: system metrics, or traces.
-            wanted: which files to read; None: all of them.
-        """
-        streams = Streams()
-        items = [item for item in self.files if item.is_system == system and (wanted is None or wanted(item))]
-        for item, rows, outcome in self._parsed(items):
-            yield from self._take(item, rows, outcome, streams)
+        columns: EventColumns = self._all(system=False)
+        return columns
 
     def quality(self) -> list[FileQuality]:
         """What became of the files read so far, by path."""
@@ -185,21 +176,64 @@ class ProfileSource:
         """Our own metadata records of the trace files read so far, each with the `node` that wrote it."""
         return [record for path in sorted(self._metadata) for record in self._metadata[path]]
 
-    def _parsed(self, items: Iterable[Item]) -> Iterator[Parsed]:
-        return parse_all(self.storage, items, processes=self.options.processes)
+    def _all(self, *, system: bool) -> Any:
+        items = [item for item in self.files if item.is_system == system]
+        copy = self._copy(system=system)
+        streams, readings = Streams(), list[Reading]()
+        gathered = Gathered(is_system=system)
+        for piece in self._pieces(items, {system: copy}):
+            noted = self._note(piece, streams)
+            gathered.add(noted)
+            readings.append(Reading(piece.item, noted.count, noted.outcome, noted.metadata))
+            if copy is not None and len(readings) == len(copy.readings):
+                streams = copy.streams
+        columns = gathered.columns()
+        is_new = copy is None or len(copy.readings) < len(items)
+        if self._cache and is_new and self._is_worth(items):
+            self._cache.save(Copy(columns, readings, streams), system=system)
+        return columns
 
-    def _is_settled(self, item: Item, outcome: Outcome) -> bool:
+    def _is_worth(self, items: Iterable[Item]) -> bool:
+        return sum(item.info.size for item in items) >= WORTH_BYTES
+
+    def _copy(self, *, system: bool) -> Copy | None:
+        items = [item for item in self.files if item.is_system == system]
+        if self._cache is None or not self._is_worth(items):
+            return None
+        return self._cache.load(items, system=system)
+
+    def _pieces(self, items: Iterable[Item], copies: dict[bool, Copy | None]) -> Iterator[Piece]:
+        """The files in their order: out of the copies as far as these reach, the others parsed."""
+        ready: dict[str, Piece] = {}
+        for copy in filter(None, copies.values()):
+            at = 0
+            for reading in copy.readings:
+                ready[reading.item.info.key] = Piece.copied(copy, reading, at)
+                at += reading.rows
+        items = list(items)
+        parsed = parse_all(
+            self.storage,
+            (item for item in items if item.info.key not in ready),
+            processes=self.options.processes,
+            ahead_bytes=self._ahead_bytes,
+        )
+        with closing(parsed) as fresh, progress_bar(items, show=self.options.progress) as advance:
+            for item in items:
+                piece = ready.pop(item.info.key, None)
+                yield piece if piece is not None else Piece.parsed(*next(fresh))
+                advance(item)
+
+    def _is_settled(self, piece: Piece) -> bool:
         """Whether a file is taken as it is: a damaged one may still be on its way while the job runs."""
-        return outcome.status == READ or self.finished or time.time() - item.info.mtime > SETTLED_S
+        return piece.outcome.status == READ or self.finished or time.time() - piece.item.info.mtime > SETTLED_S
 
-    def _take(self, item: Item, rows: Rows | None, outcome: Outcome, streams: Streams) -> list[Rows]:
-        """The rows of a file, those joined with earlier files first; notes what became of it."""
-        taken: list[Rows] = [] if rows is None else [rows]
-        if isinstance(rows, TraceRows):
-            self._metadata[item.info.key] = rows.metadata
-            joined, outcome = streams.take(rows, outcome)
-            taken = list(joined)
-        self._quality[item.info.key] = FileQuality(item.info.key, outcome.status, outcome.lost, outcome.reason)
+    def _note(self, piece: Piece, streams: Streams) -> Piece:
+        """Join what spans files, and note what became of the file."""
+        piece = piece.joined(streams)
+        key, outcome = piece.item.info.key, piece.outcome
+        if piece.metadata:
+            self._metadata[key] = piece.metadata
+        self._quality[key] = FileQuality(key, outcome.status, outcome.lost, outcome.reason)
         if self.options.strict and (outcome.lost or outcome.status == REFUSED):
-            raise SourceError(f"{item.info.key}: {outcome.lost} records lost ({outcome.reason})")
-        return taken
+            raise SourceError(f"{key}: {outcome.lost} records lost ({outcome.reason})")
+        return piece

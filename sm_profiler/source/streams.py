@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import attrs
 
 from sm_profiler.formats.outcome import READ, REPAIRED, Outcome
@@ -13,6 +15,17 @@ class Streams:
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], dict[Key, list[OpenEvent]]] = {}
+
+    def push(self, node: str, kind: str, event: OpenEvent) -> None:
+        """Note an event as open."""
+        self._open.setdefault((node, kind), {}).setdefault(event.key, []).append(event)
+
+    def left(self) -> Iterator[tuple[str, str, OpenEvent]]:
+        """All that is open: node, kind, event."""
+        for (node, kind), stacks in self._open.items():
+            for stack in stacks.values():
+                for event in stack:
+                    yield node, kind, event
 
     def take(self, rows: TraceRows, outcome: Outcome) -> tuple[list[TraceRows], Outcome]:
         """The rows of the stream's next file: those joined with earlier files first; and its outcome, ends counted."""
