@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sm_profiler.rules.batch_size import BatchSize as BatchSize
+    from sm_profiler.rules.conditions import NoMoreProfilerData as NoMoreProfilerData
+    from sm_profiler.rules.conditions import RuleEvaluationConditionMet as RuleEvaluationConditionMet
     from sm_profiler.rules.cpu_bottleneck import CPUBottleneck as CPUBottleneck
     from sm_profiler.rules.dataloader import Dataloader as Dataloader
     from sm_profiler.rules.engine import Fold as Fold
@@ -28,7 +30,10 @@ if TYPE_CHECKING:
     from sm_profiler.rules.overall_system_usage import OverallSystemUsage as OverallSystemUsage
     from sm_profiler.rules.profiler_report import RULES as RULES
     from sm_profiler.rules.profiler_report import ProfilerReport as ProfilerReport
+    from sm_profiler.rules.rule import Rule as Rule
+    from sm_profiler.rules.rule import invoke_rule as invoke_rule
     from sm_profiler.rules.step_outlier import StepOutlier as StepOutlier
+    from sm_profiler.rules.trial import ProfilerTrial as ProfilerTrial
     from sm_profiler.rules.window import Window as Window
 
 # Loaded at first use: numpy costs more than the name of a rule should.
@@ -50,6 +55,11 @@ _WHERE = {
     "RuleResults": "engine",
     "StepOutlier": "step_outlier",
     "Window": "window",
+    "Rule": "rule",
+    "RuleEvaluationConditionMet": "conditions",
+    "NoMoreProfilerData": "conditions",
+    "ProfilerTrial": "trial",
+    "invoke_rule": "rule",
     "run_folds": "engine",
     "run_rules": "engine",
     "windows": "engine",

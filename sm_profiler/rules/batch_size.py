@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import Floats
-from sm_profiler.rules.builtin import BuiltinRule, Compat
+from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.gpus import GPU_MEMORY, GPU_USE, per_gpu
 from sm_profiler.rules.low_gpu_utilization import whole_box, why_not
 from sm_profiler.rules.node_sums import sums_per_moment
@@ -70,8 +70,8 @@ class BatchSize(BuiltinRule):
     recommendation = "Use larger batches, or a smaller instance."
     Parameters = BatchSizeParameters
 
-    def __init__(self, *, compat: Compat = None, **values: object) -> None:
-        super().__init__(compat=compat, **values)
+    def start(self) -> None:
+        """Nothing has been seen yet."""
         self._judge = _RoomLeft(self.parameters)
         self._cores: dict[str, set[str]] = {}  # names per node; the service counts them across nodes
         self._tracks: dict[str, Track] = {}

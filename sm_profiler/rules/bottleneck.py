@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, SystemColumns
-from sm_profiler.rules.builtin import BuiltinRule, Compat
+from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.nodes import on_node
 from sm_profiler.rules.what_ran import WhatRan
 from sm_profiler.rules.window import Window
@@ -32,8 +32,8 @@ class Bottleneck(BuiltinRule):
 
     dimension: ClassVar[str] = ""
 
-    def __init__(self, *, compat: Compat = None, **values: object) -> None:
-        super().__init__(compat=compat, **values)
+    def start(self) -> None:
+        """Nothing has been seen yet."""
         self._low = 0  # data points with an idle GPU
         self._found: dict[float, list[int]] = {}  # moment in seconds → idle GPUs, hot cores
         self._count = 0  # bottlenecks, listed or not

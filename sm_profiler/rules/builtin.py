@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import attrs
 
 from sm_profiler.errors import ConfigError
 from sm_profiler.rules import parameters as params
-from sm_profiler.rules.window import Window
+from sm_profiler.rules.event_objects import event_columns, system_columns
+from sm_profiler.rules.rule import SCAN_INTERVAL_US, Rule
+from sm_profiler.rules.window import Window, in_timeline_order
 
 Compat = Literal["service"] | None
 
@@ -20,7 +22,7 @@ class NoParameters:
     """A rule without parameters."""
 
 
-class BuiltinRule:
+class BuiltinRule(Rule):
     """A built-in rule: a fold over windows.
 
     `update` takes the windows of a job one after another, `result` gives the report at any time.  With
@@ -36,16 +38,41 @@ class BuiltinRule:
     description: ClassVar[str] = ""
     recommendation: ClassVar[str] = ""
     Parameters: ClassVar[type[Any]] = NoParameters
+    service_defaults: ClassVar[dict[str, object]] = {}  # defaults that are others with compat="service"
 
-    def __init__(self, *, compat: Compat = None, **values: object) -> None:
+    def __init__(self, base_trial: Any = None, *, compat: Compat = None, **values: object) -> None:
+        """A rule with the given parameters (strings are accepted); `base_trial` only for the old API's `invoke_rule`."""
         if compat not in {None, "service"}:
             raise ConfigError(f'compat is None or "service", not {compat!r}')
+        super().__init__(base_trial)
         self.service = compat == "service"
-        self.parameters = params.build(self.Parameters, self.name(), self.accepted(values))
+        self.scan_interval_us = params.interval(values.pop("scan_interval_us", SCAN_INTERVAL_US))
+        given = {**self.service_defaults, **values} if self.service else values
+        self.parameters = self.read_parameters(given)
         self.triggered = 0
         self.violations = 0
         self.datapoints = 0
         self.details: dict[str, Any] = {}
+        self.start()
+
+    def start(self) -> None:
+        """Set up what the rule keeps."""
+
+    def read_parameters(self, values: Mapping[str, object]) -> Any:
+        """The rule's parameters from what was given."""
+        return params.build(self.Parameters, self.name(), self.accepted(values))
+
+    def invoke_for_timerange(
+        self, start_us: float, end_us: float, system_events: Sequence[Any], framework_events: Sequence[Any]
+    ) -> bool:
+        """Evaluate a window given as event objects, as the old API does; True if the condition is met."""
+        system, events = system_columns(system_events), in_timeline_order(event_columns(framework_events))
+        fresh = system[system.timestamp * 1e6 < end_us]
+        starting = events[(events.start_us >= start_us) & (events.start_us < end_us)]
+        return self.update(Window(int(start_us), int(end_us), system, events, fresh, starting))
+
+    def _start_report(self) -> None:
+        """The report is made when it is asked for."""
 
     @classmethod
     def name(cls) -> str:
@@ -88,3 +115,8 @@ class BuiltinRule:
             "Datapoints": self.datapoints,
             "RuleParameters": params.as_text(self.shown_parameters()),
         }
+
+    @property
+    def report(self) -> dict[str, Any]:  # type: ignore[override]
+        """The report object, as the old API names it."""
+        return self.result()

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import EventColumns, Ints
-from sm_profiler.rules.builtin import BuiltinRule, Compat
+from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.nodes import natural, node_of
 from sm_profiler.rules.parameters import positive
 from sm_profiler.rules.spread import Spread
@@ -69,15 +69,15 @@ class Dataloader(BuiltinRule):
     )
     Parameters = DataloaderParameters
 
-    def __init__(self, *, compat: Compat = None, **values: object) -> None:
-        super().__init__(compat=compat, **values)
+    def start(self) -> None:
+        """Nothing has been seen yet."""
         self._cores: dict[str, set[str]] = {}  # by node
         self._service_cores: int | None = None
         self._settings: dict[str, Any] = {}
         self._workers: dict[str, int] = {}  # by process: how many workers it said it has
         self._parallel = Spread()  # loader processes per node and second
         self._counts: list[int] = []
-        self._times = Spread(limit=None) if compat == "service" else Spread()
+        self._times = Spread(limit=None) if self.service else Spread()
         self._waits: dict[tuple[str, str], _Waits] = {}  # by process and kind of event
         self._saw_events = False
 

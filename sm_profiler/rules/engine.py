@@ -171,7 +171,7 @@ def run_rules(  # noqa: PLR0913 - all but the source are options
         [report, *extras],
         follow=follow,
         on_window=None if on_window is None else lambda window: on_window(window, found()),
-        interval_us=report.report_parameters.scan_interval_us,
+        interval_us=report.parameters.scan_interval_us,
     )
     results = found()
     for place, why in broken.items():

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from sm_profiler.formats.columns import Floats, Ints
-from sm_profiler.rules.builtin import BuiltinRule, Compat
+from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.gpus import GPU_MEMORY, per_gpu
 from sm_profiler.rules.low_gpu_utilization import whole_box, why_not
 from sm_profiler.rules.nodes import natural
@@ -60,8 +60,8 @@ class GPUMemoryIncrease(BuiltinRule):
     )
     Parameters = GPUMemoryIncreaseParameters
 
-    def __init__(self, *, compat: Compat = None, **values: object) -> None:
-        super().__init__(compat=compat, **values)
+    def start(self) -> None:
+        """Nothing has been seen yet."""
         self._judge = _Jump(self.parameters)
         self._tracks: dict[tuple[str, str], Track] = {}
         self._series: dict[tuple[str, str], Series] = {}

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import Floats, Ints
-from sm_profiler.rules.builtin import BuiltinRule, Compat
+from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.gpus import GPU_USE, per_gpu
 from sm_profiler.rules.low_gpu_utilization import why_not
 from sm_profiler.rules.nodes import natural
@@ -17,7 +17,6 @@ from sm_profiler.rules.parameters import count, positive
 from sm_profiler.rules.window import Window
 
 EDGES = np.arange(0, 100, 2)  # 49 bins; the service leaves out what is above 98 %
-SERVICE_THRESHOLD = 0.2
 PAIRS_PER_UPDATE = 500  # beyond so many the distances are computed when the result is asked for, not in every window
 
 
@@ -41,11 +40,10 @@ class LoadBalancing(BuiltinRule):
     description = "GPUs of one node that are used differently: the work is not shared evenly."
     recommendation = "Choose another distribution strategy or framework, and check that each process gets as much data."
     Parameters = LoadBalancingParameters
+    service_defaults = {"threshold": 0.2}  # noqa: RUF012 - declared ClassVar in the base
 
-    def __init__(self, *, compat: Compat = None, **values: object) -> None:
-        if compat == "service":
-            values.setdefault("threshold", SERVICE_THRESHOLD)
-        super().__init__(compat=compat, **values)
+    def start(self) -> None:
+        """Nothing has been seen yet."""
         self._workloads: dict[str, dict[str, _Workload]] = {}
 
     def update(self, window: Window) -> bool:

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import Floats
-from sm_profiler.rules.builtin import BuiltinRule, Compat
+from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.gpus import GPU_USE, per_gpu
 from sm_profiler.rules.nodes import natural
 from sm_profiler.rules.parameters import count, percentile
@@ -64,8 +64,8 @@ class LowGPUUtilization(BuiltinRule):
     recommendation = "Look for bottlenecks, wait less often for the GPU (blocking calls), or use larger batches."
     Parameters = LowGPUUtilizationParameters
 
-    def __init__(self, *, compat: Compat = None, **values: object) -> None:
-        super().__init__(compat=compat, **values)
+    def start(self) -> None:
+        """Nothing has been seen yet."""
         self._judge = _LowUse(self.parameters)
         self._tracks: dict[tuple[str, str], Track] = {}
         self._series: dict[tuple[str, str], Series] = {}

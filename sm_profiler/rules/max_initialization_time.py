@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from sm_profiler.rules.builtin import BuiltinRule, Compat
+from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.parameters import positive
 from sm_profiler.rules.what_ran import whole
 from sm_profiler.rules.window import Window
@@ -30,12 +30,12 @@ class MaxInitializationTime(BuiltinRule):
     recommendation = "Stream the data instead of copying it first (fast file or pipe mode), and cache what is prepared."
     Parameters = MaxInitializationTimeParameters
 
-    def __init__(self, *, compat: Compat = None, **values: object) -> None:
-        super().__init__(compat=compat, **values)
+    def start(self) -> None:
+        """Nothing has been seen yet."""
         self._start_s: float | None = None
         self._end_s: float | None = None
-        self._first_us: float | None = None
-        self._last_us: float | None = None
+        self._first_step_us: float | None = None
+        self._last_step_us: float | None = None
         self._ends: dict[
             int, float
         ] = {}  # by the window's end: last moment in it, in seconds, of windows before any step
@@ -49,18 +49,20 @@ class MaxInitializationTime(BuiltinRule):
             start_s, end_s = float(system.timestamp.min()), float(system.timestamp.max())
             self._start_s = start_s if self._start_s is None else min(start_s, self._start_s)
             self._end_s = end_s if self._end_s is None else max(end_s, self._end_s)
-            if self._first_us is None:
+            if self._first_step_us is None:
                 self._ends[window.end_us] = max(end_s, self._ends.get(window.end_us, end_s))
         steps = np.flatnonzero(events.name.mask(lambda name: STEP in name))
         if len(steps):
             self.datapoints += len(steps)
             starts = events.start_us[steps]
             first, last = (starts[0], starts[-1]) if self.service else (starts.min(), starts.max())
-            if self._first_us is None or (not self.service and first < self._first_us):
-                self._first_us = float(first)
-            self._last_us = float(last) if self.service or self._last_us is None else max(float(last), self._last_us)
+            if self._first_step_us is None or (not self.service and first < self._first_step_us):
+                self._first_step_us = float(first)
+            self._last_step_us = (
+                float(last) if self.service or self._last_step_us is None else max(float(last), self._last_step_us)
+            )
         self.finish()
-        if self.service or self._start_s is None or self._end_s is None or self._first_us is not None:
+        if self.service or self._start_s is None or self._end_s is None or self._first_step_us is not None:
             return False
         return bool((self._end_s - self._start_s) * 1e6 > self.parameters.threshold * US_PER_MINUTE)
 
@@ -68,9 +70,9 @@ class MaxInitializationTime(BuiltinRule):
         """Take in other nodes or other minutes of the same job."""
         self.datapoints += other.datapoints
         self._start_s, self._end_s = _of(min, self._start_s, other._start_s), _of(max, self._end_s, other._end_s)
-        self._first_us, self._last_us = (
-            _of(min, self._first_us, other._first_us),
-            _of(max, self._last_us, other._last_us),
+        self._first_step_us, self._last_step_us = (
+            _of(min, self._first_step_us, other._first_step_us),
+            _of(max, self._last_step_us, other._last_step_us),
         )
         for end_us, end_s in other._ends.items():
             self._ends[end_us] = max(end_s, self._ends.get(end_us, end_s))
@@ -78,8 +80,8 @@ class MaxInitializationTime(BuiltinRule):
     def finish(self) -> None:
         """Count the windows that fired, and write the job's times."""
         steps: dict[str, Any] = {}
-        if self._first_us is not None and self._last_us is not None:
-            steps = {"first": whole(self._first_us), "last": whole(self._last_us)}
+        if self._first_step_us is not None and self._last_step_us is not None:
+            steps = {"first": whole(self._first_step_us), "last": whole(self._last_step_us)}
         self.details["step_num"] = steps
         if self._start_s is not None:
             self.details["job_start"], self.details["job_end"] = self._start_s, self._end_s
@@ -88,7 +90,7 @@ class MaxInitializationTime(BuiltinRule):
         self.triggered = 0
         for end_us, end_s in self._ends.items():
             waited_us = (end_s - (self._start_s or 0.0)) * 1e6
-            before_steps = self._first_us is None or end_us <= self._first_us
+            before_steps = self._first_step_us is None or end_us <= self._first_step_us
             self.triggered += before_steps and waited_us > self.parameters.threshold * US_PER_MINUTE
         self.violations = self.triggered
         self.not_evaluated("no system metrics" if self._start_s is None else None)

@@ -6,7 +6,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import EventColumns, Ints
-from sm_profiler.rules.builtin import BuiltinRule, Compat
+from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.what_ran import STEP, WhatRan, classes
 from sm_profiler.rules.window import Window
 
@@ -35,8 +35,8 @@ class OverallFrameworkMetrics(BuiltinRule):
         "Look at the largest shares first; a large share outside every step points to logging, checkpoints or metrics."
     )
 
-    def __init__(self, *, compat: Compat = None, **values: object) -> None:
-        super().__init__(compat=compat, **values)
+    def start(self) -> None:
+        """Nothing has been seen yet."""
         self._ran = WhatRan()
         self._loops: dict[str, _Loop] = {}
         self._loop_start_us: float | None = None

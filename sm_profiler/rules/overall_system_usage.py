@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sm_profiler.formats.columns import SystemColumns
-from sm_profiler.rules.builtin import BuiltinRule, Compat
+from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.gpus import GPU_MEMORY, GPU_USE
 from sm_profiler.rules.node_sums import sums_per_moment
 from sm_profiler.rules.nodes import natural
@@ -35,8 +35,8 @@ class OverallSystemUsage(BuiltinRule):
         "Resources that stay far below their limits point to a smaller instance; those at the limit to what to relieve."
     )
 
-    def __init__(self, *, compat: Compat = None, **values: object) -> None:
-        super().__init__(compat=compat, **values)
+    def start(self) -> None:
+        """Nothing has been seen yet."""
         self._names: dict[tuple[str, str], set[str]] = {}  # device names by node and kind
         self._spreads: dict[str, dict[str, Spread]] = {metric: {} for metric in METRICS}
 

@@ -81,6 +81,18 @@ def text(default: str | None = None) -> Any:
     return attrs.field(default=default, converter=_as_text, validator=_is_text)
 
 
+def interval(value: object) -> int:
+    """A length of time in microseconds.
+
+    Raises:
+        ConfigError: it is no whole number above zero.
+    """
+    number = _as_count(value)
+    if isinstance(number, bool) or not isinstance(number, int) or number <= 0:
+        raise ConfigError("scan_interval_us must be a positive integer!")
+    return number
+
+
 def build(kind: type[P], rule: str, values: Mapping[str, object]) -> P:
     """The parameters of a rule.
 

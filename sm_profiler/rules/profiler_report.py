@@ -62,13 +62,13 @@ class ReportParameters:
             ConfigError: a key that names no rule or no parameter, or a bad value; one line.
         """
         of_rules: dict[str, dict[str, object]] = {}
-        interval: object = MINUTE_US
+        interval_us = MINUTE_US
         by_name = {rule.name().lower(): rule for rule in RULES}
         for key, value in (values or {}).items():
             if key in {IGNORED, "rule_to_invoke"}:
                 continue
             if key == INTERVAL:
-                interval = params.as_number(value)
+                interval_us = params.interval(value)
                 continue
             rule_name, _, parameter = key.partition("_")
             if not parameter:
@@ -78,12 +78,10 @@ class ReportParameters:
                     f"{key} is an invalid key with invalid rule name! Rules: {', '.join(r.name() for r in RULES)}"
                 )
             if parameter == INTERVAL:
-                interval = params.as_number(value)
+                interval_us = params.interval(value)
                 continue
             of_rules.setdefault(by_name[rule_name.lower()].name(), {})[parameter] = value
-        if isinstance(interval, bool) or not isinstance(interval, int) or interval <= 0:
-            raise ConfigError(f"{INTERVAL} must be a positive integer!")
-        made = cls(of_rules, interval)
+        made = cls(of_rules, interval_us)
         for rule in RULES:
             params.build(rule.Parameters, rule.name(), rule.accepted(made.of_rules.get(rule.name(), {})))
         return made
@@ -100,10 +98,19 @@ class ProfilerReport(BuiltinRule):
     description = "All rules, and a report of what they found."
     recommendation = "Start with the rules that fired most often."
 
-    def __init__(self, *, compat: Compat = None, **values: object) -> None:
-        super().__init__(compat=compat)
-        self.report_parameters = ReportParameters.parse(values)
-        given = self.report_parameters.of_rules
+    def read_parameters(self, values: Mapping[str, object]) -> ReportParameters:
+        """Parameters of all rules."""
+        return ReportParameters.parse(values)
+
+    def shown_parameters(self) -> dict[str, object]:
+        """Those that were given."""
+        given: dict[str, dict[str, object]] = self.parameters.of_rules
+        return {f"{rule}_{name}": value for rule, values in given.items() for name, value in values.items()}
+
+    def start(self) -> None:
+        """Set up every rule."""
+        given = self.parameters.of_rules
+        compat: Compat = "service" if self.service else None
         self.rules = {rule.name(): rule(compat=compat, **given.get(rule.name(), {})) for rule in RULES}
         self.broken: dict[str, str] = {}
 

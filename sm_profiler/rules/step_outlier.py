@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import EventColumns, Floats, Mask
-from sm_profiler.rules.builtin import BuiltinRule, Compat
+from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.nodes import natural
 from sm_profiler.rules.parameters import count, positive, text
 from sm_profiler.rules.spread import Series, Spread
@@ -53,8 +53,8 @@ class StepOutlier(BuiltinRule):
     recommendation = "Look at what ran inside the long steps, and at what they coincide with: checkpoints, data, collection of garbage."
     Parameters = StepOutlierParameters
 
-    def __init__(self, *, compat: Compat = None, **values: object) -> None:
-        super().__init__(compat=compat, **values)
+    def start(self) -> None:
+        """Nothing has been seen yet."""
         self.details["step_details"] = {}
         self._phases: dict[str, dict[str, _Phase]] = {}
         self._series: dict[str, dict[str, tuple[Series, list[int]]]] = {}

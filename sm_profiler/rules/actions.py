@@ -1,0 +1,65 @@
+"""What a rule may do when it fires, as the old API's action_str says it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from typing import Any
+
+ALLOW_STOP = "SM_PROFILER_ALLOW_STOP_TRAINING"
+log = logging.getLogger("sm_profiler.rules")
+
+
+class Actions:
+    """The actions of one rule.
+
+    `[{"name": "StopTraining", "training_job_prefix": "my-job"}, {"name": "Email", "endpoint": "…"}]`, or one object.
+    StopTraining works only where the environment has SM_PROFILER_ALLOW_STOP_TRAINING=1 (the runner sets it where the
+    job's parameters have `rule_allow_stop_training`); Email and SMS are not supported, and say so.
+    """
+
+    def __init__(self, text: str | None, rule_name: str) -> None:
+        self._rule_name = rule_name
+        self.wanted = _parse(text, rule_name)
+
+    def invoke(self) -> None:
+        """Run all actions; what cannot be done is logged, and raises nothing."""
+        for action in self.wanted:
+            name = str(action.get("name", "")).lower()
+            if name == "stoptraining":
+                _stop_training(action, self._rule_name)
+            else:
+                log.warning("%s: the action %r is not supported", self._rule_name, action.get("name"))
+
+
+def _parse(text: str | None, rule_name: str) -> list[dict[str, Any]]:
+    if not isinstance(text, str) or not text.strip():
+        return []
+    try:
+        found = json.loads(text)
+    except ValueError:
+        log.warning("%s: action_str is no JSON, no action is taken: %.100s", rule_name, text)
+        return []
+    actions = found if isinstance(found, list) else [found]
+    return [action for action in actions if isinstance(action, dict)]
+
+
+def _stop_training(action: dict[str, Any], rule_name: str) -> None:
+    parameters = action.get("parameters") if isinstance(action.get("parameters"), dict) else {}
+    job = os.environ.get("TRAINING_JOB_NAME") or ""
+    prefix = str({**(parameters or {}), **action}.get("training_job_prefix") or job)
+    if os.environ.get(ALLOW_STOP) != "1":
+        log.warning("%s: StopTraining is asked for, and not allowed: set rule_allow_stop_training to true", rule_name)
+        return
+    if not job or not job.startswith(prefix):
+        log.warning("%s: StopTraining of %r does not fit the job that is evaluated, %r", rule_name, prefix, job)
+        return
+    try:
+        import boto3  # noqa: PLC0415 - a third of a second, and only here
+
+        boto3.client("sagemaker").stop_training_job(TrainingJobName=job)
+    except Exception as error:  # noqa: BLE001 - no action may take the evaluation along
+        log.warning("%s: the training job %s could not be stopped: %s", rule_name, job, error)
+    else:
+        log.info("%s: asked SageMaker to stop the training job %s", rule_name, job)

@@ -1,0 +1,159 @@
+"""The old API's trial: a job's profile by ranges of time, waiting for what has not come yet."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from sm_profiler.errors import SourceError
+from sm_profiler.formats.columns import EventColumns, SystemColumns
+from sm_profiler.rules.conditions import NoMoreProfilerData
+from sm_profiler.rules.event_objects import FrameworkEvent, SystemEvent, framework_events, system_events
+from sm_profiler.rules.settings import STOP_FILE, read_stop_signal
+from sm_profiler.rules.window import LOOK_AHEAD_US, Window, in_timeline_order
+from sm_profiler.source import Batch, ProfileSource, open_source
+
+IGNORED_FOLDER = ".sagemaker-ignore"  # the service uploads nothing from it
+POLL_S = 10.0
+
+
+class ProfilerTrial:
+    """A job's profile for rules of the old API.
+
+    Attributes:
+        name: any name.
+        path: folder or s3:// URI of the profile.
+        first_timestamp: time of the first file, microseconds since the epoch.
+        output_dir, temp_dir: where a rule may write; temp_dir is not uploaded.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        trial_dir: str,
+        output_dir: str,
+        *,
+        follow: bool = True,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self.name = name
+        self.path = str(trial_dir)
+        self.output_dir = str(output_dir)
+        self.temp_dir = str(Path(self.output_dir, IGNORED_FOLDER))
+        Path(self.temp_dir).mkdir(parents=True, exist_ok=True)
+        self._sleep = sleep
+        self._follow = follow
+        self._poll_s = float(os.environ.get("SM_PROFILER_POLL_S") or POLL_S)
+        self._source = self._open()
+        self.first_timestamp = self._source.first_timestamp_us or 0
+        self._rows = _Store(self._source)
+
+    def _open(self) -> ProfileSource:
+        """The source, once there is data."""
+        while True:
+            try:
+                return open_source(self.path, cache=False, progress=False)
+            except SourceError:  # noqa: PERF203 - a wait of ten seconds follows
+                if not self._follow or read_stop_signal() or STOP_FILE not in os.environ:
+                    raise
+                self._sleep(self._poll_s)
+
+    def job_finished(self) -> bool:
+        """Whether the end marker stands, or the stop signal is older than its grace time, or nobody waits for more."""
+        return not self._follow or self._source.finished or read_stop_signal()
+
+    def get_latest_timestamp(self) -> int:
+        """Up to where data are there: the earlier of the last system and the last trace file, microseconds."""
+        self._source.refresh()
+        last: dict[bool, int] = {}
+        for item in self._source.files:
+            last[item.is_system] = max(item.at_us, last.get(item.is_system, 0))
+        return min(last.values(), default=0)
+
+    def wait_for_data(self, end_time: float, start_time: float) -> None:
+        """Wait until data up to end_time (microseconds) are there.
+
+        Raises:
+            NoMoreProfilerData: the job is over, and start_time lies beyond what there is.
+        """
+        while end_time > self.get_latest_timestamp():
+            if self.job_finished():
+                if start_time >= self.get_latest_timestamp():
+                    raise NoMoreProfilerData(end_time)
+                return
+            self._sleep(self._poll_s)
+
+    def get_system_metrics(self, start_time: float, end_time: float) -> list[SystemEvent]:
+        """System metrics from start_time to end_time, both included, in microseconds."""
+        return system_events(self.window(start_time, end_time).system)
+
+    def get_framework_metrics(self, start_time: float, end_time: float) -> list[FrameworkEvent]:
+        """Trace events that overlap the range."""
+        return framework_events(self.window(start_time, end_time).events)
+
+    def window(self, start_time: float, end_time: float) -> Window:
+        """The same range as columns: much faster, and what the new API works on."""
+        return self._rows.window(start_time, end_time)
+
+
+class _Store:
+    """The rows of a source around the range that was asked for last; asks going forward read each file once."""
+
+    def __init__(self, source: ProfileSource) -> None:
+        self._source = source
+        self._batches: list[Batch] = []
+        self._stream: Iterator[Batch] = iter(())
+        self._read_to_us = -1
+        self._dropped_to_us: int | None = None
+        self._last: tuple[float, float, int] | None = None
+        self._window: Window | None = None
+
+    def window(self, start_us: float, end_us: float) -> Window:
+        """All rows of a range."""
+        if self._dropped_to_us is not None and start_us - LOOK_AHEAD_US <= self._dropped_to_us:
+            self._source = open_source(self._source.storage, cache=False, progress=False)  # someone looks back
+            self._batches, self._stream, self._read_to_us, self._dropped_to_us = [], iter(()), -1, None
+        self._read_to(end_us + LOOK_AHEAD_US)
+        asked = (start_us, end_us, len(self._batches) and self._batches[-1].minute_us)
+        if self._window is not None and asked == self._last:
+            return self._window
+        system: list[SystemColumns] = []
+        events: list[EventColumns] = []
+        for batch in self._batches:
+            moments_us = batch.system.timestamp * 1e6
+            system.append(batch.system[(moments_us >= start_us) & (moments_us <= end_us)])
+            events.append(batch.events[(batch.events.start_us <= end_us) & (batch.events.end_us >= start_us)])
+        rows = SystemColumns.concat(system)
+        overlapping = in_timeline_order(EventColumns.concat(events))
+        self._window = Window(int(start_us), int(end_us), rows, overlapping)
+        self._last = asked
+        self._drop(start_us)
+        return self._window
+
+    def _read_to(self, needed_us: float) -> None:
+        while self._read_to_us < needed_us:
+            batch = next(self._stream, None)
+            if batch is None:
+                self._stream = iter(self._source.batches())
+                batch = next(self._stream, None)
+                if batch is None:
+                    return
+            self._batches.append(batch)
+            self._read_to_us = max(self._read_to_us, batch.minute_us)
+
+    def _drop(self, start_us: float) -> None:
+        """Let go of files so old that an ask for what follows cannot need them."""
+        kept = [
+            batch
+            for batch in self._batches
+            if batch.minute_us >= start_us - 2 * LOOK_AHEAD_US
+            or (len(batch.events) and np.any(batch.events.end_us >= start_us))
+        ]
+        gone = [batch.minute_us for batch in self._batches if not any(batch is other for other in kept)]
+        if gone:
+            self._dropped_to_us = max([self._dropped_to_us or 0, *gone])
+        self._batches = kept
