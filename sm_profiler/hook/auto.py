@@ -17,36 +17,46 @@ if TYPE_CHECKING:
 
 def arm() -> None:
     """Let the hook come with torch, when and if that is imported."""
-    if not any(isinstance(finder, FrameworkFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, FrameworkFinder())
-    if "torch" in sys.modules:
-        _install_pytorch()
+    when_loaded("torch", _install_pytorch)
+    when_loaded("tensorflow", _note_tensorflow)
 
 
-class FrameworkFinder:
-    """Finds nothing itself; asks the others for a framework, and has the hook installed once that is loaded."""
+def when_loaded(name: str, action: Callable[[], None]) -> None:
+    """Call `action` once module `name` is loaded: now, or right after its import."""
+    if name in sys.modules:
+        action()
+        return
+    finder = next((finder for finder in sys.meta_path if isinstance(finder, LoadFinder)), None)
+    if finder is None:
+        finder = LoadFinder()
+        sys.meta_path.insert(0, finder)
+    finder.waiting[name] = action
+
+
+class LoadFinder:
+    """Finds nothing itself; asks the others for a module that is waited for, and tells when that is loaded."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, Callable[[], None]] = {"torch": _install_pytorch, "tensorflow": _note_tensorflow}
+        self.waiting: dict[str, Callable[[], None]] = {}
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The framework's own spec, with a loader that tells us when it is done."""
-        install = self._waiting.pop(name, None)
-        if install is None:
+        """The module's own spec, with a loader that tells us when it is done."""
+        action = self.waiting.pop(name, None)
+        if action is None:
             return None
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find(name, path, target) if find else None
             if spec is not None:
-                _tell_when_loaded(spec, install)
+                _tell_when_loaded(spec, action)
                 return spec
-        self._waiting[name] = install  # not there (yet)
+        self.waiting[name] = action  # not there (yet)
         return None
 
 
-def _tell_when_loaded(spec: ModuleSpec, install: Callable[[], None]) -> None:
+def _tell_when_loaded(spec: ModuleSpec, action: Callable[[], None]) -> None:
     loader: Any = spec.loader
     load = getattr(loader, "exec_module", None)
     if load is None:
@@ -55,7 +65,7 @@ def _tell_when_loaded(spec: ModuleSpec, install: Callable[[], None]) -> None:
     def exec_module(module: ModuleType) -> None:
         loader.__dict__.pop("exec_module", None)
         load(module)
-        install()
+        action()
 
     # On this one loader object, for this one call: whoever looks at the module later finds everything as it always is.
     loader.exec_module = exec_module

@@ -71,6 +71,8 @@ class StepTracker:
         self.optimizers: list[int] = []
         self.forward_key = 0  # id of the outermost module that is running, 0 for none
         self._forwards = 0
+        self._optimizers = 0
+        self.compiles = False  # parts of the loop run compiled
         self._forward_start = 0
         self._backward_start = 0
         self._optimizer_start = 0
@@ -152,6 +154,8 @@ class StepTracker:
         self.in_backward -= 1
         if self.in_backward == 0:
             self._last_end = end_ns
+            if self.compiles and not self._optimizers:  # the optimizer may be compiled, and cannot be seen
+                self._after_optimizer = True
             if self.keep_phases:
                 self.append(Record(BACKWARD, "backward", self._backward_start, end_ns, self.number))
 
@@ -170,9 +174,11 @@ class StepTracker:
             return
         del self.optimizers[self.optimizers.index(key) :]
         if not self.optimizers:
-            self._begin_unseen(self._optimizer_start)
+            if not self._saw_backward:
+                self._begin_unseen(self._optimizer_start)
             self._last_end = end_ns
             self._after_optimizer = True
+            self._optimizers += 1
             if self.keep_phases:
                 self.append(Record(OPTIMIZER, name, self._optimizer_start, end_ns, self.number))
 

@@ -3,17 +3,46 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 from importlib import import_module
 from time import perf_counter_ns
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from sm_profiler.hook.auto import when_loaded
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.pytorch.forward import Forwards, compiling_check
 from sm_profiler.hook.pytorch.loader import DATALOADER, Loaders
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sm_profiler.hook.core import Hook
+
+RUNS_WHILE_TRAINING = tuple(
+    f"sm_profiler.hook.{name}"
+    for name in ("core", "guard", "steps", "windows", "pytorch.adapter", "pytorch.forward", "pytorch.loader")
+)
+
+
+def own_code() -> Iterator[CodeType]:
+    """All code of the hook that runs on the training thread, functions within functions included."""
+    for name in RUNS_WHILE_TRAINING:
+        module = import_module(name)
+        for thing in vars(module).values():
+            functions = vars(thing).values() if isinstance(thing, type) else (thing,)
+            for function in functions:
+                code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+                if code is not None and code.co_filename == module.__file__:
+                    yield from _with_inner(code)
+
+
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _with_inner(inner)
 
 
 class PyTorchAdapter:
@@ -48,6 +77,28 @@ class PyTorchAdapter:
             optimizers.register_optimizer_step_post_hook(after),
         ]
         self.forwards.discover()
+        when_loaded("torch._dynamo", self._dynamo_loaded)
+
+    def _dynamo_loaded(self) -> None:
+        """Keep torch.compile away from our wrappers, and the wrappers out of its guards."""
+        try:
+            skip = import_module("torch._dynamo.eval_frame").skip_code
+            for code in own_code():
+                skip(code)
+            handler = import_module("torch._dynamo.callback").callback_handler
+            handler.register_start_callback(self._compiling)
+        except (ImportError, AttributeError) as error:
+            self._hook.notes["compile"] = f"older torch, models may be compiled once more: {error}"
+        except Exception as error:  # noqa: BLE001 - fail open
+            self._hook.broke(error)
+
+    def _compiling(self, *_: Any) -> None:
+        try:
+            if not self._hook.quiet:
+                self._hook.tracker.compiles = True
+                self.forwards.compiling()
+        except Exception as error:  # noqa: BLE001 - fail open
+            self._hook.broke(error)
 
     def remove(self) -> None:
         """Leave torch as it was."""
@@ -55,8 +106,12 @@ class PyTorchAdapter:
         self.loaders.remove()
         for handle in self._handles:
             handle.remove()
+        self._handles = []
         if self._backward is not None:
             self._torch.autograd.backward = self._backward
+            self._backward = None
+        if self._step_begins in self._hook.on_step:
+            self._hook.on_step.remove(self._step_begins)
 
     def _rank(self) -> int | None:
         from sm_profiler.hook.settings import rank_from  # noqa: PLC0415 - once a process

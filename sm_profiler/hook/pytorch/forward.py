@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import threading
 import warnings
 import weakref
 from collections import OrderedDict
+from importlib import import_module
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from sm_profiler.hook.core import Hook
 
 GLOBAL_HOOK_WARNING = r"Using `torch.compile\(module\)` when there are global hooks"
+COMPILATIONS_LOOKED_AT = 3  # looking for compiled models costs some milliseconds
 DISCOVERY_STEPS = 8  # a loop without an optimizer has shown its models by then
 
 
@@ -58,6 +61,7 @@ class Forwards:
         self._instance_handles: list[Any] = []
         self._filter: Any = None
         self._steps = 0
+        self.compiled = 0  # compilations that torch began
         self.before, self.after = self._make_hooks()
 
     # hooks
@@ -114,9 +118,9 @@ class Forwards:
     # discovery
 
     def discover(self) -> None:
-        """Watch every module until the next optimizer step, or for a few steps."""
+        """Watch every module until the next optimizer step, or for a few steps; never once something was compiled."""
         self._steps = 0
-        if self._handles:
+        if self._handles or self.compiled:
             return
         is_compiling, tracker = compiling_check(self._torch), self._hook.tracker
         before, after, found, seen = self.before, self.after, self._found, self._seen
@@ -156,9 +160,9 @@ class Forwards:
         if self._steps > DISCOVERY_STEPS and not self._hook.tracker.forward_key:
             self.settle()
 
-    def settle(self) -> None:
-        """Give what was found hooks of its own, and stop watching every module."""
-        if not self._handles or self._hook.tracker.forward_key:
+    def settle(self, *, inside: bool = False) -> None:
+        """Give what was found hooks of its own, and stop watching every module; not inside a forward, unless it must be."""
+        if not self._handles or (self._hook.tracker.forward_key and not inside):
             return
         for handle in self._handles:
             handle.remove()
@@ -168,6 +172,16 @@ class Forwards:
             if key not in self._seen:
                 self._watch(module)
         self._found.clear()
+
+    def compiling(self) -> None:
+        """Something is about to be compiled: the global hook must be gone, or its going would compile everything again."""
+        self.compiled += 1
+        self.settle(inside=True)
+        if self.compiled <= COMPILATIONS_LOOKED_AT:
+            wrapper = import_module("torch._dynamo.eval_frame").OptimizedModule
+            for module in gc.get_referrers(wrapper):
+                if type(module) is wrapper and id(module) not in self._seen:
+                    self._watch(module)
 
     def remove(self) -> None:
         """Take every hook back."""

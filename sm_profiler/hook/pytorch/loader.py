@@ -65,6 +65,8 @@ class Loaders:
         for owner, name, original in reversed(self._undo):
             setattr(owner, name, original)
         self._undo.clear()
+        if self._workers_end_with_job in self._hook.on_close:
+            self._hook.on_close.remove(self._workers_end_with_job)
 
     def _replace(self, owner: type, name: str, wrap: Callable[[Any], Any]) -> None:
         original = owner.__dict__[name]

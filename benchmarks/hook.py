@@ -1,0 +1,174 @@
+"""What the hook costs a training step: alternating pairs of short runs in one process, with and without it.
+
+    python benchmarks/hook.py [--pairs 300] [--smdebug .envs/smdebug/bin/python]
+
+The network is 8 x (Linear(64, 64), ReLU) and Linear(64, 10), batch 32, SGD, one thread.  Each pair is 10 steps without the
+hook and 10 steps with it (order alternating); the table shows quartiles of the differences per step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+STEPS = 10
+
+
+def network():
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    layers = [layer for _ in range(8) for layer in (torch.nn.Linear(64, 64), torch.nn.ReLU())]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(64, 10))
+    data = torch.utils.data.TensorDataset(torch.randn(32 * STEPS, 64), torch.randint(0, 10, (32 * STEPS,)))
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=None, sampler=torch.utils.data.BatchSampler(range(32 * STEPS), 32, False)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loss = torch.nn.CrossEntropyLoss()
+
+    def run() -> float:
+        batches = iter(loader)
+        start = time.perf_counter()
+        for inputs, labels in batches:
+            optimizer.zero_grad()
+            loss(model(inputs), labels).backward()
+            optimizer.step()
+        return (time.perf_counter() - start) / STEPS * 1e6
+
+    return run, model, loss
+
+
+def quartiles(values: list[float]) -> list[float]:
+    return [round(value, 1) for value in statistics.quantiles(values, n=4)]
+
+
+def paired(without, with_it, pairs: int) -> dict[str, list[float]]:
+    for _ in range(20):
+        without(), with_it()
+    base, differences = [], []
+    for number in range(pairs):
+        first, second = (without, with_it) if number % 2 else (with_it, without)
+        a, b = first(), second()
+        off, on = (a, b) if number % 2 else (b, a)
+        base.append(off)
+        differences.append(on - off)
+    return {"step_us": quartiles(base), "difference_us": quartiles(differences)}
+
+
+def measure_hook(pairs: int) -> dict[str, list[float]]:
+    """Two networks of one kind, and one hook that is put to sleep for the runs without it."""
+    folder = tempfile.mkdtemp(prefix="sm-profiler-bench-")
+    os.environ["SM_PROFILER_CONFIG"] = json.dumps({"ProfilingParameters": {"LocalPath": folder}})
+    from sm_profiler.hook.entry import install, uninstall
+
+    run, _, _ = network()
+
+    hook = install()
+    adapter = __import__("sm_profiler.hook.entry", fromlist=["_installed"])._installed["adapter"]
+    run()
+
+    # What is measured is the steady state: models found, the global hook gone, the file open.
+    def on() -> float:
+        adapter.install()
+        run()
+        return run()
+
+    def off() -> float:
+        adapter.remove()
+        run()
+        return run()
+
+    result = paired(off, on, pairs)
+    hook.close()
+    uninstall()
+    return result
+
+
+def measure_idle_profiler(pairs: int) -> dict[str, list[float]]:
+    """torch.profiler waiting for a window that is far away: its step() a step, nothing else."""
+    import torch
+
+    run, _, _ = network()
+    profiler = torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU],
+        schedule=torch.profiler.schedule(wait=10**9, warmup=0, active=1),
+    )
+    profiler.start()
+    step = torch.optim.SGD.step
+
+    def on() -> float:
+        def stepping(*args, **kwargs):
+            result = step(*args, **kwargs)
+            profiler.step()
+            return result
+
+        torch.optim.SGD.step = stepping
+        try:
+            return run()
+        finally:
+            torch.optim.SGD.step = step
+
+    return paired(run, on, pairs)
+
+
+def measure_in_smdebug() -> dict[str, list[float]]:
+    """smdebug's hook with its windows over; runs in its own environment, in pairs as well."""
+    os.environ["SMPROFILER_CONFIG_PATH"] = str(Path(tempfile.mkdtemp(), "profilerconfig.json"))
+    folder = tempfile.mkdtemp(prefix="smdebug-bench-")
+    config = {
+        "ProfilingIntervalInMilliseconds": 500,
+        "ProfilingParameters": {
+            "ProfilerEnabled": "true",
+            "LocalPath": folder,
+            "DetailedProfilingConfig": '{"StartStep": 0, "NumSteps": 1}',
+        },
+    }
+    Path(os.environ["SMPROFILER_CONFIG_PATH"]).write_text(json.dumps(config))
+    import smdebug.pytorch as smd
+
+    plain, _, _ = network()
+    hooked, model, loss = network()
+    hook = smd.Hook(out_dir=folder + "/tensors", save_config=smd.SaveConfig(save_interval=10**9))
+    hook.register_module(model)
+    hook.register_loss(loss)
+    return paired(plain, hooked, 60)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=300)
+    parser.add_argument("--smdebug", help="a Python that has smdebug 1.0.34")
+    parser.add_argument("--inside-smdebug", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.inside_smdebug:
+        print(json.dumps(measure_in_smdebug()))
+        return
+    rows = {
+        "sm-profiler, always on": measure_hook(options.pairs),
+        "torch.profiler, idle": measure_idle_profiler(options.pairs),
+    }
+    if options.smdebug:
+        out = subprocess.run(
+            [options.smdebug, __file__, "--inside-smdebug"], capture_output=True, text=True, check=False
+        )
+        line = next((line for line in reversed(out.stdout.splitlines()) if line.startswith("{")), None)
+        if line:
+            rows["smdebug 1.0.34, windows over"] = json.loads(line)
+        else:
+            print(out.stderr[-500:], file=sys.stderr)
+    print("| what | step without, µs (quartiles) | added a step, µs (quartiles) |\n|---|---|---|")
+    for name, row in rows.items():
+        print(f"| {name} | {row['step_us']} | {row['difference_us']} |")
+
+
+if __name__ == "__main__":
+    main()
