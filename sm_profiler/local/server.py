@@ -153,7 +153,7 @@ class LocalSageMaker:
                 ADDRESS, self._port, application, threaded=True, request_handler=QuietHandler, fd=listener.fileno()
             )
         self._server.daemon_threads = True  # type: ignore[attr-defined] # of the threaded server class
-        self.services = Services(f"http://{ADDRESS}:{self._server.server_port}", folder)
+        self.services = Services(f"http://{ADDRESS}:{self._server.port}", folder)
         self.jobs = Jobs(self.services)
         for service in SERVICES:
             cast("Any", backends.get_backend)(service).reset()  # a second endpoint in one process starts empty
