@@ -9,6 +9,10 @@ from typing import Any
 # name → the module that defines it
 _LAZY = {
     "PandasFrame": "pandas_frame",
+    "PandasFrameAnalysis": "statistics",
+    "PT_dataloader_analysis": "dataloader",
+    "Resource": "statistics",
+    "StatsBy": "statistics",
     "TrainingJob": "training_job",
     "system_frame": "frames",
     "framework_frame": "frames",

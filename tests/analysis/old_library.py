@@ -93,11 +93,13 @@ QUESTIONS = {
 def answers(folder, questions):
     found = {}
     with contextlib.redirect_stdout(io.StringIO()):
-        pf = PandasFrame(folder, scan_interval=10**16)  # one chunk, so that a folder without system metrics takes no ages
+        pf = PandasFrame(
+            folder, scan_interval=10**16
+        )  # one chunk, so that a folder without system metrics takes no ages
         for question in questions or QUESTIONS:
             try:
                 found[question] = QUESTIONS[question](pf)
-            except Exception as error:
+            except Exception as error:  # noqa: PERF203 - one failing question leaves the others
                 found[question] = {"failed": f"{type(error).__name__}: {error}"}
     return found
 

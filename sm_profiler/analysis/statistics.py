@@ -1,0 +1,249 @@
+"""Statistics of a job from its two frames."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sm_profiler.analysis.intervals import STEP, label_times, phase_intervals, steps_around
+from sm_profiler.errors import SourceError
+
+_log = logging.getLogger(__name__)
+_LOOP = ("Step:ModeKeys.TRAIN", "Step:ModeKeys.GLOBAL")
+_STATISTICS = ("mean", "min", "max", "p50", "p95", "p99")
+_QUANTILES = {0.5: "p50", 0.95: "p95", 0.99: "p99"}
+_RANGES = ((90, 100), (10, 90), (0, 10))
+
+
+class StatsBy(Enum):
+    """What statistics are grouped by."""
+
+    TRAINING_PHASE = "training_phase"
+    FRAMEWORK_METRICS = "framework_metric"
+    PROCESS = "process"
+
+
+class Resource(Enum):
+    """What system metrics are about; the value is what stands in their `type`."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+    IO = "i/o"
+    NETWORK = "network"
+    MEMORY = "memory"
+
+
+_EVERYTHING = (Resource.CPU, Resource.GPU, Resource.MEMORY, Resource.IO, Resource.NETWORK)
+
+
+class JobStats(dict[str, Any]):
+    """Figures of a job by name, also as attributes; shown as a table."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __repr__(self) -> str:
+        return repr(self.to_frame())
+
+    def _repr_html_(self) -> str:
+        return str(self.to_frame().to_html())
+
+    def to_frame(self) -> pd.DataFrame:
+        """The figures as a frame of one column, a row each."""
+        return pd.DataFrame({0: pd.Series(dict(self), dtype=object)})
+
+
+class PandasFrameAnalysis:
+    """Answers questions about a job from its two frames, which stay as they are.
+
+    Attributes:
+        sys_metrics_df: the system metrics.
+        framework_metrics_df: the events, with `duration_us`, and with the step of the same process during which an event
+            ran where it had none of its own (-1 where it ran in none).
+    """
+
+    def __init__(self, system_df: pd.DataFrame, framework_df: pd.DataFrame) -> None:
+        """Take over the frames of `PandasFrame.get_all_system_metrics` and `.get_all_framework_metrics`."""
+        self.sys_metrics_df = system_df.copy(deep=False)
+        self.framework_metrics_df = framework_df.copy(deep=False)
+        frame = self.framework_metrics_df
+        frame["duration_us"] = frame["end_time_us"] - frame["start_time_us"]
+        frame["step"] = steps_around(frame)
+
+    def get_job_statistics(self) -> JobStats:
+        """When the job, its training loop and its finalization began and ended (microseconds) and their shares (percent).
+
+        Raises:
+            SourceError: no training step was recorded, or no system metrics.
+        """
+        system, framework = self.sys_metrics_df, self.framework_metrics_df
+        first = framework[framework["framework_metric"].isin(_LOOP) & (framework["step"] == 0)]
+        if first.empty or system.empty:
+            raise SourceError(
+                "job statistics need system metrics and the first training step, and one of them is missing"
+            )
+        begin, end = int(system["timestamp_us"].min()), int(system["timestamp_us"].max())
+        loop_begin, loop_end = first["start_time_us"].iloc[0], framework["end_time_us"].max()
+        duration = end - begin
+        figures = JobStats(
+            start_time=_least(system["timestamp"]),
+            end_time=_greatest(system["timestamp"]),
+            job_duration=duration,
+            training_loop_start=first["start_time"].iloc[0],
+            training_loop_end=_greatest(framework["end_time"]),
+            training_loop_duration=loop_end - loop_begin,
+            initialization=loop_begin,
+            finalization=end - loop_end,
+        )
+        for part in ("initialization", "training_loop", "finalization"):
+            spent = figures["training_loop_duration" if part == "training_loop" else part]
+            figures[f"{part}_%"] = spent / duration * 100 if duration else float("nan")
+        return figures
+
+    def get_step_statistics(self, by: StatsBy | Any = StatsBy.TRAINING_PHASE) -> pd.DataFrame | None:
+        """How long steps take, or what runs in them.
+
+        In each step of each process a group counts with the time from its first start to its last end; what runs in no
+        step does not count.
+
+        Returns:
+            A row a group, with duration_{mean,min,max,p50,p95,p99}_us; None if `by` is no StatsBy.
+        """
+        if not isinstance(by, StatsBy):
+            _log.warning("%r should be of type StatsBy", by)
+            return None
+        frame, group = self.framework_metrics_df, by.value
+        rows = frame["step"] != -1
+        if by is StatsBy.TRAINING_PHASE:
+            rows &= frame["framework_metric"].str.contains(STEP, regex=False)
+            group = "framework_metric"
+        keys = ["nodeID", "step", group]
+        spans = frame.loc[rows].groupby(keys, observed=True).agg({"start_time_us": "min", "end_time_us": "max"})
+        durations = (spans["end_time_us"] - spans["start_time_us"]).reset_index(name="duration_us")
+        described = _described(durations, [group], "duration_us")
+        described.columns = [by.value, *(f"duration_{name}_us" for name in _STATISTICS)]
+        return described
+
+    def get_utilization_stats(
+        self,
+        resource: Resource | Sequence[Resource] | None = None,
+        by: StatsBy | None = None,
+        phase: str | Sequence[str] | None = None,
+    ) -> pd.DataFrame | None:
+        """How the machine was used.
+
+        Args:
+            resource: one or several; all where None.
+            by: StatsBy.TRAINING_PHASE for one row a phase (`get_training_phase_intervals`).
+            phase: the phases in question; all where None.
+
+        Returns:
+            A row a resource and node, with utilization_{mean,min,max,p50,p95,p99}; None if an argument is of a wrong type.
+        """
+        resources = _resources(resource, _EVERYTHING)
+        if resources is None or not (by is None or isinstance(by, StatsBy)):
+            _log.warning("%r should be of type StatsBy, %r of type Resource or a list of them", by, resource)
+            return None
+        system, keys = self.sys_metrics_df, ["nodeID"]
+        if by is StatsBy.TRAINING_PHASE:
+            intervals = self.get_training_phase_intervals(phase)
+            if intervals is None:
+                return None
+            system = system.assign(phase=label_times(system["timestamp_us"], intervals))
+            keys = ["phase", "nodeID"]
+        parts = []
+        for each in resources:
+            rows = system[system["type"].str.contains(each.value, regex=False)]
+            if len(rows):
+                described = _described(rows, keys, "value")
+                described.insert(0, "Resource", each.value)
+                parts.append(described)
+        columns = ["Resource", *(["Training_phase"] if len(keys) > 1 else []), "nodeID"]
+        columns += [f"utilization_{name}" for name in _STATISTICS]
+        if not parts:
+            return pd.DataFrame(columns=columns)
+        described = pd.concat(parts, ignore_index=True)
+        described.columns = columns
+        return described
+
+    def get_device_usage_stats(
+        self,
+        device: Resource | Sequence[Resource] | None = None,
+        utilization_ranges: Sequence[tuple[float, float]] | None = None,
+    ) -> pd.DataFrame:
+        """How many measurements lie in which range of percent.
+
+        Args:
+            device: Resource.CPU, Resource.GPU or both; both where None.
+            utilization_ranges: pairs, both ends included, the first that fits counts; above 90, 10 to 90 and below 10
+                where None.
+
+        Returns:
+            A row a type and node, with a column for each range in which there is any; without rows if an argument is of a
+            wrong type.
+        """
+        devices = _resources(device, (Resource.CPU, Resource.GPU))
+        ranges = list(_RANGES) if utilization_ranges is None else utilization_ranges
+        if devices is None or not isinstance(ranges, list) or not ranges or any(len(pair) != 2 for pair in ranges):  # noqa: PLR2004 - a pair has two
+            _log.warning("%r should be of type Resource, %r a list of pairs of percent", device, utilization_ranges)
+            return pd.DataFrame()
+        system = self.sys_metrics_df
+        system = system[system["type"].isin([each.value for each in devices])]
+        values = system["value"].to_numpy()
+        which = np.full(len(values), -1)
+        for number, (low, high) in reversed(list(enumerate(ranges))):
+            which[(values >= low) & (values <= high)] = number
+        inside = system[which >= 0]
+        if inside.empty:
+            return pd.DataFrame()
+        groups = inside.groupby(["type", "nodeID", which[which >= 0]], observed=True)
+        counted = groups.size().unstack(fill_value=0)  # noqa: PD010 - one level becomes columns
+        pairs = [tuple(ranges[int(number)]) for number in counted.columns.tolist()]
+        order = sorted(range(len(pairs)), key=lambda place: pairs[place])
+        counted = counted.iloc[:, order]
+        counted.columns = pd.Index([pairs[place] for place in order], dtype=object, tupleize_cols=False)
+        return counted.reset_index()
+
+    def get_training_phase_intervals(self, phase: str | Sequence[str] | None = None) -> pd.DataFrame | None:
+        """The intervals of the training phases, between them, before the first and after the last.
+
+        Args:
+            phase: the phases in question; all where None.  Of several, steps in a row of one phase make one interval; of
+                one, each step is an interval.
+
+        Returns:
+            Columns start_time_us, end_time_us, phase; None if there is no such phase.
+        """
+        return phase_intervals(self.sys_metrics_df, self.framework_metrics_df, phase)
+
+
+def _resources(
+    asked: Resource | Sequence[Resource] | None, everything: tuple[Resource, ...]
+) -> tuple[Resource, ...] | None:
+    found = everything if asked is None else (asked,) if isinstance(asked, Resource) else asked
+    is_right = isinstance(found, (list, tuple)) and all(isinstance(each, Resource) for each in found)
+    return tuple(found) if is_right else None
+
+
+def _described(frame: pd.DataFrame, keys: list[str], column: str) -> pd.DataFrame:
+    """Mean, least, greatest and quantiles of a column by group, the groups in order, the keys as columns."""
+    groups = frame.groupby(keys, observed=True)[column]
+    quantiles = groups.quantile(np.array(list(_QUANTILES))).unstack().rename(columns=_QUANTILES)  # noqa: PD010 - one level becomes columns
+    described = groups.agg(["mean", "min", "max"]).join(quantiles).astype(float)
+    return described.reset_index()
+
+
+def _least(texts: Iterable[str]) -> str:
+    return str(pd.Series(texts).min())
+
+
+def _greatest(texts: Iterable[str]) -> str:
+    return str(pd.Series(texts).max())

@@ -1,0 +1,185 @@
+"""Answers compared with those of smdebug 1.0.34, which runs in an environment of its own.
+
+What differs on purpose is left out here and tested in test_analysis_frames.py: thread numbers (`tid`), statistics over
+several processes, and events from before the first system metrics.
+"""
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sm_profiler.analysis import PandasFrame, PandasFrameAnalysis, PT_dataloader_analysis, Resource, StatsBy
+
+ROOT = Path(__file__).parents[2]
+OLD_PYTHON = ROOT / ".envs/smdebug/bin/python"
+MAKE_JOB = ROOT / "tests/tools/make_job.py"
+SCENARIOS = (
+    "healthy", "cpu-bottleneck", "io-bottleneck", "low-gpu", "fluctuating-gpu", "small-batch", "memory-increase", "unbalanced",
+    "step-outliers", "slow-init", "dataloader-slow", "cpu-only", "no-framework",
+)  # fmt: skip
+# folder → what make_job.py is asked for
+JOBS = {
+    **{
+        name: ["--scenario", name, "--minutes", "1.2", "--gpus", "2", "--cpus", "2", "--steps-per-second", "2"]
+        for name in SCENARIOS
+    },
+    "tensorflow": ["--tensorflow", "--minutes", "1.5", "--nodes", "2"],
+    "horovod": ["--horovod", "--minutes", "2", "--gpus", "2"],
+    "one-process": ["--minutes", "2.5", "--scenario", "step-outliers"],
+}
+FRAMES = [
+    "system",
+    "system-selected",
+    "framework",
+    "framework-selected",
+    "dataloader",
+    "dataloader-selected",
+    "by-time",
+    "by-step",
+]
+CORRELATIONS = ["by-timesteps", "by-begin-and-end"]
+MIDDLE = (1_700_000_040_000_000, 1_700_000_075_500_000)
+pytestmark = [pytest.mark.smdebug, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    base = tmp_path_factory.mktemp("jobs")
+    for name, arguments in JOBS.items():
+        subprocess.run([sys.executable, MAKE_JOB, "--out", base / name, *arguments], check=True, capture_output=True)
+    return {name: base / name for name in JOBS}
+
+
+@pytest.fixture(scope="module")
+def old(folders):
+    if not OLD_PYTHON.exists():
+        if os.environ.get("CI"):
+            pytest.fail(f"{OLD_PYTHON} is missing")
+        pytest.skip("needs the environment of smdebug 1.0.34 at .envs/smdebug")
+    asked = {str(folder): FRAMES + CORRELATIONS for folder in folders.values()} | {str(folders["one-process"]): []}
+    program = Path(__file__).with_name("old_library.py")
+    shown = subprocess.run([OLD_PYTHON, program], input=json.dumps(asked), capture_output=True, text=True, check=True)
+    answers = json.loads(shown.stdout)
+    return {name: answers[str(folder)] for name, folder in folders.items()}
+
+
+def table(answer):
+    return pd.DataFrame(answer["data"], columns=answer["columns"])
+
+
+def assert_same(new, answer, ignore=()):
+    expected = table(answer)
+    assert list(new.columns) == list(expected.columns)
+    assert len(new) == len(expected)
+    assert new.index.equals(pd.RangeIndex(len(new)))
+    for column in set(new.columns) - set(ignore):
+        assert new[column].tolist() == expected[column].tolist(), column
+
+
+def assert_close(new, answer):
+    expected = table(answer)
+    assert list(new.columns) == list(expected.columns)
+    assert len(new) == len(expected)
+    for column in new.columns:
+        if pd.api.types.is_numeric_dtype(expected[column]):
+            assert np.allclose(new[column].astype(float), expected[column].astype(float), rtol=1e-9, equal_nan=True), (
+                column
+            )
+        else:
+            assert new[column].tolist() == expected[column].tolist(), column
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_frames(job, folders, old):
+    pf, answers = PandasFrame(folders[job]), old[job]
+    assert_same(pf.get_all_system_metrics(), answers["system"])
+    assert_same(pf.get_all_system_metrics(["cpu1", "gpu0"]), answers["system-selected"])
+    assert_same(pf.get_all_framework_metrics(), answers["framework"], {"tid"})
+    assert_same(pf.get_all_framework_metrics(["Forward", "aten::conv2d"]), answers["framework-selected"], {"tid"})
+    assert_same(pf.get_all_dataloader_metrics(), answers["dataloader"])
+    assert_same(pf.get_all_dataloader_metrics([".*DataLoaderIter::GetNext"]), answers["dataloader-selected"])
+    for new, answer in zip(pf.get_profiler_data_by_time(*MIDDLE), answers["by-time"], strict=True):
+        assert_same(new, answer, {"tid"})
+    for new, answer in zip(pf.get_profiler_data_by_step(2, 6), answers["by-step"], strict=True):
+        assert_same(new, answer, {"tid"})
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_correlation_of_system_and_framework(job, folders, old):
+    pf = PandasFrame(folders[job])
+    times = pf.get_all_system_metrics(["cpu0"])["timestamp"].tolist()[20:60]
+    steps = pf.get_all_framework_metrics(["Step:ModeKeys.TRAIN"])
+    begins, ends = steps["start_time"].tolist()[3:12], steps["end_time"].tolist()[3:12]
+    found = pf.get_framework_metrics_by_timesteps(times)
+    assert [pytest.approx(part) for part in old[job]["by-timesteps"]] == list(found)
+    found = pf.get_framework_metrics_by_begin_and_end_timesteps(begins, ends)
+    if begins:
+        assert [pytest.approx(part) for part in old[job]["by-begin-and-end"]] == list(found)
+    else:
+        assert found == ({}, {})
+
+
+@pytest.fixture(scope="module")
+def one(folders):
+    return PandasFrame(folders["one-process"])
+
+
+@pytest.fixture(scope="module")
+def analysis(one):
+    names = ["Step:ModeKeys.TRAIN", "Step:ModeKeys.EVAL", "Step:ModeKeys.GLOBAL"]
+    return PandasFrameAnalysis(one.get_all_system_metrics(), one.get_all_framework_metrics(names))
+
+
+def test_job_statistics(analysis, old):
+    assert dict(analysis.get_job_statistics()) == pytest.approx(old["one-process"]["job"])
+
+
+@pytest.mark.parametrize(
+    ("question", "ask"),
+    [
+        ("step-training", lambda asked: asked.get_step_statistics(StatsBy.TRAINING_PHASE)),
+        ("step-process", lambda asked: asked.get_step_statistics(StatsBy.PROCESS)),
+        ("step-framework", lambda asked: asked.get_step_statistics(StatsBy.FRAMEWORK_METRICS)),
+        ("utilization", lambda asked: asked.get_utilization_stats()),
+        ("utilization-cpu", lambda asked: asked.get_utilization_stats(Resource.CPU)),
+        ("utilization-phase", lambda asked: asked.get_utilization_stats(by=StatsBy.TRAINING_PHASE)),
+        ("device", lambda asked: asked.get_device_usage_stats().rename(columns=str)),
+        (
+            "device-ranges",
+            lambda asked: asked.get_device_usage_stats(Resource.GPU, [(0, 30), (30, 100)]).rename(columns=str),
+        ),
+        ("intervals", lambda asked: asked.get_training_phase_intervals()),
+        ("intervals-train", lambda asked: asked.get_training_phase_intervals("Step:ModeKeys.TRAIN")),
+    ],
+)
+def test_statistics(question, ask, analysis, old):
+    assert_close(ask(analysis), old["one-process"][question])
+
+
+@pytest.mark.parametrize(
+    ("question", "method"),
+    [
+        ("loader-init", "analyze_dataloaderIter_initialization"),
+        ("loader-workers", "analyze_dataloaderWorkers"),
+        ("loader-getnext", "analyze_dataloader_getnext"),
+        ("loader-batchtime", "analyze_batchtime"),
+    ],
+)
+def test_dataloader_analysis(question, method, one, old):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        found = getattr(PT_dataloader_analysis(one), method)()
+    answer = old["one-process"][question]
+    assert out.getvalue() == answer["printed"]
+    if answer["table"] is None:
+        assert found is None
+    else:
+        assert_same(found.astype(str), answer["table"])
