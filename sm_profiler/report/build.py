@@ -21,6 +21,8 @@ from sm_profiler.rules import Following, RuleResults, run_rules
 
 QUALITY_ROWS = 200  # files named in the report; more are counted
 
+QUIET = {"on", "ok", "off", "armed", "done", "ready", "waiting"}  # states of a collector that need no word
+
 
 @attrs.frozen
 class JobInfo:
@@ -51,14 +53,15 @@ class FactFolds:
 
     def facts(self, source: Any, job: JobInfo) -> Facts:
         """What they have seen so far."""
-        metadata = tuple(one for one in source.metadata() if isinstance(one, dict))
+        records = (one for one in source.metadata() if one.get("name") == "sm_profiler/process")
+        metadata = tuple(dict(one["args"]) for one in records if isinstance(one.get("args"), Mapping))
         return prepare(
             self.steps.result(), self.system.result(), name=job.name or name_of(source.uri), running=not source.finished,
             instance_type=job.instance_type or _instance_type(metadata), metadata=metadata, memory=self.memory.result(),
         )  # fmt: skip
 
 
-def build_report(  # noqa: PLR0913 - all but the source are options
+def build_report(  # noqa: PLR0913 - one argument a part, all but the first are options
     source: Any,
     *,
     parameters: Mapping[str, object] | None = None,
@@ -116,7 +119,7 @@ def assemble(source: Any, results: RuleResults, folds: FactFolds, job: JobInfo |
     )
 
 
-def report_of(  # noqa: PLR0913 - the parts of a report
+def report_of(  # noqa: PLR0913 - one argument a part, all but the first are options
     facts: Facts,
     verdict: Verdict,
     rules: dict[str, dict[str, Any]],
@@ -188,7 +191,7 @@ def _collectors(metadata: Sequence[Mapping[str, Any]]) -> list[str]:
         states = one.get("collectors")
         process = one.get("rank"), one.get("pid"), one.get("host")
         for name, state in states.items() if isinstance(states, Mapping) else ():
-            if (process, name, str(state)) in seen or str(state) in ("on", "ok", "off", "armed", "done", "ready"):
+            if (process, name, str(state)) in seen or str(state) in QUIET:
                 continue
             seen.add((process, name, str(state)))
             lines[f"{name}: {state}"] += 1

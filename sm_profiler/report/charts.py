@@ -222,7 +222,7 @@ def turns_strip(lengths: Sequence[float], long: Sequence[bool], title: str) -> M
 
 def line(seconds: Sequence[float], values: Sequence[float], title: str) -> Markup:
     """One series over time, from zero up."""
-    if len(seconds) < 2:  # noqa: PLR2004 - a line has two ends
+    if len(seconds) < 2:  # noqa: PLR2004 - what the number means stands in the line
         return Markup("")
     most = max(values) or 1.0
     span = (seconds[-1] - seconds[0]) or 1.0

@@ -8,6 +8,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import Floats, Ints, Mask
+from sm_profiler.report.stalls import Stalls, find_stalls
 from sm_profiler.report.step_fold import (
     BACKWARD,
     COMMUNICATION,
@@ -22,7 +23,6 @@ from sm_profiler.report.step_fold import (
     StepRows,
     each_process,
 )
-from sm_profiler.report.stalls import Stalls, find_stalls
 from sm_profiler.report.system_fold import SystemSeries
 
 TRAIN, EVAL = MODES.index("TRAIN"), MODES.index("EVAL")
@@ -38,7 +38,7 @@ class Rank:
         node: `algo-1`.
         steps: its steps.
         start, end: of its loop, seconds since the epoch.
-        slices: where the loop's time went, by the names in SLICES; they add up to end − start.
+        slices: where the loop's time went, by the names in SLICES; they add up to the loop's length.
         gc, gc_in_wait: collections of Python's garbage collector, within the slices.
         communication: collectives seen, within the slices.
         attempts: processes seen under this name; above 1 the job was interrupted and went on.
@@ -71,7 +71,7 @@ class Rank:
     @property
     def train(self) -> Mask:
         """Which steps are training steps."""
-        return self.steps.mode == TRAIN
+        return np.equal(self.steps.mode, TRAIN)
 
     def share(self, which: str) -> float:
         """A slice as a share of the loop."""
@@ -82,6 +82,11 @@ class Rank:
         rows = ~self.stalls.long if without_stalls else np.ones(len(self.turns), np.bool_)
         total = float(self.turns.length[rows].sum())
         return float(getattr(self.turns, which)[rows].sum()) / total if total > 0 else 0.0
+
+    def usual(self, which: str) -> float:
+        """Mean of a part of the turns that are not long, seconds."""
+        values = getattr(self.turns, which)[~self.stalls.long]
+        return float(values.mean()) if len(values) else 0.0
 
     def typical(self, which: str) -> float:
         """Median of a part of the turns, seconds."""
@@ -273,7 +278,7 @@ def make_rank(name: str, rows: StepRows, span_us: tuple[float, float], attempts:
     """Cut the loop of one process into its slices."""
     start, end = span_us[0] / 1e6, span_us[1] / 1e6
     seconds, steps = rows.parts / 1e6, rows.duration / 1e6
-    train, evaluation = rows.mode == TRAIN, rows.mode != TRAIN
+    train = rows.mode == TRAIN
     recorded = seconds[:, WAIT].sum() > 0
     waits_seen = float((seconds[train][:, WAIT] > 0).mean()) if train.any() else 0.0
     waits = seconds[:, WAIT]
@@ -315,7 +320,7 @@ def evaluation_seconds(rows: StepRows) -> float:
     return float((rows.end[last] - begin).sum() / 1e6)
 
 
-def prepare(
+def prepare(  # noqa: PLR0913 - one argument a part, all but the first are options
     found: StepFacts,
     system: SystemSeries,
     *,

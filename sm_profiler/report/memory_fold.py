@@ -14,7 +14,7 @@ MAX_SAMPLES = 20_000  # a process; beyond, every second sample is dropped
 
 
 class MemoryFold:
-    """Collects (seconds, bytes) by process; memory is bounded by processes × MAX_SAMPLES."""
+    """Collects (seconds, bytes) by process; memory is bounded by processes and MAX_SAMPLES."""
 
     def __init__(self) -> None:
         self._samples: dict[str, list[tuple[float, float]]] = {}

@@ -44,7 +44,9 @@ OUTSIDE = T(
     0.20,
     "logging, metrics and the loss function together stay below a tenth in a healthy loop; twice that is a finding",
 )
-OUTSIDE_MS = T(1.0, "per step; below a millisecond it is the price of a Python loop, which HOST_BOUND speaks about")
+OUTSIDE_MS = T(
+    0.5, "per step; below half a millisecond it is the price of a Python loop, which HOST_BOUND speaks about"
+)
 TINY_STEP_MS = T(
     3.0, "launching a few hundred operators from Python costs 1 to 3 ms: a shorter step is mostly overhead"
 )
@@ -76,8 +78,9 @@ OUTLIER_COST = T(0.08, "as above for steps without a period: the machine's own n
 WARM_UP_STEPS = T(3, "the first steps allocate, compile and start workers; they are long in every job")
 RARE = T(0.10, "of the steps; what happens more often is how the loop works")
 PERIOD_REPEATS = T(3, "a period needs to be seen three times")
-PERIOD_MATCH = T(0.8, "of the time lost lies on the period, and of the period's places are long")
-MANY_LONG = T(0.25, "when a quarter of all steps is long, they are a second kind of step and no outliers")
+PERIOD_MATCH = T(0.8, "of the places of a period must be long: one may be missed, chance does not reach it")
+PERIOD_COST = T(0.6, "of the time lost in long steps lies on the period; the rest is the noise of a busy machine")
+MANY_LONG = T(0.5, "when half of all steps is long there is no usual step that they could be held against")
 
 # Before the loop.
 INIT_ALLOWANCE_S = T(
@@ -91,6 +94,7 @@ GROWTH_SHARE = T(0.15, "of the memory in use at the loop's start, gained within 
 GROWTH_BYTES = T(
     50e6, "caches, allocator arenas and lazily imported modules grow by some tens of megabytes in a healthy job"
 )
+GROWTH_SAMPLES = T(5, "a line and its error need a handful of points")
 GROWTH_SIGMAS = T(5.0, "standard errors of the slope: samples of memory are correlated, so 2 would fire on noise")
 GROWTH_LATE = T(0.4, "the second half must still grow at 40 % of the first half's rate, else it is warming up")
 GPU_GROWTH = T(15.0, "percent points of GPU memory gained over the loop, without falling back")

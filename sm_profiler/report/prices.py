@@ -32,9 +32,9 @@ def cost_of(facts: Facts, verdict: Verdict, prices: Mapping[str, float] | None =
         share *= (facts.loop[1] - facts.loop[0]) / facts.duration
     lost = hourly * share
     origin = "your price table" if prices is not None else f"list prices of {table['region']}, {table['as_of']}"
-    sentence = f"Estimate: about ${lost:.2f} of ${hourly:.2f} an hour is lost this way ({nodes} × {kind}; {origin})."
+    sentence = f"Estimate: about ${lost:.2f} of ${hourly:.2f} an hour is lost this way ({nodes} x {kind}; {origin})."
     if verdict.main.kind.is_healthy:
-        sentence = f"Estimate: the job costs about ${hourly:.2f} an hour ({nodes} × {kind}; {origin})."
+        sentence = f"Estimate: the job costs about ${hourly:.2f} an hour ({nodes} x {kind}; {origin})."
     smaller = smaller_instance(facts, kind, known)
     if smaller:
         sentence += f" Its GPUs, their memory and its CPUs all have room: {smaller} would cost ${float(known[smaller]) * nodes:.2f} an hour."

@@ -90,7 +90,7 @@ def find_period(
 ) -> tuple[int | None, bool]:
     """The number of steps between events at `places`, if they come regularly; and whether exactly.
 
-    A period holds exactly if most of the weight lies on one residue, and most places of this residue have an event.
+    A period holds exactly if most of the weight lies on one residue, and nearly all places of this residue have an event.
     Else it holds about if the gaps hardly vary, as with something that happens by the clock.
     """
     repeats = int(policy.PERIOD_REPEATS.value)
@@ -108,12 +108,17 @@ def find_period(
         missed = max(possible - int(on_it.sum()) - 1, 0)  # one may fall into the warm-up or behind the last step
         seen = int(on_it.sum())
         share = float(weight[residue] / weights.sum())
-        if seen >= repeats and share >= match and seen >= match * (seen + missed) and (best is None or share > best[0]):
+        if (
+            seen >= repeats
+            and share >= policy.PERIOD_COST.value
+            and seen >= match * (seen + missed)
+            and (best is None or share > best[0])
+        ):
             best = share, int(period)
     if best is not None:
         return best[1], True
     middle = float(np.median(gaps))
     regular = np.abs(gaps - middle) <= max(1.0, 0.15 * middle)
-    if middle > 2 and regular.mean() >= match and len(gaps) >= repeats:  # noqa: PLR2004 - neighbours have no period
+    if middle > 2 and regular.mean() >= match and len(gaps) >= repeats:  # noqa: PLR2004 - what the number means stands in the line
         return round(middle), False
     return None, False

@@ -23,10 +23,12 @@ class SeesEvents(Protocol):
     """The part of a window that this fold reads (the engine's Window): the events that count in it, each once."""
 
     @property
-    def start_us(self) -> int: ...
+    def start_us(self) -> int:
+        """Where the window starts, microseconds since the epoch."""
 
     @property
-    def new_events(self) -> EventColumns: ...
+    def new_events(self) -> EventColumns:
+        """Events."""
 
 
 @attrs.frozen(eq=False)
@@ -262,13 +264,17 @@ def _joined(chunks: list[_Chunk]) -> _Chunk:
             last = index, len(chunk.rows) - 1
         else:
             after = after + chunk.after
+
+    def column(name: str) -> Any:
+        return np.concatenate([getattr(chunk.rows, name) for chunk in chunks])
+
     rows = StepRows(
-        *(
-            np.concatenate([getattr(chunk.rows, name) for chunk in chunks])
-            for name in ("start", "duration", "number", "mode")
-        ),
-        parts=np.concatenate(parts),
-        gc_in_wait=np.concatenate([chunk.rows.gc_in_wait for chunk in chunks]),
+        column("start"),
+        column("duration"),
+        column("number"),
+        column("mode"),
+        np.concatenate(parts),
+        column("gc_in_wait"),
     )
     if np.any(np.diff(rows.start) < 0):  # a file came late
         order = np.argsort(rows.start, kind="stable")

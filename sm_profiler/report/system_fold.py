@@ -21,7 +21,8 @@ class SeesSystem(Protocol):
     """The part of a window that this fold reads (the engine's Window): the rows that count in it, each once."""
 
     @property
-    def new_system(self) -> SystemColumns: ...
+    def new_system(self) -> SystemColumns:
+        """System rows."""
 
 
 @attrs.define(eq=False)
@@ -65,7 +66,7 @@ class Buckets:
             high = max(self.first + len(self.count), int(latest // self.width) + 1)
             if high - low <= BUCKETS:
                 break
-            self._halve()
+            self.halve()
         before, after = self.first - low, high - self.first - len(self.count)
         if before or after:
             for name, filler in (
@@ -79,7 +80,7 @@ class Buckets:
                 setattr(self, name, np.pad(getattr(self, name), (before, after), constant_values=filler))
             self.first = low
 
-    def _halve(self) -> None:
+    def halve(self) -> None:
         """Make the buckets twice as wide."""
         odd = self.first % 2
         self.first //= 2
@@ -98,13 +99,13 @@ class Buckets:
             return
         copy = attrs.evolve(other)
         while copy.width < self.width:
-            copy._halve()
+            copy.halve()
         while self.width < copy.width:
-            self._halve()
+            self.halve()
         edge = copy.first + len(copy.count) - 1
         self._make_room(copy.first * copy.width, edge * copy.width)
         while copy.width < self.width:
-            copy._halve()
+            copy.halve()
         here = slice(copy.first - self.first, copy.first - self.first + len(copy.count))
         for name, join in (
             ("count", np.add), ("total", np.add), ("low", np.minimum), ("high", np.maximum), ("idle", np.add), ("hot", np.add),
@@ -114,7 +115,7 @@ class Buckets:
     @property
     def seconds(self) -> Floats:
         """Middle of each bucket, seconds since the epoch."""
-        return (self.first + np.arange(len(self.count)) + 0.5) * self.width
+        return (self.first + np.arange(len(self.count), dtype=np.float64) + 0.5) * self.width
 
     @property
     def mean(self) -> Floats:
@@ -180,7 +181,7 @@ class SystemSeries:
 
 
 class SystemFold:
-    """Collects system metrics window by window; memory is bounded by nodes × GPUs × BUCKETS."""
+    """Collects system metrics window by window; memory is bounded by nodes, GPUs and BUCKETS."""
 
     def __init__(self) -> None:
         self._series: dict[tuple[str, str, str], Buckets] = {}

@@ -32,7 +32,7 @@ _LETTERS = {
 }
 
 
-def terminal_summary(report: Report, colour: bool = False, *, width: int | None = None) -> str:  # noqa: FBT001, FBT002 - the interface the runner uses
+def terminal_summary(report: Report, colour: bool = False, *, width: int | None = None) -> str:  # noqa: FBT001, FBT002 - the interface that the rule runner uses
     """Verdict, evidence and next step.
 
     Args:
@@ -77,7 +77,7 @@ def _bar(report: Report, width: int, *, colour: bool) -> list[str]:
     room, drawn, legend = width - 4, "", []
     for name, share in shares.items():
         cells = round(share * room)
-        if share >= 0.005:  # noqa: PLR2004 - rounds to one percent
+        if share >= 0.005:  # noqa: PLR2004 - what the number means stands in the line
             label = f"{SLICES[name][0].lower()} {100 * share:.0f} %"
             legend.append(f"\x1b[{_BLOCKS[name]}m■\x1b[0m {label}" if colour else f"{_LETTERS[name]} {label}")
         drawn += f"\x1b[{_BLOCKS[name]}m{'█' * cells}\x1b[0m" if colour else _LETTERS[name] * cells

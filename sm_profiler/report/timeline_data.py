@@ -49,10 +49,10 @@ def _step_lane(facts: Facts) -> dict[str, Any] | None:
     if not ranks:
         return None
     series = []
-    for number, rank in enumerate(ranks[:3] if len(ranks) <= 3 else ranks[:1]):  # noqa: PLR2004 - more lines hide each other
+    for number, rank in enumerate(ranks[:3] if len(ranks) <= 3 else ranks[:1]):  # noqa: PLR2004 - what the number means stands in the line
         colour = ("forward", "wait", "optimizer")[number]
         series.append(thin(rank.turns.start - facts.start, rank.turns.length * 1e3, f"step time, {rank.name}", colour))
-    if len(ranks) > 3:  # noqa: PLR2004 - as above
+    if len(ranks) > 3:  # noqa: PLR2004 - what the number means stands in the line
         start = np.concatenate([rank.turns.start for rank in ranks])
         length = np.concatenate([rank.turns.length for rank in ranks])
         order = np.argsort(start, kind="stable")
@@ -70,7 +70,7 @@ def thin(x: Floats, y: Floats, name: str, colour: str) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def _series(name: str, colour: str, x: Floats, low: Floats, mean: Floats, high: Floats) -> dict[str, Any]:
+def _series(name: str, colour: str, x: Floats, low: Floats, mean: Floats, high: Floats) -> dict[str, Any]:  # noqa: PLR0913, PLR0917 - one argument a part, all but the first are options
     def rounded(values: Floats, digits: int) -> list[float | int]:
         return [
             int(value) if value == int(value) else value for value in np.round(values.astype(float), digits).tolist()

@@ -11,7 +11,7 @@ from sm_profiler.report.classes import Class
 from sm_profiler.report.facts import Facts, Rank
 from sm_profiler.report.judges.case import duration, mean_or_none, percent, size
 from sm_profiler.report.model import Evidence, Finding, Report
-from sm_profiler.report.sections import Picture
+from sm_profiler.report.section_parts import Picture
 from sm_profiler.report.svg import shorten
 
 MAX_RANKS = 12  # bars of single ranks on the first screen
@@ -67,8 +67,10 @@ def loop_bar(ranks: tuple[Rank, ...], title: str) -> Picture | None:
         for name, (label, colour) in words.SLICES.items()
     ]
     legend = tuple(
-        (part.name, part.colour, f"{percent(part.value)}|{part.note}") for part in parts if part.value >= 0.0005
-    )  # noqa: PLR2004 - rounds to zero
+        (part.name, part.colour, f"{percent(part.value)}|{part.note}")
+        for part in parts
+        if part.value >= 0.0005  # noqa: PLR2004 - what the number means stands in the line
+    )
     return Picture(charts.bar(parts, title), title, legend, "bar")
 
 
@@ -129,9 +131,9 @@ def _memory(facts: Facts) -> list[Picture]:
             )
             if len(seconds) > 1:
                 every = max(len(seconds) // 500, 1)
-                title = f"Resident memory of {shorten(name, 40)} (up to {size(float(values.max()))})"
+                label = f"Resident memory of {shorten(name, 40)} (up to {size(float(values.max()))})"
                 return [
-                    Picture(charts.line(seconds[::every].tolist(), values[::every].tolist(), title), title, (), "strip")
+                    Picture(charts.line(seconds[::every].tolist(), values[::every].tolist(), label), label, (), "strip")
                 ]
         for data in facts.system.of(metric).values():
             rows = data.count > 0
@@ -170,7 +172,11 @@ def glance(report: Report) -> list[tuple[str, str, str]]:
     """Tiles: label, value, note."""
     facts = report.facts
     tiles = [
-        ("Duration", duration(facts.duration) if facts.duration else "–", "still running" if facts.running else "")
+        (
+            "Duration",
+            duration(facts.duration) if facts.duration else "unknown",
+            "still running" if facts.running else "",
+        )
     ]
     speed = facts.steps_per_second
     if speed:
@@ -187,7 +193,7 @@ def glance(report: Report) -> list[tuple[str, str, str]]:
         tiles.append(
             (
                 "GPU use",
-                f"{mean:.0f} %" if mean is not None else "–",
+                f"{mean:.0f} %" if mean is not None else "unknown",
                 f"{len(facts.gpus)} GPU{'s' * (len(facts.gpus) > 1)}, {machines}",
             )
         )

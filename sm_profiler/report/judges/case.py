@@ -32,7 +32,7 @@ class Case:
     @property
     def waits_known(self) -> bool:
         """Waiting for data was recorded over the loop (not only in the dataloader window)."""
-        return bool(self.ranks) and all(rank.has_waits or rank.waits_seen > 0.9 for rank in self.ranks)  # noqa: PLR2004 - nearly all
+        return bool(self.ranks) and all(rank.has_waits or rank.waits_seen > 0.9 for rank in self.ranks)  # noqa: PLR2004 - what the number means stands in the line
 
     @property
     def wait(self) -> float:
@@ -84,7 +84,7 @@ def confidence(case: Case, value: float, threshold: float, *, sure: bool = True)
     """How sure: enough steps, a value well beyond its threshold, and data that really shows it (`sure`)."""
     steps = min((len(rank.turns) for rank in case.ranks), default=0)
     points = (steps >= policy.STEADY_STEPS.value) + (value >= policy.CLEARLY.value * threshold) + 2 * sure
-    return "high" if points == 4 else "medium" if points >= 2 else "low"  # noqa: PLR2004 - all four points, half of them
+    return "high" if points == 4 else "medium" if points >= 2 else "low"  # noqa: PLR2004 - what the number means stands in the line
 
 
 def percent(share: float) -> str:

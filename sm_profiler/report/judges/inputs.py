@@ -53,8 +53,10 @@ def _cause(case: Case) -> tuple[str, str, list[Evidence]]:
         more.append(Evidence("mean I/O wait in the loop", round(io_wait, 1), policy.IO_WAIT.value, unit="percent"))
         return (
             ", and the cores wait for the disk",
-            "Read from faster or closer storage (local NVMe, FSx), or pack small files into large binary ones "
-            "(WebDataset, Parquet, TFRecord); then let workers prefetch (prefetch_factor).",
+            (
+                "Read from faster or closer storage (local NVMe, FSx), or pack small files into large binary ones "
+                "(WebDataset, Parquet, TFRecord); then let workers prefetch (prefetch_factor)."
+            ),
             more,
         )
     if received is not None and received > policy.NETWORK_BUSY.value:
@@ -63,16 +65,20 @@ def _cause(case: Case) -> tuple[str, str, list[Evidence]]:
         )
         return (
             ", while data streams in over the network",
-            "Make what comes over the network smaller (compress, resize once, binary shards), keep it on local disk after "
-            "the first epoch, or use FastFile mode or FSx closer to the job.",
+            (
+                "Make what comes over the network smaller (compress, resize once, binary shards), keep it on local disk after "
+                "the first epoch, or use FastFile mode or FSx closer to the job."
+            ),
             more,
         )
     if workers == 0:
         suggested = max(2, min(cores, 8)) if cores else 4
         return (
             ", because batches are prepared in the training process itself (num_workers=0)",
-            f"Prepare batches in worker processes: DataLoader(…, num_workers={suggested}, persistent_workers=True, "
-            "pin_memory=True where there is a GPU). Then measure again.",
+            (
+                f"Prepare batches in worker processes: DataLoader(…, num_workers={suggested}, persistent_workers=True, "
+                "pin_memory=True where there is a GPU). Then measure again."
+            ),
             more,
         )
     hot = cpu is not None and cpu >= 100 * policy.LOADER_HOT_CPU.value
@@ -81,8 +87,10 @@ def _cause(case: Case) -> tuple[str, str, list[Evidence]]:
             ", and the CPU cores have no room left for preprocessing"
             if hot
             else ", with a worker for each core already",
-            "Make preprocessing cheaper: do it once and store the result, decode and augment with faster libraries or on the "
-            "GPU, or take an instance with more CPU cores for each GPU.",
+            (
+                "Make preprocessing cheaper: do it once and store the result, decode and augment with faster libraries or on the "
+                "GPU, or take an instance with more CPU cores for each GPU."
+            ),
             more,
         )
     if workers > 0:
@@ -96,8 +104,10 @@ def _cause(case: Case) -> tuple[str, str, list[Evidence]]:
         )
     return (
         "",
-        "Give the input pipeline more parallelism (more workers, prefetching); if the CPU is busy, preprocess once and store "
-        "the result.",
+        (
+            "Give the input pipeline more parallelism (more workers, prefetching); if the CPU is busy, preprocess once and store "
+            "the result."
+        ),
         more,
     )
 

@@ -24,7 +24,7 @@ def judge_initialization(case: Case) -> Finding | None:
         return None
     allowance = (policy.INIT_ALLOWANCE_GPU_S if facts.gpus else policy.INIT_ALLOWANCE_S).value
     excess = (before - allowance) / whole
-    if excess < policy.INITIALIZATION.value or facts.running:
+    if excess < policy.INITIALIZATION.value:
         return None
     share = before / whole
     return Finding(
@@ -38,7 +38,9 @@ def judge_initialization(case: Case) -> Finding | None:
         "decoded data, compiled kernels), and build model and dataset in parallel.",
         share,
         of="job",
-        confidence="high" if excess >= policy.CLEARLY.value * policy.INITIALIZATION.value else "medium",
+        confidence="high"
+        if excess >= policy.CLEARLY.value * policy.INITIALIZATION.value and not facts.running
+        else "medium",
         weight=excess,
     )
 
@@ -72,22 +74,22 @@ class Growth:
 
 
 def fit_growth(seconds: Floats, values: Floats) -> Growth | None:
-    """Fit a line behind the first fifth (warming up); None with too few samples.
+    """Fit a line behind the first tenth (warming up); None with too few samples.
 
     The error counts neighbouring samples as one where their residuals resemble each other (lag-one correlation).
     """
-    keep = seconds >= seconds[0] + 0.2 * (seconds[-1] - seconds[0]) if len(seconds) else np.zeros(0, np.bool_)
+    keep = seconds >= seconds[0] + 0.1 * (seconds[-1] - seconds[0]) if len(seconds) else np.zeros(0, np.bool_)
     x, y = seconds[keep] - seconds[0] if len(seconds) else seconds, values[keep]
-    if len(x) < 8 or np.ptp(x) <= 0:  # noqa: PLR2004 - a line and its error need a handful of points
+    if len(x) < policy.GROWTH_SAMPLES.value or np.ptp(x) <= 0:
         return None
     slope, at_zero = np.polyfit(x, y, 1)
     rest = y - (slope * x + at_zero)
     spread = float((rest**2).sum())
-    alike = float((rest[1:] * rest[:-1]).sum() / spread) if spread > 0 else 0.0
-    independent = max(len(x) * (1 - alike) / (1 + alike), 3.0) if alike > 0 else float(len(x))
-    error = float(np.sqrt(spread / max(independent - 2, 1.0) / ((x - x.mean()) ** 2).sum() * len(x) / len(x)))
+    alike = max(float((rest[1:] * rest[:-1]).sum() / spread), 0.0) if spread > 0 else 0.0
+    repeats = (1 + alike) / max(1 - alike, 0.05)  # so many neighbouring samples tell as much as one
+    error = float(np.sqrt(spread / (len(x) - 2) / ((x - x.mean()) ** 2).sum() * repeats))
     half = len(x) // 2
-    late = float(np.polyfit(x[half:], y[half:], 1)[0]) if len(x) - half >= 3 else float(slope)  # noqa: PLR2004 - a line
+    late = float(np.polyfit(x[half:], y[half:], 1)[0]) if len(x) - half >= 3 else float(slope)  # noqa: PLR2004 - what the number means stands in the line
     return Growth(float(slope * x[0] + at_zero), float(slope * x[-1] + at_zero), float(slope), error, late)
 
 

@@ -10,21 +10,17 @@ from sm_profiler.report.model import Evidence, Finding
 
 def outside_share(case: Case) -> float:
     """Share of the turns that is neither phase nor wait, long turns and collections left out."""
-
-    def of(rank: object) -> float:
-        return rank.share_of_turns("outside", without_stalls=True)  # type: ignore[attr-defined]
-
     collections = case.mean(lambda rank: max(rank.gc - rank.gc_in_wait, 0.0) / rank.loop if rank.loop else 0.0)
-    return max(case.mean(of) - collections, 0.0)
+    return max(case.mean(lambda rank: rank.share_of_turns("outside", without_stalls=True)) - collections, 0.0)
 
 
 def judge_sync(case: Case) -> Finding | None:
     """Logging, `.item()`, metrics or checkpoints at every step."""
     share = outside_share(case)
-    typical = case.mean(lambda rank: rank.typical("outside"))
+    typical = case.mean(lambda rank: rank.usual("outside"))
     if share < policy.OUTSIDE.value or typical * 1e3 < policy.OUTSIDE_MS.value:
         return None
-    turn = case.mean(lambda rank: rank.typical("length"))
+    turn = case.mean(lambda rank: rank.usual("length"))
     return Finding(
         Class.SYNC_BOUND,
         f"{percent(share)} of the loop lies outside forward, backward, optimizer and waiting for data: {duration(typical)} of a "

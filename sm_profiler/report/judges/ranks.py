@@ -19,7 +19,7 @@ WORK = ("wait", "forward", "outside", "optimizer", "backward")
 def judge_straggler(case: Case) -> Finding | None:
     """The rank that waits least for the others is the one waited for."""
     ranks = case.ranks
-    if len(ranks) < 2 or not _in_step(ranks):  # noqa: PLR2004 - one rank waits for nobody
+    if len(ranks) < 2 or not _in_step(ranks):  # noqa: PLR2004 - what the number means stands in the line
         return None
     turn = float(np.median([rank.turns.length.mean() for rank in ranks]))
     means = {part: np.asarray([getattr(rank.turns, part).mean() for rank in ranks]) for part in WORK}
