@@ -82,6 +82,7 @@ def load_profile(source: Mapping[str, Any] | str | bytes) -> Profile:
         collectors=collectors,
         parameters=parameters,
         problems=problems,
+        kms_key_id=_text("KmsKeyId", given.get("kmskeyid"), problems),
         off=_why_off(disabled=disabled, fields=fields),
         **numbers,  # type: ignore[arg-type] # each value has the type of its field
     )

@@ -74,6 +74,7 @@ class Profile:
 
     Attributes:
         s3_output_path: where the profile is uploaded, or None.
+        kms_key_id: the key that our own uploads are encrypted with (`KmsKeyId`, of ours and not of the API), or None.
         interval_ms: system metrics are sampled this often.
         disabled: `DisableProfiler` is true.
         local_path: folder that the files are written under.
@@ -97,6 +98,7 @@ class Profile:
     parameters: dict[str, Any] = attrs.field(factory=dict)
     problems: list[str] = attrs.field(factory=list)
     off: str = ""
+    kms_key_id: str | None = None
 
     @property
     def hook_on(self) -> bool:

@@ -1,1 +1,10 @@
 """Carrying a profiler configuration into a training job: boto3, SDK v2, SDK v3, or the container's environment."""
+
+from sm_profiler.launch.attaching import attach
+from sm_profiler.launch.attachment import Attachment
+from sm_profiler.launch.environment import agent_environment
+from sm_profiler.launch.request import to_request
+from sm_profiler.launch.service_model import check_request
+from sm_profiler.launch.shapes import to_shapes
+
+__all__ = ["Attachment", "agent_environment", "attach", "check_request", "to_request", "to_shapes"]

@@ -1,0 +1,88 @@
+"""Rules as the request carries them: images resolved, local sources uploaded, as an SDK v2 Estimator does."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from sm_profiler.debugger.debugger import get_rule_container_image_uri
+from sm_profiler.debugger.images import DEFAULT_IMAGE, DETAILED, registered_image
+from sm_profiler.errors import ConfigError
+from sm_profiler.launch.service_model import is_pipeline_variable
+
+
+def rule_request(rule: Any, region: str | None, session: Any, s3_output_path: str | None) -> dict[str, Any]:
+    """One of the request's `ProfilerRuleConfigurations`; the rule itself is not changed.
+
+    Args:
+        rule: a ProfilerRule of ours or of the SDK's.
+        region: where the job runs; needed for AWS's own image.
+        session: boto3 session that a local rule source is uploaded with.
+        s3_output_path: a local rule source is uploaded below it; without it, to the session's default bucket.
+
+    Raises:
+        ConfigError: the image cannot be resolved, or the source cannot be uploaded.
+    """
+    try:
+        request: dict[str, Any] = dict(rule.to_profiler_rule_config_dict())
+    except AttributeError:
+        raise ConfigError(f"rules must be ProfilerRule objects, not {type(rule).__name__}") from None
+    if request["RuleEvaluatorImage"] == DEFAULT_IMAGE:
+        _resolve_image(request, region)
+    parameters = request.get("RuleParameters")
+    source = (parameters or {}).get("source_s3_uri")
+    if isinstance(source, str) and urlsplit(source).scheme != "s3":
+        uploaded = _upload(source, request["RuleConfigurationName"], session, s3_output_path)
+        request["RuleParameters"] = {**(parameters or {}), "source_s3_uri": uploaded}
+    return request
+
+
+def _resolve_image(request: dict[str, Any], region: str | None) -> None:
+    name = request["RuleConfigurationName"]
+    detailed = isinstance(name, str) and name.startswith(DETAILED)
+    own = None if detailed else registered_image(region)
+    if own:
+        request["RuleEvaluatorImage"] = own
+        return
+    if not region:
+        raise ConfigError(
+            f"rule {name}: the region decides which image evaluates it: pass region=, or register one with "
+            "SM_PROFILER_RULE_IMAGE"
+        )
+    try:
+        request["RuleEvaluatorImage"] = get_rule_container_image_uri(name, region)
+    except ConfigError:
+        raise
+    except ValueError as error:  # the SDK's table has no such region
+        line = " ".join(str(error).split())
+        raise ConfigError(f"rule {name}: AWS has no rule image for {region} ({line[:120]})") from None
+    if not detailed:  # AWS's own rules run where AWS decides
+        request.pop("InstanceType", None)
+        request.pop("VolumeSizeInGB", None)
+
+
+def _upload(source: str, name: str, session: Any, s3_output_path: str | None) -> str:
+    """The S3 URI that a local rule source was uploaded to."""
+    path = Path(source.removeprefix("file://"))
+    if not path.is_file():
+        raise ConfigError(f"rule {name}: its source {source} is neither an S3 URI nor a file here")
+    if session is None:
+        raise ConfigError(f"rule {name}: its source {source} is a local file: pass session=, or an s3:// URI")
+    try:
+        bucket, prefix = _destination(session, s3_output_path)
+        key = "/".join(part for part in (prefix, name, str(uuid.uuid4()), path.name) if part)
+        session.client("s3").upload_file(str(path), bucket, key)
+    except Exception as error:  # boto3's errors have no common base with S3 transfer's
+        line = " ".join(str(error).split())
+        raise ConfigError(f"rule {name}: its source {source} could not be uploaded: {line}") from error
+    return f"s3://{bucket}/{key}"
+
+
+def _destination(session: Any, s3_output_path: str | None) -> tuple[str, str]:
+    if s3_output_path and not is_pipeline_variable(s3_output_path):
+        where = urlsplit(s3_output_path)
+        return where.netloc, where.path.strip("/")
+    account = session.client("sts").get_caller_identity()["Account"]
+    return f"sagemaker-{session.region_name}-{account}", ""
