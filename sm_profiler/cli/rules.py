@@ -17,7 +17,8 @@ class Command:
 
     def run(self, options: Namespace) -> int:
         """Do it; returns the exit code."""
+        from sm_profiler.report.container import make_folds, write_for_runner
         from sm_profiler.rules.runner import main
 
         words = ["--follow"] * options.follow + (["--compat", options.compat] if options.compat else [])
-        return main(words)
+        return main(words, write_report=write_for_runner, make_folds=make_folds)

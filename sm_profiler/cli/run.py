@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -17,11 +18,13 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from sm_profiler.errors import ProfilerError
+from sm_profiler.formats.layout import END_MARKERS
 
 if TYPE_CHECKING:
     from sm_profiler.config import Profile
 
 INTERVAL_MS = 500
+STOPPED = 128 + signal.SIGTERM  # exit code of a script that was told to stop
 
 
 class Command:
@@ -56,6 +59,8 @@ class Command:
         environment = {**os.environ, "SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": str(config)}
         code = self._run(command, environment, None if options.no_monitor else profile, root)
         recover_traces(root)
+        if code != STOPPED:  # after SIGTERM a spot instance may take the job up again under the same prefix
+            mark_end(root)
         print(f"sm-profiler: ended with {code}; sm-profiler report {shown(root)}", file=sys.stderr)
         return code
 
@@ -101,6 +106,14 @@ class Command:
             if sampling:
                 sampling.join(timeout=10)
         return code if code >= 0 else 128 - code
+
+
+def mark_end(root: Path) -> None:
+    """Tell readers that nothing more will come; a profile that cannot be written to stays without."""
+    for marker in END_MARKERS:
+        with contextlib.suppress(OSError):
+            if (root / marker).parent.is_dir():
+                (root / marker).touch()
 
 
 def start_monitor(profile: Profile, root: Path, stop: threading.Event) -> threading.Thread | None:

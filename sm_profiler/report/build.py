@@ -31,11 +31,13 @@ class JobInfo:
     Attributes:
         name: the training job's name.
         instance_type: `ml.g5.xlarge` …
+        finished: whether it is over; None: as the source's end markers say.
         prices: instance type → dollars an hour, instead of the built-in table.
     """
 
     name: str | None = None
     instance_type: str | None = None
+    finished: bool | None = None
     prices: Mapping[str, float] | None = None
 
 
@@ -56,7 +58,7 @@ class FactFolds:
         records = (one for one in source.metadata() if one.get("name") == "sm_profiler/process")
         metadata = tuple(dict(one["args"]) for one in records if isinstance(one.get("args"), Mapping))
         return prepare(
-            self.steps.result(), self.system.result(), name=job.name or name_of(source.uri), running=not source.finished,
+            self.steps.result(), self.system.result(), name=job.name or name_of(source.uri), running=not (source.finished if job.finished is None else job.finished),
             instance_type=job.instance_type or _instance_type(metadata), metadata=metadata, memory=self.memory.result(),
         )  # fmt: skip
 

@@ -44,8 +44,8 @@ def judge_straggler(case: Case) -> Finding | None:
     mine, theirs = means[part][culprit], float(np.median(np.delete(means[part], culprit)))
     return Finding(
         Class.STRAGGLER,
-        f"Rank {rank.name} holds the others back: {WHERE[part]} it takes {duration(mine)} a step, the others {duration(theirs)}; they wait "
-        f"for it {percent(share)} of the time.",
+        f"Rank {rank.name} holds the others back: it spends {duration(mine)} a step {WHERE[part]}, the others {duration(theirs)}; "
+        f"they wait for it {percent(share)} of the time.",
         (
             Evidence("time the other ranks wait for this one", round(share, 4), policy.STRAGGLER.value, rank.name, "share"),
             Evidence(f"mean time a step {WHERE[part]}", round(mine * 1e3, 3), round(theirs * 1e3, 3), rank.name, "ms"),
