@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.numbering import Numbering
 from sm_profiler.formats.outcome import LAST_US, Outcome, Tally
-from sm_profiler.formats.salvage import clean
+from sm_profiler.formats.salvage import clean, objects
 
 Head = tuple[str, str, str, str]  # type, name, dimension, node
 
@@ -72,13 +72,11 @@ def read_system(data: bytes, node: str) -> tuple[SystemRows, Outcome]:
 
 def _salvage(data: bytes, tally: Tally) -> list[_Record]:
     records = []
-    whole = data.endswith(b"\n")
-    lines = [line for line in clean(data, tally).split("\n") if line.strip(" \t\r,[]")]
-    for number, line in enumerate(lines, 1):
+    for item in objects(clean(data, tally), tally):
         try:
-            records.append(_DECODER.decode(line))
+            records.append(_DECODER.decode(item))
         except (msgspec.MsgspecError, ValueError, RecursionError):  # noqa: PERF203 - damaged files only
-            tally.drop("cut off" if number == len(lines) and not whole else "damaged")
+            tally.drop("no measurement of a known form")
     return records
 
 
