@@ -24,6 +24,7 @@ from sm_profiler.hook.timebase import Timebase
 from sm_profiler.hook.windows import Range, Window
 
 MISSING = "not available in this version"
+MOST_SPARSE = 1024
 
 
 class Collector(Protocol):
@@ -64,6 +65,7 @@ class Hook:
         self.closed = False
         self.quiet = False  # closed, or switched off by an error of its own: nothing is recorded any more
         self.rank: int | None = None
+        self._to_shed: set[str] = set()
         self._take_ranges(profile)
         os.register_at_fork(after_in_child=self._forked)
 
@@ -89,7 +91,7 @@ class Hook:
         if self.is_helper():
             self.tracker.append = lambda _record: None
         elif not self.closed:
-            (self._recorder or self._start(record.start_ns)).records.append(record)
+            (self._recorder or self._start(record[2])).records.append(record)
 
     def _forked(self) -> None:
         """In a forked child: nothing of the parent's is touched, and a recorder of its own starts with its first step."""
@@ -118,7 +120,7 @@ class Hook:
             start_us=self.started_us,
             metadata=self.describe,
         )
-        self._recorder = recorder = Recorder(writer, self.timebase, self.guard, watch=self._watch)
+        self._recorder = recorder = Recorder(writer, self.timebase, self.guard, tracker=self.tracker, watch=self._beat)
         self.tracker.append = recorder.records.append
         recorder.events.extend(self._queue_early)
         recorder.start()
@@ -169,8 +171,24 @@ class Hook:
             self.windows[name].ended = True
         self.profile = profile
 
+    def _beat(self) -> None:
+        """On the background thread, once a second."""
+        self._watch()
+        if self._recorder is not None and self._recorder.meter.is_over_budget():
+            self._shed()
+
+    def _shed(self) -> None:
+        """Over its budget the hook does less, one thing at a time; steps themselves are never shed."""
+        for name in ("python", "detailed", "dataloader"):
+            window = self.windows.get(name)
+            if window is not None and window.active and name not in self.notes:
+                self.notes[name] = "shed: the hook cost more than its budget"
+                self._to_shed.add(name)
+                return
+        self.tracker.every = min(self.tracker.every * 2, MOST_SPARSE)
+
     def _watch(self) -> None:
-        """On the background thread, once a second: a changed file takes effect at the next step."""
+        """A changed file takes effect at the next step."""
         source = self._source
         if source is None or source.path is None:
             return
@@ -193,10 +211,10 @@ class Hook:
         if self._next_profile is not None:
             profile, self._next_profile = self._next_profile, None
             self._take_ranges(profile)
-        if self._recorder is not None:
-            self.tracker.keep_phases = not self._recorder.is_crowded()
         for action in self.on_step:
             action(mode)
+        if self._to_shed and "dataloader" in self._to_shed:
+            self.windows["dataloader"].ended = True
         for name, collector in self.collectors.items():
             window = self.windows.get(name)
             if window is not None and not window.ended:
@@ -204,7 +222,11 @@ class Hook:
 
     def _turn(self, name: str, collector: Collector, window: Window, step: int) -> None:
         was = window.active
-        now = not self.guard.is_off(name) and window.at_step(step, time.time(), time.monotonic())
+        now = (
+            not self.guard.is_off(name)
+            and name not in self._to_shed
+            and window.at_step(step, time.time(), time.monotonic())
+        )
         if was is now:
             return
         try:
@@ -256,7 +278,7 @@ class Hook:
             yield
         finally:
             try:
-                self.tracker.append(Record(name, name, start, time.perf_counter_ns(), self.tracker.number))
+                self.tracker.append((name, name, start, time.perf_counter_ns(), self.tracker.number, None))
             except Exception as error:  # noqa: BLE001 - fail open
                 self.broke(error)
 
@@ -298,7 +320,8 @@ class Hook:
             "clock_offset_us": None,
             "clock_error_us": None,
             "clock_jumps": self.timebase.jumps,
-            "dropped": (recorder.writer.dropped + recorder.overflow) if recorder else 0,
+            "dropped": recorder.dropped if recorder else 0,
+            "phases_every": self.tracker.every,
             "collectors": states,
         }
 

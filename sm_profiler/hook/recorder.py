@@ -18,12 +18,15 @@ from typing import Any
 
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.hook.guard import Guard
-from sm_profiler.hook.modes import OWN_MEMORY
-from sm_profiler.hook.steps import Record
+from sm_profiler.hook.meter import Meter
+from sm_profiler.hook.modes import OWN_MEMORY, OWN_OVERHEAD
+from sm_profiler.hook.steps import Record, StepTracker
 from sm_profiler.hook.timebase import Timebase
 
 FLUSH_SECONDS = 1.0
 QUEUE_RECORDS = 100_000  # some 20 MB; what comes while the queue is longer is counted, not kept
+BYTES_A_MINUTE = 2_000_000
+MOST_SPARSE = 1024
 CHUNK = 64  # events between two points where the training thread may take the interpreter back
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -37,6 +40,7 @@ class Recorder:
         timebase: Timebase,
         guard: Guard,
         *,
+        tracker: StepTracker,
         watch: Callable[[], None] | None = None,
         flush_seconds: float = FLUSH_SECONDS,
         memory: bool = True,
@@ -46,7 +50,11 @@ class Recorder:
         self.guard = guard
         self.records: deque[Record] = deque()
         self.events: deque[TraceEvent] = deque()
+        self.meter = Meter(tracker)
         self.overflow = 0
+        self._tracker = tracker
+        self._written = 0
+        self._beat_at = time.monotonic()
         self._watch = watch
         self._flush_seconds = flush_seconds
         self._memory = memory
@@ -61,9 +69,10 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="sm-profiler", daemon=True)
         self._thread.start()
 
-    def is_crowded(self) -> bool:
-        """Whether the queue is so long that phases should not be recorded for now."""
-        return len(self.records) > QUEUE_RECORDS
+    @property
+    def dropped(self) -> int:
+        """Events that were lost: the disk did not take them, or the queue was full."""
+        return self.writer.dropped + self.overflow
 
     def close(self) -> None:
         """Stop the thread, write what is left, finish the file."""
@@ -98,10 +107,35 @@ class Recorder:
             self.writer.start_us = self.timebase.now_us()
         self.writer.tick()
         self._report_disk()
+        self._sparser_or_denser()
+        self._write_overhead()
         if self._watch:
             self._watch()
 
+    def _sparser_or_denser(self) -> None:
+        """Hold the files to their budget: phases are recorded for every n-th step, n a power of two."""
+        now = time.monotonic()
+        passed, self._beat_at = now - self._beat_at, now
+        a_minute = (self.writer.written - self._written) / max(passed, 0.1) * 60
+        self._written = self.writer.written
+        tracker = self._tracker
+        if a_minute > BYTES_A_MINUTE and tracker.every < MOST_SPARSE:
+            tracker.every *= 2
+        elif tracker.every > 1 and a_minute < BYTES_A_MINUTE / 3 and not self.meter.is_over_budget():
+            tracker.every //= 2
+
+    def _write_overhead(self) -> None:
+        overhead = self.meter.read()
+        if overhead is not None:
+            args = {"pid": self._pid, "phases_every": self._tracker.every, "dropped": self.dropped, **overhead}
+            length = int(overhead["training_us"] + overhead["background_us"])
+            start = self.timebase.now_us() - length
+            self.events.append(TraceEvent(OWN_OVERHEAD, "overhead", start, length, json.dumps(args)))
+
     def _drain(self) -> None:
+        while len(self.records) > QUEUE_RECORDS:
+            self.records.popleft()
+            self.overflow += 1
         while self.records or self.events:
             chunk = [self.events.popleft() for _ in range(min(len(self.events), CHUNK))]
             chunk.extend(self._events(self.records.popleft() for _ in range(min(len(self.records), CHUNK))))

@@ -7,28 +7,16 @@ that wait, nothing that grows with the model.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from sm_profiler.hook.modes import BACKWARD, FORWARD, OPTIMIZER, STEP, WAIT, ModeKeys
 
+# A span as the training thread notes it, turned into an event elsewhere: phase, name, start and end (`perf_counter_ns`),
+# number of the step within its mode or -1, further arguments or None.  A plain tuple: it is made six times a step.
+Record: TypeAlias = tuple[str, str, int, int, int, dict[str, Any] | None]
 
-class Record(NamedTuple):
-    """A span as the training thread notes it; turned into an event elsewhere.
 
-    Attributes:
-        phase: the event's phase.
-        name: the event's name.
-        start_ns, end_ns: `perf_counter_ns`.
-        step: number within its mode, or -1.
-        args: further arguments, or None.
-    """
-
-    phase: str
-    name: str
-    start_ns: int
-    end_ns: int
-    step: int
-    args: dict[str, Any] | None = None
+METER_EVERY = 16  # the hook takes its own time in every 16th step
 
 
 class Stream:
@@ -59,7 +47,10 @@ class StepTracker:
     def reset(self, append: Callable[[Record], None]) -> None:
         """As new: for a forked child, which has made no step yet."""
         self.append = append  # replaced by the queue's own method: one call less a record
+        self.every = 1  # phases are recorded for every n-th step
         self.keep_phases = True
+        self.metering = False  # the hook's own time is taken in this step
+        self.own_ns = 0  # own time of metered steps
         self.global_step = -1
         self.counts = dict.fromkeys(ModeKeys, 0)
         self.mode = ModeKeys.TRAIN
@@ -111,7 +102,8 @@ class StepTracker:
             stream.credits += 1
             stream.fetches += 1
             number = self.counts[self._mode(gradients=gradients)] + stream.credits - 1
-            self.append(Record(WAIT, stream.name, start_ns, end_ns, number))
+            if self.every == 1 or (self.global_step + 1) % self.every == 0:
+                self.append((WAIT, stream.name, start_ns, end_ns, number, None))
         elif stream.credits == 0:
             self.streams.remove(stream)
         self._after_fetch = stream.credits > 0
@@ -139,7 +131,7 @@ class StepTracker:
         self.forward_key = 0
         self._last_end = end_ns
         if self.keep_phases:
-            self.append(Record(FORWARD, name, self._forward_start, end_ns, self.number))
+            self.append((FORWARD, name, self._forward_start, end_ns, self.number, None))
 
     def backward_begins(self, start_ns: int) -> None:
         """`torch.autograd.backward` is called; calls within calls count as part of the outermost."""
@@ -157,7 +149,7 @@ class StepTracker:
             if self.compiles and not self._optimizers:  # the optimizer may be compiled, and cannot be seen
                 self._after_optimizer = True
             if self.keep_phases:
-                self.append(Record(BACKWARD, "backward", self._backward_start, end_ns, self.number))
+                self.append((BACKWARD, "backward", self._backward_start, end_ns, self.number, None))
 
     def optimizer_begins(self, key: int, start_ns: int) -> None:
         """An optimizer's step begins; an optimizer within an optimizer counts as part of the outermost."""
@@ -180,7 +172,7 @@ class StepTracker:
             self._after_optimizer = True
             self._optimizers += 1
             if self.keep_phases:
-                self.append(Record(OPTIMIZER, name, self._optimizer_start, end_ns, self.number))
+                self.append((OPTIMIZER, name, self._optimizer_start, end_ns, self.number, None))
 
     # steps
 
@@ -192,6 +184,8 @@ class StepTracker:
         self.global_step += 1
         self.number = self.counts[mode]
         self.counts[mode] = self.number + 1
+        self.keep_phases = self.global_step % self.every == 0
+        self.metering = self.global_step % METER_EVERY == 0
         self._with_gradients = gradients
         self._after_fetch = self._after_optimizer = self._saw_backward = self._saw_optimizer = False
         self._first_key, self._one_root = 0, True
@@ -204,7 +198,7 @@ class StepTracker:
         if self.is_open:
             self.is_open = False
             name = STEP[self.mode]
-            self.append(Record(name, name, self._step_start, end_ns or self._last_end, self.number))
+            self.append((name, name, self._step_start, end_ns or self._last_end, self.number, None))
 
     def _mode(self, *, gradients: bool) -> ModeKeys:
         return self.forced_mode or (ModeKeys.TRAIN if gradients else ModeKeys.EVAL)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_profiler.hook.modes import LOADER_INIT, LOADER_NEXT, LOADER_WORKER
 from sm_profiler.hook.pytorch.forward import compiling_check
-from sm_profiler.hook.steps import Record, Stream
+from sm_profiler.hook.steps import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +73,7 @@ class Loaders:
         setattr(owner, name, wrap(original))
         self._undo.append((owner, name, original))
 
-    def _wrap_next(self, original: Any) -> Any:
+    def _wrap_next(self, original: Any) -> Any:  # noqa: C901 - flat on purpose: calls cost time
         hook, tracker, forwards = self._hook, self._hook.tracker, self._forwards
         is_compiling, gradients, get_ident = (
             compiling_check(self._torch),
@@ -114,6 +114,8 @@ class Loaders:
                         tracker.fetch_ends(stream, start_ns, end_ns, got=got, gradients=gradients())
                         if worker is not None and got:
                             collect(LOADER_NEXT, f"{stream.name}::GetNext", start_ns, end_ns, stream, worker)
+                        if tracker.metering:
+                            tracker.own_ns += perf_counter_ns() - end_ns
                 except Exception as error:  # noqa: BLE001 - fail open
                     tracker.in_fetch = 0
                     hook.broke(error)
@@ -199,7 +201,7 @@ class Loaders:
         args = {"worker_id": worker, **stream.settings}
         if pid:
             args["pid"] = pid
-        self._hook.tracker.append(Record(phase, name, start_ns, end_ns, -1, args))
+        self._hook.tracker.append((phase, name, start_ns, end_ns, -1, args))
 
     def _matches(self, name: str) -> bool:
         text = self._hook.profile.collectors[DATALOADER].metrics_regex or ".*"
