@@ -172,22 +172,20 @@ class Demo:
         metrics = {entry["MetricName"]: entry["Value"] for entry in job.get("FinalMetricDataList", ())}
         loss = f", last loss {metrics['loss']:.3f}" if "loss" in metrics else ""
         verdict = report["verdict"]
-        return [
+        lines = [
             f"job      {job['TrainingJobName']}: {job['TrainingTimeInSeconds']} s of training{loss}",
             f"verdict  {verdict['class']}: {verdict['headline']}",
-            f"         next: {verdict['next_step']}",
-            f"cost     {profiling_cost(report)}",
+        ]
+        if "next_step" in verdict:
+            lines.append(f"         next: {verdict['next_step']}")
+        fired = [name for name, rule in report.get("rules", {}).items() if rule.get("RuleTriggered")]
+        return [
+            *lines,
+            f"rules    {len(report.get('rules', {}))} evaluated, fired: {', '.join(fired) or 'none'}",
+            f"cost     profiling took {report.get('profiling_cost', 'an unknown share')}",
             f"report   {self.report_uri}/profiler-report.html",
             f"         {_short(self.out / 'profiler-report.html')}",
         ]
-
-
-def profiling_cost(report: dict[str, Any]) -> str:
-    """What the hook says it cost, in words; from the report's own numbers."""
-    for name in ("profiling_cost", "overhead", "profiler_cost"):
-        if found := report.get(name):
-            return found if isinstance(found, str) else json.dumps(found)
-    return "not in the report"
 
 
 def _short(path: Path) -> str:

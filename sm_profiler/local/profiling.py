@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ class Profiling:
     ) -> None:
         self._services, self._job, self._hosts, self._s3, self._log = services, job, hosts, s3, log
         self._monitors: list[JobProcess] = []
+        self._monitor_said: deque[str] = deque(maxlen=20)
         self._interval_ms = 0
         self._mirrors: dict[str, Mirror] = {}
         self._done = threading.Event()
@@ -66,13 +68,17 @@ class Profiling:
             str(interval_ms),
         ]
         environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "SM_PROFILER_ROOT": str(host.ml)}
-        return JobProcess(command, environment, folder, lambda line: self._log(f"[metrics of {host.name}] {line}"), 5.0)
+        return JobProcess(
+            command, environment, folder, lambda line: self._monitor_said.append(f"metrics of {host.name}: {line}"), 5.0
+        )
 
     def _stop_monitors(self) -> None:
         for monitor in self._monitors:
             monitor.stop()
-        for monitor in self._monitors:
-            monitor.wait()
+        codes = [monitor.wait() for monitor in self._monitors]
+        if any(codes):  # what a good one says is of no interest in a training's log
+            for line in self._monitor_said:
+                self._log(line)
         self._monitors = []
 
     def _upload(self) -> None:
