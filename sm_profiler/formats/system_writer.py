@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -45,18 +46,21 @@ class SystemWriter:
     _heads: dict[tuple[str, str, str], str] = attrs.field(factory=dict, init=False)
 
     def write(self, timestamp: float, rows: Iterable[Measurement]) -> None:
-        """Append the rows of one family of a tick, which share a time (seconds since the epoch).  Never raises for the disk."""
-        rows = list(rows)
+        """Append the rows of one family of a tick, which share a time (seconds since the epoch).
+
+        Never raises for the disk.  Values that are no number are left out: JSON has no word for them.
+        """
+        rows = [row for row in rows if math.isfinite(row.value)]
         if not rows:
             return
         minute = int(timestamp // MINUTE_S) * MINUTE_S
         tail = f'"NodeId":{quoted(self.node)},"Timestamp":{timestamp:.6f}}}\n'
         text = "".join(f'{self._head(row)}"Value":{round(row.value, 2)},{tail}' for row in rows)
         try:
-            if minute != self._minute:
+            if minute != self._minute or self._fd < 0:
                 self.finish()
                 self._open(minute)
-            os.write(self._fd, text.encode())
+            self._put(text.encode())
         except OSError as error:
             self.dropped += len(rows)
             self.error = self.error or f"{error.strerror or error} ({error.filename or self.root})"
@@ -86,6 +90,17 @@ class SystemWriter:
             head = self._heads[key] = '{{"Type":{},"Name":{},"Dimension":{},'.format(*parts)
         return head
 
+    def _put(self, data: bytes) -> None:
+        """Write all or nothing: what got through of a failed write is cut off again."""
+        size, done = os.fstat(self._fd).st_size, 0
+        try:
+            while done < len(data):
+                done += os.write(self._fd, data[done:])
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, size)
+            raise
+
     def _open(self, minute: int) -> None:
         self._minute = minute
         path = temporary_path(self.root, self.node, minute)
@@ -105,8 +120,10 @@ def publish_minute(root: Path, node: str, minute: int) -> None:
     if not target.exists():
         path.rename(target)
         return
-    with target.open("ab") as file:
-        file.write(path.read_bytes())
+    # Both together under a name that no reader takes, then at once under theirs.
+    joined = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
+    joined.write_bytes(target.read_bytes() + path.read_bytes())
+    joined.rename(target)
     path.unlink()
 
 

@@ -224,10 +224,9 @@ class TraceWriter:
             while done < len(data):
                 done += os.write(self._fd, data[done:])
         except OSError:
-            if done:
-                with contextlib.suppress(OSError):
-                    os.ftruncate(self._fd, self._size)
-                    os.lseek(self._fd, self._size, os.SEEK_SET)
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._size)
+                os.lseek(self._fd, self._size, os.SEEK_SET)
             raise
         self._size += len(data)
         self.written += len(data)
@@ -298,5 +297,7 @@ def _close_array(path: Path) -> int:
     if not whole:
         path.unlink()
         raise ValueError(path)
-    path.write_bytes(b"[\n" + b",\n".join(whole) + b"\n]\n")
+    closed = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
+    closed.write_bytes(b"[\n" + b",\n".join(whole) + b"\n]\n")
+    closed.replace(path)
     return end_us or base_us

@@ -1,0 +1,192 @@
+"""Whatever sequence of events, kills and rotations: what is read equals what was flushed."""
+
+import json
+import math
+import os
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sm_profiler.formats import trace_writer
+from sm_profiler.formats.system_writer import Measurement, SystemWriter, recover_minutes
+from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter, recover_traces
+from sm_profiler.source import open_source
+
+START_US = 1_700_000_000_000_000
+NAMES = st.sampled_from(["Step:ModeKeys.TRAIN", "aten::conv2d", 'quo"te\\', "Zeile\n", "字", 'a, "ts": 5}', ""])
+PHASES = st.sampled_from(["Forward", "Step:ModeKeys.TRAIN", 'p"hase', "Ω"])
+ARGS = st.sampled_from(["", '{"pid": 27, "step_num": "3"}', '{"pid": 5, "worker_id": 2, "num_workers": 4, "pin_memory": true}',
+                        '{"tid": 1, "step_num": 5, "device": "cpu"}'])  # fmt: skip
+EVENTS = st.lists(
+    st.tuples(PHASES, NAMES, st.integers(0, 10**7), st.integers(0, 10**6), ARGS, st.sampled_from("XXXi")), max_size=12
+)
+STEPS = st.lists(st.one_of(st.tuples(st.just("write"), EVENTS), st.tuples(st.just("pair"), st.integers(0, 5)),
+                           st.tuples(st.just("age"), st.integers(1, 70)), st.tuples(st.just("kill"), st.integers(0, 40))), max_size=25)  # fmt: skip
+
+
+class Run:
+    """Carries out a sequence of steps and remembers what was flushed."""
+
+    def __init__(self, root: Path, max_bytes: int) -> None:
+        self.root, self.max_bytes, self.now_us, self.age_s = root, max_bytes, START_US, 0.0
+        self.flushed: Counter = Counter()
+        self.last: list = []
+        self.writer = self.new()
+
+    def new(self) -> TraceWriter:
+        return TraceWriter(self.root, "3-algo-1", max_bytes=self.max_bytes, age_clock=lambda: self.age_s)
+
+    def write(self, events: list) -> None:
+        todo = []
+        for phase, name, pause, length, args, kind in events:
+            self.now_us += pause
+            todo.append(TraceEvent(phase, name, self.now_us, length if kind == "X" else 0, args, kind))
+        self.writer.write(todo)
+        self.last = [(e.phase, e.name, e.start_us, e.duration_us, e.kind) for e in todo]
+        self.flushed.update(self.last)
+
+    def pair(self, inner: int) -> None:
+        """An event as begin and end, with others and perhaps a new file between."""
+        start = self.now_us
+        self.writer.write([TraceEvent("Allreduce", "outer", start, 0, "", "B")])
+        for number in range(inner):
+            self.write([("Forward", f"inner{number}", 10_000_000, 5, "", "X")])
+        self.now_us += 100
+        self.writer.write([TraceEvent("Allreduce", "", self.now_us, 0, "", "E")])
+        self.flushed["Allreduce", "outer", start, self.now_us - start, "X"] += 1
+        self.last = []
+
+    def age(self, seconds: int) -> None:
+        self.age_s += seconds
+        self.writer.tick()
+
+    def kill(self, cut: int) -> None:
+        """The process dies; the disk may miss the last bytes of the open file: then its last event is lost, no other."""
+        writer = self.writer
+        if writer._fd >= 0:
+            if self.last and cut:
+                size = writer._path.stat().st_size
+                last_line = len(writer._path.read_bytes().rpartition(b"\n")[2])
+                os.truncate(writer._path, size - min(cut, last_line - 1))
+                self.flushed[self.last[-1]] -= 1
+            os.close(writer._fd)
+        self.last = []
+        recover_traces(self.root)
+        self.writer = self.new()
+
+
+@settings(max_examples=120, deadline=None)
+@given(STEPS, st.sampled_from([300, 2000, 10_000_000]))
+def test_traces_read_as_flushed(steps, max_bytes):
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trace_writer, "_alive", lambda _pid: False)
+        run = Run(Path(folder), max_bytes)
+        for what, value in steps:
+            getattr(run, what)(value)
+        run.writer.close()
+        flushed = +run.flushed
+        assert run.writer.dropped == 0
+        assert not list(Path(folder).rglob("*.tmp"))
+        if not flushed:
+            return
+        source = open_source(folder, cache=False)
+        events = source.events()
+        kinds = ["i" if moment else "X" for moment in events.instants]
+        read = Counter(zip(events.phase.decode(), events.name.decode(), events.start_us.astype(int).tolist(),
+                           events.duration_us.astype(int).tolist(), kinds, strict=True))  # fmt: skip
+        assert read == flushed
+        assert {quality.status for quality in source.quality()} == {"read"}
+        assert set(events.node.decode()) == {"algo-1-3"}
+
+
+ROWS = st.lists(st.builds(Measurement, st.sampled_from(["cpu", "gpu", "i/o"]), st.sampled_from(["cpu0", "", "IOPS"]),
+                          st.sampled_from(["CPUUtilization", ""]), st.floats(width=32)), max_size=5)  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["write", "write", "tick", "kill", "finish"]), st.integers(0, 50), ROWS), max_size=25
+    )
+)
+def test_system_metrics_read_as_flushed(steps):
+    with tempfile.TemporaryDirectory() as folder:
+        writer, now, flushed = SystemWriter(Path(folder), "algo-2"), 1_700_000_000.25, []
+        for what, seconds, rows in steps:
+            now += seconds
+            if what == "write":
+                writer.write(now, rows)
+                flushed += [(round(now, 6), round(row.value, 2), *row[:3]) for row in rows if math.isfinite(row.value)]
+            elif what == "tick":
+                writer.tick(now)
+            elif what == "finish":
+                writer.finish()
+            else:
+                if writer._fd >= 0:
+                    os.close(writer._fd)
+                recover_minutes(folder, "algo-2")
+                writer = SystemWriter(Path(folder), "algo-2")
+        writer.finish()
+        assert not list(Path(folder).rglob("*.tmp"))
+        if not flushed:
+            return
+        rows = open_source(folder, cache=False).system()
+        assert set(rows.node.decode()) == {"algo-2"}
+        read = zip(
+            rows.timestamp.tolist(),
+            rows.value.tolist(),
+            rows.type.decode(),
+            rows.name.decode(),
+            rows.dimension.decode(),
+            strict=True,
+        )
+        assert [*read] == flushed
+
+
+@pytest.mark.smdebug
+def test_old_library_reads_what_we_write(tmp_path, smdebug_python):
+    writer = TraceWriter(tmp_path, "0-algo-1", metadata=lambda: {"version": "1"})
+    events = [
+        TraceEvent("Forward", f"layer{n}", START_US + 1000 * n, 500, f'{{"pid": 27, "step_num": "{n}"}}')
+        for n in range(50)
+    ]
+    writer.write(events)
+    writer.close()
+    metrics = SystemWriter(tmp_path, "algo-1")
+    for tick in range(200):
+        metrics.write(START_US / 1e6 + tick / 2, [Measurement("cpu", "cpu0", "CPUUtilization", tick / 3)])
+    metrics.finish()
+    script = (
+        "import sys, json, logging; logging.disable(50)\n"
+        "from smdebug.profiler.analysis.utils.profiler_data_to_pandas import PandasFrame\n"
+        "frame = PandasFrame(sys.argv[1])\n"
+        "fw, sy = frame.get_all_framework_metrics(), frame.get_all_system_metrics()\n"
+        "print(json.dumps([fw[['framework_metric', 'step', 'process', 'nodeID', 'start_time']].values.tolist(), sy['value'].tolist()]))\n"
+    )
+    framework, system = json.loads(smdebug_python(script, str(tmp_path)).splitlines()[-1])
+    assert [row[:4] for row in framework] == [[f"layer{n}", n, "Forward", "algo-1-0"] for n in range(50)]
+    assert framework[3][4] == "2023-11-14T22:13:20:003000"
+    assert system == [round(tick / 3, 2) for tick in range(200)]
+
+
+def test_full_disk_loses_nothing_that_was_flushed(tmp_path, monkeypatch):
+    writer = TraceWriter(tmp_path, "0-algo-1")
+    writer.write([TraceEvent("Forward", "a", START_US, 5)])
+    real = os.write
+
+    def full(handle, data):
+        real(handle, data[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    writer.write([TraceEvent("Forward", "b", START_US + 10, 5)])
+    monkeypatch.setattr(os, "write", real)
+    writer.write([TraceEvent("Forward", "c", START_US + 20, 5)])
+    writer.close()
+    source = open_source(tmp_path, cache=False)
+    assert source.events().name.decode().tolist() == ["a", "b", "c"]
+    assert source.quality()[0].status == "read"
