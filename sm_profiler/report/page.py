@@ -22,9 +22,9 @@ from sm_profiler.report.view import finding_view, glance, pictures
 
 def render_html(report: Report) -> str:
     """The whole page as text."""
-    style, script = _asset("report.css"), _asset("report.js")
-    page = _environment().get_template("report.html")
-    return page.render(
+    return render_page(
+        "report.html",
+        script=_asset("report.js"),
         report=report,
         title=f"{shorten(report.facts.name, 80)} - sm-profiler",
         name=shorten(report.facts.name, 120),
@@ -37,10 +37,22 @@ def render_html(report: Report) -> str:
         timeline=timeline(report.facts),
         quality=report.quality,
         cost=report.cost,
-        style=Markup(style),  # noqa: S704 - our own file, or escaped above
-        script=Markup(script),  # noqa: S704 - our own file, or escaped above
-        policy=_policy(style, script),
-        version=__version__,
+    )
+
+
+def render_page(template: str, *, script: str = "", **content: Any) -> str:
+    """A page from one of our templates, with the shared style."""
+    style = _asset("report.css")
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            style=Markup(style),  # noqa: S704 - our own file
+            script=Markup(script),  # noqa: S704 - our own file
+            policy=_policy(style, script),
+            version=__version__,
+            **content,
+        )
     )
 
 

@@ -94,7 +94,7 @@ GROWTH_SHARE = T(0.15, "of the memory in use at the loop's start, gained within 
 GROWTH_BYTES = T(
     50e6, "caches, allocator arenas and lazily imported modules grow by some tens of megabytes in a healthy job"
 )
-GROWTH_SAMPLES = T(5, "a line and its error need a handful of points")
+GROWTH_SAMPLES = T(4, "a line and its error need a handful of points; the size of the growth guards against chance")
 GROWTH_SIGMAS = T(5.0, "standard errors of the slope: samples of memory are correlated, so 2 would fire on noise")
 GROWTH_LATE = T(0.4, "the second half must still grow at 40 % of the first half's rate, else it is warming up")
 GPU_GROWTH = T(15.0, "percent points of GPU memory gained over the loop, without falling back")

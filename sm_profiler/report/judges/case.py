@@ -52,6 +52,15 @@ class Case:
         return mean_or_none([gpu.mean for gpu in self.facts.gpus])
 
     @property
+    def gpu_busiest(self) -> float | None:
+        """Mean use of each node's busiest GPU, averaged over nodes, percent."""
+        best: dict[str, float] = {}
+        for gpu in self.facts.gpus:
+            if np.isfinite(gpu.mean):
+                best[gpu.node] = max(best.get(gpu.node, 0.0), gpu.mean)
+        return mean_or_none(list(best.values()))
+
+    @property
     def gpu_idle(self) -> float | None:
         """Share of the GPU samples in the loop below 10 %."""
         return mean_or_none([gpu.idle for gpu in self.facts.gpus])

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from workload import Diary, Vectors, fetched, learn, network
 
 share, long_ms, steps = float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-draw = random.Random(7)
+draw = random.Random(7)  # noqa: S311 - which steps are long, no secret
 chosen = set(draw.sample(range(20, steps), max(int(share * steps), 4)))
 
 

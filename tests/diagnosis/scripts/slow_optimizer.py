@@ -16,7 +16,7 @@ class Fussy(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": 0.01})
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure=None):  # noqa: ARG002 - torch's signature
         with diary.spends("optimizing"):
             for group in self.param_groups:
                 for parameter in group["params"]:

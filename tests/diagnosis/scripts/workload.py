@@ -5,6 +5,7 @@ import os
 import time
 from collections import defaultdict
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -56,8 +57,16 @@ class Diary:
     def close(self, **facts):
         where = os.environ.get("DIARY")
         if where:
-            with open(where, "w", encoding="utf-8") as file:
-                json.dump({"total": time.perf_counter() - self.begun, "seconds": self.seconds, "counts": self.counts, **facts}, file)
+            with Path(where).open("w", encoding="utf-8") as file:
+                json.dump(
+                    {
+                        "total": time.perf_counter() - self.begun,
+                        "seconds": self.seconds,
+                        "counts": self.counts,
+                        **facts,
+                    },
+                    file,
+                )
 
 
 def fetched(loader, diary):

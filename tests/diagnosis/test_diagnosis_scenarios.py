@@ -1,0 +1,63 @@
+"""Synthetic jobs of every kind: the verdict, in several sizes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sm_profiler.report import Class, build_report
+from sm_profiler.source import open_source
+
+MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
+EXPECTED = {
+    "healthy": {Class.COMPUTE_BOUND, Class.BALANCED},
+    "cpu-bottleneck": {Class.INPUT_BOUND},
+    "io-bottleneck": {Class.INPUT_BOUND},
+    "low-gpu": {Class.HOST_BOUND},
+    "fluctuating-gpu": {Class.HOST_BOUND},
+    "small-batch": {Class.HOST_BOUND},
+    "memory-increase": {Class.MEMORY_GROWTH},
+    "unbalanced": {Class.UNBALANCED_GPUS},
+    "step-outliers": {Class.PERIODIC_STALL},
+    "slow-init": {Class.INITIALIZATION_BOUND},
+    "dataloader-slow": {Class.INPUT_BOUND},
+    "cpu-only": {Class.BALANCED},
+    "no-framework": {Class.INCONCLUSIVE},
+}
+SIZES = {
+    "small": ("--minutes", "4", "--gpus", "2"),
+    "two-nodes": (
+        "--minutes",
+        "7",
+        "--gpus",
+        "4",
+        "--nodes",
+        "2",
+        "--steps-per-second",
+        "2",
+        "--cpus",
+        "8",
+        "--seed",
+        "5",
+    ),
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("scenario", EXPECTED)
+def test_scenario(scenario, size, tmp_path):
+    command = [sys.executable, str(MAKE_JOB), "--out", str(tmp_path / "job"), "--scenario", scenario, *SIZES[size]]
+    subprocess.run(command, check=True, capture_output=True)
+    verdict = build_report(open_source(tmp_path / "job", cache=False)).verdict
+    assert verdict.kind in EXPECTED[scenario], verdict.main.headline
+
+
+def test_the_period_is_stated(tmp_path):
+    subprocess.run(
+        [sys.executable, str(MAKE_JOB), "--out", str(tmp_path / "job"), "--scenario", "step-outliers"],
+        check=True,
+        capture_output=True,
+    )
+    verdict = build_report(open_source(tmp_path / "job", cache=False)).verdict
+    assert "Every 12 steps" in verdict.main.headline
