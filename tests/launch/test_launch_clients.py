@@ -1,0 +1,166 @@
+"""boto3 clients and sessions: training jobs of launchers that we do not control, and tuning jobs."""
+
+import json
+from types import SimpleNamespace
+
+import boto3
+import pytest
+
+from sm_profiler.config import config_from_environment, load_profile
+from sm_profiler.debugger import FrameworkProfile, ProfilerConfig, ProfilerRule
+from sm_profiler.errors import ConfigError
+from sm_profiler.launch import agent_environment, attach
+
+JOB = {
+    "TrainingJobName": "job",
+    "RoleArn": "arn:aws:iam::123456789012:role/r",
+    "OutputDataConfig": {"S3OutputPath": "s3://bucket/out", "KmsKeyId": "key"},
+    "Environment": {"MINE": "1"},
+}
+PROFILE = ProfilerConfig(framework_profile_params=FrameworkProfile(start_step=4))
+RULE = ProfilerRule.custom("mine", "image:1", "ml.m5.large", 10)
+
+
+class Wire:
+    """A session whose requests go nowhere, and are kept."""
+
+    def __init__(self, region="us-east-1"):
+        self.sent = []
+        self.session = boto3.Session(aws_access_key_id="a", aws_secret_access_key="b", region_name=region)  # noqa: S106 - none
+
+    def client(self):
+        client = self.session.client("sagemaker")
+        client.meta.events.register_last("before-call.sagemaker", self.keep)
+        return client
+
+    def keep(self, params, **_kwargs):
+        self.sent.append(json.loads(params["body"]))
+        return SimpleNamespace(status_code=200), {}
+
+
+@pytest.fixture
+def wire():
+    return Wire()
+
+
+def test_a_client_sends_it_with_every_training_job(wire):
+    client = wire.client()
+    with attach(client, PROFILE, [RULE]) as attachment:
+        client.create_training_job(**JOB)
+        client.create_training_job(**{**JOB, "TrainingJobName": "second"})
+    client.create_training_job(**JOB)
+    attachment.detach()
+    first, second, third = wire.sent
+    assert first["ProfilerConfig"] == {"S3OutputPath": "s3://bucket/out", **PROFILE._to_request_dict()}
+    assert first["ProfilerRuleConfigurations"] == [RULE.to_profiler_rule_config_dict()]
+    assert first["Environment"] == {"SM_PROFILER_AUTO": "1", "MINE": "1"}
+    assert second["ProfilerConfig"] == first["ProfilerConfig"]
+    assert third == JOB
+    assert JOB["Environment"] == {"MINE": "1"}
+
+
+def test_other_operations_are_left_alone(wire):
+    client = wire.client()
+    attach(client, PROFILE)
+    client.list_training_jobs()
+    client.stop_training_job(TrainingJobName="job")
+    assert wire.sent == [{}, {"TrainingJobName": "job"}]
+
+
+def test_rules_of_the_request_stay_and_its_own_configuration_is_named(wire, caplog):
+    client = wire.client()
+    attach(client, PROFILE, [RULE])
+    own = {"RuleConfigurationName": "own", "RuleEvaluatorImage": "i"}
+    bare = {"S3OutputPath": "s3://bucket/x", "DisableProfiler": False}  # as an SDK v2 Estimator always sends it
+    client.create_training_job(**JOB, ProfilerConfig=bare, ProfilerRuleConfigurations=[own])
+    assert [rule["RuleConfigurationName"] for rule in wire.sent[0]["ProfilerRuleConfigurations"]] == ["own", "mine"]
+    assert not caplog.records
+    client.create_training_job(**JOB, ProfilerConfig={"ProfilingParameters": {"LocalPath": "/x"}})
+    assert "replaced" in caplog.text
+
+
+def test_a_session_reaches_its_later_clients_and_no_other_sessions(wire, caplog):
+    caplog.set_level("INFO")
+    before = wire.client()
+    attachment = attach(wire.session, PROFILE)
+    assert "every training job of this session" in caplog.text
+    after = wire.client()
+    for client in (before, after, Wire().client()):
+        client.create_training_job(**JOB)
+    assert [("ProfilerConfig" in request) for request in wire.sent] == [False, True]
+    attachment.detach()
+    wire.client().create_training_job(**JOB)
+    assert "ProfilerConfig" not in wire.sent[-1]
+
+
+def test_refused_before_it_is_sent(wire):
+    client = wire.client()
+    attach(client, ProfilerConfig(disable_profiler=True), [RULE])
+    with pytest.raises(ConfigError, match="DisableProfiler is true"):
+        client.create_training_job(**JOB)
+    far = Wire("me-central-1").client()
+    attach(far, PROFILE)
+    with pytest.raises(ConfigError, match="backend='agent'"):
+        far.create_training_job(**JOB)
+    assert wire.sent == []
+
+
+def test_agent_puts_it_into_the_environment_and_sends_no_profiler_keys():
+    wire = Wire("me-central-1")
+    client = wire.client()
+    attach(client, PROFILE, backend="agent")
+    client.create_training_job(**JOB)
+    (request,) = wire.sent
+    assert not {"ProfilerConfig", "ProfilerRuleConfigurations"} & request.keys()
+    assert (request["Environment"]["MINE"], request["Environment"]["SM_PROFILER_AUTO"]) == ("1", "1")
+    carried = load_profile(config_from_environment(request["Environment"]))
+    assert (carried.s3_output_path, carried.kms_key_id) == ("s3://bucket/out", "key")
+    assert carried.collectors["python"].start_step == 4
+
+
+DEFINITION = {
+    "AlgorithmSpecification": {"TrainingImage": "i", "TrainingInputMode": "File"},
+    "RoleArn": JOB["RoleArn"],
+    "OutputDataConfig": JOB["OutputDataConfig"],
+    "StoppingCondition": {"MaxRuntimeInSeconds": 1},
+}
+TUNING = {
+    "HyperParameterTuningJobName": "tune",
+    "HyperParameterTuningJobConfig": {"Strategy": "Random", "ResourceLimits": {"MaxParallelTrainingJobs": 1}},
+}
+
+
+def test_tuning_jobs_know_the_agent_only(wire, caplog):
+    client = wire.client()
+    with attach(client, PROFILE):
+        client.create_hyper_parameter_tuning_job(**TUNING, TrainingJobDefinition=DEFINITION)
+    assert "backend='agent'" in caplog.text
+    assert wire.sent == [{**TUNING, "TrainingJobDefinition": DEFINITION}]
+    attach(client, PROFILE, backend="agent")
+    client.create_hyper_parameter_tuning_job(**TUNING, TrainingJobDefinition=DEFINITION)
+    client.create_hyper_parameter_tuning_job(**TUNING, TrainingJobDefinitions=[DEFINITION, DEFINITION])
+    one, two = wire.sent[1:]
+    for definition in (one["TrainingJobDefinition"], *two["TrainingJobDefinitions"]):
+        assert load_profile(config_from_environment(definition["Environment"])).s3_output_path == "s3://bucket/out"
+    crowded = {**DEFINITION, "Environment": {f"V{n}": "x" for n in range(45)}}
+    with pytest.raises(ConfigError, match="accepts 48"):
+        client.create_hyper_parameter_tuning_job(**TUNING, TrainingJobDefinition=crowded)
+
+
+def test_an_environment_of_ones_own():
+    environment = agent_environment(PROFILE, {"MINE": "1"}, s3_output_path="s3://b")
+    assert {name for name in environment if len(environment[name]) > 512} == set()
+    assert "SM_PROFILER_CONFIG" not in environment, "a full configuration needs more than one variable"
+    assert config_from_environment(environment)
+    short = agent_environment(ProfilerConfig())
+    assert json.loads(short["SM_PROFILER_CONFIG"]) == {"DisableProfiler": False}
+    assert agent_environment(ProfilerConfig(disable_profiler=True), {"A": "1"}) == {"A": "1"}
+
+
+class PipelineVariable:
+    """By its name alone: neither SDK is needed to know one."""
+
+
+def test_what_only_a_pipeline_knows_cannot_travel_in_the_environment():
+    with pytest.raises(ConfigError, match="S3OutputPath: only known when the pipeline runs"):
+        agent_environment(PROFILE, s3_output_path=PipelineVariable())

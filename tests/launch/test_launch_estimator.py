@@ -1,0 +1,294 @@
+"""SDK v2's Estimators with our objects: what they send, start to update, in every flavour."""
+
+import json
+import warnings
+from types import SimpleNamespace
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from sm_profiler.config import config_from_environment, load_profile
+from sm_profiler.debugger import FrameworkProfile, ProfilerConfig, ProfilerRule, rule_configs
+from sm_profiler.errors import ConfigError
+from sm_profiler.launch import attach, check_request
+
+pytestmark = [
+    pytest.mark.sdk2,
+    # the SDK's farewell to its version 2, and what its dependencies say of themselves
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning:sagemaker"),
+]
+ROLE = "arn:aws:iam::123456789012:role/r"
+
+
+@pytest.fixture
+def wire(monkeypatch, tmp_path):
+    """What arrives at the endpoint, operation by operation, and the session that sends it."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SM_PROFILER_RULE_IMAGE", raising=False)
+    monkeypatch.setenv("SM_PROFILER_SETTINGS", str(tmp_path / "settings.json"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('hello')")
+    with mock_aws():
+        boto_session = boto3.Session()
+        boto_session.client("s3").create_bucket(Bucket="bucket")
+        yield Wire(boto_session)
+
+
+class Wire:
+    def __init__(self, boto_session):
+        import sagemaker
+        from sagemaker.telemetry import telemetry_logging
+        from sagemaker.workflow.pipeline_context import PipelineSession
+
+        telemetry_logging._send_telemetry_request = lambda *_args, **_kwargs: None
+        self.sent = []
+        boto_session.events.register("before-call.sagemaker", self.keep)
+        self.session = sagemaker.Session(boto_session=boto_session, default_bucket="bucket")
+        self.pipeline_session = PipelineSession(boto_session=boto_session, default_bucket="bucket")
+
+    def keep(self, model, params, **_kwargs):
+        self.sent.append((model.name, json.loads(params["body"])))
+        if model.name == "UpdateTrainingJob":  # which moto does not know
+            return SimpleNamespace(status_code=200), {"TrainingJobArn": "arn:aws:sagemaker:us-east-1:123456789012:x"}
+        return None
+
+    def last(self, operation="CreateTrainingJob"):
+        return [request for name, request in self.sent if name == operation][-1]
+
+    def estimator(self, kind="generic", session=None, **more):
+        common = {
+            "role": ROLE,
+            "instance_type": "ml.m5.xlarge",
+            "instance_count": 1,
+            "sagemaker_session": session or self.session,
+            **more,
+        }
+        if kind == "pytorch":
+            from sagemaker.pytorch import PyTorch
+
+            return PyTorch(entry_point="train.py", framework_version="2.3", py_version="py311", **common)
+        if kind == "tensorflow":
+            from sagemaker.tensorflow import TensorFlow
+
+            return TensorFlow(entry_point="train.py", framework_version="2.16", py_version="py310", **common)
+        if kind == "huggingface":
+            from sagemaker.huggingface import HuggingFace
+
+            return HuggingFace(
+                entry_point="train.py",
+                transformers_version="4.36",
+                pytorch_version="2.1",
+                py_version="py310",
+                **{**common, "instance_type": "ml.g5.xlarge"},
+            )
+        from sagemaker.estimator import Estimator
+
+        return Estimator(image_uri="123456789012.dkr.ecr.us-east-1.amazonaws.com/own:1", **common)
+
+
+def profile():
+    return ProfilerConfig(
+        system_monitor_interval_millis=500, framework_profile_params=FrameworkProfile(start_step=5, num_steps=2)
+    )
+
+
+def report():
+    return ProfilerRule.sagemaker(rule_configs.ProfilerReport())
+
+
+KINDS = ["generic", "pytorch", "tensorflow", "huggingface"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_estimator_sends_what_it_sends_of_the_sdks_own(wire, kind, caplog):
+    import sagemaker.debugger as theirs
+
+    own = wire.estimator(kind, profiler_config=profile(), rules=[report()])
+    own.fit(wait=False)
+    ours = wire.last()
+    assert "ramework profiling" not in caplog.text
+    framework = theirs.FrameworkProfile(start_step=5, num_steps=2)
+    wire.estimator(
+        kind,
+        profiler_config=theirs.ProfilerConfig(system_monitor_interval_millis=500, framework_profile_params=framework),
+        rules=[theirs.ProfilerRule.sagemaker(theirs.rule_configs.ProfilerReport())],
+    ).fit(wait=False)
+    for key in ("ProfilerConfig", "ProfilerRuleConfigurations"):
+        assert json.dumps(ours[key]) == json.dumps(wire.last()[key])
+    assert check_request("CreateTrainingJob", ours) == []
+    assert own.latest_job_profiler_artifacts_path() == f"s3://bucket/{ours['TrainingJobName']}/profiler-output"
+
+
+def test_rules_of_both_kinds_and_makers_are_sorted(wire):
+    import sagemaker.debugger as theirs
+
+    debugging = theirs.Rule.sagemaker(theirs.rule_configs.vanishing_gradient())
+    builtin = theirs.ProfilerRule.sagemaker(theirs.rule_configs.CPUBottleneck())
+    wire.estimator(profiler_config=profile(), rules=[report(), debugging, builtin]).fit(wait=False)
+    names = [rule["RuleConfigurationName"] for rule in wire.last()["ProfilerRuleConfigurations"]]
+    assert names == ["ProfilerReport", "CPUBottleneck"]
+    assert len(wire.last()["DebugRuleConfigurations"]) == 1
+
+
+def test_a_registered_image_is_sent_instead_of_awss(wire, monkeypatch):
+    rule = report()
+    monkeypatch.setenv("SM_PROFILER_RULE_IMAGE", "1.dkr.ecr.{region}.amazonaws.com/own:2")
+    wire.estimator(profiler_config=profile(), rules=[rule]).fit(wait=False)
+    assert (
+        wire.last()["ProfilerRuleConfigurations"][0]["RuleEvaluatorImage"] == "1.dkr.ecr.us-east-1.amazonaws.com/own:2"
+    )
+
+
+def test_updates_of_a_running_job(wire, caplog):
+    estimator = wire.estimator("pytorch", profiler_config=ProfilerConfig(disable_profiler=True))
+    estimator.fit(wait=False)
+    estimator.update_profiler(
+        rules=[report()], framework_profile_params=FrameworkProfile(duration=9), system_monitor_interval_millis=1000
+    )
+    update = wire.last("UpdateTrainingJob")
+    assert update["ProfilerConfig"]["ProfilingParameters"]["DetailedProfilingConfig"] == '{"Duration": 9, }'
+    assert update["ProfilerRuleConfigurations"][0]["RuleConfigurationName"] == "ProfilerReport"
+    assert "ramework profiling" not in caplog.text
+    estimator.update_profiler(disable_framework_metrics=True)
+    assert wire.last("UpdateTrainingJob")["ProfilerConfig"]["ProfilingParameters"] == {}
+    estimator.enable_default_profiling()
+    assert wire.last("UpdateTrainingJob")["ProfilerConfig"]["DisableProfiler"] is False
+    estimator.disable_profiling()
+    assert wire.last("UpdateTrainingJob")["ProfilerConfig"] == {"DisableProfiler": True}
+
+
+def attached_request(wire, estimator, *arguments, **keywords):
+    attach(estimator, *arguments, **keywords)
+    estimator.fit(wait=False)
+    return wire.last()
+
+
+def test_attach_sets_what_would_have_been_passed(wire):
+    estimator = wire.estimator("pytorch", environment={"MINE": "1"})
+    config, rule = profile(), report()
+    with attach(estimator, config, [rule]):
+        estimator.fit(wait=False)
+        assert wire.last()["ProfilerConfig"]["S3OutputPath"] == "s3://bucket/"
+        assert wire.last()["ProfilerRuleConfigurations"][0]["RuleConfigurationName"] == "ProfilerReport"
+        assert wire.last()["Environment"] == {"MINE": "1", "SM_PROFILER_AUTO": "1"}
+    assert config.s3_output_path is None
+    assert rule.image_uri == "DEFAULT_RULE_EVALUATOR_IMAGE"
+    assert (estimator.profiler_config, estimator.rules, estimator.environment) == (None, None, {"MINE": "1"})
+
+
+def test_attach_says_what_it_replaces_and_keeps_debugging_rules(wire):
+    import sagemaker.debugger as theirs
+
+    debugging = theirs.Rule.sagemaker(theirs.rule_configs.vanishing_gradient())
+    estimator = wire.estimator(profiler_config=ProfilerConfig(), rules=[debugging, report()])
+    with pytest.warns(UserWarning, match="replaced") as said:
+        attach(estimator, profile(), [ProfilerRule.sagemaker(rule_configs.CPUBottleneck())])
+    texts = [str(one.message) for one in said]
+    assert any("rules are replaced: ProfilerReport" in text for text in texts)
+    assert any("profiler_config is replaced" in text for text in texts)
+    assert [rule.name for rule in estimator.rules] == ["VanishingGradient", "CPUBottleneck"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_agent_asks_nothing_of_the_service(wire, kind):
+    estimator = wire.estimator(
+        kind, environment={"MINE": "1"}, output_kms_key="alias/key", output_path="s3://bucket/path"
+    )
+    request = attached_request(wire, estimator, profile(), backend="agent")
+    assert request["ProfilerConfig"] == {"DisableProfiler": True}
+    assert "ProfilerRuleConfigurations" not in request
+    environment = request["Environment"]
+    assert environment["MINE"] == "1"
+    assert environment["SM_PROFILER_AUTO"] == "1"
+    carried = load_profile(config_from_environment(environment))
+    assert carried.s3_output_path == "s3://bucket/path"
+    assert carried.kms_key_id == "alias/key"
+    assert carried.collectors["detailed"].start_step == 5
+    assert carried.interval_ms == 500
+    assert check_request("CreateTrainingJob", request) == []
+    assert estimator.latest_job_profiler_artifacts_path() is None
+
+
+def test_agent_works_where_the_service_does_not(wire):
+    estimator = wire.estimator(instance_type="ml.trn1.2xlarge")
+    with pytest.raises(ConfigError, match=r"ml\.trn1\.2xlarge: use attach"):
+        attach(estimator, profile())
+    request = attached_request(wire, estimator, profile(), backend="agent")
+    assert request["Environment"]["SM_PROFILER_AUTO"] == "1"
+    assert request["ProfilerConfig"] == {"DisableProfiler": True}
+
+
+@pytest.mark.parametrize(
+    ("more", "folder"),
+    [
+        ({}, "/opt/ml/output/data/sm-profiler"),
+        ({"checkpoint_s3_uri": "s3://b/c"}, "/opt/ml/checkpoints/sm-profiler"),
+        ({"checkpoint_s3_uri": "s3://b/c", "checkpoint_local_path": "/opt/ml/own/"}, "/opt/ml/own/sm-profiler"),
+    ],
+)
+def test_without_network_files_go_where_the_service_stores_them(wire, more, folder):
+    estimator = wire.estimator(enable_network_isolation=True, output_kms_key="k", **more)
+    request = attached_request(wire, estimator, profile(), backend="agent")
+    carried = load_profile(config_from_environment(request["Environment"]))
+    assert (carried.local_path, carried.s3_output_path, carried.kms_key_id) == (folder, None, None)
+
+
+def test_agent_warns_of_rules_that_nobody_runs_and_of_variables_that_it_replaces(wire):
+    estimator = wire.estimator(environment={"SM_PROFILER_CONFIG": "mine", "SM_PROFILER_CONFIGURED": "kept"})
+    with pytest.warns(UserWarning, match="replaced") as said:
+        attach(estimator, profile(), [report()], backend="agent")
+    texts = [str(one.message) for one in said]
+    assert any("starts no rule jobs" in text for text in texts)
+    assert any("had SM_PROFILER_CONFIG: replaced" in text for text in texts)
+    assert "SM_PROFILER_CONFIG" not in estimator.environment, "the parts are read only where the whole is absent"
+    assert estimator.environment["SM_PROFILER_CONFIGURED"] == "kept"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attach(estimator, profile(), backend="agent")  # the same again: nothing is lost, nothing is said
+
+
+def test_too_many_variables(wire):
+    estimator = wire.estimator(environment={f"V{n}": "x" for n in range(98)})
+    with pytest.raises(ConfigError, match="the API accepts 100"):
+        attach(estimator, profile(), backend="agent")
+
+
+def test_in_a_pipeline(wire):
+    from sagemaker.workflow.parameters import ParameterString
+    from sagemaker.workflow.pipeline import Pipeline
+    from sagemaker.workflow.steps import TrainingStep
+
+    path = ParameterString("Where", default_value="s3://bucket/x")
+    services = wire.estimator(
+        "pytorch",
+        session=wire.pipeline_session,
+        profiler_config=ProfilerConfig(s3_output_path=path, framework_profile_params=FrameworkProfile()),
+        rules=[report()],
+    )
+    agents = wire.estimator("pytorch", session=wire.pipeline_session)
+    attach(agents, profile(), backend="agent")
+    steps = [TrainingStep(name=name, step_args=one.fit()) for name, one in (("A", services), ("B", agents))]
+    pipeline = Pipeline(name="p", parameters=[path], steps=steps, sagemaker_session=wire.pipeline_session)
+    first, second = (step["Arguments"] for step in json.loads(pipeline.definition())["Steps"])
+    assert first["ProfilerConfig"]["S3OutputPath"] == {"Get": "Parameters.Where"}
+    assert first["ProfilerConfig"]["ProfilingParameters"]["LocalPath"] == "/opt/ml/output/profiler"
+    assert first["ProfilerRuleConfigurations"][0]["RuleConfigurationName"] == "ProfilerReport"
+    assert second["Environment"]["SM_PROFILER_AUTO"] == "1"
+    assert load_profile(config_from_environment(second["Environment"])).interval_ms == 500
+
+
+def test_what_is_no_launcher(wire):
+    with pytest.raises(ConfigError, match="not str"):
+        attach("estimator", profile())
+    with pytest.raises(ConfigError, match="'service' or 'agent'"):
+        attach(wire.estimator(), profile(), backend="cloud")
+    with pytest.raises(ConfigError, match="takes a ProfilerConfig"):
+        attach(wire.estimator(), {"DisableProfiler": False})
+    with pytest.raises(ConfigError, match="ProfilerRule objects"):
+        attach(wire.estimator(), profile(), ["rule"])
