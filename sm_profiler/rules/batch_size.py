@@ -128,7 +128,7 @@ class BatchSize(BuiltinRule):
                 found[gpu + MEMORY] = whole_box(of_node[gpu + MEMORY], float(np.quantile(of_node[gpu], 0.25)))
                 self.details["last_timestamp"] = self._first_us
 
-    def merge(self, other: BatchSize) -> None:
+    def absorb(self, other: BatchSize) -> None:
         """Take in other nodes or other minutes of the same job."""
         merge_tracks(self._tracks, other._tracks)
         for node, names in other._cores.items():

@@ -35,7 +35,7 @@ class Bottleneck(BuiltinRule):
     def start(self) -> None:
         """Nothing has been seen yet."""
         self._low = 0  # data points with an idle GPU
-        self._found: dict[float, list[int]] = {}  # moment in seconds → idle GPUs, hot cores
+        self._found: dict[tuple[float, str], list[int]] = {}  # moment in seconds, node → idle GPUs, hot cores
         self._count = 0  # bottlenecks, listed or not
         self._snap = 0.0
         self._idle_at: dict[float, set[str]] = {}  # only with compat="service"
@@ -58,7 +58,7 @@ class Bottleneck(BuiltinRule):
         for node in nodes:
             rows = window.new_system[window.new_system.node.mask(node)]
             order = np.argsort(rows.timestamp, kind="stable")
-            moments = self._count_points(rows[order], tick_starts(rows.timestamp[order]), stretch)
+            moments = self._count_points(rows[order], tick_starts(rows.timestamp[order]), stretch, node)
             if moments:
                 own = on_node(window.events, node, alone=len(nodes) == 1)
                 stretch.ran = stretch.ran or WhatRan()
@@ -85,7 +85,9 @@ class Bottleneck(BuiltinRule):
         self._write_details(self._ran)
         return fired
 
-    def _count_points(self, rows: SystemColumns, starts: tuple[Ints, Floats, int], stretch: _Stretch) -> list[float]:
+    def _count_points(
+        self, rows: SystemColumns, starts: tuple[Ints, Floats, int], stretch: _Stretch, node: str = ""
+    ) -> list[float]:
         """Count data points of rows that `starts` parts; returns the moments of the bottlenecks, in their order."""
         point_of_row, moments, opened = starts
         stretch.datapoints += opened
@@ -103,8 +105,8 @@ class Bottleneck(BuiltinRule):
         for point in np.flatnonzero((idle_count > 0) & (hot_count > 0)):
             moment = float(moments[point])
             found.append(moment)
-            if len(self._found) < SHOWN or moment in self._found:
-                self._found[moment] = [int(idle_count[point]), int(hot_count[point])]
+            if len(self._found) < SHOWN:
+                self._found[moment, node] = [int(idle_count[point]), int(hot_count[point])]
         stretch.bottlenecks += len(found)
         return found
 
@@ -122,11 +124,11 @@ class Bottleneck(BuiltinRule):
             moment for moment in dict.fromkeys(moments.tolist()) if moment in self._idle_at and moment in self._hot_at
         ]
         for moment in both:
-            self._found[moment] = [len(self._idle_at[moment]), len(self._hot_at[moment])]
+            self._found[moment, ""] = [len(self._idle_at[moment]), len(self._hot_at[moment])]
         stretch.bottlenecks += len(both)
         return both
 
-    def merge(self, other: Bottleneck) -> None:
+    def absorb(self, other: Bottleneck) -> None:
         """Take in other nodes or other minutes of the same job."""
         self._low += other._low
         self._count += other._count
@@ -167,9 +169,12 @@ class Bottleneck(BuiltinRule):
     def _write_details(self, ran: WhatRan) -> None:
         self.violations = self._count
         self.details["low_gpu_utilization"] = self._low
-        self.details["bottlenecks"] = {
-            str(moment): {"GPUs": gpus, "CPUs": cpus} for moment, (gpus, cpus) in self._found.items()
-        }
+        shown: dict[str, dict[str, int]] = {}
+        for (moment, _), (gpus, cpus) in self._found.items():
+            each = shown.setdefault(str(moment), {"GPUs": 0, "CPUs": 0})
+            each["GPUs"] += gpus
+            each["CPUs"] += cpus
+        self.details["bottlenecks"] = shown
         if self._correlated:
             ran.write_details(self.details, swapped=self.service)
 

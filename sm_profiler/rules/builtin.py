@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
 
@@ -13,6 +13,9 @@ from sm_profiler.rules import parameters as params
 from sm_profiler.rules.event_objects import event_columns, system_columns
 from sm_profiler.rules.rule import SCAN_INTERVAL_US, Rule
 from sm_profiler.rules.window import Window, in_timeline_order
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Compat = Literal["service"] | None
 
@@ -88,8 +91,18 @@ class BuiltinRule(Rule):
     def update(self, window: Window) -> bool:
         """Take the next window; True if the rule's condition is met in it."""
 
-    def merge(self, other: Any) -> None:
-        """Take in what another fold of this rule saw of the same job."""
+    def merge(self, other: Self) -> None:
+        """Take in what another fold of this rule saw of the same job: other nodes, or other minutes.
+
+        Raises:
+            ValueError: one of the two computes as the service does, which is not mergeable.
+        """
+        if self.service or other.service:
+            raise ValueError(f'{self.name()} with compat="service" cannot be merged')
+        self.absorb(other)
+
+    def absorb(self, other: Any) -> None:
+        """The rule's own part of merging."""
         raise NotImplementedError
 
     def finish(self) -> None:

@@ -57,7 +57,7 @@ def _waits_of(events: EventColumns) -> _Waits:
     gaps = np.diff(starts)
     watched = gaps <= INTERRUPTION_US
     waited_us = float(np.minimum(lengths[:-1], gaps)[watched].sum())
-    return _Waits(starts[0], starts[-1], lengths[-1], waited_us, float(gaps[watched].sum()))
+    return _Waits(float(starts[0]), float(starts[-1]), float(lengths[-1]), waited_us, float(gaps[watched].sum()))
 
 
 class Dataloader(BuiltinRule):
@@ -160,7 +160,7 @@ class Dataloader(BuiltinRule):
         self.triggered = int(self.violations > 0)
         self._write_details(cores, middle)
 
-    def merge(self, other: Dataloader) -> None:
+    def absorb(self, other: Dataloader) -> None:
         """Take in other nodes or other minutes of the same job."""
         self.datapoints += other.datapoints
         self._saw_events = self._saw_events or other._saw_events

@@ -108,7 +108,7 @@ class GPUMemoryIncrease(BuiltinRule):
         jumps = rises > self.parameters.increase
         return lengths[jumps], rises[jumps]
 
-    def merge(self, other: GPUMemoryIncrease) -> None:
+    def absorb(self, other: GPUMemoryIncrease) -> None:
         """Take in other nodes or other minutes of the same job."""
         merge_tracks(self._tracks, other._tracks)
         self.triggered = sum(track.hits for track in self._tracks.values())

@@ -63,7 +63,7 @@ class LoadBalancing(BuiltinRule):
             self.finish()
         return self.triggered > 0
 
-    def merge(self, other: LoadBalancing) -> None:
+    def absorb(self, other: LoadBalancing) -> None:
         """Take in other nodes or other minutes of the same job."""
         for node, gpus in other._workloads.items():
             mine = self._workloads.setdefault(node, {})

@@ -95,7 +95,7 @@ class LowGPUUtilization(BuiltinRule):
                 self.details.setdefault(node, {})[gpu] = {**found, **whole_box(series.values)}
                 self.details["last_timestamp"] = window.start_us
 
-    def merge(self, other: LowGPUUtilization) -> None:
+    def absorb(self, other: LowGPUUtilization) -> None:
         """Take in other nodes or other minutes of the same job."""
         merge_tracks(self._tracks, other._tracks)
         self.triggered = sum(track.hits for track in self._tracks.values())

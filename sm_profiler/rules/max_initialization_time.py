@@ -33,6 +33,7 @@ class MaxInitializationTime(BuiltinRule):
     def start(self) -> None:
         """Nothing has been seen yet."""
         self._start_s: float | None = None
+        self._saw_events = False
         self._end_s: float | None = None
         self._first_step_us: float | None = None
         self._last_step_us: float | None = None
@@ -41,7 +42,7 @@ class MaxInitializationTime(BuiltinRule):
         ] = {}  # by the window's end: last moment in it, in seconds, of windows before any step
 
     def update(self, window: Window) -> bool:
-        """Take the window's times; True if there is still no step and too much time has passed."""
+        """Take the window's times; True while there is no step and too much time has passed."""
         if self.service and not window.looked_at_by_service:
             return False
         system, events = (window.system, window.events) if self.service else (window.new_system, window.new_events)
@@ -51,6 +52,7 @@ class MaxInitializationTime(BuiltinRule):
             self._end_s = end_s if self._end_s is None else max(end_s, self._end_s)
             if self._first_step_us is None:
                 self._ends[window.end_us] = max(end_s, self._ends.get(window.end_us, end_s))
+        self._saw_events = self._saw_events or len(events) > 0
         steps = np.flatnonzero(events.name.mask(lambda name: STEP in name))
         if len(steps):
             self.datapoints += len(steps)
@@ -62,13 +64,12 @@ class MaxInitializationTime(BuiltinRule):
                 float(last) if self.service or self._last_step_us is None else max(float(last), self._last_step_us)
             )
         self.finish()
-        if self.service or self._start_s is None or self._end_s is None or self._first_step_us is not None:
-            return False
-        return bool((self._end_s - self._start_s) * 1e6 > self.parameters.threshold * US_PER_MINUTE)
+        return self._first_step_us is None and self.triggered > 0
 
-    def merge(self, other: MaxInitializationTime) -> None:
+    def absorb(self, other: MaxInitializationTime) -> None:
         """Take in other nodes or other minutes of the same job."""
         self.datapoints += other.datapoints
+        self._saw_events = self._saw_events or other._saw_events
         self._start_s, self._end_s = _of(min, self._start_s, other._start_s), _of(max, self._end_s, other._end_s)
         self._first_step_us, self._last_step_us = (
             _of(min, self._first_step_us, other._first_step_us),
@@ -91,9 +92,13 @@ class MaxInitializationTime(BuiltinRule):
         for end_us, end_s in self._ends.items():
             waited_us = (end_s - (self._start_s or 0.0)) * 1e6
             before_steps = self._first_step_us is None or end_us <= self._first_step_us
-            self.triggered += before_steps and waited_us > self.parameters.threshold * US_PER_MINUTE
+            fires = self._saw_events and before_steps and waited_us > self.parameters.threshold * US_PER_MINUTE
+            self.triggered += bool(fires)
         self.violations = self.triggered
-        self.not_evaluated("no system metrics" if self._start_s is None else None)
+        if self._start_s is None:
+            self.not_evaluated("no system metrics")
+        else:
+            self.not_evaluated(None if self._saw_events else "no framework data: nothing tells when the first step ran")
 
 
 def _of(choose: Any, one: float | None, other: float | None) -> float | None:

@@ -92,7 +92,7 @@ class OverallFrameworkMetrics(BuiltinRule):
             fresh[int(np.argmax(events.phase.mask(name)))] += 1
         return before + np.cumsum(fresh), found
 
-    def merge(self, other: OverallFrameworkMetrics) -> None:
+    def absorb(self, other: OverallFrameworkMetrics) -> None:
         """Take in other nodes or other minutes of the same job."""
         self._ran.merge(other._ran)
         for process, loop in other._loops.items():

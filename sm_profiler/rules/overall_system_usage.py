@@ -66,7 +66,7 @@ class OverallSystemUsage(BuiltinRule):
                 names = system.name[rows & system.node.mask(node)].present()
                 self._names.setdefault((self._scope(node), devices), set()).update(names)
 
-    def merge(self, other: OverallSystemUsage) -> None:
+    def absorb(self, other: OverallSystemUsage) -> None:
         """Take in other nodes or other minutes of the same job."""
         for key, names in other._names.items():
             self._names.setdefault(key, set()).update(names)

@@ -125,7 +125,7 @@ class ProfilerReport(BuiltinRule):
                     self.broken[name] = reason(error)
         return met
 
-    def merge(self, other: ProfilerReport) -> None:
+    def absorb(self, other: ProfilerReport) -> None:
         """Take in other nodes or other minutes of the same job."""
         self.broken.update(other.broken)
         for name, rule in self.rules.items():

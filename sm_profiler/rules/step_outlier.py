@@ -165,7 +165,7 @@ class StepOutlier(BuiltinRule):
                 self._ran.add(events[(events.start_us <= end_us) & (events.end_us >= start_us)])
         self._ran.write_details(self.details, swapped=True)
 
-    def merge(self, other: StepOutlier) -> None:
+    def absorb(self, other: StepOutlier) -> None:
         """Take in other nodes or other minutes of the same job."""
         self.datapoints += other.datapoints
         for process, phases in other._phases.items():

@@ -1,0 +1,45 @@
+"""The rules against the reference implementation's results."""
+
+import json
+import shlex
+
+import pytest
+from rules_jobs import DATA, as_json, differences, make_job, read
+
+from sm_profiler.rules import run_rules
+
+CASES = sorted(path.name for path in DATA.iterdir() if path.is_dir())
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request, tmp_path_factory):
+    folder = DATA / request.param
+    parameters = folder / "parameters.json"
+    job = make_job(tmp_path_factory.mktemp("job"), *shlex.split((folder / "command.txt").read_text()))
+    given = json.loads(parameters.read_text()) if parameters.exists() else {}
+    return folder, run_rules(read(job), parameters=given, compat="service"), job
+
+
+def test_every_rule_agrees_to_the_digit(case):
+    folder, results, _ = case
+    assert not results.broken
+    expected = {path.stem: json.loads(path.read_text()) for path in (folder / "expected").glob("*.json")}
+    assert set(results.results) == set(expected)
+    found = {name: differences(as_json(results.results[name]), expected[name])[:5] for name in expected}
+    assert not {name: each for name, each in found.items() if each}
+
+
+def test_a_report_is_one_line_with_its_keys_in_order(case):
+    folder, results, _ = case
+    for result in results.results.values():
+        assert list(result) == ["RuleTriggered", "Violations", "Details", "Datapoints", "RuleParameters"]
+    assert json.dumps(results.results["LoadBalancing"]) == (folder / "expected/LoadBalancing.json").read_text().strip()
+
+
+def test_the_default_computation_differs_where_the_service_is_wrong(case):
+    folder, service, job = case
+    parameters = folder / "parameters.json"
+    right = run_rules(read(job), parameters=json.loads(parameters.read_text()) if parameters.exists() else None)
+    assert not right.broken
+    as_json(right.results)  # it can be written
+    assert right.results["CPUBottleneck"]["Datapoints"] != service.results["CPUBottleneck"]["Datapoints"]

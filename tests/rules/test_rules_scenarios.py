@@ -1,0 +1,83 @@
+"""Each rule fires where it should, and stays quiet where it should not, on jobs of make_job."""
+
+import pytest
+from rules_jobs import as_json, make_job, read
+
+from sm_profiler.rules import RULES, run_rules
+
+PATIENT = {  # ten minutes at a sample every 500 ms are 1200 samples: judge after 200
+    "CPUBottleneck_patience": 200,
+    "IOBottleneck_patience": 200,
+    "LowGPUUtilization_patience": 200,
+    "LowGPUUtilization_window": 200,
+    "GPUMemoryIncrease_patience": 200,
+    "BatchSize_patience": 200,
+    "BatchSize_window": 200,
+    "LoadBalancing_patience": 200,
+    "MaxInitializationTime_threshold": 4,
+}
+# scenario → the rules that have to fire, and those that may besides
+SCENARIOS = {
+    "healthy": (set(), set()),
+    "cpu-bottleneck": ({"CPUBottleneck", "LowGPUUtilization"}, set()),
+    "io-bottleneck": ({"IOBottleneck", "LowGPUUtilization"}, set()),
+    "low-gpu": ({"LowGPUUtilization"}, set()),
+    "fluctuating-gpu": ({"LowGPUUtilization"}, set()),
+    "small-batch": ({"BatchSize", "LowGPUUtilization"}, set()),
+    "memory-increase": ({"GPUMemoryIncrease"}, set()),
+    "unbalanced": ({"LoadBalancing", "LowGPUUtilization"}, set()),
+    "step-outliers": ({"StepOutlier"}, set()),
+    "slow-init": ({"MaxInitializationTime"}, {"LowGPUUtilization", "BatchSize", "GPUMemoryIncrease"}),
+    "dataloader-slow": ({"Dataloader", "LowGPUUtilization"}, set()),
+    "cpu-only": (set(), set()),
+    "no-framework": (set(), {"LowGPUUtilization"}),
+}
+
+
+@pytest.fixture(scope="module", params=SCENARIOS)
+def judged(request, tmp_path_factory):
+    job = make_job(
+        tmp_path_factory.mktemp("job"),
+        "--scenario",
+        request.param,
+        "--gpus",
+        2,
+        "--cpus",
+        8,
+        "--minutes",
+        10,
+        "--seed",
+        3,
+    )
+    return request.param, run_rules(read(job), parameters=PATIENT)
+
+
+def test_the_right_rules_fire(judged):
+    scenario, results = judged
+    must, may = SCENARIOS[scenario]
+    assert not results.broken
+    assert must <= set(results.fired) <= must | may
+
+
+def test_what_cannot_be_judged_says_why(judged):
+    scenario, results = judged
+    silent = {name for name, each in results.results.items() if "not_evaluated" in each["Details"]}
+    if scenario == "cpu-only":
+        assert {
+            "CPUBottleneck",
+            "IOBottleneck",
+            "LowGPUUtilization",
+            "GPUMemoryIncrease",
+            "BatchSize",
+            "LoadBalancing",
+        } == silent
+    elif scenario == "no-framework":
+        assert silent == {"StepOutlier", "Dataloader", "OverallFrameworkMetrics", "MaxInitializationTime"}
+    else:
+        assert not silent
+    as_json(results.results)
+
+
+def test_each_rule_fires_somewhere():
+    fire = set().union(*(must for must, _ in SCENARIOS.values()))
+    assert fire == {rule.name() for rule in RULES} - {"OverallSystemUsage", "OverallFrameworkMetrics"}
