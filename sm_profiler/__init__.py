@@ -29,6 +29,7 @@ _LAZY = dict.fromkeys(
     ),
     "sm_profiler.debugger",
 )
+_LAZY["install_as_smdebug"] = "sm_profiler.analysis.smdebug_alias"
 
 __all__ = ["__version__", *_LAZY]  # noqa: PLE0604 - they are strings
 

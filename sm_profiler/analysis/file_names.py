@@ -1,0 +1,86 @@
+"""What the names of profiler files tell, as small functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from sm_profiler.errors import SourceError
+from sm_profiler.formats import layout
+from sm_profiler.storage import open_storage
+
+_NOTHING = ("", "0", "0")
+
+
+def is_valid_tracefilename(filename: str) -> bool:
+    """Whether a path is that of a trace file that a hook wrote (`…/pevents/…/<end_us>_<node>_<kind>.json`)."""
+    return filename.endswith(".json") and "pevents" in filename and len(filename.split("_")) >= 3  # noqa: PLR2004 - the three parts
+
+
+def is_valid_tfprof_tracefilename(filename: str) -> bool:
+    """Whether a path is that of a trace of TensorFlow's profiler."""
+    return filename.endswith("trace.json.gz") and f"tensorflow/{layout.DETAILED}" in filename
+
+
+def validate_system_profiler_file(filename: str) -> bool:
+    """Whether a path is that of a file of system metrics."""
+    return _system_file(filename) is not None
+
+
+def get_node_id_from_system_profiler_filename(filename: str) -> str | None:
+    """`algo-1` of a file of system metrics; None for another file."""
+    found = _system_file(filename)
+    return found.node if found else None
+
+
+def get_utctimestamp_us_since_epoch_from_system_profiler_file(filename: str) -> int | None:
+    """The start of the minute that a file of system metrics covers, microseconds since the epoch; None for another file."""
+    found = _system_file(filename)
+    return found.at_us if found else None
+
+
+def get_node_id_from_tracefilename(filename: str) -> str:
+    """`0-algo-1` of a trace file; of a trace of TensorFlow's profiler as its metadata file has it, "" without one."""
+    if is_valid_tracefilename(filename):
+        return filename.rsplit("/", 1)[-1].split("_")[1]
+    return read_tf_profiler_metadata_file(filename)[0]
+
+
+def get_timestamp_from_tracefilename(filename: str) -> int:
+    """The end of the last event of a trace file, microseconds since the epoch; 0 where nothing tells it."""
+    if is_valid_tracefilename(filename):
+        text = filename.rsplit("/", 1)[-1].split("_", maxsplit=1)[0]
+        return int(text) if text.isdigit() else 0
+    return int(float(read_tf_profiler_metadata_file(filename)[2]))
+
+
+def read_tf_profiler_metadata_file(file_path: str) -> tuple[str, str, str]:
+    """Node, start and end (microseconds since the epoch) from the metadata file beside a trace of TensorFlow's profiler.
+
+    Returns:
+        Three texts; "", "0" and "0" where there is no such file.
+    """
+    if not is_valid_tfprof_tracefilename(file_path):
+        return _NOTHING
+    folder = "/".join(file_path.split("/")[:-4])
+    try:
+        names = sorted(_metadata_names(folder))
+    except SourceError:
+        return _NOTHING
+    for name in names:
+        parts = PurePosixPath(name).name.removesuffix(layout.METADATA_SUFFIX).split("_")
+        if len(parts) == 3:  # noqa: PLR2004 - node, start and end
+            return parts[0], parts[1], parts[2].split(".")[0]
+    return _NOTHING
+
+
+def _metadata_names(folder: str) -> Iterator[str]:
+    for info in open_storage(folder).list(""):
+        if info.key.endswith(layout.METADATA_SUFFIX):
+            yield info.key
+
+
+def _system_file(filename: str) -> layout.SystemFile | None:
+    _, found, rest = filename.rpartition("system/")
+    parsed = layout.parse_path(f"system/{rest}") if found else None
+    return parsed if isinstance(parsed, layout.SystemFile) else None

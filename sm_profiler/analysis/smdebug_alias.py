@@ -1,0 +1,115 @@
+"""The module paths of smdebug, resolved to this package."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_ANALYSIS = "sm_profiler.analysis"
+_RULES = "sm_profiler.rules"
+_HOOK = "sm_profiler.hook"
+_PARSERS = f"{_ANALYSIS}.parsers"
+_RULE_MODULES = (
+    "batch_size", "cpu_bottleneck", "dataloader", "gpu_memory_increase", "io_bottleneck", "load_balancing", "low_gpu_utilization",
+    "max_initialization_time", "overall_framework_metrics", "overall_system_usage", "profiler_report", "step_outlier",
+)  # fmt: skip
+
+# old module → the modules in which its names are looked for
+_MODULES: dict[str, tuple[str, ...]] = {
+    "smdebug": ("sm_profiler", _HOOK),
+    "smdebug.core": (),
+    "smdebug.core.modes": (_HOOK,),
+    "smdebug.exceptions": (f"{_RULES}.conditions",),
+    "smdebug.pytorch": (_HOOK,),
+    "smdebug.rules": (_RULES,),
+    "smdebug.rules.rule": (f"{_RULES}.rule",),
+    "smdebug.rules.rule_invoker": (f"{_RULES}.rule",),
+    "smdebug.trials": (f"{_RULES}.trial",),
+    "smdebug.trials.profiler_trial": (f"{_RULES}.trial",),
+    "smdebug.trials.utils": (f"{_RULES}.trial",),
+    "smdebug.profiler": (f"{_ANALYSIS}.readers", _PARSERS),
+    "smdebug.profiler.algorithm_metrics_reader": (f"{_ANALYSIS}.readers",),
+    "smdebug.profiler.metrics_reader_base": (f"{_ANALYSIS}.readers",),
+    "smdebug.profiler.system_metrics_reader": (f"{_ANALYSIS}.readers",),
+    "smdebug.profiler.profiler_constants": (f"{_ANALYSIS}.constants",),
+    "smdebug.profiler.python_profile_utils": (f"{_ANALYSIS}.python_stats", f"{_ANALYSIS}.constants"),
+    "smdebug.profiler.system_profiler_file_parser": (_PARSERS,),
+    "smdebug.profiler.tf_profiler_parser": (_PARSERS,),
+    "smdebug.profiler.trace_event_file_parser": (_PARSERS,),
+    "smdebug.profiler.utils": (f"{_ANALYSIS}.times", f"{_ANALYSIS}.file_names"),
+    "smdebug.profiler.analysis": (_ANALYSIS,),
+    "smdebug.profiler.analysis.python_profile_analysis": (f"{_ANALYSIS}.python_profiles", f"{_ANALYSIS}.python_stats"),
+    "smdebug.profiler.analysis.python_stats_reader": (f"{_ANALYSIS}.python_stats",),
+    "smdebug.profiler.analysis.notebook_utils": (_ANALYSIS,),
+    "smdebug.profiler.analysis.notebook_utils.heatmap": (f"{_ANALYSIS}.heatmap",),
+    "smdebug.profiler.analysis.notebook_utils.metrics_histogram": (f"{_ANALYSIS}.histograms",),
+    "smdebug.profiler.analysis.notebook_utils.step_histogram": (f"{_ANALYSIS}.histograms",),
+    "smdebug.profiler.analysis.notebook_utils.step_timeline_chart": (f"{_ANALYSIS}.step_timeline",),
+    "smdebug.profiler.analysis.notebook_utils.timeline_charts": (f"{_ANALYSIS}.timeline_charts",),
+    "smdebug.profiler.analysis.notebook_utils.training_job": (f"{_ANALYSIS}.training_job",),
+    "smdebug.profiler.analysis.utils": (_ANALYSIS,),
+    "smdebug.profiler.analysis.utils.merge_timelines": (f"{_ANALYSIS}.merged_timeline",),
+    "smdebug.profiler.analysis.utils.pandas_data_analysis": (f"{_ANALYSIS}.statistics",),
+    "smdebug.profiler.analysis.utils.profiler_data_to_pandas": (f"{_ANALYSIS}.pandas_frame",),
+    "smdebug.profiler.analysis.utils.python_profile_analysis_utils": (f"{_ANALYSIS}.python_stats",),
+    "smdebug.profiler.analysis.utils.pytorch_dataloader_analysis": (f"{_ANALYSIS}.dataloader",),
+    "smdebug.profiler.analysis.rules": (_RULES,),
+    **{f"smdebug.profiler.analysis.rules.{name}": (_RULES,) for name in _RULE_MODULES},
+}
+# names that are not the same in both
+_RENAMED = {"modes": "ModeKeys"}
+_PRIVATE = ("__path__", "__file__", "__all__", "__wrapped__")
+
+
+def install_as_smdebug() -> None:
+    """Make `import smdebug…` give the objects of this package, from now on and in this process.
+
+    A library smdebug that is installed or already imported is not touched, but no longer found under its name; objects
+    that were imported from it before stay what they are.
+    """
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    for name in [name for name in sys.modules if name == "smdebug" or name.startswith("smdebug.")]:
+        del sys.modules[name]
+    sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(MetaPathFinder):
+    """Finds the old modules."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        del path, target  # a module of ours is known by its name alone
+        if fullname not in _MODULES:
+            if fullname.startswith("smdebug."):
+                message = f"No module named {fullname!r}: sm_profiler has nothing in its place"
+                raise ModuleNotFoundError(message, name=fullname)
+            return None
+        return ModuleSpec(fullname, _Alias(), origin="sm_profiler", is_package=True)
+
+
+class _Alias(Loader):
+    """Makes an old module: an empty one that looks its names up when they are asked for."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _OldModule(spec.name, f"{spec.name} of smdebug, as sm_profiler has it")
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing is run: the names come from elsewhere."""
+
+
+class _OldModule(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name not in _PRIVATE:
+            for target in _MODULES[self.__name__]:
+                found = getattr(import_module(target), _RENAMED.get(name, name), None)
+                if found is not None:
+                    return found
+        message = f"module {self.__name__!r} has no attribute {name!r} in sm_profiler"
+        raise AttributeError(message)
