@@ -182,7 +182,7 @@ class Demo:
         return [
             *lines,
             f"rules    {len(report.get('rules', {}))} evaluated, fired: {', '.join(fired) or 'none'}",
-            f"cost     profiling took {report.get('profiling_cost', 'an unknown share')}",
+            f"cost     profiling: {report.get('profiling_cost', 'not recorded')}",
             f"report   {self.report_uri}/profiler-report.html",
             f"         {_short(self.out / 'profiler-report.html')}",
         ]

@@ -23,20 +23,21 @@ class Bench:
         self.sagemaker, self.s3, self.logs = (local.client(name) for name in ("sagemaker", "s3", "logs"))
         self.count = 0
 
-    def upload_source(self, files: dict[str, str]) -> str:
+    def upload_source(self, files: dict[str, str | bytes]) -> str:
         self.count += 1
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
             for name, text in files.items():
                 member = tarfile.TarInfo(name)
-                member.size = len(text.encode())
-                tar.addfile(member, io.BytesIO(text.encode()))
+                content = text if isinstance(text, bytes) else text.encode()
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
         key = f"sources/{self.count}/sourcedir.tar.gz"
         self.s3.put_object(Bucket=self.local.bucket, Key=key, Body=buffer.getvalue())
         return f"s3://{self.local.bucket}/{key}"
 
     def request(
-        self, script: str, *, files: dict[str, str] | None = None, hyperparameters: Any = None, **more: Any
+        self, script: str, *, files: dict[str, str | bytes] | None = None, hyperparameters: Any = None, **more: Any
     ) -> Any:
         source = self.upload_source({"train.py": script, **(files or {})})
         return {
