@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -170,6 +171,27 @@ class ProfilerRule(_RuleBase):
             s3_output_path=s3_output_path,
             volume_size_in_gb=volume_size_in_gb,
             rule_parameters=cls._set_rule_parameters(source, rule_to_invoke, rule_parameters),
+        )
+
+    @classmethod
+    def from_request(cls, request: Mapping[str, Any]) -> ProfilerRule:
+        """Make it of one of the request's `ProfilerRuleConfigurations`, or of a DescribeTrainingJob answer's.
+
+        Raises:
+            ConfigError: a rule without a name or an image.
+        """
+        try:
+            name, image = request["RuleConfigurationName"], request["RuleEvaluatorImage"]
+        except (KeyError, TypeError):
+            raise ConfigError("a rule needs a RuleConfigurationName and a RuleEvaluatorImage") from None
+        return cls(
+            name=name,
+            image_uri=image,
+            instance_type=request.get("InstanceType"),
+            container_local_output_path=request.get("LocalPath"),
+            s3_output_path=request.get("S3OutputPath"),
+            volume_size_in_gb=request.get("VolumeSizeInGB"),
+            rule_parameters=dict(request.get("RuleParameters") or {}),
         )
 
     def to_profiler_rule_config_dict(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import attrs
@@ -11,9 +12,11 @@ from sm_profiler.debugger.metrics_config import (
     DataloaderProfilingConfig,
     DetailedProfilingConfig,
     HorovodProfilingConfig,
+    MetricsConfigBase,
     PythonProfilingConfig,
     SMDataParallelProfilingConfig,
 )
+from sm_profiler.debugger.parsing import PARAMETER_KEYS, canonical, metrics_configs
 from sm_profiler.debugger.profiler_constants import (
     BASE_FOLDER_DEFAULT,
     CLOSE_FILE_INTERVAL_DEFAULT,
@@ -130,3 +133,19 @@ class FrameworkProfile(Disguised):
 
     def __hash__(self) -> int:
         return hash(type(self).__name__)
+
+    @classmethod
+    def from_request(cls, parameters: Mapping[str, Any]) -> FrameworkProfile:
+        """Make it of the request's `ProfilingParameters`; keys in any case, values as they stand."""
+        made = cls()
+        made.profiling_parameters = canonical(parameters, PARAMETER_KEYS)
+        return made
+
+    @property
+    def metrics_configs(self) -> dict[str, MetricsConfigBase]:
+        """What is collected, as objects, by the request's names.
+
+        Raises:
+            ConfigError: a config came from elsewhere and cannot be parsed.
+        """
+        return metrics_configs(self.profiling_parameters)

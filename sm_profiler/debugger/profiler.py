@@ -1,8 +1,14 @@
 """Configuration of SageMaker Profiler, the service's other profiler."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
 import attrs
 
 from sm_profiler.debugger.disguise import Disguised
+from sm_profiler.debugger.parsing import PARAMETER_KEYS, canonical
 from sm_profiler.debugger.profiler_constants import (
     CPU_PROFILING_DURATION,
     DETAIL_PROF_PROCESSING_DEFAULT_INSTANCE_TYPE,
@@ -34,3 +40,10 @@ class Profiler(Disguised):
 
     def __hash__(self) -> int:
         return hash(type(self).__name__)
+
+    @classmethod
+    def from_request(cls, parameters: Mapping[str, Any]) -> Profiler:
+        """Make it of the request's `ProfilingParameters`."""
+        made = cls()
+        made.profiling_parameters = canonical(parameters, PARAMETER_KEYS)
+        return made

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
+from sm_profiler.config.explain import Explanation, explain
 from sm_profiler.config.profile import API_INTERVALS_MS
 from sm_profiler.debugger.disguise import Disguised, is_kind
 from sm_profiler.debugger.framework_profile import FrameworkProfile
+from sm_profiler.debugger.parsing import decoded
 from sm_profiler.debugger.profiler import Profiler
 from sm_profiler.debugger.quiet import expect_untrue_warnings
 from sm_profiler.debugger.utils import require
@@ -94,3 +98,41 @@ class ProfilerConfig(Disguised):
     def _to_profiler_disabled_request_dict(cls) -> dict[str, Any]:
         """The `ProfilerConfig` of an update that switches profiling off."""
         return {"DisableProfiler": True}
+
+    @classmethod
+    def from_request(cls, request: Mapping[str, Any] | str | bytes) -> ProfilerConfig:
+        """Make it of the request's `ProfilerConfig`, a DescribeTrainingJob answer or a profilerconfig.json.
+
+        What is read is written back: `from_request(config._to_request_dict())` equals the configuration.
+
+        Args:
+            request: the object or its JSON text; keys in any case.
+
+        Raises:
+            ConfigError: it is no such object.
+        """
+        fields = decoded(request)
+        parameters = fields.get("ProfilingParameters")
+        framework = profiler = None
+        if isinstance(parameters, Mapping):
+            if any(str(key).lower() == "cpuprofilingduration" for key in parameters):
+                profiler = Profiler.from_request(parameters)
+            else:
+                framework = FrameworkProfile.from_request(parameters)
+        return cls(
+            s3_output_path=fields.get("S3OutputPath"),
+            system_monitor_interval_millis=fields.get("ProfilingIntervalInMilliseconds"),
+            framework_profile_params=framework,
+            profile_params=profiler,
+            disable_profiler=fields.get("DisableProfiler", False),
+        )
+
+    def explain(self, rules: Sequence[Any] = (), *, job: Mapping[str, Any] | None = None) -> Explanation:
+        """Say in plain words what will be profiled when, and what is odd or wrong about it; print it.
+
+        Args:
+            rules: the ProfilerRule objects that go with it.
+            job: the rest of the job's request, under the API's names: time limit, network isolation, checkpoints.
+        """
+        requests = [rule.to_profiler_rule_config_dict() for rule in rules]
+        return explain(self._to_request_dict(), requests, job=job, now=time.time())

@@ -1,0 +1,260 @@
+"""Requests read back into objects, and configurations in plain words."""
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sm_profiler.cli import main
+from sm_profiler.debugger import (
+    DataloaderProfilingConfig,
+    DetailedProfilingConfig,
+    FrameworkProfile,
+    HorovodProfilingConfig,
+    Profiler,
+    ProfilerConfig,
+    ProfilerRule,
+    PythonProfiler,
+    PythonProfilingConfig,
+    SMDataParallelProfilingConfig,
+    cProfileTimer,
+    rule_configs,
+)
+from sm_profiler.errors import ConfigError
+
+windows = st.one_of(
+    st.just({}),
+    st.builds(lambda s, n: {"start_step": s, "num_steps": n}, st.integers(0, 99), st.integers(1, 9)),
+    st.builds(lambda t, d: {"start_unix_time": t, "duration": d}, st.integers(0, 2**31), st.floats(0.5, 1e9)),
+    st.builds(lambda d: {"duration": d}, st.integers(1, 99) | st.just(float("inf"))),
+)
+words = st.text(st.characters(codec="ascii", categories=["L", "N"]), max_size=10)
+configs = st.fixed_dictionaries(
+    {},
+    optional={
+        "detailed_profiling_config": windows.map(lambda w: DetailedProfilingConfig(**w)),
+        "dataloader_profiling_config": st.builds(
+            lambda w, r: DataloaderProfilingConfig(**w, metrics_regex=r), windows, words
+        ),
+        "python_profiling_config": st.builds(
+            lambda w, p, t: PythonProfilingConfig(**w, python_profiler=p, cprofile_timer=t),
+            windows,
+            st.sampled_from(PythonProfiler),
+            st.sampled_from(cProfileTimer),
+        ),
+        "horovod_profiling_config": windows.map(lambda w: HorovodProfilingConfig(**w)),
+        "smdataparallel_profiling_config": windows.map(lambda w: SMDataParallelProfilingConfig(**w)),
+    },
+)
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(configs, st.sampled_from([None, 100, 60000]), st.none() | words, st.booleans())
+def test_round_trip(made, interval, path, disabled):
+    config = ProfilerConfig(path, interval, FrameworkProfile(**made), disable_profiler=disabled)
+    request = config._to_request_dict()
+    back = ProfilerConfig.from_request(json.loads(json.dumps(request)))
+    assert json.dumps(back._to_request_dict()) == json.dumps(request)
+    if not disabled:
+        assert back == config
+    if made:
+        given_configs = {one.name: one for one in made.values()}
+        assert back.framework_profile_params.metrics_configs == given_configs
+
+
+@pytest.mark.parametrize(
+    "config", [ProfilerConfig(), ProfilerConfig(profile_params=Profiler(60)), ProfilerConfig(disable_profiler=True)]
+)
+def test_other_round_trips(config):
+    assert ProfilerConfig.from_request(config._to_request_dict()) == config
+
+
+def test_from_what_describe_answers_and_from_a_file_in_other_case():
+    config = ProfilerConfig("s3://b", 500, FrameworkProfile(start_step=3))
+    request = config._to_request_dict()
+    assert ProfilerConfig.from_request({"TrainingJobName": "j", "ProfilerConfig": request}) == config
+    lowered = {key.lower(): value for key, value in request.items()}
+    lowered["profilingparameters"] = {key.lower(): value for key, value in request["ProfilingParameters"].items()}
+    assert ProfilerConfig.from_request(json.dumps(lowered)) == config
+    rule = ProfilerRule.custom("n", "i", "ml.m5.large", 3, "s3://b/r.py", "R", "/out", "s3://o", {"a": "1"})
+    assert ProfilerRule.from_request(rule.to_profiler_rule_config_dict()) == rule
+
+
+@pytest.mark.parametrize("request_", ["{", "[]", 5, None])
+def test_what_is_no_request(request_):
+    with pytest.raises(ConfigError):
+        ProfilerConfig.from_request(request_)
+
+
+def test_a_rule_or_config_that_cannot_be_read():
+    with pytest.raises(ConfigError, match="needs a RuleConfigurationName"):
+        ProfilerRule.from_request({})
+    broken = FrameworkProfile.from_request({"DetailedProfilingConfig": "nonsense"})
+    with pytest.raises(ConfigError, match="DetailedProfilingConfig: "):
+        _ = broken.metrics_configs
+    with pytest.raises(ConfigError, match="start_step must be integer"):
+        _ = FrameworkProfile.from_request({"DetailedProfilingConfig": '{"StartStep": -1}'}).metrics_configs
+
+
+def test_explained_defaults():
+    explanation = ProfilerConfig("s3://b/", 5000, FrameworkProfile()).explain(
+        [ProfilerRule.sagemaker(rule_configs.ProfilerReport())]
+    )
+    assert str(explanation).splitlines() == [
+        "System metrics are sampled every 5 seconds.",
+        "Steps and phases are recorded throughout, under /opt/ml/output/profiler.",
+        "Step 5: operators and kernels.",
+        "Step 7: data loader events.",
+        "Steps 9 to 11: Python code, measured by cProfile by wall time, CPU time and time off the CPU in turn.",
+        "Step 13: Horovod's timeline.",
+        "Step 15: the timeline of SageMaker's data parallel library.",
+        "Rule ProfilerReport judges the profile.",
+        "The profile is stored under s3://b/<job name>/profiler-output.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("window", "words_"),
+    [
+        ({"num_steps": 3}, "Steps 0 to 2"),
+        ({"start_step": 4}, "Step 4:"),
+        ({"duration": 1}, "From the first step on, for 1 second:"),
+        ({"duration": float("inf")}, "From the first step on, to the end of the job:"),
+        ({"start_unix_time": 1_700_000_000}, "The first step at or after 2023-11-14 22:13:20 UTC:"),
+        ({"start_unix_time": 1_700_000_000, "duration": 2.5}, "From 2023-11-14 22:13:20 UTC on, for 2.5 seconds:"),
+    ],
+)
+def test_windows_in_words(window, words_):
+    assert words_ in str(ProfilerConfig(framework_profile_params=FrameworkProfile(**window)).explain())
+
+
+def profile(**parameters):
+    return ProfilerConfig(framework_profile_params=FrameworkProfile(**parameters))
+
+
+def rules(number):
+    return [ProfilerRule.custom(f"r{n}", "i", "ml.m5.large", 1) for n in range(number)]
+
+
+@pytest.mark.parametrize(
+    ("explained", "word"),
+    [
+        (
+            lambda: ProfilerConfig(disable_profiler=True).explain(rules(1)),
+            "refuses profiler rules while DisableProfiler",
+        ),
+        (lambda: ProfilerConfig().explain(rules(21)), "21 rules: the API accepts 20"),
+        (lambda: ProfilerConfig().explain(rules(1) * 2), "two rules are named r0"),
+        (
+            lambda: ProfilerConfig.from_request(
+                {"ProfilingParameters": {"DetailedProfilingConfig": '{"StartStep": 1, "Duration": 2}'}}
+            ).explain(),
+            "exclude each other",
+        ),
+        (
+            lambda: profile(dataloader_profiling_config=DataloaderProfilingConfig(metrics_regex="x" * 250)).explain(),
+            "the API accepts 256",
+        ),
+        (
+            lambda: ProfilerConfig().explain(
+                [ProfilerRule("a", "i", None, None, None, None, {"rule_to_invoke": "CPUBottleneck", "treshold": 1})]
+            ),
+            "rule a: unknown parameter treshold",
+        ),
+        (
+            lambda: ProfilerConfig().explain(
+                [
+                    ProfilerRule(
+                        "a",
+                        "i",
+                        None,
+                        None,
+                        None,
+                        None,
+                        {"rule_to_invoke": "ProfilerReport", "cpubottleneck_threshold": 1, "Nothing_x": 2},
+                    )
+                ]
+            ),
+            "rule a: unknown parameter Nothing_x",
+        ),
+    ],
+)
+def test_what_is_wrong(explained, word):
+    explanation = explained()
+    assert sum(word in line for line in explanation.wrong) == 1, explanation
+    assert len(explanation.wrong) <= 1 + (word == "two rules are named r0")
+
+
+def test_an_interval_that_the_api_refuses():
+    with pytest.warns(UserWarning, match="the API accepts"):
+        config = ProfilerConfig(system_monitor_interval_millis=300)
+    assert "the API accepts 100, 200" in config.explain().wrong[0]
+
+
+@pytest.mark.parametrize(
+    ("explained", "word"),
+    [
+        (lambda: profile(start_unix_time=1000, duration=5).explain(), "which is over"),
+        (
+            lambda: profile(start_unix_time=2**36).explain(job={"StoppingCondition": {"MaxRuntimeInSeconds": 60}}),
+            "after the job's limit of 60 seconds",
+        ),
+        (lambda: profile(start_unix_time=170_000_000_000, duration=5).explain(), "looks like milliseconds"),
+        (
+            lambda: profile(detailed_profiling_config=DetailedProfilingConfig(num_steps=500)).explain(),
+            "500 steps of operators",
+        ),
+        (
+            lambda: profile(dataloader_profiling_config=DataloaderProfilingConfig(metrics_regex="Dataset")).explain(),
+            "matches none",
+        ),
+    ],
+)
+def test_what_is_odd(explained, word):
+    explanation = explained()
+    assert any(word in line for line in explanation.odd), explanation
+    assert explanation.wrong == []
+
+
+def write(tmp_path, content):
+    path = tmp_path / "config.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
+def test_validate_says_what_a_configuration_does(tmp_path, capsys):
+    assert main(["validate", write(tmp_path, profile()._to_request_dict())]) == 0
+    assert "Step 5: operators and kernels." in capsys.readouterr().out
+
+
+def test_validate_of_a_whole_request(tmp_path, capsys):
+    request = {
+        "ProfilerConfig": profile()._to_request_dict(),
+        "ProfilerRuleConfigurations": [one.to_profiler_rule_config_dict() for one in rules(21)],
+        "EnableNetworkIsolation": True,
+    }
+    assert main(["validate", write(tmp_path, request)]) == 1
+    shown = capsys.readouterr().out
+    assert "wrong: 21 rules" in shown
+    assert "/opt/ml/output/data" in shown
+
+
+@pytest.mark.parametrize(("flags", "folder"), [([], "/opt/ml/output/data"), (["--checkpoints"], "/opt/ml/checkpoints")])
+def test_validate_says_where_the_files_go_without_network(tmp_path, capsys, flags, folder):
+    path = write(tmp_path, profile()._to_request_dict())
+    assert main(["validate", path, "--network-isolation", *flags]) == 0
+    assert f"written under {folder}," in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "5", ""])
+def test_validate_of_what_is_none_ends_in_one_line(tmp_path, capsys, content):
+    assert main(["validate", write(tmp_path, content)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+
+
+def test_validate_of_a_missing_file(capsys):
+    assert main(["validate", "/nowhere/config.json"]) == 2
+    assert "cannot be read" in capsys.readouterr().err
