@@ -11,7 +11,7 @@ logger = logging.getLogger("sm_profiler")
 
 @attrs.define(eq=False)
 class Guard:
-    """Which collectors have failed; the first failure of each is logged, later ones are only counted.
+    """Which collectors have failed; the first failure of all is a warning, what follows stands in the report.
 
     Attributes:
         failures: collector → what went wrong first, in one line.
@@ -26,7 +26,11 @@ class Guard:
         self.count += 1
         if collector not in self.failures:
             self.failures[collector] = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
-            self.warn(f"{collector} switched off, training goes on: {self.failures[collector]}")
+            text = f"{collector} switched off, training goes on: {self.failures[collector]}"
+            if len(self.failures) == 1:
+                self.warn(text)
+            else:  # one warning is a help, ten are a nuisance; the report names them all
+                logger.info("sm-profiler: %s", text)
 
     def warn(self, text: str) -> None:
         """One line to the log; a log that fails is no reason to fail."""

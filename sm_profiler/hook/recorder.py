@@ -26,7 +26,7 @@ from sm_profiler.hook.timebase import Timebase
 FLUSH_SECONDS = 1.0
 QUEUE_RECORDS = 100_000  # some 20 MB; what comes while the queue is longer is counted, not kept
 BYTES_A_MINUTE = 2_000_000
-MOST_SPARSE = 1024
+MOST_SPARSE = 16  # beyond that the files hold little but steps, and those are always written
 CHUNK = 64  # events between two points where the training thread may take the interpreter back
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

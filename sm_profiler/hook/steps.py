@@ -17,6 +17,7 @@ Record: TypeAlias = tuple[str, str, int, int, int, dict[str, Any] | None]
 
 
 METER_EVERY = 16  # the hook takes its own time in every 16th step
+METER_MOST_NS = 200_000  # a callback that took longer was put aside by the operating system in the middle
 
 
 class Stream:
@@ -140,6 +141,8 @@ class StepTracker:
             self._backward_start = start_ns
             self._saw_backward = True
             self._begin_unseen(start_ns)
+            if self.is_open and not self._with_gradients and self.forced_mode is None:
+                self._is_training()
 
     def backward_ends(self, end_ns: int) -> None:
         """It returned, or raised."""
@@ -187,7 +190,8 @@ class StepTracker:
         self.keep_phases = self.global_step % self.every == 0
         self.metering = self.global_step % METER_EVERY == 0
         self._with_gradients = gradients
-        self._after_fetch = self._after_optimizer = self._saw_backward = self._saw_optimizer = False
+        self._after_fetch = self._saw_backward = self._saw_optimizer = False
+        self._after_optimizer = self._after_optimizer and not gradients  # an evaluation in between takes nothing away
         self._first_key, self._one_root = 0, True
         self._step_start = self._last_end = start_ns
         self.is_open = True
@@ -199,6 +203,13 @@ class StepTracker:
             self.is_open = False
             name = STEP[self.mode]
             self.append((name, name, self._step_start, end_ns or self._last_end, self.number, None))
+
+    def _is_training(self) -> None:
+        """What began without gradients has a backward: re-entrant checkpointing switches them off in its forward."""
+        self.counts[self.mode] -= 1
+        self._with_gradients, self.mode = True, ModeKeys.TRAIN
+        self.number = self.counts[ModeKeys.TRAIN]
+        self.counts[ModeKeys.TRAIN] += 1
 
     def _mode(self, *, gradients: bool) -> ModeKeys:
         return self.forced_mode or (ModeKeys.TRAIN if gradients else ModeKeys.EVAL)

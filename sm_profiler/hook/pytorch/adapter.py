@@ -14,6 +14,7 @@ from sm_profiler.hook.auto import when_loaded
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.pytorch.forward import Forwards, compiling_check
 from sm_profiler.hook.pytorch.loader import DATALOADER, Loaders
+from sm_profiler.hook.steps import METER_MOST_NS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -148,7 +149,7 @@ class PyTorchAdapter:
                 try:
                     tracker.backward_ends(end_ns)
                     if tracker.metering:
-                        tracker.own_ns += perf_counter_ns() - end_ns
+                        tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MOST_NS)
                 except Exception as error:  # noqa: BLE001 - fail open
                     tracker.in_backward = 0
                     hook.broke(error)
@@ -169,7 +170,7 @@ class PyTorchAdapter:
                 forwards.thread = get_ident()  # who updates the parameters is who trains
                 tracker.optimizer_begins(id(optimizer), start_ns)
                 if tracker.metering:
-                    tracker.own_ns += perf_counter_ns() - start_ns
+                    tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MOST_NS)
             except Exception as error:  # noqa: BLE001 - fail open
                 hook.broke(error)
 
@@ -183,7 +184,7 @@ class PyTorchAdapter:
                 tracker.optimizer_ends(id(optimizer), type(optimizer).__name__, end_ns)
                 passed(id(optimizer))
                 if tracker.metering:
-                    tracker.own_ns += perf_counter_ns() - end_ns
+                    tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MOST_NS)
             except Exception as error:  # noqa: BLE001 - fail open
                 hook.broke(error)
 

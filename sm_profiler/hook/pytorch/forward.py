@@ -13,6 +13,8 @@ from importlib import import_module
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from sm_profiler.hook.steps import METER_MOST_NS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, ValuesView
 
@@ -82,7 +84,7 @@ class Forwards:
                 start_ns = perf_counter_ns()
                 tracker.forward_begins(id(module), start_ns, gradients=gradients())
                 if tracker.metering:
-                    tracker.own_ns += perf_counter_ns() - start_ns
+                    tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MOST_NS)
             except Exception as error:  # noqa: BLE001 - fail open
                 hook.broke(error)
 
@@ -94,7 +96,7 @@ class Forwards:
                     end_ns = perf_counter_ns()
                     tracker.forward_ends(forwards.name(module), end_ns)
                     if tracker.metering:
-                        tracker.own_ns += perf_counter_ns() - end_ns
+                        tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MOST_NS)
             except Exception as error:  # noqa: BLE001 - fail open
                 hook.broke(error)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_profiler.hook.modes import LOADER_INIT, LOADER_NEXT, LOADER_WORKER
 from sm_profiler.hook.pytorch.forward import compiling_check
-from sm_profiler.hook.steps import Stream
+from sm_profiler.hook.steps import METER_MOST_NS, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,7 +115,7 @@ class Loaders:
                         if worker is not None and got:
                             collect(LOADER_NEXT, f"{stream.name}::GetNext", start_ns, end_ns, stream, worker)
                         if tracker.metering:
-                            tracker.own_ns += perf_counter_ns() - end_ns
+                            tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MOST_NS)
                 except Exception as error:  # noqa: BLE001 - fail open
                     tracker.in_fetch = 0
                     hook.broke(error)

@@ -1,0 +1,145 @@
+"""What a step is, told without a framework: loops as sequences of letters."""
+
+import pytest
+
+from sm_profiler.hook.modes import BACKWARD, FORWARD, OPTIMIZER, WAIT
+from sm_profiler.hook.steps import Stream, StepTracker
+
+MODEL, GENERATOR, OPTIMIZER_ID = 11, 22, 33
+
+
+class Loop:
+    """f forward, g another model's forward, b backward, o optimizer, n fetch, x end of data, e eval forward."""
+
+    def __init__(self, compiles: bool = False) -> None:
+        self.now = 0
+        self.records = []
+        self.tracker = StepTracker(self.records.append, lambda *_: None)
+        self.tracker.compiles = compiles
+        self.stream = Stream("loader")
+        self.starts = []
+
+    def tick(self) -> int:
+        self.now += 10
+        return self.now
+
+    def run(self, actions: str) -> "Loop":
+        tracker = self.tracker
+        for letter in actions.replace(" ", ""):
+            before = tracker.global_step
+            if letter in "nxm":
+                tracker.fetch_begins()
+                stream = self.stream
+                tracker.fetch_ends(stream, self.tick(), self.tick(), got=letter != "x", gradients=True)
+            elif letter in "fge":
+                tracker.forward_begins(GENERATOR if letter == "g" else MODEL, self.tick(), gradients=letter != "e")
+                tracker.forward_ends("net", self.tick())
+            elif letter == "b":
+                tracker.backward_begins(self.tick())
+                tracker.backward_ends(self.tick())
+            elif letter == "o":
+                tracker.optimizer_begins(OPTIMIZER_ID, self.tick())
+                tracker.optimizer_ends(OPTIMIZER_ID, "SGD", self.tick())
+            if tracker.global_step != before:
+                self.starts.append(letter)
+        return self
+
+    def steps(self) -> list[tuple]:
+        self.tracker.end_step()
+        return [record for record in self.records if record[0].startswith("Step:")]
+
+    def count(self, phase: str) -> int:
+        return sum(record[0] == phase for record in self.records)
+
+
+@pytest.mark.parametrize(
+    ("name", "actions", "steps"),
+    [
+        ("plain loop", "nfbo nfbo nfbo x", 3),
+        ("no loader", "fbo fbo fbo", 3),
+        ("accumulation", "nfb nfb nfbo nfb nfb nfbo x", 6),
+        ("accumulation without a loader: the optimizer decides", "fbfbo fbfbo", 2),
+        ("GAN", "nffb o gfb o nffbo gfbo x", 2),
+        ("GAN without a loader: each optimizer ends a step", "ffbo gfbo", 2),
+        ("RNN: many forwards, one backward", "n ffff bo n ffff bo x", 2),
+        ("GradScaler skips an update", "nfbo nfb nfbo x", 3),
+        ("optimizer per parameter", "nfb ooo nfb ooo x", 2),
+        ("fetch ahead by one", "nn fbo n fbo n fbo x fbo", 4),
+        ("fetch ahead, GAN", "nn ffbo gfbo n ffbo gfbo x ffbo gfbo", 3),
+        ("several batches fetched, then accumulated", "nnnn fb fb fb fbo nnnn fb fb fb fbo x", 8),
+        ("the same with one ahead", "nnn fb fbo nn fb fbo x", 4),
+        ("batches skipped at a resume", "nnnnnn nfbo nfbo x", 2),
+        ("evaluation without a loader", "eee", 3),
+        ("early break, another epoch", "nfbo nfbo", 2),
+        ("one batch, many inner steps", "n fbo fbo fbo x", 1),
+    ],
+)
+def test_counts_steps(name, actions, steps):
+    assert len(Loop().run(actions).steps()) == steps, name
+
+
+def test_a_step_runs_from_its_forward_to_its_last_phase():
+    loop = Loop().run("nfbo nfbo x")
+    (_, _, start, end, number, _), (_, _, start2, _, number2, _) = loop.steps()
+    assert (start, end, number) == (30, 80, 0)
+    assert (start2, number2) == (110, 1)
+    assert [loop.count(phase) for phase in (WAIT, FORWARD, BACKWARD, OPTIMIZER)] == [2, 2, 2, 2]
+
+
+def test_a_wait_belongs_to_the_step_its_batch_is_for():
+    loop = Loop().run("nn fbo n fbo x fbo")
+    assert [record[4] for record in loop.records if record[0] == WAIT] == [0, 1, 2]
+
+
+def test_modes_have_numbers_of_their_own():
+    loop = Loop().run("fbo fbo e e fbo")
+    assert [(record[0], record[4]) for record in loop.steps()] == [
+        ("Step:ModeKeys.TRAIN", 0),
+        ("Step:ModeKeys.TRAIN", 1),
+        ("Step:ModeKeys.EVAL", 0),
+        ("Step:ModeKeys.EVAL", 1),
+        ("Step:ModeKeys.TRAIN", 2),
+    ]
+    assert loop.tracker.global_step == 4
+
+
+@pytest.mark.parametrize(
+    ("actions", "steps"), [("nbo nbo nbo x", 3), ("bo bo bo", 3), ("nb nb x", 2), ("no no x", 2), ("b b b", 3)]
+)
+def test_steps_are_found_where_forwards_are_compiled_away(actions, steps):
+    assert len(Loop(compiles=True).run(actions).steps()) == steps
+
+
+def test_an_evaluation_loop_in_the_middle_of_an_epoch():
+    loop = Loop().run("nfbo nfbo")
+    train, loop.stream = loop.stream, Stream("eval")
+    loop.run("nenene x")
+    loop.stream = train
+    loop.run("nfbo x")
+    assert [record[0][14:] for record in loop.steps()] == ["TRAIN", "TRAIN", "EVAL", "EVAL", "EVAL", "TRAIN"]
+
+
+def test_a_forward_within_backward_or_fetch_is_not_told_apart_by_mistake():
+    loop = Loop()
+    loop.run("nf")
+    loop.tracker.backward_begins(loop.tick())
+    loop.tracker.backward_begins(loop.tick())  # re-entrant checkpointing
+    loop.tracker.backward_ends(loop.tick())
+    assert loop.tracker.in_backward == 1
+    loop.tracker.backward_ends(loop.tick())
+    assert loop.count(BACKWARD) == 1
+
+
+def test_a_failed_optimizer_step_does_not_hide_the_next():
+    loop = Loop().run("nfb")
+    loop.tracker.optimizer_begins(OPTIMIZER_ID, loop.tick())  # raises: no end is told
+    loop.run("nfbo nfbo x")
+    assert loop.count(OPTIMIZER) == 2
+
+
+def test_sparse_phases_keep_every_step():
+    loop = Loop()
+    loop.tracker.every = 4
+    loop.run("nfbo" * 16 + "x")
+    assert len(loop.steps()) == 16
+    assert [loop.count(phase) for phase in (WAIT, FORWARD, BACKWARD, OPTIMIZER)] == [4, 4, 4, 4]

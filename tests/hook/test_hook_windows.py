@@ -1,0 +1,68 @@
+"""Every row of the table of ranges, with a clock of the test's own."""
+
+import attrs
+import pytest
+
+from sm_profiler.hook.windows import Window
+
+
+@attrs.frozen
+class Range:
+    start_step: int | None = None
+    num_steps: int | None = None
+    start_time: float | None = None
+    duration: float | None = None
+
+
+def active_steps(window: Window, steps, *, seconds_a_step: float = 1.0, start: float = 1000.0) -> list[int]:
+    return [s for i, s in enumerate(steps) if window.at_step(s, start + i * seconds_a_step, i * seconds_a_step)]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (Range(start_step=5, num_steps=2), [5, 6]),
+        (Range(start_step=0, num_steps=1), [0]),
+        (Range(num_steps=3), [0, 1, 2]),
+        (Range(start_step=4), [4]),
+        (Range(start_time=1003.0, duration=2.0), [3, 4]),
+        (Range(start_time=1002.5, duration=2.0), [3, 4]),
+        (Range(duration=3.0), [0, 1, 2]),
+        (Range(start_time=1004.0), [4]),
+        (Range(start_time=1002.2, duration=0.5), [3]),  # no step begins inside: the first one after its start
+        (Range(start_time=900.0, duration=5.0), [0]),  # over before the job began
+        (Range(duration=float("inf")), list(range(10))),
+        (Range(), []),
+    ],
+)
+def test_each_kind_of_range(given, expected):
+    assert active_steps(Window(given), range(10)) == expected
+
+
+def test_steps_only_counts_from_the_first_step_seen():
+    assert active_steps(Window(Range(num_steps=2)), range(7, 12)) == [7, 8]
+    assert active_steps(Window(Range(duration=2.0)), range(7, 12)) == [7, 8]
+
+
+def test_a_window_that_ended_never_opens_again():
+    window = Window(Range(start_time=1001.0, duration=2.0))
+    assert [window.at_step(s, now, mono) for s, (now, mono) in enumerate([(1001, 1), (1002, 2), (1003, 3), (1001, 4)])] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert window.ended
+
+
+def test_a_window_whose_steps_have_passed_stays_shut():
+    window = Window(Range(start_step=2, num_steps=2))
+    assert active_steps(window, range(8, 12)) == []
+    assert window.ended
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+def test_a_clock_that_jumps_neither_cuts_nor_stretches_an_open_window(jump):
+    window = Window(Range(start_time=1000.0, duration=4.0))
+    walls = [1000.0, 1001.0, 1002.0 + jump, 1003.0 + jump, 1004.0 + jump]
+    assert [window.at_step(s, wall, float(s)) for s, wall in enumerate(walls)] == [True, True, True, True, False]
