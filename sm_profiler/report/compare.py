@@ -106,8 +106,7 @@ def compare(before: Report, after: Report) -> Comparison:
         sentence = f"Too few training steps to compare: {steps[0]} and {steps[1]}, {policy.MIN_STEPS.value:.0f} needed in each."
         return Comparison(*names, (), sentence, verdicts, steps)
     draw = np.random.default_rng(SEED)
-    picked = _blocks(steps[0], draw), _blocks(steps[1], draw)
-    changes = tuple(_change(part, a[part], b[part], picked) for part in PARTS if a[part].any() or b[part].any())
+    changes = tuple(_change(part, a[part], b[part], draw) for part in PARTS if a[part].any() and len(b[part]))
     return Comparison(*names, changes, _sentence(changes), verdicts, steps)
 
 
@@ -116,9 +115,13 @@ def _steady(facts: Facts) -> dict[str, Floats]:
     ranks: list[Rank] = [rank for rank in facts.ranks if len(rank.turns)]
     if not ranks:
         return {part: np.empty(0) for part in PARTS}
-    count = min(len(rank.turns) for rank in ranks)
-    first = min(int(policy.WARM_UP_STEPS.value), count)
-    return {part: np.mean([getattr(rank.turns, part)[:count] for rank in ranks], axis=0)[first:] for part in PARTS}
+    first = int(policy.WARM_UP_STEPS.value)
+    found = {}
+    for part in PARTS:
+        of_ranks = [getattr(rank.turns, part)[rank.turns.known | (part == "length")][first:] for rank in ranks]
+        count = min(len(values) for values in of_ranks)
+        found[part] = np.mean([values[:count] for values in of_ranks], axis=0) if count else np.empty(0)
+    return found
 
 
 def _blocks(count: int, draw: np.random.Generator) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -134,11 +137,11 @@ def _means(values: Floats, starts: np.ndarray[Any, np.dtype[np.int64]]) -> Float
     return np.asarray((sums[starts + length] - sums[starts]).sum(axis=1) / (starts.shape[1] * length))
 
 
-def _change(part: str, a: Floats, b: Floats, picked: tuple[Any, Any]) -> Change:
+def _change(part: str, a: Floats, b: Floats, draw: np.random.Generator) -> Change:
     before, after = float(a.mean()), float(b.mean())
     if before <= 0:
         return Change(part, before, after, None, None, None)
-    first, second = _means(a, picked[0]), _means(b, picked[1])
+    first, second = _means(a, _blocks(len(a), draw)), _means(b, _blocks(len(b), draw))
     ratios = second[first > 0] / first[first > 0] - 1
     low, high = np.quantile(ratios, (0.025, 0.975)) if len(ratios) else (np.nan, np.nan)
     return Change(part, before, after, after / before - 1, float(low), float(high))

@@ -77,37 +77,42 @@ class Rank:
         """A slice as a share of the loop."""
         return self.slices[which] / self.loop if self.loop > 0 else 0.0
 
+    def _rows(self, *, without_stalls: bool) -> Mask:
+        known = self.turns.known
+        return known & ~self.stalls.long if without_stalls else known
+
     def share_of_turns(self, which: str, *, without_stalls: bool = False) -> float:
-        """A part of the turns (wait, forward, …) as a share of their length."""
-        rows = ~self.stalls.long if without_stalls else np.ones(len(self.turns), np.bool_)
+        """A part of the turns (wait, forward, …) as a share of their length, where it was recorded."""
+        rows = self._rows(without_stalls=without_stalls)
         total = float(self.turns.length[rows].sum())
         return float(getattr(self.turns, which)[rows].sum()) / total if total > 0 else 0.0
 
-    def usual(self, which: str) -> float:
-        """Mean of a part of the turns that are not long, seconds."""
-        values = getattr(self.turns, which)[~self.stalls.long]
+    def usual(self, which: str, *, without_stalls: bool = True) -> float:
+        """Mean of a part of the turns where it was recorded, by default of those that are not long; seconds."""
+        values = getattr(self.turns, which)[self._rows(without_stalls=without_stalls)]
         return float(values.mean()) if len(values) else 0.0
 
     def typical(self, which: str) -> float:
-        """Median of a part of the turns, seconds."""
-        values = getattr(self.turns, which)
+        """Median of a part of the turns where it was recorded, seconds."""
+        values = getattr(self.turns, which)[self.turns.known]
         return float(np.median(values)) if len(values) else 0.0
 
 
 @attrs.frozen(eq=False)
 class Turns:
-    """Turns of the training loop: from the fetch of a batch to the next fetch.
+    """Turns of the training loop: from the end of one training step to the end of the next.
+
+    The hook may record the phases of every n-th step only; steps themselves are always there.
 
     Attributes:
-        index: number of the turn, counted over training steps of the process.
-        number: the step's number in its mode, -1 where unknown.
+        index: number of the step that ends the turn, counted over training steps of the process.
         start: seconds since the epoch.
-        length: seconds, all of what follows added up.
-        wait, forward, backward, optimizer, outside, gc: seconds.
+        length: seconds.
+        wait, forward, backward, optimizer, outside, gc: seconds; parts of the length, 0 where `known` is False.
+        known: whether the step's phases were recorded.
     """
 
     index: Ints
-    number: Ints
     start: Floats
     length: Floats
     wait: Floats
@@ -116,28 +121,33 @@ class Turns:
     optimizer: Floats
     outside: Floats
     gc: Floats
+    known: Mask
 
     def __len__(self) -> int:
         return len(self.length)
 
 
 def turns_of(steps: StepRows, waits: Floats) -> Turns:
-    """Turn a process's steps into turns of the loop; what lies between epochs and in evaluation is left out.
+    """Turn a process's steps into turns of the loop; turns that begin in evaluation are left out.
 
     `waits`: seconds, for each step.
     """
-    begin = steps.start / 1e6 - waits
-    rows = np.flatnonzero((steps.mode[:-1] == TRAIN) & (steps.mode[1:] == TRAIN))
-    length = np.maximum(begin[rows + 1] - begin[rows], 0.0)
+    train = steps.mode == TRAIN
+    rows = np.flatnonzero(train[:-1] & train[1:]) + 1
+    ends = steps.end / 1e6
+    length = np.maximum(ends[rows] - ends[rows - 1], 0.0)
     seconds = steps.parts[rows] / 1e6
-    known = seconds[:, [FORWARD, BACKWARD, OPTIMIZER]].sum(axis=1)
+    phases = seconds[:, [FORWARD, BACKWARD, OPTIMIZER]].sum(axis=1)
     step = steps.duration[rows] / 1e6
-    used = np.where(known > 0, np.minimum(known, step), step)
-    outside = np.maximum(length - waits[rows] - used, 0.0)
-    index = np.cumsum(steps.mode == TRAIN) - 1
+    known = (phases > 0) | (waits[rows] > 0)
+    if not known.any():  # steps and nothing else: all of a step counts as work
+        known = np.ones(len(rows), np.bool_)
+    used = np.where(phases > 0, np.minimum(phases, step), step)
+    outside = np.where(known, np.maximum(length - waits[rows] - used, 0.0), 0.0)
+    index = np.cumsum(train) - 1
     return Turns(
-        index[rows].astype(np.int64), steps.number[rows].astype(np.int64), begin[rows], length,
-        waits[rows], seconds[:, FORWARD], seconds[:, BACKWARD], seconds[:, OPTIMIZER], outside, seconds[:, GC],
+        index[rows].astype(np.int64), ends[rows - 1], length, waits[rows], seconds[:, FORWARD], seconds[:, BACKWARD],
+        seconds[:, OPTIMIZER], outside, seconds[:, GC], known,
     )  # fmt: skip
 
 
@@ -289,19 +299,24 @@ def make_rank(name: str, rows: StepRows, span_us: tuple[float, float], attempts:
         waits = np.minimum(seconds[:, LOADER], np.where(gaps > 0, gaps, 0.0))
     known = seconds[:, [FORWARD, BACKWARD, OPTIMIZER]].sum(axis=1)
     between = np.maximum(steps - known, 0.0)
-    without_phases = known <= 0
+    turns = turns_of(rows, waits)
+    recorded_length = float(turns.length[turns.known].sum())
+    scale = float(turns.length.sum()) / recorded_length if recorded_length > 0 else 1.0  # for steps without phases
     slices = {
-        "wait": float(waits[train].sum()),
-        "forward": float(seconds[train, FORWARD].sum()),
-        "backward": float(seconds[train, BACKWARD].sum()),
-        "optimizer": float(seconds[train, OPTIMIZER].sum()),
-        "between": float(between[train & ~without_phases].sum()),
+        "wait": float(waits[train].sum()) * scale,
+        "forward": float(seconds[train, FORWARD].sum()) * scale,
+        "backward": float(seconds[train, BACKWARD].sum()) * scale,
+        "optimizer": float(seconds[train, OPTIMIZER].sum()) * scale,
+        "between": float(between[train & (known > 0)].sum()) * scale,
         "evaluation": evaluation_seconds(rows),
     }
-    if without_phases[train].any():  # a job that records steps only: all of such a step is work
-        slices["forward"] += float(steps[train & without_phases].sum())
+    if not (known[train] > 0).any():  # a job that records steps only: all of a step is work
+        slices["forward"] = float(steps[train].sum())
+    room = max(end - start - slices["evaluation"], 0.0)
+    whole = sum(slices.values()) - slices["evaluation"]
+    if whole > room > 0:  # scaled up beyond the loop
+        slices |= {name: value * room / whole for name, value in slices.items() if name != "evaluation"}
     slices["outside"] = max(end - start - sum(slices.values()), 0.0)
-    turns = turns_of(rows, waits)
     return Rank(
         name, name.rpartition("-")[0] or name, rows, start, end, slices,
         float(seconds[:, GC].sum()), float(rows.gc_in_wait.sum() / 1e6), float(seconds[train, COMMUNICATION].sum()),

@@ -81,8 +81,9 @@ def _where(turns: Turns, long: Mask) -> str:
     grown = {}
     for name in ("wait", "forward", "backward", "optimizer", "outside"):
         values = getattr(turns, name)
-        grown[name] = float((values[long] - np.median(values[~long])).sum())
-    return max(grown, key=lambda name: grown[name])
+        usual = values[~long & turns.known]
+        grown[name] = float((values[long & turns.known] - (np.median(usual) if len(usual) else 0.0)).sum())
+    return max(grown, key=lambda name: grown[name]) if (long & turns.known).any() else "unknown"
 
 
 def find_period(

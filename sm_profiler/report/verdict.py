@@ -19,19 +19,11 @@ def decide(case: Case) -> Verdict:
     missing = not_judged(case)
     if not findings or all(finding.kind.is_healthy for finding in findings):
         findings.append(_healthy(case) or _inconclusive(case))
-    ranked = sorted(findings, key=lambda finding: (_TIER[finding.kind], -_lost(case, finding)))
+    ranked = sorted(findings, key=lambda finding: (_TIER[finding.kind], -finding.weight))
     main, also = ranked[0], ranked[1:]
     if not main.kind.is_healthy:
         also = [finding for finding in also if finding.kind is not Class.BALANCED]
     return Verdict(main, tuple(also), tuple(missing))
-
-
-def _lost(case: Case, finding: Finding) -> float:
-    """A finding's weight as a share of the whole job."""
-    loop, whole = case.facts.loop, case.facts.duration
-    if finding.of == "job" or loop is None or whole <= 0:
-        return finding.weight
-    return finding.weight * (loop[1] - loop[0]) / whole
 
 
 def _healthy(case: Case) -> Finding | None:

@@ -39,10 +39,9 @@ class Case:
         """Share of the training turns spent waiting for data, rare stalls and collections left out."""
 
         def of(rank: Rank) -> float:
-            total = float(rank.turns.length.sum()) or 1.0
-            if input_bursts(rank, self.facts) or not rank.stalls.is_rare:
-                return max(float(rank.turns.wait.sum()) - rank.gc_in_wait, 0.0) / total
-            return max(rank.share_of_turns("wait", without_stalls=True) - rank.gc_in_wait / total, 0.0)
+            in_waits = rank.gc_in_wait / (float(rank.turns.length[rank.turns.known].sum()) or 1.0)
+            steady = rank.stalls.is_rare and not input_bursts(rank, self.facts)
+            return max(rank.share_of_turns("wait", without_stalls=steady) - in_waits, 0.0)
 
         return self.mean(of)
 

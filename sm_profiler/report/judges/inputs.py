@@ -17,7 +17,7 @@ def judge_input(case: Case) -> Finding | None:
 
 def _by_waits(case: Case) -> Finding | None:
     wait = case.wait
-    typical = case.mean(lambda rank: float(rank.turns.wait.mean()))
+    typical = case.mean(lambda rank: rank.usual("wait", without_stalls=False))
     if wait < policy.INPUT_WAIT.value or typical * 1e3 < policy.INPUT_WAIT_MS.value:
         return None
     evidence = [
@@ -27,7 +27,7 @@ def _by_waits(case: Case) -> Finding | None:
         Evidence("mean wait for a batch", round(typical * 1e3, 3), policy.INPUT_WAIT_MS.value, unit="ms"),
     ]
     cause, advice, more = _cause(case)
-    turn = case.mean(lambda rank: float(rank.turns.length.mean()))
+    turn = case.mean(lambda rank: rank.usual("length", without_stalls=False))
     headline = f"The loop waits for data {percent(wait)} of the time"
     sentence = f"{headline}: {duration(typical)} of an average step of {duration(turn)}{cause}."
     sure = case.waits_known

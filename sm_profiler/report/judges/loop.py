@@ -87,6 +87,9 @@ def _gpu_starves_in_phases(case: Case) -> Finding | None:
         return None
     if gpu >= policy.PHASES_GPU_LOW.value and idle < policy.GPU_IDLE_IN_PHASES.value:
         return None
+    busiest = case.gpu_busiest
+    if busiest is not None and busiest >= policy.COMPUTE.value:
+        return None  # one GPU is fed well: the others are a matter of balance
     if (
         not case.waits_known
         and max(case.rule_share("CPUBottleneck"), case.rule_share("IOBottleneck")) >= policy.INPUT_SYSTEM.value

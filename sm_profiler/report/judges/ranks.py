@@ -22,7 +22,7 @@ def judge_straggler(case: Case) -> Finding | None:
     if len(ranks) < 2 or not _in_step(ranks):  # noqa: PLR2004 - what the number means stands in the line
         return None
     turn = float(np.median([rank.turns.length.mean() for rank in ranks]))
-    means = {part: np.asarray([getattr(rank.turns, part).mean() for rank in ranks]) for part in WORK}
+    means = {part: np.asarray([rank.usual(part, without_stalls=False) for rank in ranks]) for part in WORK}
     best: tuple[float, int, str, str] | None = None
     for meeting in MEETINGS:
         for part in WORK:

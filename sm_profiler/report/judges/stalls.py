@@ -14,6 +14,7 @@ WHERE = {
     "backward": "in the backward pass",
     "optimizer": "in the optimizer",
     "outside": "outside the phases",
+    "unknown": "in a part that was not recorded",
 }
 
 
@@ -53,7 +54,7 @@ def _periodic_advice(where: str, period: int, case: Case) -> str:
         workers = case.facts.loader.num_workers
         start = "The loader's workers start anew" if workers > 0 else "The dataset or the loader starts anew"
         return f"{start} every {period} steps (an epoch?): persistent_workers=True, and a cheap __iter__ of dataset and sampler."
-    if where == "outside":
+    if where in ("outside", "unknown"):
         return (
             f"Look for what the script does every {period} steps between optimizer and next batch: checkpoint, evaluation, logging, "
             "image summaries. Do it less often, or in a thread or process of its own (asynchronous checkpoint)."
@@ -72,6 +73,7 @@ def judge_outliers(case: Case) -> Finding | None:
         or rank.stalls.period is not None
         or rank.stalls.share < policy.OUTLIER_COST.value
         or not rank.stalls.is_rare
+        or rank.stalls.typical < policy.OUTLIER_LENGTH.value * rank.stalls.median
     ):
         return None
     stalls = rank.stalls
