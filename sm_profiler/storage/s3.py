@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -122,7 +123,8 @@ class S3Storage:
 
         def get() -> bytes:
             answer = self._client.get_object(**request)
-            with answer["Body"] as body:
+            # Not as a context manager: that would hand out the stream below, whose errors are not botocore's.
+            with closing(answer["Body"]) as body:
                 data: bytes = body.read()
             if len(data) != answer["ContentLength"]:
                 raise HTTPClientError(error=f"{len(data)} of {answer['ContentLength']} bytes")

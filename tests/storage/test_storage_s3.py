@@ -1,0 +1,222 @@
+import re
+import threading
+import time
+
+import pytest
+
+from sm_profiler.errors import SourceError
+from sm_profiler.storage import MissingFileError, download, open_storage, read_all, s3
+from sm_profiler.storage.s3 import ATTEMPTS, S3Storage
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """No waiting between retries; the pauses are noted instead."""
+    noted = []
+    made = S3Storage.__init__
+
+    def without_waiting(self, *args, **kwargs):
+        made(self, *args, **{"sleep": noted.append} | kwargs)
+
+    monkeypatch.setattr(S3Storage, "__init__", without_waiting)
+    return noted
+
+
+@pytest.fixture
+def storage(endpoint, pauses):
+    storage = open_storage("s3://jobs/job-1/profiler-output")
+    for key in ("system/b", "system/a", "framework/c", "system/sub/d"):
+        storage.write(key, key.encode() * 100)
+    endpoint.client().put_object(Bucket="jobs", Key="job-1/profiler-output-of-another/x", Body=b"1")
+    endpoint.client().put_object(Bucket="jobs", Key="job-1/profiler-output/empty-folder/", Body=b"")
+    endpoint.client().put_object(Bucket="jobs", Key="job-2/y", Body=b"1")
+    return storage
+
+
+def test_lists_its_prefix_and_no_more(storage):
+    assert storage.uri == "s3://jobs/job-1/profiler-output"
+    assert [info.key for info in storage.list()] == ["framework/c", "system/a", "system/b", "system/sub/d"]
+    assert [info.key for info in storage.list("system/", "system/a")] == ["system/b", "system/sub/d"]
+    info = next(storage.list("system/a"))
+    assert (info.size, abs(info.mtime - time.time()) < 60, bool(info.etag)) == (800, True, True)
+
+
+def test_lists_page_by_page(endpoint, pauses):
+    client = endpoint.client()
+    for number in range(25):
+        client.put_object(Bucket="jobs", Key=f"many/{number:03}", Body=b"x")
+
+    class SmallPages:
+        def __getattr__(self, name):
+            return getattr(client, name)
+
+        def list_objects_v2(self, **request):
+            return client.list_objects_v2(**request, MaxKeys=4)
+
+    endpoint.requests.clear()
+    keys = [info.key for info in open_storage("s3://jobs/many", client=SmallPages()).list(start_after="003")]
+    assert keys == [f"{number:03}" for number in range(4, 25)]
+    assert len(endpoint.requests) == 6
+
+
+def test_reads_whole_and_in_part(storage):
+    assert storage.read("system/a") == b"system/a" * 100
+    assert storage.read("system/a", 8, 14) == b"system"
+    assert storage.read("system/a", 792) == b"system/a"
+    assert storage.read("system/a", 5, 5) == b""
+    assert storage.exists("system/a")
+    assert not storage.exists("system/z")
+    with pytest.raises(MissingFileError, match="s3://jobs/job-1/profiler-output/system/z does not exist"):
+        storage.read("system/z")
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [("503 Slow Down", "SlowDown"), ("500 Oops", "InternalError"), ("429 Too Many", "Other")]
+)
+def test_tries_again_with_growing_pauses(endpoint, storage, pauses, status, code):
+    endpoint.fail(status, code, times=4)
+    assert storage.read("system/a") == b"system/a" * 100
+    assert len(pauses) == 4
+    assert all(0.125 * 2**n <= pause <= 0.375 * 2**n for n, pause in enumerate(pauses))
+    assert len(set(pauses)) == 4  # they vary
+
+
+def test_gives_up_after_some_attempts(endpoint, storage, pauses):
+    endpoint.fail("503 Slow Down", "SlowDown")
+    endpoint.requests.clear()
+    with pytest.raises(SourceError, match="SlowDown") as caught:
+        list(storage.list())
+    assert "\n" not in str(caught.value)
+    assert len(endpoint.requests) == ATTEMPTS
+    assert len(pauses) == ATTEMPTS - 1
+
+
+def test_truncated_bodies_are_fetched_again(endpoint, storage, pauses):
+    cut = [3]
+
+    def rule(method, path, _query):
+        if method == "GET" and path.endswith("system/a"):
+            cut[0] -= 1
+            return (lambda body: body[: len(body) // 2]) if cut[0] >= 0 else None
+        return None
+
+    endpoint.rules.append(rule)
+    assert storage.read("system/a") == b"system/a" * 100
+    assert len(pauses) == 3
+
+
+@pytest.mark.parametrize(("status", "code", "said"), [
+    ("404 Not Found", "NoSuchBucket", "the bucket does not exist"),
+    ("403 Forbidden", "AccessDenied", "access denied"),
+    ("400 Bad Request", "ExpiredToken", "credentials have expired"),
+    ("403 Forbidden", "InvalidAccessKeyId", "access key does not exist"),
+    ("403 Forbidden", "SignatureDoesNotMatch", "secret key is wrong"),
+])  # fmt: skip
+def test_errors_say_what_is_wrong(endpoint, storage, pauses, status, code, said):  # noqa: PLR0913, PLR0917 - fixtures and cases
+    endpoint.fail(status, code)
+    for call in (lambda: list(storage.list()), lambda: storage.read("system/a")):
+        with pytest.raises(SourceError, match=said) as caught:
+            call()
+        assert re.fullmatch(r"s3://jobs/job-1/profiler-output/\S*: [^\n]+", str(caught.value))
+    assert pauses == []  # none of these gets better by waiting
+
+
+def test_wrong_region_is_named(endpoint, storage):
+    endpoint.fail("400 Bad Request", "AuthorizationHeaderMalformed", extra="<Region>eu-west-1</Region>")
+    with pytest.raises(SourceError, match="another region, eu-west-1: set AWS_REGION=eu-west-1"):
+        list(storage.list())
+
+
+def test_missing_bucket(endpoint, pauses):
+    with pytest.raises(SourceError, match="the bucket does not exist"):
+        list(open_storage("s3://no-such-bucket-here/x").list())
+
+
+def test_no_credentials(endpoint, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    with pytest.raises(SourceError, match="no AWS credentials"):
+        list(open_storage("s3://jobs/x").list())
+
+
+def test_unreachable_endpoint(endpoint, monkeypatch, pauses):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(SourceError, match=r"127\.0\.0\.1:9"):
+        list(open_storage("s3://jobs/x").list())
+    assert len(pauses) == ATTEMPTS - 1
+
+
+def test_requester_pays_only_on_request(endpoint, pauses, monkeypatch):
+    endpoint.client().put_object(Bucket="jobs", Key="x/y", Body=b"1")
+    for pays in (False, True):
+        monkeypatch.setenv("SM_PROFILER_REQUESTER_PAYS", str(int(pays)))
+        endpoint.headers.clear()
+        storage = open_storage("s3://jobs/x")
+        assert [storage.read(info.key) for info in storage.list()] == [b"1"]
+        assert [headers.get("HTTP_X_AMZ_REQUEST_PAYER") for headers in endpoint.headers] == [
+            "requester" if pays else None
+        ] * 2
+
+
+def test_an_endpoint_cannot_add_keys_outside_the_prefix(endpoint, storage):
+    class Lying:
+        def list_objects_v2(self, **_request):
+            now = endpoint.client().list_objects_v2(Bucket="jobs")["Contents"][0]["LastModified"]
+            keys = ["../etc/passwd", "job-1/profiler-output/ok", "/abs", "job-2/y"]
+            return {"Contents": [{"Key": key, "Size": 1, "LastModified": now, "ETag": ""} for key in keys]}
+
+    assert [info.key for info in S3Storage("jobs", "job-1/profiler-output", client=Lying()).list()] == ["ok"]
+
+
+def test_reads_many_at_once_in_order_with_bounded_memory(endpoint, storage, monkeypatch):
+    for number in range(40):
+        storage.write(f"many/{number:02}", bytes([number]) * 1000)
+    active, most, lock = [0], [0], threading.Lock()
+    real = S3Storage.read
+
+    def counted(self, *args):
+        with lock:
+            active[0] += 1
+            most[0] = max(most[0], active[0])
+        time.sleep(0.01)
+        try:
+            return real(self, *args)
+        finally:
+            with lock:
+                active[0] -= 1
+
+    monkeypatch.setattr(S3Storage, "read", counted)
+    infos = list(storage.list("many/"))
+    assert [data[0] for _, data in read_all(storage, infos)] == list(range(40))
+    assert 2 <= most[0] <= storage.parallel_reads
+    most[0] = 0
+    assert len(list(read_all(storage, infos, ahead_bytes=3000))) == 40
+    assert most[0] <= 3
+
+
+def test_large_objects_come_in_ranges(endpoint, storage, monkeypatch):
+    monkeypatch.setattr(download, "RANGE_BYTES", 1000)
+    data = bytes(range(256)) * 40
+    storage.write("large", data)
+    endpoint.requests.clear()
+    ((_, read),) = read_all(storage, list(storage.list("large")))
+    assert read == data
+    assert sum(method == "GET" and "large" in path for method, path, _ in endpoint.requests) == 11
+
+
+def test_files_deleted_in_between_are_told_apart(endpoint, storage):
+    infos = list(storage.list("system/"))
+    endpoint.client().delete_object(Bucket="jobs", Key="job-1/profiler-output/system/a")
+    read = {info.key: data for info, data in read_all(storage, infos)}
+    assert isinstance(read.pop("system/a"), MissingFileError)
+    assert all(isinstance(data, bytes) for data in read.values())
+
+
+@pytest.mark.parametrize("uri", ["s3://", "https://x/y", "s3:///key"])
+def test_uris_that_are_none(uri):
+    with pytest.raises(SourceError):
+        open_storage(uri)
+
+
+def test_other_endpoints_get_path_style(endpoint):
+    assert s3._make_client(None).meta.config.s3["addressing_style"] == "path"
