@@ -1,0 +1,36 @@
+"""`sm-profiler merge-timeline`: one trace of a whole job for Perfetto or chrome://tracing."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+
+from sm_profiler.cli.command import DONE
+
+
+class Command:
+    """Writes steps, phases, data loading, operators and counters of all processes into one file."""
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Declare the arguments."""
+        parser.add_argument(
+            "source", metavar="SOURCE", help="a folder, an s3:// URI of a profiler-output, or a training job's name"
+        )
+        parser.add_argument(
+            "--out", metavar="FILE", required=True, help="the trace to write; a name ending in .gz is compressed"
+        )
+
+    def run(self, options: Namespace) -> int:
+        """Read, write, say what was written."""
+        from sm_profiler.report.timeline_export import export_timeline
+        from sm_profiler.source import open_source
+
+        done = export_timeline(open_source(options.source), options.out)
+        error = max(done.clock_error_us.values(), default=None)
+        clocks = f"; clocks agree within {error / 1e3:.3g} ms" if error is not None else ""
+        print(
+            f"sm-profiler: {done.events:,} events of {done.processes} processes in {options.out}{clocks}",
+            file=sys.stderr,
+        )
+        print("open it at https://ui.perfetto.dev or in chrome://tracing")
+        return DONE
