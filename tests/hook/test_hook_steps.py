@@ -3,7 +3,7 @@
 import pytest
 
 from sm_profiler.hook.modes import BACKWARD, FORWARD, OPTIMIZER, WAIT
-from sm_profiler.hook.steps import Stream, StepTracker
+from sm_profiler.hook.steps import StepTracker, Stream
 
 MODEL, GENERATOR, OPTIMIZER_ID = 11, 22, 33
 

@@ -1,6 +1,7 @@
 """Real small trainings in many kinds of loops: what was recorded, against what the script says it did; and bit for bit
 the same results with the hook off, on, and broken at every call."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -19,10 +20,25 @@ PHASES = {
     "optimizer": "Optimizer",
     "wait": "DataLoaderWait",
 }
-SCENARIOS = (
-    "plain workers persistent_workers spawned_workers accumulation without_loader gan rnn evaluation scaler_skips "
-    "checkpointed lbfgs iterable_and_early_break exceptions fetched_ahead copied compiled"
-).split()
+SCENARIOS = [
+    "plain",
+    "workers",
+    "persistent_workers",
+    "spawned_workers",
+    "accumulation",
+    "without_loader",
+    "gan",
+    "rnn",
+    "evaluation",
+    "scaler_skips",
+    "checkpointed",
+    "lbfgs",
+    "iterable_and_early_break",
+    "exceptions",
+    "fetched_ahead",
+    "copied",
+    "compiled",
+]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -45,7 +61,12 @@ def matrix(tmp_path_factory):
     runs, logs = {}, {}
     for mode in ("off", "on", "raising"):
         done = subprocess.run(
-            [sys.executable, MATRIX, mode, folder], capture_output=True, text=True, check=False, timeout=250, env=environment()
+            [sys.executable, MATRIX, mode, folder],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=250,
+            env=environment(),
         )
         assert done.returncode == 0, done.stderr
         runs[mode] = {row["scenario"]: row for row in map(json.loads, done.stdout.splitlines())}
@@ -74,7 +95,7 @@ def test_phases_lie_within_their_steps(matrix, name):
     folder, _, _ = matrix
     rows = events(folder / name)
     steps = sorted((row["ts"], row["ts"] + row["dur"]) for row in rows if row["phase"].startswith("Step:"))
-    assert all(before[1] <= after[0] + 1 for before, after in zip(steps, steps[1:], strict=False))  # they do not overlap
+    assert all(before[1] <= after[0] + 1 for before, after in itertools.pairwise(steps))  # they do not overlap
     inside = [row for row in rows if row["phase"] in {"Forward", "Backward(post-forward)"}]
     for row in inside:
         assert any(start - 1 <= row["ts"] and row["ts"] + row["dur"] <= end + 1 for start, end in steps), row

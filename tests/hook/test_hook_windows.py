@@ -46,7 +46,9 @@ def test_steps_only_counts_from_the_first_step_seen():
 
 def test_a_window_that_ended_never_opens_again():
     window = Window(Range(start_time=1001.0, duration=2.0))
-    assert [window.at_step(s, now, mono) for s, (now, mono) in enumerate([(1001, 1), (1002, 2), (1003, 3), (1001, 4)])] == [
+    assert [
+        window.at_step(s, now, mono) for s, (now, mono) in enumerate([(1001, 1), (1002, 2), (1003, 3), (1001, 4)])
+    ] == [
         True,
         True,
         False,

@@ -1,0 +1,202 @@
+"""What the hook promises: it fails open, leaves readable files behind, and is not there when it is off."""
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_hook_training import environment, events
+
+from sm_profiler.formats.trace_writer import recover_traces
+
+SCRIPT = Path(__file__).with_name("small_training.py")
+LAUNCH = [sys.executable, "-m", "sm_profiler.hook.launch", SCRIPT]
+
+
+def config(folder: Path, **parameters: str) -> str:
+    return json.dumps({"ProfilingParameters": {"LocalPath": str(folder), **parameters}})
+
+
+def train(what: str = "", *, profile: str | None = None, **options) -> subprocess.CompletedProcess:
+    more = {"SM_PROFILER_CONFIG": profile} if profile else {}
+    return subprocess.run(
+        [*LAUNCH, what], capture_output=True, text=True, check=False, timeout=120, env=environment(**more), **options
+    )
+
+
+def steps(folder: Path) -> list[dict]:
+    return [event for event in events(folder) if event["phase"] == "Step:ModeKeys.TRAIN"]
+
+
+@pytest.fixture(scope="module")
+def truth():
+    done = train()
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_file_in_place_of_the_folder(tmp_path, truth):
+    (tmp_path / "profile").write_text("in the way")
+    done = train(profile=config(tmp_path / "profile"))
+    assert (done.returncode, done.stdout) == (0, truth)
+    assert done.stderr.count("sm-profiler") == 1
+    assert "cannot be written" in done.stderr
+
+
+def test_a_disk_that_is_full(tmp_path, truth):
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+
+    done = train(profile=config(tmp_path), preexec_fn=limit)
+    assert (done.returncode, done.stdout) == (0, truth)
+    assert done.stderr.count("sm-profiler") == 1
+
+
+def test_a_kill_loses_no_more_than_the_last_flush_interval(tmp_path):
+    done = train("kill", profile=config(tmp_path))
+    assert done.returncode == -signal.SIGKILL
+    assert not list(tmp_path.glob("framework/pevents/*/*"))  # open files are not taken for whole ones
+    assert recover_traces(tmp_path) == 1
+    assert 10 <= len(steps(tmp_path)) <= 20
+
+
+def test_sigterm_ends_the_script_as_ever_and_leaves_what_was_flushed(tmp_path):
+    process = subprocess.Popen(
+        [*LAUNCH, "wait"], stdout=subprocess.PIPE, env=environment(SM_PROFILER_CONFIG=config(tmp_path)), text=True
+    )
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(1.6)
+    process.terminate()
+    process.stdout.close()
+    assert process.wait(timeout=30) == -signal.SIGTERM
+    assert recover_traces(tmp_path) == 1
+    assert len(steps(tmp_path)) >= 10
+
+
+def test_the_exit_code_is_the_scripts_own(tmp_path):
+    done = train("raise", profile=config(tmp_path))
+    assert done.returncode == 3
+    assert len(steps(tmp_path)) == 10
+
+
+def test_a_forked_child_has_a_file_of_its_own(tmp_path):
+    done = train("fork", profile=config(tmp_path))
+    assert done.returncode == 0, done.stderr
+    pids = [event["args"]["pid"] for event in steps(tmp_path)]
+    assert sorted(pids.count(pid) for pid in set(pids)) == [10, 20]
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        None,
+        "",
+        '{"DisableProfiler": true, "ProfilingParameters": {"LocalPath": "/x"}}',
+        "{}",
+        '{"ProfilingParameters": {}}',
+    ],
+)
+def test_off_means_that_nothing_is_installed(profile):
+    check = """
+import sys
+from sm_profiler.hook.auto import arm
+arm()
+import torch
+from torch.utils.data import dataloader
+assert torch.autograd.backward.__module__ == "torch.autograd"
+assert not hasattr(torch.autograd.backward, "__wrapped__")
+assert not hasattr(dataloader._BaseDataLoaderIter.__next__, "__wrapped__")
+assert not torch.nn.modules.module._global_forward_hooks
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+assert not _global_optimizer_pre_hooks
+assert "sm_profiler.hook.pytorch.adapter" in sys.modules
+"""
+    more = {} if profile is None else {"SM_PROFILER_CONFIG": profile}
+    done = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=False, env=environment(**more)
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_arming_loads_nothing():
+    check = """
+import sys
+from sm_profiler.hook.auto import arm
+arm()
+loaded = {name.partition(".")[0] for name in sys.modules} & {"torch", "attrs", "attr", "numpy", "json", "psutil"}
+assert not loaded, loaded
+"""
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False, env=environment())
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_pth_file_is_one_line_that_does_nothing_unless_asked():
+    text = (SCRIPT.parents[2] / "packaging" / "sm_profiler_auto.pth").read_text()
+    assert text.count("\n") == 1
+    assert text.startswith("import os;")
+    check = f"import sys\n{text}\nassert not any(name.startswith('sm_profiler') for name in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False, env=environment())
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_changed_configuration_takes_effect_without_a_restart(tmp_path):
+    path, folder = tmp_path / "profilerconfig.json", tmp_path / "profile"
+    path.write_text(config(folder))
+    process = subprocess.Popen(
+        [*LAUNCH, "wait"], stdout=subprocess.PIPE, env=environment(SM_PROFILER_CONFIG=str(path)), text=True
+    )
+    try:
+        process.stdout.readline()
+        path.write_text(config(folder, DataloaderProfilingConfig='{"Duration": 60, }'))
+        time.sleep(2.5)
+    finally:
+        process.terminate()
+        process.stdout.close()
+        process.wait(timeout=30)
+    assert recover_traces(folder) == 1
+    rows = events(folder)
+    assert any(row["phase"] == "DataLoaderIter" for row in rows)
+    assert not any(row["phase"] == "DataLoaderIter" for row in rows[:20])
+
+
+def test_each_rank_has_files_of_its_own(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    common = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "WORLD_SIZE": "2",
+        "SM_PROFILER_CONFIG": config(tmp_path),
+    }
+    ranks = [
+        subprocess.Popen([*LAUNCH, "ddp"], env=environment(RANK=rank, **common), stdout=subprocess.PIPE, text=True)
+        for rank in "01"
+    ]
+    digests = {rank.communicate(timeout=120)[0] for rank in ranks}
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert len(digests) == 1
+    names = sorted(file.name.partition("_")[2] for file in tmp_path.glob("framework/pevents/*/*.json"))
+    assert names == ["0-algo-1_pythontimeline.json", "1-algo-1_pythontimeline.json"]
+    rows = events(tmp_path)
+    assert len(steps(tmp_path)) == 20
+    assert {row["name"] for row in rows if row["phase"] == "Forward"} == {"Sequential"}
+
+
+@pytest.mark.skipif(not os.access("/proc/self/statm", os.R_OK), reason="needs Linux's /proc")
+def test_memory_and_own_cost_are_in_the_file(tmp_path):
+    done = train("long", profile=config(tmp_path))
+    assert done.returncode == 0
+    rows = events(tmp_path)
+    memory = [row for row in rows if row["phase"] == "sm_profiler/memory"]
+    overhead = [row for row in rows if row["phase"] == "sm_profiler/overhead"]
+    assert memory
+    assert memory[0]["args"]["peak_bytes"] >= memory[0]["args"]["resident_bytes"] // 2 > 1_000_000
+    assert overhead
+    assert all(row["args"]["dropped"] == 0 and row["args"]["steps"] > 0 for row in overhead)
