@@ -62,7 +62,7 @@ class Bottleneck(BuiltinRule):
             if moments:
                 own = on_node(window.events, node, alone=len(nodes) == 1)
                 stretch.ran = stretch.ran or WhatRan()
-                correlate(stretch.ran, own, np.asarray(moments))
+                correlate(stretch.ran, window.events, np.asarray(moments), own)
         self.datapoints += stretch.datapoints
         self._count += stretch.bottlenecks
         return self._is_over(self._count, self.datapoints)
@@ -225,20 +225,24 @@ def names_per_point(rows: SystemColumns, points: Ints, chosen: Mask, size: int) 
     return np.bincount(pairs // width, minlength=size)
 
 
-def correlate(ran: WhatRan, events: EventColumns, moments: Floats) -> None:
-    """Add each event once for each moment (in seconds) that lies strictly within it."""
+def correlate(ran: WhatRan, events: EventColumns, moments: Floats, among: Ints | None = None) -> None:
+    """Add each event (of the rows `among`) once for each moment (in seconds) that lies strictly within it."""
     if len(events) == 0 or len(moments) == 0:
         return
     moments_us = moments * 1e6
     order = np.argsort(moments_us, kind="stable")
     ascending = moments_us[order]
-    begin = np.searchsorted(ascending, events.start_us, side="right")
-    end = np.searchsorted(ascending, events.end_us, side="left")
-    weights = np.maximum(end - begin, 0)
-    rows = np.flatnonzero(weights)
+    starts, durations = events.start_us, events.duration_us
+    if among is not None:
+        starts, durations = starts[among], durations[among]
+    begin = np.searchsorted(ascending, starts, side="right")
+    end = np.searchsorted(ascending, starts + durations, side="left")
+    rows = np.flatnonzero(end > begin)
+    begin, end = begin[rows], end[rows]
     # The report's keys stand in the order in which they were met: moment by moment, event by event.
-    first = order[begin[rows]]
+    first = order[begin]
     if (np.diff(order) < 0).any():  # moments of several nodes: the first one met need not be the earliest
-        first = np.asarray([order[a:b].min() for a, b in zip(begin[rows], end[rows], strict=True)], np.int64)
-    rows = rows[np.argsort(first, kind="stable")]
-    ran.add(events[rows], weights[rows])
+        first = np.asarray([order[a:b].min() for a, b in zip(begin, end, strict=True)], np.int64)
+    met = np.argsort(first, kind="stable")
+    chosen = rows[met] if among is None else among[rows[met]]
+    ran.add(events, chosen, (end - begin)[met])

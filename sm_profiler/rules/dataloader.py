@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from sm_profiler.formats.columns import EventColumns, Ints
+from sm_profiler.formats.columns import EventColumns, Floats, Ints
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.nodes import natural, node_of
 from sm_profiler.rules.parameters import positive
@@ -51,9 +51,9 @@ class _Waits:
         self.waited_us += end.waited_us
 
 
-def _waits_of(events: EventColumns) -> _Waits:
-    order = np.argsort(events.start_us, kind="stable")
-    starts, lengths = events.start_us[order], events.duration_us[order]
+def _waits_of(starts: Floats, lengths: Floats) -> _Waits:
+    order = np.argsort(starts, kind="stable")
+    starts, lengths = starts[order], lengths[order]
     gaps = np.diff(starts)
     watched = gaps <= INTERRUPTION_US
     waited_us = float(np.minimum(lengths[:-1], gaps)[watched].sum())
@@ -95,10 +95,11 @@ class Dataloader(BuiltinRule):
         self._learn_settings(events)
         self._take_times(events)
         for kind in (ITERATION, WAIT):
-            chosen = events[events.phase.mask(kind)]
-            for process in chosen.node.present():
-                waits = _waits_of(chosen[chosen.node.mask(process)])
-                key = (process, kind)
+            rows = np.flatnonzero(events.phase.mask(kind))
+            codes, starts_us, lengths_us = events.node.codes[rows], events.start_us[rows], events.duration_us[rows]
+            for code in np.unique(codes):
+                waits = _waits_of(starts_us[codes == code], lengths_us[codes == code])
+                key = (events.node.values[code], kind)
                 if key in self._waits:
                     self._waits[key].add_gap(waits.first_us, waits)
                 else:

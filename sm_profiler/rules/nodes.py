@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-from sm_profiler.formats.columns import EventColumns
+import numpy as np
+
+from sm_profiler.formats.columns import EventColumns, Ints
 
 _NODE = re.compile(r"(algo-\d+)(?:-|$)")
 
@@ -15,11 +17,10 @@ def node_of(process: str) -> str:
     return match[1] if match else re.sub(r"^\d+-|-\d+$", "", process)
 
 
-def on_node(events: EventColumns, node: str, *, alone: bool) -> EventColumns:
-    """The events of a node's processes; all where it is the only node and no process carries its name."""
+def on_node(events: EventColumns, node: str, *, alone: bool) -> Ints:
+    """The row numbers of a node's events; of all events where it is the only node and no process carries its name."""
     mask = events.node.mask(lambda process: node_of(process) == node)
-    own: EventColumns = events if alone and not mask.any() else events[mask]
-    return own
+    return np.arange(len(events)) if alone and not mask.any() else np.flatnonzero(mask)
 
 
 def natural(text: str) -> tuple[object, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from sm_profiler.formats.columns import EventColumns, Floats, Mask
+from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.nodes import natural
 from sm_profiler.rules.parameters import count, positive, text
@@ -19,7 +19,7 @@ from sm_profiler.rules.window import Window
 STEP = "Step:ModeKeys"
 ENOUGH = 100  # steps of a phase before its outliers are looked for
 BINS = 100
-LONGEST = 50  # so many of a process's longest steps per phase keep what ran in them
+LONGEST = 25  # so many of a process's longest steps per phase keep what ran in them
 
 
 @attrs.frozen
@@ -82,32 +82,34 @@ class StepOutlier(BuiltinRule):
             if window.looked_at_by_service:
                 self._update_as_service(window.events)
             return self.triggered > 0
-        events = window.new_events
-        steps = events[self._is_step(events)]
-        self.datapoints += len(steps)
-        for process in steps.node.present():
-            own_events: EventColumns | None = None
-            own = steps[steps.node.mask(process)]
-            for name in own.name.present():
-                phase = self._phases.setdefault(process, {}).setdefault(name, _Phase())
-                chosen = own[own.name.mask(name)]
-                phase.durations.add(chosen.duration_us / 1e6)
-                for row in self._candidates(phase, chosen):
-                    if own_events is None:
-                        own_events = window.events[window.events.node.mask(process)]
+        events, all_events = window.new_events, window.events
+        rows = np.flatnonzero(self._is_step(events))
+        self.datapoints += len(rows)
+        nodes, names = events.node.codes[rows], events.name.codes[rows]
+        for node in np.unique(nodes):
+            process = events.node.values[node]
+            around: Ints | None = None  # the rows of all events of this process
+            for name in np.unique(names[nodes == node]):
+                phase = self._phases.setdefault(process, {}).setdefault(events.name.values[name], _Phase())
+                steps = rows[(nodes == node) & (names == name)]
+                phase.durations.add(events.duration_us[steps] / 1e6)
+                for row in self._candidates(phase, events.duration_us, steps):
+                    if around is None:
+                        around = np.flatnonzero(all_events.node.mask(process))
+                        starts_us, ends_us = all_events.start_us[around], all_events.end_us[around]
+                    start_us, duration_us = float(events.start_us[row]), float(events.duration_us[row])
                     ran = WhatRan()
-                    start_us, end_us = float(chosen.start_us[row]), float(chosen.end_us[row])
-                    ran.add(own_events[(own_events.start_us <= end_us) & (own_events.end_us >= start_us)])
-                    phase.longest.append((float(chosen.duration_us[row]) / 1e6, start_us, int(chosen.step[row]), ran))
+                    ran.add(all_events, around[(starts_us <= start_us + duration_us) & (ends_us >= start_us)])
+                    phase.longest.append((duration_us / 1e6, start_us, int(events.step[row]), ran))
                 _keep_longest(phase)
         return False
 
     @staticmethod
-    def _candidates(phase: _Phase, steps: EventColumns) -> list[int]:
+    def _candidates(phase: _Phase, durations_us: Floats, steps: Ints) -> list[int]:
         """The steps that may be among the longest."""
-        rows = np.argsort(-steps.duration_us, kind="stable")[:LONGEST]
+        rows = steps[np.argsort(-durations_us[steps], kind="stable")[:LONGEST]]
         floor = phase.longest[-1][0] if len(phase.longest) >= LONGEST else -np.inf
-        return [int(row) for row in rows if steps.duration_us[row] / 1e6 >= floor]
+        return [int(row) for row in rows if durations_us[row] / 1e6 >= floor]
 
     def _is_step(self, events: EventColumns) -> Mask:
         return events.name.mask(lambda name: STEP in name or name == self.parameters.mode)
@@ -115,14 +117,18 @@ class StepOutlier(BuiltinRule):
     def _update_as_service(self, events: EventColumns) -> None:
         rows = np.flatnonzero(self._is_step(events))
         self.datapoints += len(rows)
-        steps = events[rows]
-        present: dict[tuple[str, int], tuple[float, float]] = {}  # intervals in this window: the first one met wins
-        nodes, names = steps.node.decode().tolist(), steps.name.decode().tolist()
-        columns = (steps.step.tolist(), steps.start_us.tolist(), steps.end_us.tolist())
-        for node, name, number, start_us, end_us in zip(nodes, names, *columns, strict=True):
+        starts, ends, steps = events.start_us[rows], events.end_us[rows], events.step[rows]
+        pairs = np.stack([events.node.codes[rows], events.name.codes[rows]])
+        _, first = np.unique(pairs, axis=1, return_index=True)
+        for index in np.sort(first):
+            own = (pairs == pairs[:, [index]]).all(axis=0)
+            node, name = events.node.values[pairs[0, index]], events.name.values[pairs[1, index]]
             series, numbers = self._series.setdefault(node, {}).setdefault(name, (Series(), []))
-            series.add(np.asarray([(end_us - start_us) / 1e6]))
-            numbers.append(number)
+            series.add((ends[own] - starts[own]) / 1e6)
+            numbers += steps[own].tolist()
+        present: dict[tuple[str, int], tuple[float, float]] = {}  # intervals in this window: the first one met wins
+        nodes = events.node[rows].decode().tolist()
+        for node, number, start_us, end_us in zip(nodes, steps.tolist(), starts.tolist(), ends.tolist(), strict=True):
             present.setdefault((node, number), (start_us, end_us))
         for node, phases in self._series.items():
             for name, (series, numbers) in phases.items():
@@ -162,7 +168,7 @@ class StepOutlier(BuiltinRule):
             span = present.get((node, numbers[index]))
             if span:
                 start_us, end_us = span
-                self._ran.add(events[(events.start_us <= end_us) & (events.end_us >= start_us)])
+                self._ran.add(events, np.flatnonzero((events.start_us <= end_us) & (events.end_us >= start_us)))
         self._ran.write_details(self.details, swapped=True)
 
     def absorb(self, other: StepOutlier) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints
@@ -12,6 +13,7 @@ KEPT_SHARE = 2.0  # percent: operators below are left out of the report
 OWN = "sm_profiler/"  # phases of our own accounting, no work of the job
 KINDS_OF_OTHERS = ("horovod", "smdataparallel")
 FORWARD, BACKWARD = "Forward-SubModuleInternal", "Backward-SubModuleInternal"
+_NO_EVENTS = EventColumns.empty()
 CPU, GPU, STEP, FORWARD_PASS, BACKWARD_PASS, GENERAL, NOTHING, HOROVOD = range(8)
 
 
@@ -33,8 +35,16 @@ def classes(events: EventColumns) -> Ints:
     """The class of each event, shape (rows,)."""
     by_phase = np.asarray([class_of(phase) for phase in events.phase.values] or [NOTHING], np.int64)
     found = by_phase[events.phase.codes]
-    other = events.kind.mask(lambda kind: kind.startswith(KINDS_OF_OTHERS))
-    return np.where(other & (found == GENERAL), HOROVOD, found)
+    if any(kind.startswith(KINDS_OF_OTHERS) for kind in events.kind.values):
+        other = events.kind.mask(lambda kind: kind.startswith(KINDS_OF_OTHERS))
+        found[other & (found == GENERAL)] = HOROVOD
+    return found
+
+
+def classes_of(events: EventColumns, rows: Ints) -> Ints:
+    """The class of each chosen event."""
+    chosen = attrs.evolve(_NO_EVENTS, phase=events.phase[rows], kind=events.kind[rows])
+    return classes(chosen)
 
 
 class WhatRan:
@@ -50,10 +60,22 @@ class WhatRan:
         self.general: dict[str, float] = {}
         self.horovod: dict[str, float] = {}
 
-    def add(self, events: EventColumns, weights: Ints | None = None) -> None:
-        """Add events in their order; `weights`: how many times each counts."""
-        found = classes(events)
-        durations = events.duration_us if weights is None else events.duration_us * weights
+    def add(self, events: EventColumns, chosen: Ints | None = None, weights: Ints | None = None) -> None:
+        """Add events.
+
+        Args:
+            events: the events.
+            chosen: row numbers, in the order in which they are met; default: all.
+            weights: how many times each chosen one counts; default: once.
+        """
+        phase = events.phase if chosen is None else events.phase[chosen]
+        name = events.name if chosen is None else events.name[chosen]
+        durations = events.duration_us if chosen is None else events.duration_us[chosen]
+        durations = durations if weights is None else durations * weights
+        self._add(phase, name, durations, classes(events) if chosen is None else classes_of(events, chosen))
+
+    def _add(self, phase: Category, name: Category, durations: Floats, found: Ints) -> None:
+        present = np.bincount(found, minlength=HOROVOD + 1) > 0
         for kind, by_phase, by_name in (
             (CPU, self.cpu_phases, self.cpu_operators),
             (GPU, self.gpu_phases, self.gpu_operators),
@@ -61,15 +83,16 @@ class WhatRan:
             (GENERAL, self.general, None),
             (HOROVOD, None, self.horovod),
         ):
+            if not present[kind]:
+                continue
             rows = np.flatnonzero(found == kind)
-            if len(rows) and by_phase is not None:
-                add_sums(by_phase, events.phase[rows], durations[rows])
-            if len(rows) and by_name is not None:
-                add_sums(by_name, events.name[rows], durations[rows])
-        for kind, name in ((FORWARD_PASS, "Forward pass"), (BACKWARD_PASS, "Backward pass")):
-            rows = np.flatnonzero(found == kind)
-            if len(rows):
-                self.passes[name] = self.passes.get(name, 0) + float(durations[rows].sum())
+            if by_phase is not None:
+                add_sums(by_phase, phase[rows], durations[rows])
+            if by_name is not None:
+                add_sums(by_name, name[rows], durations[rows])
+        for kind, title in ((FORWARD_PASS, "Forward pass"), (BACKWARD_PASS, "Backward pass")):
+            if present[kind]:
+                self.passes[title] = self.passes.get(title, 0) + float(durations[found == kind].sum())
 
     def merge(self, other: WhatRan) -> None:
         """Add the sums of another part."""

@@ -84,43 +84,104 @@ def _rank(kind: str) -> int:
     return next((rank for rank, name in enumerate(TIMELINES) if kind.startswith(name)), len(TIMELINES))
 
 
+@attrs.define(eq=False)
+class _Part:
+    """Rows that came together, and which of them a window still needs.
+
+    Attributes:
+        rows: the table.
+        starts_us, ends_us: of each row; for system rows the same.
+        counted: whether a window has counted the row; None: none of them has been.
+    """
+
+    rows: Any
+    starts_us: Floats
+    ends_us: Floats
+    counted: Mask | None = None
+    first_us: float = attrs.field()
+    last_us: float = attrs.field()
+
+    @first_us.default
+    def _first(self) -> float:
+        return float(self.starts_us.min())
+
+    @last_us.default
+    def _last(self) -> float:
+        return float(self.ends_us.max())
+
+    def select(self, start_us: int, end_us: int) -> tuple[Any, Any]:
+        """The rows that overlap a window, and those that it counts: not counted yet, and starting before its end."""
+        if self.first_us > end_us:
+            return None, None
+        overlaps = (self.starts_us <= end_us) & (self.ends_us >= start_us)
+        fresh = self.starts_us < end_us
+        if self.counted is None:
+            self.counted = fresh
+        else:
+            fresh &= ~self.counted
+            self.counted |= fresh
+        within = _chosen(self.rows, overlaps)
+        return within, within if np.array_equal(fresh, overlaps) else _chosen(self.rows, fresh)
+
+    def is_done(self, end_us: int) -> bool:
+        """Whether no later window needs any row."""
+        return self.last_us < end_us and self.counted is not None and bool(self.counted.all())
+
+    def next_us(self) -> float | None:
+        """The start of the earliest row not counted."""
+        if self.counted is None:
+            return self.first_us
+        left = self.starts_us[~self.counted]
+        return float(left.min()) if len(left) else None
+
+
+def _chosen(rows: Any, mask: Mask) -> Any:
+    return rows if mask.all() else rows[mask]
+
+
 class WindowCutter:
     """Cuts batches into windows; holds no more than the rows that a later window can still need.
 
     `add` takes a batch; `ready` yields the windows that are complete; `rest` yields what remains when nothing more
     will come.
+
+    Attributes:
+        service_limit_us: the time before which the service evaluates windows, if the list of files tells; else it is
+            taken from the rows.
     """
 
     def __init__(self, first_us: int | None = None, length_us: int = MINUTE_US) -> None:
-        """`first_us`: where the first window starts; default: the minute of the first batch that says one."""
+        """`first_us`: where the first window starts; default: the minute of the first batch."""
         self.length_us = length_us
+        self.service_limit_us: float | None = None
         self._next_us = None if first_us is None else first_us - first_us % MINUTE_US
-        self._system, self._events = SystemColumns.empty(), EventColumns.empty()
-        self._system_parts: list[SystemColumns] = []
-        self._event_parts: list[EventColumns] = []
-        self._counted: Mask = np.empty(0, np.bool_)  # for each held event: has a window counted it
+        self._system: list[_Part] = []
+        self._events: list[_Part] = []
         self._filed_us = -1  # all files up to here have been delivered
         self._last_minute_us: int | None = None  # of the last system file
         self._last_event_us: float | None = None  # end of the last event: what the last trace file is named by
-        self.service_limit_us: float | None = None
 
     def add(self, batch: BatchLike) -> None:
         """Take a batch; batches come in the order of their minutes.  Rows without a finite time are left out."""
         system, events = _with_time(batch.system, batch.system.timestamp), _with_time(batch.events, batch.events.end_us)
         if len(system):
-            self._system_parts.append(system)
-            first_us, last_us = system.timestamp.min() * 1e6, system.timestamp.max() * 1e6
-            minute_us = int(last_us // MINUTE_US * MINUTE_US) if batch.minute_us is None else batch.minute_us
+            moments_us = system.timestamp * 1e6
+            part = _Part(system, moments_us, moments_us)
+            self._system.append(part)
+            minute_us = int(part.last_us // MINUTE_US * MINUTE_US) if batch.minute_us is None else batch.minute_us
             self._last_minute_us = max(minute_us, self._last_minute_us or 0)
-            if self._next_us is None:
-                self._next_us = int(first_us // MINUTE_US * MINUTE_US)
+            self._begin(part.first_us)
         if len(events):
-            self._event_parts.append(events)
-            self._last_event_us = max(float(events.end_us.max()), self._last_event_us or 0.0)
-            if self._next_us is None:
-                self._next_us = int(events.start_us.min() // MINUTE_US * MINUTE_US)
+            part = _Part(events, events.start_us, events.end_us)
+            self._events.append(part)
+            self._last_event_us = max(part.last_us, self._last_event_us or 0.0)
+            self._begin(part.first_us)
         if batch.minute_us is not None:
             self._filed_us = max(self._filed_us, batch.minute_us)
+
+    def _begin(self, first_us: float) -> None:
+        if self._next_us is None:
+            self._next_us = int(first_us // MINUTE_US * MINUTE_US)
 
     def ready(self, look_ahead_us: int = LOOK_AHEAD_US) -> Iterator[Window]:
         """Yield the windows whose rows have all come, as far as the files' times tell."""
@@ -129,8 +190,8 @@ class WindowCutter:
 
     def rest(self) -> Iterator[Window]:
         """Yield all remaining windows: the job is over, or nobody waits for more."""
-        while self._held():
-            yield from self._cut_next(everything=True)
+        while self._next_data_us() is not None:
+            yield from self._cut_next()
 
     def _by_service(self, start_us: int) -> bool:
         """The service evaluates windows that start before the last system minute and the last trace file's time.
@@ -140,54 +201,38 @@ class WindowCutter:
         ends = [end for end in (self._last_minute_us, self._last_event_us) if end is not None]
         return start_us < (min(ends, default=0.0) if self.service_limit_us is None else self.service_limit_us)
 
-    def _held(self) -> bool:
-        self._join()
-        return bool(len(self._system) or not self._counted.all())
-
-    def _join(self) -> None:
-        if self._system_parts:
-            self._system = SystemColumns.concat([self._system, *self._system_parts])
-            self._system_parts = []
-        if self._event_parts:
-            came = sum(len(part) for part in self._event_parts)
-            self._events = EventColumns.concat([self._events, *self._event_parts])
-            self._counted = np.concatenate([self._counted, np.zeros(came, np.bool_)])
-            self._event_parts = []
-
-    def _cut_next(self, *, everything: bool = False) -> Iterator[Window]:
-        """Cut the next window, and jump over a long stretch that holds nothing."""
-        self._join()
+    def _cut_next(self) -> Iterator[Window]:
+        """Cut the next window, or jump over a long stretch that holds nothing."""
         if self._next_us is None:  # nothing has come yet
             return
-        start_us = self._next_us
-        end_us = start_us + self.length_us
-        moments_us = self._system.timestamp * 1e6
-        late = moments_us < end_us
-        events, ends_us = self._events, self._events.end_us
-        starts_before_end = events.start_us < end_us
-        fresh = starts_before_end & ~self._counted
-        if not late.any() and not fresh.any():
-            jump_us = self._next_data_us(moments_us)
-            if jump_us is None or jump_us - start_us > EMPTY_STRETCH * self.length_us:
-                self._next_us = end_us if jump_us is None else jump_us
-                if jump_us is None and everything:
-                    self._counted[:] = True
-                return
-        inside = (moments_us >= start_us) & (moments_us <= end_us)
-        overlaps = (events.start_us <= end_us) & (ends_us >= start_us)
-        system, new_system = self._system[inside], self._system[late]
-        window_events = in_timeline_order(events[overlaps])
-        new_events = in_timeline_order(events[fresh])
-        self._counted = self._counted | fresh
-        keep = ~(self._counted & (ends_us < end_us))
-        self._system = self._system[~late]
-        self._events, self._counted = events[keep], self._counted[keep]
+        start_us, end_us = self._next_us, self._next_us + self.length_us
+        data_us = self._next_data_us()
+        if data_us is None or data_us - start_us > EMPTY_STRETCH * self.length_us:
+            self._next_us = (
+                end_us if data_us is None else start_us + int((data_us - start_us) // self.length_us) * self.length_us
+            )
+            return
+        system = [part.select(start_us, end_us) for part in self._system]
+        events = [part.select(start_us, end_us) for part in self._events]
+        self._system = [part for part in self._system if not part.is_done(end_us)]
+        self._events = [part for part in self._events if not part.is_done(end_us)]
         self._next_us = end_us
-        yield Window(start_us, end_us, system, window_events, new_system, new_events, self._by_service(start_us))
+        inside, new_rows = _joined(SystemColumns, system)
+        window_events, new_events = _joined(EventColumns, events)
+        ordered = in_timeline_order(window_events)
+        new_events = ordered if new_events is window_events else in_timeline_order(new_events)
+        yield Window(start_us, end_us, inside, ordered, new_rows, new_events, self._by_service(start_us))
 
-    def _next_data_us(self, moments_us: Floats) -> int | None:
-        """The start of the window that holds the earliest data not yet counted; None where there is none."""
-        firsts = [moments.min() for moments in (moments_us, self._events.start_us[~self._counted]) if len(moments)]
-        if not firsts or self._next_us is None:
-            return None
-        return self._next_us + int((min(firsts) - self._next_us) // self.length_us) * self.length_us
+    def _next_data_us(self) -> float | None:
+        """The earliest row not yet counted; None where there is none."""
+        found = [part.next_us() for part in (*self._system, *self._events)]
+        return min((moment for moment in found if moment is not None), default=None)
+
+
+def _joined(kind: Any, selected: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """All rows within a window, and those that count in it; one table where both are the same."""
+    pairs = [(within, fresh) for within, fresh in selected if within is not None]
+    within = kind.concat([one for one, _ in pairs if len(one)])
+    if all(one is other for one, other in pairs):
+        return within, within
+    return within, kind.concat([other for _, other in pairs if len(other)])

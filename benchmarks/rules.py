@@ -1,0 +1,190 @@
+"""How fast the rules are: all of them over 1.66 M system rows and 5.5 M events, from columns.
+
+    python benchmarks/rules.py [--scale 1.0] [--hours 24] [--only folds|hours|apis]
+
+Columns are made in memory (2 nodes, 16 GPUs, one hour, 10 samples a second and node), minute by minute, as a source
+delivers them; making them is not timed.  `--only hours` measures the cost of a window over a day's job; `--only apis`
+compares the fold with the event API, and both with the old library's way (objects, one rule step an event).
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+import tracemalloc
+
+import numpy as np
+
+from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
+from sm_profiler.rules import CPUBottleneck, ProfilerReport, StepOutlier, Window
+from sm_profiler.rules.event_objects import framework_events, system_events
+from sm_profiler.rules.window import WindowCutter
+
+START_S = 1_700_000_040
+NODES, GPUS, CORES, RANKS = 2, 8, 5, 16
+SAMPLES = 494  # a node and minute
+PHASES = ("Step:ModeKeys.TRAIN", "Forward", "Backward(post-forward)", "cpu_functions", "gpu_functions-dev:0", "DataLoaderIter", "Forward-SubModuleInternal")
+NAMES = ("Step:ModeKeys.TRAIN", "ResNet", "aten::conv2d", "aten::copy_", "layer1", "_MultiProcessingDataLoaderIter::GetNext", "aten::item")
+
+
+class Batch:
+    """A minute of a job."""
+
+    def __init__(self, minute: int, samples: int, steps: int, random: np.random.Generator) -> None:
+        self.minute_us = (START_S + 60 * minute) * 1_000_000
+        self.system = system_rows(START_S + 60 * minute, samples, random)
+        self.events = event_rows(self.minute_us, steps, random)
+
+
+def system_rows(start_s: int, samples: int, random: np.random.Generator) -> SystemColumns:
+    """Rows of all nodes, one after another, as the files of a minute."""
+    dimensions = ("CPUUtilization", "I/OWaitPercentage", "GPUUtilization", "GPUMemoryUtilization", "", "Algorithm")
+    types = ("cpu", "gpu", "memory", "network")
+    names = (*(f"cpu{core}" for core in range(CORES)), *(f"gpu{gpu}" for gpu in range(GPUS)), "MemoryUsedPercent", "ReceiveBytesPerSecond")
+    per_sample = [(0, index % 2, index // 2) for index in range(2 * CORES)]
+    per_sample += [(1, 2 + index % 2, CORES + index // 2) for index in range(2 * GPUS)]
+    per_sample += [(2, 4, CORES + GPUS), (3, 5, CORES + GPUS + 1)]
+    columns = np.asarray(per_sample)
+    offset = np.asarray([0.0, 0.0021, 0.0001, 0.0045])[columns[:, 0]]
+    ticks = start_s + np.arange(samples) * (60 / samples) + 0.0004
+    rows = samples * len(per_sample)
+    kind, dimension, name = (np.tile(columns[:, index], NODES * samples).astype(np.int32) for index in range(3))
+    value = np.round(random.uniform(0, 100, NODES * rows), 2)
+    gpu = dimension == 2
+    value[gpu] = np.floor(random.choice([4.0, 90.0], gpu.sum()) + random.uniform(0, 8, gpu.sum()))
+    times = np.tile((ticks[:, None] + offset[None, :]).ravel(), NODES)
+    nodes = np.repeat(np.arange(NODES, dtype=np.int32), rows)
+    node_names = tuple(f"algo-{number + 1}" for number in range(NODES))
+    texts = (Category(nodes, node_names), Category(kind, types), Category(name, names), Category(dimension, dimensions))
+    return SystemColumns(times, value, *texts)
+
+
+def event_rows(start_us: int, count: int, random: np.random.Generator) -> EventColumns:
+    """Events of all processes."""
+    start = np.sort(np.round(start_us + random.uniform(0, 59e6, count)))
+    phase = random.choice(len(PHASES), count, p=[0.05, 0.1, 0.1, 0.2, 0.2, 0.05, 0.3]).astype(np.int32)
+    duration = np.round(random.lognormal(10, 0.5, count))
+    rank = random.integers(0, RANKS, count).astype(np.int32)
+    whole, small = np.full(count, -1, np.int64), np.full(count, -1, np.int32)
+    processes = tuple(f"algo-{1 + rank // 8}-{rank}" for rank in range(RANKS))
+    step = (start // 100_000).astype(np.int64) % 100_000
+    kinds, nothing = Category(np.zeros(count, np.int32), ("pythontimeline",)), Category(np.zeros(count, np.int32), ("",))
+    workers = np.where(phase == 5, 4, -1).astype(np.int32)
+    return EventColumns(
+        start, duration, Category(phase, NAMES), Category(phase, PHASES), Category(rank, processes), kinds, step,
+        rank.astype(np.int64), whole, small, workers, small.astype(np.int8), nothing,
+    )  # fmt: skip
+
+
+def peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def folds(minutes: int, per_minute: int) -> None:
+    """All rules over one hour: batches are made one after another, so that memory is the rules' own."""
+    random = np.random.default_rng(0)
+    made = [Batch(minute, SAMPLES, per_minute, random) for minute in range(minutes)]
+    rows, events = sum(len(batch.system) for batch in made), sum(len(batch.events) for batch in made)
+    for compat in (None, "service"):
+        report, cutter = ProfilerReport(compat=compat), WindowCutter()
+        times: dict[str, float] = {}
+        before = peak_mb()
+        tracing = compat is None and minutes <= 5
+        if tracing:
+            tracemalloc.start()
+        begin = time.perf_counter()
+        for batch in made:
+            cutter.add(batch)
+            for window in cutter.ready():
+                timed(report, window, times)
+        for window in cutter.rest():
+            timed(report, window, times)
+        report.results()
+        took = time.perf_counter() - begin
+        print(f"{compat or 'default'}: {rows:,} system rows and {events:,} events: {took:.2f} s, {peak_mb() - before:.0f} MB more than the columns")
+        print("   ", ", ".join(f"{name} {spent:.2f}" for name, spent in sorted(times.items(), key=lambda item: -item[1])), "s; the rest: cutting windows")
+        assert not report.broken, report.broken
+
+
+def timed(report: ProfilerReport, window: Window, times: dict[str, float]) -> None:
+    for name, rule in report.rules.items():
+        begin = time.perf_counter()
+        rule.update(window)
+        times[name] = times.get(name, 0.0) + time.perf_counter() - begin
+
+
+def hours(length: int) -> None:
+    """The cost of a window at the beginning and at the end of a long job, results asked for after each."""
+    random = np.random.default_rng(0)
+    report = ProfilerReport()
+    costs, before = [], 0.0
+    for minute in range(length * 60):
+        batch = Batch(minute, 120, 3000, random)
+        window = Window(batch.minute_us, batch.minute_us + 60_000_000, batch.system, batch.events)
+        begin = time.process_time()
+        report.update(window)
+        report.results()
+        costs.append(time.process_time() - begin)
+        if minute == 59:
+            before = peak_mb()
+    for hour in sorted({0, 1, length // 2, length - 1}):
+        print(f"hour {hour}: {1000 * np.median(costs[60 * hour : 60 * hour + 60]):.1f} ms a window (median), results included")
+    print(f"memory after hour 1: {before:.0f} MB; at the end: {peak_mb():.0f} MB")
+
+
+class SlowCPUBottleneck:
+    """CPUBottleneck as a user of the old library writes it: an object an event."""
+
+    def __init__(self) -> None:
+        self.low, self.hot, self.snap, self.points = {}, {}, 0.0, 0
+
+    def take(self, events: list) -> None:
+        for event in events:
+            if abs(event.timestamp - self.snap) > 0.02:
+                self.snap, self.points = event.timestamp, self.points + 1
+            if event.dimension == "GPUUtilization" and event.value < 10:
+                self.low.setdefault(self.snap, set()).add(event.name)
+            if event.dimension == "CPUUtilization" and event.value > 90:
+                self.hot.setdefault(self.snap, set()).add(event.name)
+
+
+def apis(per_minute: int) -> None:
+    """The fold, the event API, and making the objects alone, for one minute, each the median of five."""
+    random = np.random.default_rng(0)
+    batch = Batch(0, SAMPLES, per_minute, random)
+    end_us = batch.minute_us + 60_000_000
+
+    def median(run) -> float:
+        times = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - begin)
+        return float(np.median(times))
+
+    for rule in (CPUBottleneck, StepOutlier):
+        window = Window(batch.minute_us, end_us, batch.system, batch.events)
+        fold = median(lambda rule=rule, window=window: rule().update(window))
+        by_event = median(
+            lambda rule=rule: rule().invoke_for_timerange(
+                batch.minute_us, end_us, system_events(batch.system), framework_events(batch.events)
+            )
+        )
+        print(f"{rule.name()}: fold {1000 * fold:.1f} ms a minute, event API {1000 * by_event:.1f} ms, {by_event / fold:.0f} times as long")
+    objects = median(lambda: SlowCPUBottleneck().take(system_events(batch.system)))
+    print(f"a user's own event loop over the system rows alone: {1000 * objects:.1f} ms")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the hour")
+    parser.add_argument("--hours", type=int, default=24)
+    parser.add_argument("--only", choices=["folds", "hours", "apis"])
+    options = parser.parse_args()
+    if options.only in {None, "folds"}:
+        folds(max(1, round(60 * options.scale)), 91_700)
+    if options.only in {None, "hours"}:
+        hours(options.hours)
+    if options.only in {None, "apis"}:
+        apis(91_700)
