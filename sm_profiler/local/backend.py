@@ -99,6 +99,8 @@ class LocalSageMakerResponse(SageMakerResponse):
         try:
             refuse_invalid(self._get_action(), self.request_body)
             return super().call_action()
+        except ValueError as error:
+            return self._answer(ServiceException("SerializationException", f"the request is not JSON: {error}"))
         except ServiceException as error:
             return self._answer(error)
         except NotImplementedError:

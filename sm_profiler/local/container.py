@@ -38,6 +38,7 @@ class Host:
         hosts: all names of the job, in order.
         folder: everything of this host; the counterpart of /opt/ml is `ml` in it.
         instance_type: as requested.
+        tmp: its TMPDIR, a folder with a short path.
         port: a free port of 127.0.0.1 for the processes of a distributed job to meet at.
     """
 
@@ -45,6 +46,7 @@ class Host:
     hosts: tuple[str, ...]
     folder: Path
     instance_type: str
+    tmp: Path
     port: int
 
     @property
@@ -86,8 +88,7 @@ class Host:
         """Make the folders and write the config files."""
         for name in FOLDERS:
             (self.ml / name).mkdir(parents=True, exist_ok=True)
-        for name in ("home", "tmp"):
-            (self.folder / name).mkdir(exist_ok=True)
+        (self.folder / "home").mkdir(exist_ok=True)
         self.write_config("hyperparameters", request.get("HyperParameters", {}))
         self.write_config("resourceconfig", self.resource_config())
         self.write_config("inputdataconfig", input_data_config(request))
@@ -133,7 +134,7 @@ def base_environment(host: Host, python: Path, client: Mapping[str, str]) -> dic
         "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
         "VIRTUAL_ENV": str(python.parents[1]),
         "HOME": str(host.folder / "home"),
-        "TMPDIR": str(host.folder / "tmp"),
+        "TMPDIR": str(host.tmp),
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": str(host.ml / "code"),
         "SM_PROFILER_ROOT": str(host.ml),

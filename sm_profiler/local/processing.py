@@ -97,7 +97,7 @@ class ProcessingRun(threading.Thread):
         )
 
     def _prepare(self, s3: Any, log: LogStream) -> None:
-        for folder in (self.root / "config", self.job.folder / "home", self.job.folder / "tmp"):
+        for folder in (self.root / "config", self.job.folder / "home"):
             folder.mkdir(parents=True, exist_ok=True)
         config = {**self.job.request, "ProcessingJobArn": self.job.arn}
         (self.root / "config" / "processingjobconfig.json").write_text(json.dumps(config), "utf-8")
@@ -143,7 +143,7 @@ class ProcessingRun(threading.Thread):
             "LANG": "C.UTF-8",
             "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin",
             "HOME": str(self.job.folder / "home"),
-            "TMPDIR": str(self.job.folder / "tmp"),
+            "TMPDIR": str(self.services.temporary_folder()),
             "PYTHONUNBUFFERED": "1",
             **self.services.environment(self.job.region),
             "SM_PROFILER_ROOT": str(self.root),

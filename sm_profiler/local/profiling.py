@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.local.container import Host
 from sm_profiler.local.process import JobProcess
 from sm_profiler.local.records import TrainingJob
@@ -19,7 +20,6 @@ from sm_profiler.local.transfer import Mirror
 UPLOAD_EVERY_S = 1.0
 DEFAULT_INTERVAL_MS = 500
 DEFAULT_LOCAL_PATH = "/opt/ml/output/profiler"
-END_MARKER = "training_job_end.ts"
 
 
 class Profiling:
@@ -108,8 +108,8 @@ class Profiling:
         try:
             self._round()
             marker = Mirror(self._s3, self._job.folder, f"{uri}/profiler-output", self._log)
-            for part in ("system", "framework"):
-                marker.put_marker(f"{part}/{END_MARKER}")
+            for name in END_MARKERS:
+                marker.put_marker(name)
         except Exception as error:  # noqa: BLE001 - a missing bucket must not fail a training that went well
             self._log(f"the profile could not be uploaded to {uri}: {error}")
 

@@ -49,6 +49,13 @@ class RuleRun(threading.Thread):
         return self.folder / "ml"
 
     @property
+    def output_uri(self) -> str:
+        """Where the rule's output goes, without a slash at the end."""
+        own = self.rule.configuration.get("S3OutputPath")
+        base = f"{own.rstrip('/')}/{self.job.name}" if own else self.job.profiler_uri
+        return f"{base}/rule-output/{self.rule.name}"
+
+    @property
     def stop_file(self) -> Path:
         """The file whose appearance tells the runner that training is over."""
         return self.root / "stop-signal"
@@ -78,13 +85,12 @@ class RuleRun(threading.Thread):
         region = self.job.region
         s3 = self.services.client("s3", region)
         output = self.root / "processing" / "output" / "rule"
-        for folder in (output, self.root / "config", self.folder / "home", self.folder / "tmp"):
+        for folder in (output, self.root / "config", self.folder / "home"):
             folder.mkdir(parents=True, exist_ok=True)
         (self.root / "config" / "processingjobconfig.json").write_text(json.dumps(self.container_config()), "utf-8")
         name = self.rule.arn.rpartition("/")[2]
         log = LogStream(self.services.client("logs", region), PROCESSING_GROUP, f"{name}/algo-1-{int(time.time())}")
-        base = self.rule.configuration.get("S3OutputPath") or f"{self.job.profiler_uri}/rule-output"
-        mirror = Mirror(s3, output, f"{base.rstrip('/')}/{self.rule.name}", log.write)
+        mirror = Mirror(s3, output, self.output_uri, log.write)
         self.process = JobProcess(
             [sys.executable, "-m", "sm_profiler", "rules", "run"], self.environment(), self.folder, log.write, 5.0
         )
@@ -118,7 +124,7 @@ class RuleRun(threading.Thread):
             "LANG": "C.UTF-8",
             "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
             "HOME": str(self.folder / "home"),
-            "TMPDIR": str(self.folder / "tmp"),
+            "TMPDIR": str(self.services.temporary_folder()),
             "PYTHONUNBUFFERED": "1",
             **self.services.environment(self.job.region),
             **self.parameters(),
@@ -133,7 +139,7 @@ class RuleRun(threading.Thread):
         """processingjobconfig.json."""
         data = f"{self.job.profiler_uri}/profiler-output"
         source = {"S3Uri": data, "LocalPath": INPUT, "S3DataType": "S3Prefix", "S3InputMode": "Continuous"}
-        target = {"S3Uri": f"{self.job.profiler_uri}/rule-output/{self.rule.name}", "LocalPath": OUTPUT}
+        target = {"S3Uri": self.output_uri, "LocalPath": OUTPUT}
         return {
             "ProcessingJobName": self.rule.arn.rpartition("/")[2],
             "ProcessingJobArn": self.rule.arn,

@@ -54,7 +54,7 @@ class Guard:
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
         """Answer one request, or refuse it."""
         host = environ.get("HTTP_HOST", "").rpartition(":")[0] or environ.get("HTTP_HOST", "")
-        named_here = host in (ADDRESS, "localhost") or host.endswith((".localhost", ".amazonaws.com"))
+        named_here = host in (ADDRESS, "localhost")
         if not named_here or "HTTP_ORIGIN" in environ:
             start_response("403 Forbidden", [("Content-Type", "text/plain")])
             return [b"This endpoint answers programs on this machine only.\n"]
@@ -155,6 +155,7 @@ class LocalSageMaker:
         self._server.daemon_threads = True  # type: ignore[attr-defined] # of the threaded server class
         self.services = Services(f"http://{ADDRESS}:{self._server.port}", folder)
         self.jobs = Jobs(self.services)
+        self._stack.callback(self._remove_outside)
         for service in SERVICES:
             cast("Any", backends.get_backend)(service).reset()  # a second endpoint in one process starts empty
         self._stack.enter_context(swapped_urls(self.jobs))
@@ -164,6 +165,10 @@ class LocalSageMaker:
         self._stack.callback(self._server.server_close)
         self._stack.callback(self._server.shutdown)
         self._stack.callback(self.jobs.close)
+
+    def _remove_outside(self) -> None:
+        for folder in self.services.outside:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _make_defaults(self) -> None:
         self.client("s3", REGION).create_bucket(Bucket=self.bucket)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +17,7 @@ from botocore.config import Config
 REGION = "us-east-1"
 ACCOUNT = "123456789012"  # moto's
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/sm-profiler-local"
+LONGEST_TMPDIR = 70  # characters; a socket's name below it takes up to 35
 ACCESS_KEY, SECRET_KEY = "local", "local"
 _creating = threading.Lock()  # a boto3 session is not safe while it makes clients
 
@@ -25,11 +30,14 @@ class Services:
         url: http://127.0.0.1:port.
         folder: where the endpoint keeps its jobs.
         region: the default one.
+        outside: temporary folders that had to stand elsewhere, to be removed with the endpoint.
     """
 
     url: str
     folder: Path
     region: str = REGION
+    outside: list[Path] = attrs.field(factory=list)
+    _numbers: Iterator[int] = attrs.field(factory=itertools.count, init=False)
 
     def client(self, service: str, region: str | None = None) -> Any:
         """A boto3 client; explicit about address and credentials, so that no file or variable of the user matters."""
@@ -57,12 +65,26 @@ class Services:
         """What a process needs to be a client: address, region, credentials; nothing about SDK settings."""
         return {
             "AWS_ENDPOINT_URL": self.url,
+            "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "false",
             "AWS_REGION": region or self.region,
             "AWS_DEFAULT_REGION": region or self.region,
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
             "AWS_EC2_METADATA_DISABLED": "true",
         }
+
+    def temporary_folder(self) -> Path:
+        """A new folder with a short path, for a job's TMPDIR.
+
+        Multiprocessing puts Unix sockets below it, whose paths may have 107 characters; a job's own folder is too deep.
+        """
+        number = next(self._numbers)
+        folder = self.folder / "t" / str(number)
+        if len(str(folder)) > LONGEST_TMPDIR:
+            folder = Path(tempfile.mkdtemp(prefix="sm-profiler-"))
+            self.outside.append(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def client_environment(self) -> dict[str, str]:
         """What a user's shell needs; writes the SDK's settings file that it names."""
@@ -82,4 +104,14 @@ class Services:
             **self.environment(),
             "SAGEMAKER_USER_CONFIG_OVERRIDE": str(settings),
             "SAGEMAKER_VALIDATE_ROLE": "false",
+            **past_proxies(),
         }
+
+
+def past_proxies() -> dict[str, str]:
+    """Where the user has a proxy: what keeps calls to this machine from being sent to it."""
+    if not any(name.lower() in ("http_proxy", "all_proxy") for name in os.environ):
+        return {}
+    had = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    value = ",".join(filter(None, [had, "127.0.0.1,localhost"]))
+    return {"NO_PROXY": value, "no_proxy": value}

@@ -11,6 +11,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from boto3.exceptions import S3UploadFailedError
+
 from sm_profiler.errors import ProfilerError
 from sm_profiler.local.command import Program, fetch_channels, program_of
 from sm_profiler.local.container import Host, base_environment, host_names, sagemaker_environment
@@ -90,10 +92,16 @@ class TrainingRun(threading.Thread):
             if programs[0].requirements is not None:
                 self._install(programs[0], python)
             self._run_script(programs, python, time.monotonic(), limit)
-        finally:
+        except Exception:
             self._end_profiling()
-            with contextlib.suppress(Exception):  # the folder may not exist; what the script did counts, not this
+            with contextlib.suppress(Exception):  # why the script failed is what counts
                 self._upload_results(s3)
+            raise
+        self._end_profiling()
+        try:
+            self._upload_results(s3)
+        except (S3UploadFailedError, s3.exceptions.ClientError) as error:
+            raise ProfilerError(f"ClientError: {error}") from error
 
     # -- before -----------------------------------------------------------------------------------------------------
 
@@ -107,7 +115,8 @@ class TrainingRun(threading.Thread):
                 f"ClientError: {count} instances asked for; the local endpoint runs at most {MOST_HOSTS}"
             )
         names, port = tuple(host_names(count)), free_port()
-        return [Host(name, names, self.job.folder / name, kind, port) for name in names]
+        temporary = self.services.temporary_folder
+        return [Host(name, names, self.job.folder / name, kind, temporary(), port) for name in names]
 
     def _prepare_host(self, s3: Any, number: int, python: Path) -> Program:
         host, request = self.hosts[number], self.job.request

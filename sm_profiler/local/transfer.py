@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from sm_profiler.errors import ProfilerError
-
-IGNORED_FOLDER, TEMPORARY = ".sagemaker-ignore", ".tmp"
+from sm_profiler.formats.layout import is_ignored
 
 
 def split_uri(uri: str) -> tuple[str, str]:
@@ -98,7 +97,7 @@ def upload_file(client: Any, path: Path, uri: str) -> None:
 
 def _files(folder: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
     for path in sorted(folder.rglob("*")):
-        if path.suffix == TEMPORARY or IGNORED_FOLDER in path.relative_to(folder).parts:
+        if is_ignored(path.relative_to(folder).as_posix()):
             continue
         with contextlib.suppress(OSError):  # renamed or removed while we looked
             found = path.stat()

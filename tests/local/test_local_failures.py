@@ -81,6 +81,12 @@ def test_missing_output_bucket_fails_the_profile_not_the_training(bench):
     assert any("could not be uploaded" in line for line in bench.lines(job["TrainingJobName"]))
 
 
+def test_model_that_cannot_be_stored_fails_the_job(bench):
+    job = bench.run("print(1)", OutputDataConfig={"S3OutputPath": "s3://there-is-no-such-bucket/x"})
+    assert job["TrainingJobStatus"] == "Failed"
+    assert "there-is-no-such-bucket" in job["FailureReason"]
+
+
 def test_too_many_hosts_are_refused(bench):
     job = bench.run("", ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 100, "VolumeSizeInGB": 1})
     assert "at most 8" in job["FailureReason"]

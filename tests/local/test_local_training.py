@@ -82,7 +82,7 @@ def test_environment_is_built_not_inherited(shown):
     environment = found["environment"]
     assert "PYTEST_CURRENT_TEST" not in environment
     root = environment["SM_PROFILER_ROOT"]
-    inside = ("HOME", "TMPDIR", "SM_MODEL_DIR", "SM_INPUT_DIR", "SM_OUTPUT_DATA_DIR", "SM_CHANNEL_TRAIN")
+    inside = ("HOME", "SM_MODEL_DIR", "SM_INPUT_DIR", "SM_OUTPUT_DATA_DIR", "SM_CHANNEL_TRAIN")
     assert all(environment[name].startswith(root.removesuffix("/ml")) for name in inside)
     assert environment["MINE"] == f"{root}/model/x"
     assert environment["SM_PROFILER_AUTO"] == "1"
@@ -191,3 +191,16 @@ steps = sum(1 for _ in folder.iterdir())
     for _ in range(2):
         assert bench.run(script, CheckpointConfig=config)["TrainingJobStatus"] == "Completed"
     assert bench.keys("checkpoints") == ["checkpoints/step-0", "checkpoints/step-1"]
+
+
+def test_unix_sockets_of_multiprocessing_fit_under_a_long_job_name(bench):
+    """Loader workers hand over tensors through sockets below TMPDIR, and their paths may have 107 characters."""
+    script = """
+from multiprocessing.connection import Listener
+with Listener(family="AF_UNIX") as listener:
+    print("listens at", listener.address)
+"""
+    request = bench.request(script, TrainingJobName="a-name-as-long-as-the-service-allows-it-which-is-63-characters1")
+    bench.sagemaker.create_training_job(**request)
+    job = bench.wait(request["TrainingJobName"])
+    assert job["TrainingJobStatus"] == "Completed", job["FailureReason"]
