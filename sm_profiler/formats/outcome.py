@@ -31,7 +31,7 @@ class Tally:
         """The outcome of a file of which `rows` rows could be used."""
         lost = self.dropped.total()
         parts = [*self.mended, *(f"{reason}: {count}" for reason, count in self.dropped.most_common())]
-        status = READ if not parts else REFUSED if lost and not rows else REPAIRED
+        status = READ if not parts else REFUSED if not rows else REPAIRED
         return Outcome(status, lost, "; ".join(parts))
 
 

@@ -69,7 +69,7 @@ def read_trace(
     if rows is None:
         fold.add(events)
         rows = fold.rows()
-    if approximate and fold.base_us == start_us:
+    if approximate and fold.base_us == start_us and len(rows.start_us):
         tally.mend("start time unknown: taken from its folder")
     used = len(rows.start_us) + len(rows.loose_ends) + len(rows.open_events) + fold.announcements.count
     return rows, tally.close(used)

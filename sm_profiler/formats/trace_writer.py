@@ -253,8 +253,10 @@ def _publish(root: Path, path: Path, end_us: int, source: str, kind: str) -> Non
     path.rename(target)
 
 
-def recover_traces(root: Path | str) -> int:
+def recover_traces(root: Path | str, node: str | None = None) -> int:
     """Finish files that a killed process left open, and return how many; files of living processes stay.
+
+    Where nodes share the folder, name this one: pids of others say nothing here.
 
     Such a file ends at its last flush, perhaps in the middle of an event: what is whole is kept.
     """
@@ -264,6 +266,8 @@ def recover_traces(root: Path | str) -> int:
         if len(parts) != 4 or _alive(parts[1]):  # noqa: PLR2004 - the parts that _open joins
             continue
         source, _, kind = parts[0].partition("_")
+        if node is not None and not source.endswith(f"-{node}"):
+            continue
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             _publish(Path(root), path, _close_array(path), source, kind)
             count += 1

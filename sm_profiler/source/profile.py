@@ -213,7 +213,7 @@ class ProfileSource:
         items = list(items)
         parsed = parse_all(
             self.storage,
-            (item for item in items if item.info.key not in ready),
+            [item for item in items if item.info.key not in ready],
             processes=self.options.processes,
             ahead_bytes=self._ahead_bytes,
         )

@@ -1,0 +1,177 @@
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from sm_profiler.source import cache, open_source
+from sm_profiler.source.cache import Cache, cache_root
+
+
+@pytest.fixture(autouse=True)
+def small_jobs_too(monkeypatch):
+    monkeypatch.setattr(cache, "WORTH_BYTES", 0)
+    monkeypatch.setattr("sm_profiler.source.profile.WORTH_BYTES", 0)
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """Counts the files that were parsed, not copied."""
+    from sm_profiler.source import profile
+
+    count = []
+    real = profile.parse_all
+
+    def counted(storage, items, **options):
+        for each in real(storage, list(items), **options):
+            count.append(each[0].info.key)
+            yield each
+
+    monkeypatch.setattr(profile, "parse_all", counted)
+    return count
+
+
+@pytest.fixture
+def copy(job, tmp_path):
+    return shutil.copytree(job, tmp_path / "copy")
+
+
+def read(where, **options):
+    source = open_source(where, **options)
+    return source.system(), source.events(), source.quality(), source.metadata()
+
+
+def test_second_time_comes_from_the_copy(copy, parsed, assert_same):
+    first = read(copy)
+    assert len(parsed) == sum(1 for _ in copy.rglob("*.json"))
+    parsed.clear()
+    second = read(copy)
+    assert parsed == []
+    assert_same(first[0], second[0])
+    assert_same(first[1], second[1])
+    assert first[2:] == second[2:]
+
+
+def test_batches_come_from_the_copy_too(copy, parsed, assert_same):
+    read(copy)
+    parsed.clear()
+    with_copy = list(open_source(copy).batches())
+    assert parsed == []
+    without = list(open_source(copy, cache=False).batches())
+    for one, other in zip(with_copy, without, strict=True):
+        assert one.minute_us == other.minute_us
+        assert_same(one.system, other.system)
+        assert_same(one.events, other.events)
+
+
+def test_off_by_an_argument(copy, parsed):
+    read(copy, cache=False)
+    assert not list(cache_root().rglob("*.arrow"))
+
+
+def test_new_files_are_added(copy, parsed, assert_same):
+    files = sorted(copy.rglob("*.json"), key=lambda path: path.name)
+    late = {path: path.read_bytes() for path in files[-5:]}
+    for path in late:
+        path.unlink()
+    read(copy)
+    for path, data in late.items():
+        path.write_bytes(data)
+    parsed.clear()
+    grown = read(copy)
+    assert sorted(parsed) == sorted(path.relative_to(copy).as_posix() for path in late)
+    plain = read(copy, cache=False)
+    assert_same(grown[0], plain[0])
+    assert_same(grown[1], plain[1])
+    parsed.clear()
+    assert_same(read(copy)[1], plain[1])
+    assert parsed == []
+
+
+def test_events_open_in_the_copy_end_in_new_files(tmp_path, parsed):
+    def trace(end_us, *records):
+        path = tmp_path / f"framework/pevents/2023111422/{end_us}_0-algo-1_horovod_timeline.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        head = '{"ph":"M","name":"process_name","pid":0,"args":{"start_time_since_epoch_in_micros":1700000000000000}}'
+        path.write_text("[\n" + ",\n".join([head, *records]) + "\n]")
+
+    trace(1_700_000_000_000_010, '{"ph":"B","name":"ALLREDUCE","pid":1,"ts":10}')
+    assert len(open_source(tmp_path).events()) == 0
+    trace(1_700_000_060_000_020, '{"ph":"E","pid":1,"ts":60000020}')
+    parsed.clear()
+    events = open_source(tmp_path).events()
+    assert len(parsed) == 1
+    assert (events.name.decode().tolist(), events.duration_us.tolist()) == (["ALLREDUCE"], [60_000_010])
+    assert open_source(tmp_path).events().duration_us.tolist() == [60_000_010]
+    *_, batch = open_source(tmp_path).batches()
+    assert batch.events.duration_us.tolist() == [60_000_010]
+
+
+@pytest.mark.parametrize("change", ["content", "gone", "earlier"])
+def test_changed_files_make_the_copy_useless(copy, change, parsed, assert_same):
+    read(copy)
+    path = min((copy / "system").rglob("*.json"), key=lambda path: path.name)
+    if change == "content":
+        text = path.read_bytes()
+        path.write_bytes(text[: text.index(b"\n") + 1])
+        os.utime(path, (1, 1))
+    elif change == "gone":
+        path.unlink()
+    else:
+        shutil.copy(path, path.with_name("1699999920.algo-1.json"))
+    parsed.clear()
+    rows = read(copy)[0]
+    assert any(key.startswith("system") for key in parsed)
+    assert_same(rows, read(copy, cache=False)[0])
+
+
+@pytest.mark.parametrize("damage", [b"", b"ARROW1\0\0", b"x" * 5000])
+def test_damaged_copies_are_thrown_away(copy, damage, assert_same):
+    expected = read(copy)
+    for path in cache_root().rglob("*.arrow"):
+        path.write_bytes(damage)
+    again = read(copy)
+    assert_same(expected[0], again[0])
+    assert_same(expected[1], again[1])
+
+
+def test_truncated_copies_are_thrown_away(copy, assert_same):
+    expected = read(copy)
+    for path in cache_root().rglob("*.arrow"):
+        path.write_bytes(path.read_bytes()[:-2000])
+    assert_same(expected[1], read(copy)[1])
+
+
+def test_unwritable_cache_is_no_error(copy, monkeypatch):
+    monkeypatch.setenv("SM_PROFILER_CACHE", "/proc/no/such/place")
+    assert len(read(copy)[0]) > 0
+
+
+def test_two_processes_at_once(copy, assert_same, job):
+    script = (
+        "import sys\nfrom sm_profiler.source import cache, open_source, profile\n"
+        "cache.WORTH_BYTES = profile.WORTH_BYTES = 0\n"
+        "for _ in range(6):\n"
+        "    source = open_source(sys.argv[1]); print(len(source.system()), len(source.events()))\n"
+        "    [path.unlink(missing_ok=True) for path in cache.cache_root().rglob('system.arrow')]\n"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", script, copy], stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    printed = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    expected = read(job, cache=False)
+    assert set("".join(printed).splitlines()) == {f"{len(expected[0])} {len(expected[1])}"}
+    assert not list(cache_root().rglob("*.tmp"))
+
+
+def test_old_copies_make_room(copy, monkeypatch, tmp_path):
+    read(copy)
+    held = sum(path.stat().st_size for path in cache_root().rglob("*.arrow"))
+    monkeypatch.setattr(cache, "MOST_BYTES", held + 1000)
+    other = shutil.copytree(copy, tmp_path / "other")
+    read(other)
+    kept = list(cache_root().rglob("*.arrow"))
+    assert sum(path.stat().st_size for path in kept) <= held * 1.2
+    assert Cache(str(other)).folder in {path.parent for path in kept}

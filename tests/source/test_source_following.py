@@ -1,0 +1,167 @@
+"""A job that is still running: files come, late ones too, and some are only half there."""
+
+import os
+import shutil
+import time
+
+import pytest
+
+from sm_profiler.errors import SourceError
+from sm_profiler.formats.columns import EventColumns, SystemColumns
+from sm_profiler.source import open_source
+
+
+@pytest.fixture
+def live(job, tmp_path):
+    """A growing copy of a job: `live(n)` brings the next n files in the order of their times."""
+    files = sorted((path for path in job.rglob("*.json")), key=lambda path: path.name)
+    root = tmp_path / "live"
+
+    def bring(count, *, skip=0):
+        chosen = files[skip : skip + count]
+        for path in chosen:
+            files.remove(path)
+            target = root / path.relative_to(job)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
+        return chosen
+
+    bring.root, bring.job, bring.left = root, job, files
+    return bring
+
+
+def end(root, at=None):
+    for part in ("system", "framework"):
+        marker = root / part / "training_job_end.ts"
+        marker.touch()
+        if at is not None:
+            os.utime(marker, (at, at))
+
+
+def test_each_file_is_delivered_once(live, assert_same):
+    live(4)
+    source = open_source(live.root, cache=False)
+    batches = list(source.batches())
+    while live.left:
+        count = len(live(3))
+        assert source.refresh() == count
+        batches += source.batches()
+    assert source.refresh() == 0
+    assert list(source.batches()) == []
+    assert not source.finished
+    end(live.root)
+    source.refresh()
+    assert source.finished
+    whole = open_source(live.job, cache=False)
+    for part, kind in (("system", SystemColumns), ("events", EventColumns)):
+        together = kind.concat([getattr(batch, part) for batch in batches])
+        expected = getattr(whole, part)()
+        first = kind is SystemColumns
+        key = (lambda t: sorted(zip(t.timestamp, t.value, t.node.decode(), t.name.decode(), strict=True))) if first else (
+            lambda t: sorted(zip(t.start_us, t.duration_us, t.node.decode(), t.name.decode(), t.step, strict=True))
+        )  # fmt: skip
+        assert key(together) == key(expected)
+
+
+def test_late_files_are_found(live):
+    (late,) = live(1, skip=2)
+    shutil.rmtree(live.root)
+    live(8)
+    source = open_source(live.root, cache=False)
+    list(source.batches())
+    target = live.root / late.relative_to(live.job)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(late, target)
+    assert source.refresh() == 1
+    (batch,) = source.batches()
+    assert len(batch.system) + len(batch.events) > 0
+
+
+def test_half_files_are_left_alone_until_they_are_whole(live):
+    live(6)
+    source = open_source(live.root, cache=False)
+    list(source.batches())
+    (path,) = live(1)
+    target = live.root / path.relative_to(live.job)
+    whole = target.read_bytes()
+    target.write_bytes(whole[: len(whole) // 2])
+    assert source.refresh() == 1
+    assert list(source.batches()) == []
+    target.write_bytes(whole)
+    source.refresh()
+    (batch,) = source.batches()
+    expected = whole.count(b"\n") if "system" in str(path) else whole.count(b'"ph": "X"') + whole.count(b'"ph": "E"')
+    assert len(batch.system) + len(batch.events) == expected
+    assert all(quality.status == "read" for quality in source.quality())
+
+
+def test_files_that_stay_damaged_are_taken_at_last(live):
+    (path,) = live(1)
+    target = live.root / path.relative_to(live.job)
+    target.write_bytes(target.read_bytes()[:-50])
+    source = open_source(live.root, cache=False)
+    assert list(source.batches()) == []
+    long_ago = time.time() - 3600
+    os.utime(target, (long_ago, long_ago))
+    source.refresh()
+    (batch,) = source.batches()
+    assert len(batch.system) + len(batch.events) > 0
+    assert source.quality()[0].status == "repaired"
+
+
+def test_a_file_later_than_the_marker_revokes_it(live):
+    live(100)
+    source = open_source(live.root, cache=False)
+    assert not source.finished
+    end(live.root, at=1_700_000_000 + 600)
+    source.refresh()
+    assert source.finished
+    later = live.root / "system" / "incremental" / "2023111422" / "1700001000.algo-1.json"
+    later.write_text(
+        '{"Type":"cpu","Name":"cpu0","Dimension":"CPUUtilization","Value":1.0,"NodeId":"algo-1","Timestamp":1700001001.5}\n'
+    )
+    assert source.refresh() == 1
+    assert not source.finished
+
+
+def test_refresh_lists_only_what_can_be_new(live, monkeypatch):
+    live(100)
+    source = open_source(live.root, cache=False)
+    asked = []
+    storage = source.storage
+    real = storage.list
+
+    class Noted:
+        uri, parallel_reads, read = storage.uri, 1, staticmethod(storage.read)
+
+        def list(self, prefix="", start_after=None):
+            asked.append((prefix, start_after))
+            return real(prefix, start_after)
+
+    monkeypatch.setattr(source._catalog, "storage", Noted())
+    source.refresh()
+    latest = max(int(path.name.split(".")[0]) for path in (live.root / "system").rglob("*.json"))
+    assert asked[0] == ("system/", f"system/incremental/2023111422/{latest - 300}")
+    assert asked[1][1].startswith("framework/pevents/2023111422/16999")
+    monkeypatch.setenv("TRAILING_DURATION_MICROSECONDS", "0")
+    source.refresh()
+    assert asked[2][1] == f"system/incremental/2023111422/{latest}"
+    monkeypatch.setenv("TRAILING_DURATION_MICROSECONDS", "soon")
+    with pytest.raises(SourceError, match="TRAILING_DURATION_MICROSECONDS is 'soon'"):
+        source.refresh()
+
+
+def test_a_metadata_file_that_comes_late_corrects_the_start(tmp_path):
+    import gzip
+    import json
+
+    folder = tmp_path / "framework/tensorflow/detailed_profiling/2023111422/000000003"
+    (folder / "plugins/profile/x").mkdir(parents=True)
+    trace = {"traceEvents": [{"ph": "X", "name": "op", "pid": 1, "ts": 5, "dur": 2}]}
+    (folder / "plugins/profile/x/host.trace.json.gz").write_bytes(gzip.compress(json.dumps(trace).encode()))
+    source = open_source(tmp_path, cache=False)
+    assert source.events().start_us.tolist() == [1_699_999_200_000_005]
+    (folder / "0-algo-1_1700000000000000_1700000001000000.metadata").touch()
+    source.refresh()
+    assert source.events().start_us.tolist() == [1_700_000_000_000_005]
+    assert source.events().node.decode().tolist() == ["algo-1-0"]

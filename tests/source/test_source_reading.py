@@ -1,0 +1,180 @@
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from sm_profiler.errors import SourceError
+from sm_profiler.formats.columns import EventColumns, SystemColumns
+from sm_profiler.source import open_source, parse
+from sm_profiler.source.progress import progress_bar
+
+
+def lines_of(job):
+    """What the files hold, counted with nothing but the standard library."""
+    system = sum(path.read_bytes().count(b"\n") for path in (job / "system").rglob("*.json"))
+    traces = [path.read_bytes() for path in (job / "framework").rglob("*.json")]
+    return system, sum(text.count(b'"ph": "X"') + text.count(b'"ph": "E"') for text in traces)
+
+
+def test_every_record_is_read(job):
+    source = open_source(job, cache=False)
+    system, events = source.system(), source.events()
+    assert (len(system), len(events)) == lines_of(job)
+    assert {quality.status for quality in source.quality()} == {"read"}
+    assert len(source.quality()) == sum(1 for _ in job.rglob("*.json"))
+    assert set(system.node.decode()) == {"algo-1", "algo-2"}
+    assert set(events.node.decode()) == {"algo-1-0", "algo-1-1", "algo-2-2", "algo-2-3"}
+    assert set(events.kind.present()) == {"pythontimeline", "model_timeline", "horovod_timeline"}
+    assert source.finished
+    assert source.first_timestamp_us == 1_699_999_980_000_000
+    assert source.first_timestamp_us / 1e6 <= system.timestamp.min()
+    assert system.timestamp.max() * 1e6 <= source.last_timestamp_us
+
+
+def test_batches_hold_everything_minute_by_minute(job, assert_same):
+    source = open_source(job, cache=False)
+    batches = list(source.batches())
+    minutes = [batch.minute_us for batch in batches]
+    assert minutes == sorted(set(minutes))
+    assert all(minute % 60_000_000 == 0 for minute in minutes)
+    for batch in batches:
+        seconds = batch.system.timestamp - batch.minute_us / 1e6
+        assert ((seconds >= 0) & (seconds < 60)).all()
+    assert_same(SystemColumns.concat([batch.system for batch in batches]), source.system())
+    together = EventColumns.concat([batch.events for batch in batches])
+    order = np.lexsort((together.name.decode(), together.duration_us, together.start_us))
+    whole = source.events()
+    other = np.lexsort((whole.name.decode(), whole.duration_us, whole.start_us))
+    np.testing.assert_array_equal(together.start_us[order], whole.start_us[other])
+    assert list(source.batches()) == []
+
+
+def test_processes_give_the_same(job, assert_same):
+    alone = open_source(job, cache=False, processes=1)
+    many = open_source(job, cache=False, processes=3, memory_limit=1 << 20)
+    assert_same(alone.system(), many.system())
+    assert_same(alone.events(), many.events())
+    assert alone.quality() == many.quality()
+
+
+def test_a_killed_process_costs_nothing(job, assert_same, monkeypatch):
+    started = []
+    real = subprocess.Popen
+
+    def dying(command, **kwargs):
+        process = real(command, **kwargs)
+        started.append(process)
+        process.send_signal(signal.SIGKILL)
+        return process
+
+    monkeypatch.setattr(parse.subprocess, "Popen", dying)
+    crippled = open_source(job, cache=False, processes=2)
+    expected = open_source(job, cache=False, processes=1).system()
+    assert_same(crippled.system(), expected)
+    assert len(started) == 2
+    assert all(process.returncode is not None for process in started)
+
+
+def test_leaving_early_ends_the_processes(job, monkeypatch):
+    started = []
+    real = subprocess.Popen
+    monkeypatch.setattr(
+        parse.subprocess, "Popen", lambda *args, **kwargs: started.append(real(*args, **kwargs)) or started[-1]
+    )
+    batches = open_source(job, cache=False, processes=2).batches()
+    next(batches)
+    batches.close()
+    assert len(started) == 2
+    assert all(process.returncode is not None for process in started)
+
+
+def test_the_folder_around_is_good_enough(job):
+    assert open_source(job.parent, cache=False).uri == str(job)
+
+
+@pytest.mark.parametrize(("where", "said"), [
+    ("/no/such/folder", "/no/such/folder is no folder"),
+    ("./no/such/folder", "is no folder"),
+    ("ftp://host/x", "only folders and s3:// URIs"),
+])  # fmt: skip
+def test_what_cannot_be_opened(where, said):
+    with pytest.raises(SourceError, match=said) as caught:
+        open_source(where)
+    assert "\n" not in str(caught.value)
+
+
+def test_folders_without_profiler_data(tmp_path):
+    (tmp_path / "notes.txt").write_text("1")
+    (tmp_path / "system").mkdir()
+    (tmp_path / "system" / "training_job_end.ts").touch()
+    with pytest.raises(SourceError, match="holds no profiler data"):
+        open_source(tmp_path)
+
+
+@pytest.fixture
+def damaged(job, tmp_path):
+    copy = shutil.copytree(job, tmp_path / "damaged")
+    traces = sorted((copy / "framework").rglob("*pythontimeline.json"))
+    system = sorted((copy / "system").rglob("*.json"))
+    traces[0].write_bytes(traces[0].read_bytes()[:-100])
+    traces[1].write_bytes(b"")
+    system[0].write_bytes(system[0].read_bytes().replace(b'"Value":', b'"Value":x', 3))
+    system[1].write_bytes(b"\x00" * 500)
+    return copy
+
+
+def test_every_file_is_accounted_for(damaged, job):
+    source = open_source(damaged, cache=False)
+    rows, events = len(source.system()), len(source.events())
+    table = {quality.path: quality for quality in source.quality()}
+    assert len(table) == sum(1 for _ in job.rglob("*.json"))
+    spoilt = [quality for quality in table.values() if quality.status != "read"]
+    assert sorted(quality.status for quality in spoilt) == ["refused", "refused", "repaired", "repaired"]
+    assert all(quality.reason for quality in spoilt)
+    whole_rows, whole_events = lines_of(job)
+    refused = next(q.path for q in spoilt if q.status == "refused" and q.path.startswith("system"))
+    assert rows == whole_rows - 3 - (job / refused).read_bytes().count(b"\n")
+    assert events < whole_events
+    listed = open_source(damaged, cache=False)
+    list(listed.batches())
+    assert listed.quality() == source.quality()
+
+
+def test_strict_makes_losses_errors(damaged, job):
+    source = open_source(damaged, strict=True, cache=False)
+    for read in (source.system, source.events, lambda: list(source.batches())):
+        with pytest.raises(SourceError, match="records lost") as caught:
+            read()
+        assert "\n" not in str(caught.value)
+    assert len(open_source(job, strict=True, cache=False).system()) == lines_of(job)[0]
+
+
+def test_removed_files_are_refused_not_fatal(damaged):
+    source = open_source(damaged, cache=False)
+    victim = next((damaged / "system").rglob("*.json"))
+    victim.unlink()
+    source.system()
+    (quality,) = [each for each in source.quality() if each.path == victim.relative_to(damaged).as_posix()]
+    assert (quality.status, quality.reason) == ("refused", "removed before it was read")
+
+
+def test_progress_bar_only_where_someone_looks(job, capsys):
+    source = open_source(job, cache=False)
+    source.system()
+    assert capsys.readouterr().err == ""
+    open_source(job, cache=False, progress=True).system()
+    drawn = capsys.readouterr().err
+    assert "reading [" in drawn
+    assert drawn.endswith("\r\033[K")
+    with progress_bar(source.files, show=False) as advance:
+        advance(source.files[0])
+    assert capsys.readouterr().err == ""
+
+
+def test_importing_the_source_is_light():
+    script = "import sys, sm_profiler.source; print([m for m in ('pandas', 'boto3', 'torch') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,153 @@
+"""The same columns come from a folder and from S3, whatever happens in between."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sm_profiler.errors import SourceError
+from sm_profiler.formats.columns import Category
+from sm_profiler.source import open_source
+from sm_profiler.source.job import describe, profiler_output
+from sm_profiler.storage.s3 import S3Storage
+
+MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
+PREFIX = "team/job-7/profiler-output"
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    root = tmp_path_factory.mktemp("job") / "profiler-output"
+    subprocess.run(
+        [sys.executable, MAKE_JOB, "--out", root, "--minutes", "3", "--horovod"], check=True, capture_output=True
+    )
+    return root
+
+
+@pytest.fixture
+def uploaded(endpoint, job, monkeypatch):
+    made = S3Storage.__init__
+    monkeypatch.setattr(
+        S3Storage, "__init__", lambda self, *args, **kwargs: made(self, *args, **{"sleep": lambda _s: None} | kwargs)
+    )
+    client = endpoint.client()
+    for path in sorted(job.rglob("*")):
+        if path.is_file():
+            client.put_object(Bucket="jobs", Key=f"{PREFIX}/{path.relative_to(job).as_posix()}", Body=path.read_bytes())
+    return client
+
+
+def assert_same(one, other):
+    for field in one.__attrs_attrs__:
+        a, b = (getattr(each, field.name) for each in (one, other))
+        if isinstance(a, Category):
+            a, b = a.decode(), b.decode()
+        np.testing.assert_array_equal(a, b, err_msg=field.name)
+
+
+@pytest.mark.parametrize(("where", "processes"), [(PREFIX, 1), (f"{PREFIX}/", 2), ("team/job-7", 1)])
+def test_same_from_s3(uploaded, job, where, processes):
+    remote, local = open_source(f"s3://jobs/{where}", cache=False, processes=processes), open_source(job, cache=False)
+    assert remote.uri == f"s3://jobs/{PREFIX}"
+    assert_same(remote.system(), local.system())
+    assert_same(remote.events(), local.events())
+    assert remote.quality() == local.quality()
+    assert remote.finished
+
+
+def test_same_under_throttling_and_truncation(endpoint, uploaded, job):
+    count = [0]
+
+    def rule(method, _path, _query):
+        with endpoint.lock:
+            count[0] += 1
+            number = count[0]
+        if method != "GET":
+            return None
+        return ("503 Slow Down", "<Error><Code>SlowDown</Code></Error>") if number % 3 == 0 else None
+
+    def cut(method, path, _query):
+        return (
+            (lambda body: body[: len(body) // 3])
+            if method == "GET" and path.endswith(".json") and count[0] % 5 == 0
+            else None
+        )
+
+    endpoint.rules += [rule, cut]
+    remote, local = open_source(f"s3://jobs/{PREFIX}", cache=False), open_source(job, cache=False)
+    assert_same(remote.events(), local.events())
+    assert_same(remote.system(), local.system())
+
+
+def test_objects_that_come_late_and_go_early(endpoint, uploaded, job):
+    keys = sorted(path.relative_to(job).as_posix() for path in (job / "system" / "incremental").rglob("*.json"))
+    late, gone = keys[1], keys[2]
+    uploaded.delete_object(Bucket="jobs", Key=f"{PREFIX}/{late}")
+    source = open_source(f"s3://jobs/{PREFIX}", cache=False)
+    uploaded.delete_object(Bucket="jobs", Key=f"{PREFIX}/{gone}")
+    rows = sum(len(batch.system) for batch in source.batches())
+    expected = open_source(job, cache=False)
+    whole = len(expected.system())
+    counts = {key: (job / key).read_bytes().count(b"\n") for key in keys}
+    assert rows == whole - counts[late] - counts[gone]
+    assert {quality.path: quality.reason for quality in source.quality() if quality.status == "refused"} == {
+        gone: "removed before it was read"
+    }
+    uploaded.put_object(Bucket="jobs", Key=f"{PREFIX}/{late}", Body=(job / late).read_bytes())
+    assert source.refresh() == 1
+    assert sum(len(batch.system) for batch in source.batches()) == counts[late]
+
+
+def test_refresh_asks_for_little(endpoint, uploaded):
+    source = open_source(f"s3://jobs/{PREFIX}", cache=False)
+    list(source.batches())
+    endpoint.requests.clear()
+    assert source.refresh() == 0
+    assert len(endpoint.requests) == 2
+    assert all("start-after" in query for _, _, query in endpoint.requests)
+
+
+def test_copy_of_s3_is_used_until_an_object_changes(endpoint, uploaded, job, monkeypatch, tmp_path):
+    monkeypatch.setenv("SM_PROFILER_CACHE", str(tmp_path))
+    for module in ("cache", "profile"):
+        monkeypatch.setattr(f"sm_profiler.source.{module}.WORTH_BYTES", 0)
+    first = open_source(f"s3://jobs/{PREFIX}").system()
+    endpoint.requests.clear()
+    assert_same(open_source(f"s3://jobs/{PREFIX}").system(), first)
+    assert not [path for _, path, _ in endpoint.requests if path.endswith(".json")]
+    key = min(path.relative_to(job).as_posix() for path in (job / "system").rglob("*.json"))
+    uploaded.put_object(Bucket="jobs", Key=f"{PREFIX}/{key}", Body=b"")
+    assert len(open_source(f"s3://jobs/{PREFIX}").system()) < len(first)
+
+
+def test_failures_reach_the_user_in_one_line(endpoint, uploaded):
+    with pytest.raises(SourceError, match="holds no profiler data"):
+        open_source("s3://jobs/nothing-here")
+    endpoint.fail("403 Forbidden", "AccessDenied", part=".json")
+    source = open_source(f"s3://jobs/{PREFIX}", cache=False)
+    with pytest.raises(SourceError, match="access denied") as caught:
+        source.system()
+    assert "\n" not in str(caught.value)
+
+
+class Jobs:
+    def __init__(self, answer):
+        self.answer = answer
+
+    def describe_training_job(self, **_request):
+        return self.answer
+
+
+def test_training_jobs_by_name(endpoint):
+    job = {"TrainingJobName": "resnet-7", "ProfilerConfig": {"S3OutputPath": "s3://jobs/team/"}}
+    assert profiler_output("resnet-7", client=Jobs(job)) == "s3://jobs/team/resnet-7/profiler-output"
+    job = {"TrainingJobName": "resnet-7", "OutputDataConfig": {"S3OutputPath": "s3://jobs/models"}}
+    assert profiler_output("resnet-7", client=Jobs(job)) == "s3://jobs/models/resnet-7/profiler-output"
+    with pytest.raises(SourceError, match="resnet-7 has no profiler output"):
+        profiler_output("resnet-7", client=Jobs({}))
+    for call in (lambda: describe("no-such-job"), lambda: open_source("no-such-job")):
+        with pytest.raises(SourceError, match="no-such-job") as caught:
+            call()
+        assert "\n" not in str(caught.value)
