@@ -254,6 +254,6 @@ def export_timeline(source: Any, where: str | Path) -> Export:
 
 def _text(path: Path) -> TextIO:
     if path.suffix == ".gz":
-        packed: TextIO = gzip.open(path, "wt", encoding="utf-8", compresslevel=4)
+        packed: TextIO = gzip.open(path, "wt", encoding="utf-8", compresslevel=4)  # noqa: SIM115 - the caller closes it
         return packed
     return path.open("w", encoding="utf-8")

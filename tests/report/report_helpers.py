@@ -1,0 +1,124 @@
+"""Columns, folds and reports made by hand for the report's tests."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import attrs
+import numpy as np
+
+from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
+from sm_profiler.report.build import FactFolds, report_of
+from sm_profiler.report.facts import prepare
+from sm_profiler.report.judges import Case
+from sm_profiler.report.verdict import decide
+
+START_S = 1_700_000_000
+MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
+
+
+@attrs.frozen
+class FakeWindow:
+    start_us: int
+    new_events: EventColumns
+    new_system: SystemColumns
+
+
+def make_job(folder, *options):
+    """A synthetic job's folder."""
+    subprocess.run([sys.executable, str(MAKE_JOB), "--out", str(folder), *options], check=True, capture_output=True)
+    return folder
+
+
+def events(rows):
+    """EventColumns from (phase, name, start in s, duration in s, node, step)."""
+    count = len(rows)
+    phase, name, start, length, node, step = zip(*rows, strict=True) if rows else ((),) * 6
+    ints = np.full(count, -1, np.int64)
+    small = np.full(count, -1, np.int32)
+    return EventColumns(
+        (np.asarray(start, float) + START_S) * 1e6, np.asarray(length, float) * 1e6, Category.of(name), Category.of(phase),
+        Category.of(node), Category.of(["pythontimeline"] * count), np.asarray(step, np.int64), ints, ints, small, small,
+        np.full(count, -1, np.int8), Category.of([""] * count),
+    )  # fmt: skip
+
+
+def system(rows):
+    """SystemColumns from (seconds, value, node, type, name, dimension)."""
+    seconds, value, node, kind, name, dimension = zip(*rows, strict=True) if rows else ((),) * 6
+    return SystemColumns(
+        np.asarray(seconds, float) + START_S, np.asarray(value, float), Category.of(node), Category.of(kind), Category.of(name),
+        Category.of(dimension),
+    )  # fmt: skip
+
+
+def training(
+    steps,
+    *,
+    wait=0.001,
+    forward=0.003,
+    backward=0.005,
+    optimizer=0.001,
+    outside=0.0002,
+    node="algo-1-0",
+    mode="TRAIN",
+    at=1.0,
+    every=None,
+    stall=0.0,
+    number=0,
+):
+    """A training loop as events; `stall` is added outside the phases of every `every`-th step."""
+    rows, now = [], at
+    for step in range(number, number + steps):
+        if wait:
+            rows.append(("DataLoaderWait", "DataLoaderWait", now, wait, node, step))
+        begin = now = now + wait
+        for phase, length in (("Forward", forward), ("Backward(post-forward)", backward), ("Optimizer", optimizer)):
+            if length:
+                rows.append((phase, phase, now, length, node, step))
+            now += length
+        rows.append((f"Step:ModeKeys.{mode}", f"Step:ModeKeys.{mode}", begin, now - begin, node, step))
+        now += outside + (stall if every and step % every == 0 else 0.0)
+    return rows
+
+
+def gpu_samples(value, seconds, *, node="algo-1", name="gpu0", memory=50.0):
+    rows = []
+    for tick in range(int(seconds * 2)):
+        rows.append((1 + tick / 2, value(tick) if callable(value) else value, node, "gpu", name, "GPUUtilization"))
+        rows.append(
+            (1 + tick / 2, memory(tick) if callable(memory) else memory, node, "gpu", name, "GPUMemoryUtilization")
+        )
+    return rows
+
+
+def facts_of(event_rows=(), system_rows=(), *, memory=None, name="job", running=False, instance_type=None, window_s=60):
+    """Facts from rows, fed window by window as the engine does."""
+    folds, all_events, all_system = FactFolds(), events(list(event_rows)), system(list(system_rows))
+    base, width = START_S * 1_000_000, window_s * 1_000_000
+    ends = [float(all_events.start_us.max())] if len(all_events) else []
+    ends += [float(all_system.timestamp.max()) * 1e6] if len(all_system) else []
+    for start in range(base, int(max(ends, default=base)) + 1, width):
+        chosen = (all_events.start_us >= start) & (all_events.start_us < start + width)
+        rows = (all_system.timestamp * 1e6 >= start) & (all_system.timestamp * 1e6 < start + width)
+        for fold in folds.all():
+            fold.update(FakeWindow(start, all_events[chosen], all_system[rows]))
+    return prepare(
+        folds.steps.result(),
+        folds.system.result(),
+        name=name,
+        running=running,
+        instance_type=instance_type,
+        memory=memory,
+    )
+
+
+def report_from(event_rows=(), system_rows=(), rules=None, **options):
+    """A whole report from rows."""
+    facts = facts_of(event_rows, system_rows, **options)
+    rules = rules or {}
+    return report_of(facts, decide(Case(facts, rules)), rules, source="/data/profiler-output")
+
+
+def verdict_of(event_rows=(), system_rows=(), rules=None, **options):
+    return report_from(event_rows, system_rows, rules, **options).verdict

@@ -1,0 +1,137 @@
+"""The folds: windows in any number give the same facts; partial folds merge; extremes survive thinning."""
+
+import numpy as np
+import pytest
+from report_helpers import START_S, FakeWindow, events, facts_of, gpu_samples, make_job, system, training
+
+from sm_profiler.report import build_report
+from sm_profiler.report.memory_fold import MemoryFold
+from sm_profiler.report.step_fold import StepFold
+from sm_profiler.report.system_fold import BUCKETS, Buckets, SystemFold
+from sm_profiler.report.timeline_data import POINTS, thin
+from sm_profiler.source import open_source
+
+
+@pytest.mark.parametrize("window_s", [1, 7, 60])
+def test_slices_add_up_to_the_loop_whatever_the_windows(window_s):
+    facts = facts_of(training(900, wait=0.004), window_s=window_s)
+    (rank,) = facts.ranks
+    assert sum(rank.slices.values()) == pytest.approx(rank.loop, rel=1e-6)
+    assert rank.slices["wait"] == pytest.approx(900 * 0.004, rel=1e-3)
+    assert rank.slices["forward"] == pytest.approx(900 * 0.003, rel=1e-3)
+    assert rank.slices["outside"] == pytest.approx(900 * 0.0002, rel=0.01)
+
+
+def test_partial_folds_merge_to_the_same():
+    rows = training(600) + training(600, node="algo-2-1")
+    whole, halves = StepFold(), (StepFold(), StepFold())
+    table = events(rows)
+    for start in range(0, 8):
+        chosen = table[(table.start_us // 1e6 - START_S) == start]
+        window = FakeWindow((START_S + start) * 1_000_000, chosen, system([]))
+        whole.update(window)
+        halves[start % 2].update(window)
+    halves[0].merge(halves[1])
+    for name, rank in whole.result().steps.items():
+        other = halves[0].result().steps[name]
+        np.testing.assert_array_equal(rank.start, other.start)
+        np.testing.assert_allclose(rank.parts, other.parts)
+
+
+def test_phases_of_every_fourth_step_stand_for_all():
+    rows = [row for row in training(800, wait=0.01) if row[0].startswith("Step") or row[5] % 4 == 0]
+    (rank,) = facts_of(rows).ranks
+    assert rank.share_of_turns("wait") == pytest.approx(0.01 / 0.0192, abs=0.01)
+    assert rank.share("wait") == pytest.approx(0.01 / 0.0192, abs=0.02)
+    assert sum(rank.slices.values()) == pytest.approx(rank.loop, rel=1e-6)
+
+
+def test_a_late_file_keeps_the_order():
+    table = events(training(300))
+    fold = StepFold()
+    late = (table.start_us / 1e6 - START_S > 2) & (table.start_us / 1e6 - START_S < 3)
+    fold.update(FakeWindow(START_S * 1_000_000, table[~late], system([])))
+    fold.update(FakeWindow((START_S + 60) * 1_000_000, table[late], system([])))
+    (rows,) = fold.result().steps.values()
+    assert len(rows) == 300
+    assert (np.diff(rows.start) > 0).all()
+
+
+def test_buckets_keep_extremes_means_and_counts():
+    rng = np.random.default_rng(0)
+    seconds, values = np.sort(rng.uniform(START_S, START_S + 86400, 50_000)), rng.uniform(0, 100, 50_000)
+    values[12345] = 999.0
+    buckets = Buckets()
+    for part in np.array_split(np.arange(50_000), 40):
+        buckets.add(seconds[part], values[part])
+    assert len(buckets.count) <= BUCKETS
+    assert buckets.count.sum() == 50_000
+    assert buckets.high.max() == 999.0
+    assert buckets.total.sum() == pytest.approx(values.sum())
+
+
+def test_buckets_merge_in_any_order():
+    rng = np.random.default_rng(1)
+    a, b = Buckets(), Buckets()
+    early, late = rng.uniform(START_S, START_S + 900, 500), rng.uniform(START_S + 5000, START_S + 9000, 500)
+    a.add(early, early % 100)
+    b.add(late, late % 100)
+    a.merge(b)
+    whole = Buckets()
+    whole.add(np.concatenate([early, late]), np.concatenate([early, late]) % 100)
+    assert a.count.sum() == whole.count.sum() == 1000
+    assert a.width == whole.width
+    np.testing.assert_allclose(a.total.sum(), whole.total.sum())
+    a.merge(Buckets())
+
+
+def test_thinning_keeps_the_longest_step():
+    y = np.ones(50_000)
+    y[31_337] = 500
+    series = thin(np.arange(50_000.0), y, "steps", "forward")
+    assert len(series["x"]) <= POINTS
+    assert max(series["high"]) == 500
+    assert min(series["low"]) == 1
+
+
+def test_network_counts_the_training_container_only():
+    fold = SystemFold()
+    rows = [
+        (1.0, 100.0, "algo-1", "network", "ReceiveBytesPerSecond", "Algorithm"),
+        (1.0, 900.0, "algo-1", "network", "ReceiveBytesPerSecond", "Platform"),
+    ]
+    fold.update(FakeWindow(0, events([]), system(rows)))
+    ((_, data),) = fold.result().of("received").items()
+    assert data.total.sum() == 100
+
+
+def test_nodes_stand_in_natural_order():
+    facts = facts_of(
+        training(30, node="algo-10-10") + training(30, node="algo-2-2"),
+        gpu_samples(5, 3, node="algo-10") + gpu_samples(5, 3, node="algo-2"),
+    )
+    assert [rank.name for rank in facts.ranks] == ["algo-2-2", "algo-10-10"]
+    assert [gpu.node for gpu in facts.gpus] == ["algo-2", "algo-10"]
+
+
+def test_memory_samples_are_bounded_and_bad_ones_left_out():
+    fold = MemoryFold()
+    fold._add("algo-1-0", 1.0, "no json")
+    for second in range(50_000):
+        fold._add("algo-1-0", float(second), '{"resident_bytes": 5}')
+    seconds, values = fold.result()["algo-1-0"]
+    assert 1000 < len(seconds) <= 20_001
+    assert (values == 5).all()
+
+
+def test_facts_of_a_whole_job_equal_what_the_generator_was_told(tmp_path):
+    make_job(tmp_path / "job", "--scenario", "dataloader-slow", "--minutes", "3", "--gpus", "2", "--cpus", "6")
+    facts = build_report(open_source(tmp_path / "job", cache=False)).facts
+    assert facts.system.cores == {"algo-1": 6}
+    assert len(facts.gpus) == 2
+    assert len(facts.ranks) == 2
+    assert facts.loader.num_workers == 0
+    assert facts.duration == pytest.approx(180, abs=2)
+    assert facts.initialization == pytest.approx(0.06 * 180, abs=1.5)
+    assert facts.average_share("evaluation") == pytest.approx(0.2, abs=0.03)
+    assert not facts.running

@@ -1,0 +1,211 @@
+"""Every class of verdict from a handful of numbers; each test has a twin just below the threshold."""
+
+import attrs
+import numpy as np
+import pytest
+from report_helpers import START_S, facts_of, gpu_samples, training, verdict_of
+
+from sm_profiler.report import Class, policy
+from sm_profiler.report.judges import Case
+from sm_profiler.report.judges.job import fit_growth
+from sm_profiler.report.stalls import find_period
+from sm_profiler.report.step_fold import Loader
+from sm_profiler.report.verdict import decide
+
+
+def test_a_loop_that_computes_is_balanced():
+    verdict = verdict_of(training(200))
+    assert verdict.kind is Class.BALANCED
+    assert verdict.main.confidence == "high"
+    assert verdict.main.share_of_time == 0
+
+
+def test_waiting_for_data():
+    verdict = verdict_of(training(200, wait=0.02))
+    assert verdict.kind is Class.INPUT_BOUND
+    assert verdict.main.confidence == "high"
+    assert verdict.main.share_of_time == pytest.approx(0.02 / 0.0292, abs=0.01)
+
+
+def test_a_little_waiting_is_no_finding():
+    assert verdict_of(training(200, wait=0.0012)).kind is Class.BALANCED
+
+
+def test_time_outside_the_phases():
+    verdict = verdict_of(training(200, outside=0.008))
+    assert verdict.kind is Class.SYNC_BOUND
+    assert verdict.main.share_of_time == pytest.approx(0.008 / 0.018, abs=0.01)
+
+
+def test_tiny_steps():
+    verdict = verdict_of(training(500, wait=0.0001, forward=0.0002, backward=0.0003, optimizer=0.0001, outside=0.0001))
+    assert verdict.kind is Class.HOST_BOUND
+
+
+def test_a_slow_optimizer():
+    assert verdict_of(training(200, optimizer=0.02)).kind is Class.OPTIMIZER_BOUND
+
+
+def test_a_stall_with_a_period_and_its_cost():
+    verdict = verdict_of(training(400, every=40, stall=0.2))
+    assert verdict.kind is Class.PERIODIC_STALL
+    assert verdict.main.headline.startswith("Every 40 steps")
+    assert "outside the phases" in verdict.main.headline
+    # nine stalls count: the first one falls into the warm-up; all ten are time of the loop
+    assert verdict.main.share_of_time == pytest.approx(9 * 0.2 / (10 * 0.2 + 399 * 0.0102), abs=0.01)
+
+
+def test_long_steps_without_a_period():
+    rows = training(400)
+    shifted, added = [], 0.0
+    for row in rows:
+        shifted.append((*row[:2], row[2] + added, *row[3:]))
+        if row[0] == "Forward" and row[5] in {31, 58, 140, 203, 371}:
+            shifted[-1] = (*row[:2], row[2] + added, row[3] + 0.4, *row[4:])
+            added += 0.4
+    rows = [
+        (*row[:3], row[3] + 0.4, *row[4:]) if row[0].startswith("Step") and row[5] in {31, 58, 140, 203, 371} else row
+        for row in shifted
+    ]
+    rows = [
+        (*row[:2], row[2] - 0.4, *row[3:]) if row[0].startswith("Step") and row[5] in {31, 58, 140, 203, 371} else row
+        for row in rows
+    ]
+    verdict = verdict_of(rows)
+    assert verdict.kind is Class.STEP_OUTLIERS
+    assert "5 of 399" in verdict.main.headline
+
+
+def test_bursts_of_a_round_of_workers_are_input_and_no_stall():
+    rows, now = [], 1.0
+    for step in range(200):
+        wait = 0.08 if step % 4 == 0 else 0.0001
+        rows += training(1, wait=wait, at=now, number=step)
+        now += wait + 0.0092
+    facts = facts_of(rows)
+    without = decide(Case(facts, {}))
+    with_workers = decide(Case(attrs.evolve(facts, loader=Loader(4, 0)), {}))
+    assert with_workers.kind is Class.INPUT_BOUND
+    assert [finding.kind for finding in with_workers.also] == []
+    assert Class.PERIODIC_STALL in {without.kind, *(finding.kind for finding in without.also)}
+
+
+def test_garbage_collection_comes_before_the_time_it_causes():
+    rows = training(200, outside=0.01)
+    rows += [("GC", "GC", row[2] + row[3] + 0.001, 0.008, row[4], -1) for row in rows if row[0].startswith("Step")]
+    verdict = verdict_of(rows)
+    assert verdict.kind is Class.GC_BOUND
+
+
+def test_evaluation():
+    rows = training(100) + training(300, at=2.5, forward=0.008, backward=0, optimizer=0, mode="EVAL")
+    assert verdict_of(rows).kind is Class.EVALUATION_BOUND
+
+
+def test_initialization_counts_behind_an_allowance():
+    late = training(300, at=20.0)
+    samples = [(tick / 2, 30.0, "algo-1", "cpu", "cpu0", "CPUUtilization") for tick in range(1, 48)]
+    assert verdict_of(late, samples).kind is Class.INITIALIZATION_BOUND
+    early = training(300, at=4.0)
+    assert verdict_of(early, samples[:16]).kind is Class.BALANCED
+
+
+@pytest.mark.parametrize("slow", ["wait", "forward"])
+def test_the_rank_that_waits_least_is_the_one_waited_for(slow):
+    culprit = {"wait": 0.001, "forward": 0.003, "backward": 0.005} | {slow: 0.013}
+    victim = {"wait": 0.001, "forward": 0.003, "backward": 0.005}
+    victim["backward"] += culprit[slow] - victim[slow]
+    rows = training(200, node="algo-2-1", **culprit)
+    for node in ("algo-1-0", "algo-1-2", "algo-2-3"):
+        rows += training(200, node=node, **victim)
+    verdict = verdict_of(rows)
+    assert verdict.kind is Class.STRAGGLER
+    assert verdict.main.evidence[0].where == "algo-2-1"
+    assert ("waiting for data" if slow == "wait" else "forward pass") in verdict.main.headline
+
+
+def test_ranks_that_do_not_wait_for_each_other_have_no_straggler():
+    rows = training(200, node="algo-1-0") + training(120, node="algo-1-1", forward=0.02)
+    assert verdict_of(rows).kind is Class.BALANCED
+
+
+def test_a_busy_gpu_is_compute_bound_and_an_idle_one_is_not():
+    assert verdict_of(training(400), gpu_samples(95, 5)).kind is Class.COMPUTE_BOUND
+    assert verdict_of(training(400), gpu_samples(20, 5)).kind is Class.HOST_BOUND
+
+
+def test_a_gpu_that_never_worked():
+    verdict = verdict_of(training(400), gpu_samples(0, 5))
+    assert "never used" in verdict.main.headline
+
+
+def test_uneven_gpus():
+    samples = gpu_samples(92, 5) + gpu_samples(20, 5, name="gpu1")
+    assert verdict_of(training(400), samples).kind is Class.UNBALANCED_GPUS
+
+
+def test_system_metrics_alone_are_inconclusive_and_say_what_to_switch_on():
+    verdict = verdict_of((), gpu_samples(50, 60))
+    assert verdict.kind is Class.INCONCLUSIVE
+    assert "sm-profiler run" in verdict.main.next_step
+    assert any(what == "the training loop" for what, _ in verdict.not_judged)
+
+
+def test_no_data_at_all():
+    verdict = verdict_of()
+    assert verdict.kind is Class.INCONCLUSIVE
+    assert "no data" in verdict.main.headline
+
+
+def test_few_steps_are_inconclusive():
+    assert verdict_of(training(10, wait=0.1)).kind is Class.INCONCLUSIVE
+
+
+def test_memory_growth_with_its_rate_and_error():
+    seconds = START_S + 1 + np.arange(0, 20.0)
+    rng = np.random.default_rng(1)
+    grown = {"algo-1-0": (seconds, 1e9 + 4e7 * np.arange(20) + rng.normal(0, 1e6, 20))}
+    verdict = verdict_of(training(2000), memory=grown)
+    assert verdict.kind is Class.MEMORY_GROWTH
+    (rate,) = [one for one in verdict.main.evidence if one.metric == "growth a minute"]
+    assert rate.value == pytest.approx(4e7 * 60, rel=0.03)
+
+
+def test_memory_that_warms_up_and_stays_is_no_growth():
+    seconds = START_S + 1 + np.arange(0, 20.0)
+    flat = {"algo-1-0": (seconds, 1e9 + 6e8 * (1 - np.exp(-np.arange(20) / 2)))}
+    assert verdict_of(training(2000), memory=flat).kind is Class.BALANCED
+
+
+def test_the_error_of_a_slope_covers_the_truth():
+    rng = np.random.default_rng(3)
+    x = np.arange(100.0)
+    misses = 0
+    for _ in range(200):
+        growth = fit_growth(x, 5 * x + rng.normal(0, 50, 100))
+        misses += abs(growth.slope - 5) > 2 * growth.error
+    assert misses < 25
+
+
+@pytest.mark.parametrize("period", [2, 3, 7, 25, 100])
+def test_find_period(period):
+    places = np.arange(period - 1, 500, period)
+    assert find_period(places, np.ones(len(places)), 499) == (period, True)
+
+
+def test_find_period_in_noise_and_with_strangers():
+    places = np.sort(np.append(np.arange(24, 500, 25), [30, 77, 181]))
+    weights = np.where(places % 25 == 24, 1.0, 0.3)
+    assert find_period(places, weights, 499) == (25, True)
+    rng = np.random.default_rng(5)
+    for _ in range(50):
+        chance = np.sort(rng.choice(1000, 12, replace=False))
+        assert find_period(chance, np.ones(12), 999)[0] is None
+
+
+def test_every_threshold_has_its_reason():
+    thresholds = [value for value in vars(policy).values() if isinstance(value, policy.Threshold)]
+    assert len(thresholds) > 30
+    assert all(len(one.reason) > 15 for one in thresholds)
+    named = [kind for tier in policy.PRECEDENCE for kind in tier]
+    assert sorted(named) == sorted(Class)

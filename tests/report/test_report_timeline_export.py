@@ -1,0 +1,141 @@
+"""The merged timeline against a strict checker of the trace-event format."""
+
+import gzip
+import json
+from collections import defaultdict
+
+import pytest
+from report_helpers import events, make_job, training
+
+from sm_profiler.cli import main
+from sm_profiler.errors import SourceError
+from sm_profiler.report.timeline_export import TimelineWriter, export_timeline
+from sm_profiler.source import open_source
+
+METADATA = {
+    "process_name": "name",
+    "thread_name": "name",
+    "process_labels": "labels",
+    "process_sort_index": "sort_index",
+    "thread_sort_index": "sort_index",
+}
+
+
+def check(trace):
+    """Raise where a trace breaks the format: types, names of metadata, numbers in counters, nesting within a thread."""
+    assert set(trace) <= {"traceEvents", "displayTimeUnit", "otherData"}
+    assert trace["displayTimeUnit"] in ("ms", "ns")
+    slices, named = defaultdict(list), set()
+    for event in trace["traceEvents"]:
+        assert isinstance(event["name"], str)
+        assert event["name"]
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        assert isinstance(event["ts"], (int, float))
+        assert event["ph"] in "XCM"
+        if event["ph"] == "M":
+            key = METADATA[event["name"]]
+            assert isinstance(event["args"][key], int if key == "sort_index" else str)
+            named.add((event["pid"], event["tid"]) if event["name"].startswith("thread") else (event["pid"],))
+        elif event["ph"] == "C":
+            assert event["args"]
+            assert all(
+                isinstance(value, (int, float)) and not isinstance(value, bool) for value in event["args"].values()
+            )
+        else:
+            assert event["dur"] >= 0
+            assert isinstance(event["cat"], str)
+            slices[event["pid"], event["tid"]].append((event["ts"], -event["dur"]))
+    for (pid, tid), spans in slices.items():
+        assert (pid,) in named
+        assert (pid, tid) in named
+        stack = []
+        for start, negative in sorted(spans):
+            end = start - negative
+            while stack and stack[-1] <= start + 1e-6:
+                stack.pop()
+            assert not stack or end <= stack[-1] + 1e-6, f"slices of thread {tid} cross at {start}"
+            stack.append(end)
+    return len(trace["traceEvents"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--gpus", "2"), ("--tensorflow",), ("--horovod", "--gpus", "2", "--nodes", "2"), ("--scenario", "no-framework")],
+)
+def test_a_whole_job_passes_the_strict_checker(tmp_path, options):
+    make_job(tmp_path / "job", "--minutes", "2", *options)
+    source = open_source(tmp_path / "job", cache=False)
+    done = export_timeline(source, tmp_path / "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    check(trace)
+    assert done.events == sum(event["ph"] != "M" for event in trace["traceEvents"])
+    fresh = open_source(tmp_path / "job", cache=False)
+    written = sum(event["ph"] == "X" for event in trace["traceEvents"])
+    assert written == len(fresh.events())
+
+
+def test_the_checker_can_fail():
+    crossing = [
+        {"name": name, "cat": "c", "ph": "X", "pid": 1, "tid": 1, "ts": ts, "dur": 10}
+        for name, ts in (("a", 0), ("b", 5))
+    ]
+    names = [
+        {"name": "process_name", "ph": "M", "pid": 1, "tid": 0, "ts": 0, "args": {"name": "p"}},
+        {"name": "thread_name", "ph": "M", "pid": 1, "tid": 1, "ts": 0, "args": {"name": "t"}},
+    ]
+    with pytest.raises(AssertionError, match="cross"):
+        check({"displayTimeUnit": "ms", "traceEvents": names + crossing})
+
+
+def write(tmp_path, *tables, metadata=()):
+    path = tmp_path / "trace.json"
+    with path.open("w") as out:
+        writer = TimelineWriter(out, 1.7e15)
+        for table in tables:
+            writer.add_events(table)
+        done = writer.finish(list(metadata), "here")
+    return json.loads(path.read_text()), done
+
+
+def test_steps_hold_their_phases_in_one_lane(tmp_path):
+    trace, _ = write(tmp_path, events(training(50)))
+    check(trace)
+    threads = {event["tid"] for event in trace["traceEvents"] if event["ph"] == "X"}
+    assert len(threads) == 1
+
+
+def test_events_that_cross_or_come_late_get_lanes_of_their_own(tmp_path):
+    a = events([("Forward", "a", 1.0, 1.0, "algo-1-0", 0), ("Forward", "b", 1.5, 1.0, "algo-1-0", 0)])
+    late = events([("Forward", "late", 0.9, 5.0, "algo-1-0", 0)])
+    trace, _ = write(tmp_path, a, late)
+    check(trace)
+    assert len({event["tid"] for event in trace["traceEvents"] if event["ph"] == "X"}) == 3
+
+
+def test_clock_errors_are_stated(tmp_path):
+    record = {"name": "sm_profiler/process", "node": "algo-1-0", "args": {"clock_error_us": 1500}}
+    trace, done = write(tmp_path, events(training(3)), metadata=[record])
+    assert done.clock_error_us == {"algo-1-0": 1500}
+    assert trace["otherData"]["clock_error_us"] == {"algo-1-0": 1500}
+    assert any(event["name"] == "process_labels" for event in trace["traceEvents"])
+
+
+def test_hostile_names(tmp_path):
+    nasty = 'x"\\\n\u0000</script>\ud800' + "y" * 100_000
+    trace, _ = write(tmp_path, events([("Forward", nasty, 1.0, 1.0, "algo-1-0", 0), ("", "", 1.0, 0.5, "algo-1-0", 0)]))
+    check(trace)
+
+
+def test_command_writes_compressed_too(tmp_path, capsys):
+    make_job(tmp_path / "job", "--minutes", "1")
+    assert main(["merge-timeline", str(tmp_path / "job"), "--out", str(tmp_path / "t.json.gz")]) == 0
+    check(json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes())))
+    assert "perfetto" in capsys.readouterr().out
+
+
+def test_a_place_that_cannot_be_written(tmp_path):
+    make_job(tmp_path / "job", "--minutes", "1")
+    (tmp_path / "dir.json").mkdir()
+    with pytest.raises(SourceError, match="dir.json"):
+        export_timeline(open_source(tmp_path / "job", cache=False), tmp_path / "dir.json")
