@@ -8,11 +8,15 @@ from typing import Any
 
 # name → the module that defines it
 _LAZY = {
+    "MergedTimeline": "merged_timeline",
+    "MergeUnit": "merged_timeline",
     "PandasFrame": "pandas_frame",
     "PandasFrameAnalysis": "statistics",
     "PT_dataloader_analysis": "dataloader",
     "Resource": "statistics",
     "StatsBy": "statistics",
+    "PyinstrumentAnalysis": "python_profiles",
+    "cProfileAnalysis": "python_profiles",
     "TrainingJob": "training_job",
     "system_frame": "frames",
     "framework_frame": "frames",

@@ -170,7 +170,7 @@ class AlgorithmMetricsReader(MetricsReaderBase):
             convert_utc_timestamp_to_microseconds(end_time, unit),
         )
         if file_suffix_filter is not None:
-            rows &= events.kind.mask(lambda kind: any(_ends(kind, suffix) for suffix in file_suffix_filter))
+            rows &= events.kind.mask(lambda kind: any(ends_with(kind, suffix) for suffix in file_suffix_filter))
         return trace_events(in_file_order(events[rows]))
 
     def get_current_time_range_for_event_query(self) -> tuple[int, int]:
@@ -249,6 +249,7 @@ def convert_back(time_us: float, unit: TimeUnits) -> float:
     return time_us * {TimeUnits.SECONDS: 1e-6, TimeUnits.MILLISECONDS: 1e-3, TimeUnits.NANOSECONDS: 1e3}.get(unit, 1)
 
 
-def _ends(kind: str, suffix: str) -> bool:
+def ends_with(kind: str, suffix: str) -> bool:
+    """Whether the names of a timeline's files end so."""
     name = "x.trace.json.gz" if kind == layout.DETAILED_TRACE else f"x_{kind}.json"
     return name.endswith(suffix) or suffix.endswith(name[1:])

@@ -44,7 +44,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "smdebug.profiler.utils": (f"{_ANALYSIS}.times", f"{_ANALYSIS}.file_names"),
     "smdebug.profiler.analysis": (_ANALYSIS,),
     "smdebug.profiler.analysis.python_profile_analysis": (f"{_ANALYSIS}.python_profiles", f"{_ANALYSIS}.python_stats"),
-    "smdebug.profiler.analysis.python_stats_reader": (f"{_ANALYSIS}.python_stats",),
+    "smdebug.profiler.analysis.python_stats_reader": (f"{_ANALYSIS}.python_profiles",),
     "smdebug.profiler.analysis.notebook_utils": (_ANALYSIS,),
     "smdebug.profiler.analysis.notebook_utils.heatmap": (f"{_ANALYSIS}.heatmap",),
     "smdebug.profiler.analysis.notebook_utils.metrics_histogram": (f"{_ANALYSIS}.histograms",),

@@ -1,0 +1,278 @@
+"""What the training script's Python code did, from cProfile's and Pyinstrument's statistics."""
+
+from __future__ import annotations
+
+import json
+import pstats
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
+
+import attrs
+import pandas as pd
+
+from sm_profiler.analysis.python_stats import (
+    CPROFILE,
+    PYINSTRUMENT,
+    PyinstrumentStepStats,
+    PythonProfileModes,
+    StepPhase,
+    StepPythonProfileStats,
+    cProfileStats,
+    load_cprofile,
+    python_profile_mode_to_str,
+)
+from sm_profiler.errors import SourceError
+from sm_profiler.formats import layout
+from sm_profiler.storage import LocalStorage, open_storage
+
+_PLACE = 2  # framework and profiler, as the end of the path of a folder of statistics
+ANY = "any"
+
+
+class PythonStatsReader:
+    """Finds the files of statistics under a folder or s3:// URI: of a whole profile, or of one profiler's folder in it."""
+
+    def __init__(self, profile_dir: str, s3_path: str | None = None) -> None:
+        """Open a place.
+
+        Args:
+            profile_dir: a folder of statistics (`…/framework/pytorch/cprofile`), of a profile, a profile's s3:// URI or a
+                training job's name; with s3_path the folder that files are fetched into.
+            s3_path: the s3:// URI of a profile.
+
+        Raises:
+            SourceError: it does not exist.
+        """
+        where = s3_path or str(profile_dir)
+        if not where.startswith("s3://") and not Path(where).is_dir():
+            if "/" in where:
+                raise SourceError(f"{where} is no folder")
+            from sm_profiler.source.job import profiler_output  # noqa: PLC0415 - boto3 takes a third of a second to load
+
+            where = profiler_output(where)
+        self._storage = open_storage(where)
+        if isinstance(self._storage, LocalStorage):
+            self.profile_dir = where
+        else:
+            self.profile_dir = str(Path(profile_dir if s3_path else tempfile.mkdtemp(), "python_stats"))
+
+    def load_python_profile_stats(self) -> list[StepPythonProfileStats]:
+        """The files, by the time at which profiling began and by process.
+
+        Raises:
+            SourceError: they cannot be listed or fetched.
+        """
+        found = [StepPythonProfileStats.of(stats, self._local(key, stats)) for key, stats in self._files()]
+        return sorted(found, key=lambda each: (each.start_time_since_epoch_in_micros, each.node_id, each.stats_path))
+
+    def _files(self) -> Iterator[tuple[str, layout.PythonStats]]:
+        place = PurePosixPath(self._storage.uri.rstrip("/")).parts[-_PLACE:]
+        for info in self._storage.list(""):
+            within = info.key.rpartition(f"{layout.FRAMEWORK}/")
+            for path in (f"{layout.FRAMEWORK}/{within[2]}", "/".join((layout.FRAMEWORK, *place, info.key))):
+                parsed = layout.parse_path(path)
+                if isinstance(parsed, layout.PythonStats) and ".." not in parsed.path.split("/"):
+                    yield info.key, parsed
+                    break
+
+    def _local(self, key: str, stats: layout.PythonStats) -> str:
+        """Where a file can be read on this machine; it is fetched if it is elsewhere."""
+        if isinstance(self._storage, LocalStorage):
+            return str(Path(self._storage.root, key))
+        path = Path(self.profile_dir, stats.profiler, stats.node, stats.window.folder.replace("*", "_"), stats.name)
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            LocalStorage(path.parent).write(path.name, self._storage.read(key))
+        return str(path)
+
+
+class LocalPythonStatsReader(PythonStatsReader):
+    """Finds files of statistics in a folder."""
+
+    def __init__(self, profile_dir: str) -> None:
+        super().__init__(profile_dir)
+
+
+class S3PythonStatsReader(PythonStatsReader):
+    """Finds files of statistics under an s3:// URI and fetches them."""
+
+    def __init__(self, profile_dir: str, s3_path: str) -> None:
+        super().__init__(profile_dir, s3_path)
+
+
+class PythonProfileAnalysis:
+    """What both profilers' analyses can do.
+
+    Attributes:
+        python_stats_reader: finds the files.
+        python_profile_stats: the files found, a StepPythonProfileStats each.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, local_profile_dir: str = "/tmp/python_stats", s3_path: str | None = None) -> None:  # noqa: S108 - the known default
+        """Look for statistics.
+
+        Args:
+            local_profile_dir: a folder of statistics (`…/framework/pytorch/cprofile`), of a profile, a profile's s3:// URI or
+                a training job's name; with s3_path the folder that files are fetched into.
+            s3_path: the s3:// URI of a profile.
+
+        Raises:
+            SourceError: it does not exist.
+        """
+        self.python_stats_reader = PythonStatsReader(local_profile_dir, s3_path)
+        self.python_profile_stats: list[StepPythonProfileStats] = []
+        self._refresh(wanted=True)
+
+    def fetch_profile_stats_by_step(  # noqa: PLR0913, PLR0917 - the known signature
+        self,
+        start_step: int,
+        end_step: int | None = None,
+        mode: PythonProfileModes = PythonProfileModes.TRAIN,
+        start_phase: StepPhase = StepPhase.STEP_START,
+        end_phase: StepPhase = StepPhase.STEP_END,
+        node_id: str = ANY,
+        refresh_stats: bool = True,  # noqa: FBT001, FBT002
+    ) -> Any:
+        """Statistics from one point of the loop to another; of one step where no end is given."""
+        end = start_step if end_step is None else end_step
+        return self._fetch(
+            node_id,
+            refresh_stats,
+            lambda each: (
+                each.in_step_interval(start_step, end, start_phase, end_phase)
+                and each.has_start_and_end_mode(mode, mode)
+            ),
+        )
+
+    def fetch_profile_stats_by_time(
+        self,
+        start_time_since_epoch_in_secs: float,
+        end_time_since_epoch_in_secs: float,
+        node_id: str = ANY,
+        refresh_stats: bool = True,  # noqa: FBT001, FBT002 - the known signature
+    ) -> Any:
+        """Statistics whose window overlaps a time range; seconds since the epoch."""
+        start, end = start_time_since_epoch_in_secs * 1e6, end_time_since_epoch_in_secs * 1e6
+        return self._fetch(node_id, refresh_stats, lambda each: each.in_time_interval(start, end))
+
+    def fetch_profile_stats_between_modes(
+        self,
+        start_mode: PythonProfileModes,
+        end_mode: PythonProfileModes,
+        node_id: str = ANY,
+        refresh_stats: bool = True,  # noqa: FBT001, FBT002 - the known signature
+    ) -> Any:
+        """Statistics that began in one mode and ended in another."""
+        return self._fetch(node_id, refresh_stats, lambda each: each.has_start_and_end_mode(start_mode, end_mode))
+
+    def fetch_pre_step_zero_profile_stats(self, node_id: str = ANY, refresh_stats: bool = True) -> Any:  # noqa: FBT001, FBT002 - the known signature
+        """Statistics from before the first step."""
+        return self._fetch(node_id, refresh_stats, StepPythonProfileStats.has_pre_step_zero_profile_stats)
+
+    def fetch_post_hook_close_profile_stats(self, node_id: str = ANY, refresh_stats: bool = True) -> Any:  # noqa: FBT001, FBT002 - the known signature
+        """Statistics from after the hook was closed."""
+        return self._fetch(node_id, refresh_stats, StepPythonProfileStats.has_post_hook_close_profile_stats)
+
+    def list_profile_stats(self, refresh_stats: bool = True) -> pd.DataFrame:  # noqa: FBT001, FBT002 - the known signature
+        """A row a file: profiler, framework, node, where profiling began and ended, path."""
+        self._refresh(wanted=refresh_stats)
+        if not self.python_profile_stats:
+            print("No stats were found!")  # noqa: T201 - a notebook's reader sees it
+            return pd.DataFrame()
+        names = [field.name for field in attrs.fields(StepPythonProfileStats)]
+        frame = pd.DataFrame(
+            [[getattr(each, name) for name in names] for each in self.python_profile_stats], columns=names
+        )
+        for column in ("start_mode", "end_mode"):
+            frame[column] = [python_profile_mode_to_str(getattr(each, column)) for each in self.python_profile_stats]
+        return frame
+
+    def list_available_node_ids(self, refresh_stats: bool = True) -> list[str]:  # noqa: FBT001, FBT002 - the known signature
+        """The processes that there are statistics of."""
+        self._refresh(wanted=refresh_stats)
+        return sorted({each.node_id for each in self.python_profile_stats})
+
+    def _refresh(self, *, wanted: bool) -> None:
+        if wanted:
+            found = self.python_stats_reader.load_python_profile_stats()
+            self.python_profile_stats = [each for each in found if each.profiler_name == self.name]
+
+    def _fetch(self, node_id: str, refresh: bool, chosen: Callable[[StepPythonProfileStats], bool]) -> Any:  # noqa: FBT001 - passed on as it came
+        """The chosen statistics of one process (the first there are statistics of, where any will do), put together."""
+        self._refresh(wanted=refresh)
+        if node_id == ANY and self.python_profile_stats:
+            node_id = self.python_profile_stats[0].node_id
+        found = [each for each in self.python_profile_stats if each.node_id == node_id and chosen(each)]
+        if not found:
+            print("No stats were found for the requested interval!")  # noqa: T201 - a notebook's reader sees it
+            return None
+        return self._together(found)
+
+    def _together(self, stats: Sequence[StepPythonProfileStats]) -> Any:
+        raise NotImplementedError
+
+
+class cProfileAnalysis(PythonProfileAnalysis):  # noqa: N801 - the known name
+    """Statistics of cProfile; what a `fetch_…` finds comes as one cProfileStats, or None."""
+
+    name = CPROFILE
+
+    def fetch_profile_stats_by_training_phase(
+        self,
+        node_id: str = ANY,
+        refresh_stats: bool = True,  # noqa: FBT001, FBT002 - the known signature
+    ) -> dict[tuple[PythonProfileModes, PythonProfileModes], cProfileStats]:
+        """Statistics by the modes in which profiling began and ended."""
+        self._refresh(wanted=refresh_stats)
+        if node_id == ANY and self.python_profile_stats:
+            node_id = self.python_profile_stats[0].node_id
+        groups: dict[tuple[PythonProfileModes, PythonProfileModes], list[StepPythonProfileStats]] = {}
+        for each in self.python_profile_stats:
+            if each.node_id == node_id:
+                groups.setdefault((each.start_mode, each.end_mode), []).append(each)
+        return {modes: self._together(groups[modes]) for modes in sorted(groups)}
+
+    def fetch_profile_stats_by_job_phase(
+        self,
+        node_id: str = ANY,
+        refresh_stats: bool = True,  # noqa: FBT001, FBT002 - the known signature
+    ) -> dict[str, cProfileStats]:
+        """Statistics of the job's initialization, training_loop and finalization, as far as there are any."""
+        phases: dict[str, pstats.Stats] = {}
+        for (start, end), stats in self.fetch_profile_stats_by_training_phase(node_id, refresh_stats).items():
+            is_first, is_last = start is PythonProfileModes.PRE_STEP_ZERO, end is PythonProfileModes.POST_HOOK_CLOSE
+            phase = "initialization" if is_first else "finalization" if is_last else "training_loop"
+            phases.setdefault(phase, pstats.Stats()).add(stats.ps)
+        return {phase: cProfileStats(stats) for phase, stats in phases.items()}
+
+    def _together(self, stats: Sequence[StepPythonProfileStats]) -> cProfileStats:
+        total = pstats.Stats()
+        for each in stats:
+            total.add(load_cprofile(each.stats_path))
+        return cProfileStats(total)
+
+
+class PyinstrumentAnalysis(PythonProfileAnalysis):
+    """Statistics of Pyinstrument; what a `fetch_…` finds comes as a list, a PyinstrumentStepStats a window, or None."""
+
+    name = PYINSTRUMENT
+
+    def _together(self, stats: Sequence[StepPythonProfileStats]) -> list[PyinstrumentStepStats]:
+        windows: dict[Path, dict[str, str]] = {}
+        for each in stats:
+            windows.setdefault(Path(each.stats_path).parent, {})[Path(each.stats_path).suffix] = each.stats_path
+        return [PyinstrumentStepStats(files.get(".html"), _session(files.get(".json"))) for files in windows.values()]
+
+
+def _session(path: str | None) -> dict[str, Any] | None:
+    if path is None:
+        return None
+    try:
+        session = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise SourceError(f"{path} holds no session of pyinstrument") from error
+    return session if isinstance(session, dict) else None

@@ -1,0 +1,283 @@
+"""Statistics of Python profilers: when they were taken, and what stands in them."""
+
+from __future__ import annotations
+
+import marshal
+import pstats
+from enum import Enum, IntEnum
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pandas as pd
+
+from sm_profiler.errors import ConfigError, SourceError
+from sm_profiler.formats import layout
+
+CPROFILE, PYINSTRUMENT = "cprofile", "pyinstrument"
+MOST_BYTES = 256 << 20  # no statistics of a training script come near
+_DAMAGED = (ValueError, EOFError, TypeError, MemoryError, RecursionError)
+_PARTS = 5  # of a function's statistics: primitive calls, calls, own time, cumulative time, callers
+
+
+class PythonProfileModes(IntEnum):
+    """What a training script was doing when a profiler was started or stopped."""
+
+    TRAIN = 1
+    EVAL = 2
+    PREDICT = 3
+    GLOBAL = 4
+    PRE_STEP_ZERO = 5
+    POST_HOOK_CLOSE = 6
+
+
+class StepPhase(Enum):
+    """Where in a step a profiler was started or stopped."""
+
+    START = "start"
+    STEP_START = "stepstart"
+    FORWARD_PASS_END = "forwardpassend"  # noqa: S105 - a pass of the network, no password
+    STEP_END = "stepend"
+    END = "end"
+
+
+class PythonProfilerName(Enum):
+    """The profilers."""
+
+    CPROFILE = CPROFILE
+    PYINSTRUMENT = PYINSTRUMENT
+
+
+class Metrics(Enum):
+    """What functions can be sorted by."""
+
+    TOTAL_TIME = "tottime"
+    CUMULATIVE_TIME = "cumtime"
+    PRIMITIVE_CALLS = "pcalls"
+    TOTAL_CALLS = "ncalls"
+
+
+_MODES = dict(zip(layout.MODES, PythonProfileModes, strict=True))
+
+
+def str_to_python_profile_mode(mode_str: str) -> PythonProfileModes:
+    """The mode that a folder's name means by a text.
+
+    Raises:
+        ConfigError: there is no such mode.
+    """
+    try:
+        return _MODES[mode_str]
+    except KeyError:
+        raise ConfigError(f"{mode_str!r} is no mode; there are: {', '.join(_MODES)}") from None
+
+
+def python_profile_mode_to_str(mode: PythonProfileModes) -> str:
+    """The text that stands for a mode in a folder's name."""
+    return layout.MODES[mode - 1]
+
+
+@attrs.define(repr=True)
+class StepPythonProfileStats:
+    """One file of statistics and when they were taken.
+
+    Attributes:
+        profiler_name: cprofile or pyinstrument.
+        framework: pytorch or tensorflow.
+        node_id: the process.
+        start_mode, start_step, start_phase, start_time_since_epoch_in_micros: where profiling began; step -1 before the
+            loop.
+        end_mode, end_step, end_phase, end_time_since_epoch_in_micros: where it ended; step infinity after the loop.
+        stats_path: the file.
+    """
+
+    profiler_name: str
+    framework: str
+    node_id: str
+    start_mode: PythonProfileModes
+    start_step: int
+    start_phase: StepPhase
+    start_time_since_epoch_in_micros: float
+    end_mode: PythonProfileModes
+    end_step: float
+    end_phase: StepPhase
+    end_time_since_epoch_in_micros: float
+    stats_path: str
+
+    @classmethod
+    def of(cls, stats: layout.PythonStats, path: str) -> StepPythonProfileStats:
+        """What a file's place tells; `path` is where it can be read."""
+        window = stats.window
+        return cls(
+            stats.profiler,
+            stats.framework,
+            stats.node,
+            _MODES[window.start_mode],
+            -1 if window.start_step is None else window.start_step,
+            StepPhase(window.start_phase),
+            float(window.start_us),
+            _MODES[window.end_mode],
+            float("inf") if window.end_step is None else window.end_step,
+            StepPhase(window.end_phase),
+            float(window.end_us),
+            path,
+        )
+
+    def has_start_and_end_mode(self, start_mode: PythonProfileModes, end_mode: PythonProfileModes) -> bool:
+        """Whether profiling began in one mode and ended in another."""
+        return self.start_mode == start_mode and self.end_mode == end_mode
+
+    def in_time_interval(self, start_time_since_epoch_in_micros: float, end_time_since_epoch_in_micros: float) -> bool:
+        """Whether profiling overlaps a time range."""
+        begins_in_time = self.start_time_since_epoch_in_micros <= end_time_since_epoch_in_micros
+        return begins_in_time and self.end_time_since_epoch_in_micros >= start_time_since_epoch_in_micros
+
+    def in_step_interval(
+        self, start_step: float, end_step: float, start_phase: StepPhase, end_phase: StepPhase
+    ) -> bool:
+        """Whether profiling lies between two points of the loop.
+
+        A point later in a step than its start, asked for as the beginning, must be the one at which profiling began; the
+        start of a step, asked for as the end, must be the one at which it ended.
+        """
+        if start_step > self.start_step or end_step < self.end_step:
+            return False
+        late = start_phase in {StepPhase.STEP_END, StepPhase.FORWARD_PASS_END}
+        if start_step == self.start_step and late and self.start_phase != start_phase:
+            return False
+        return not (end_step == self.end_step and end_phase is StepPhase.STEP_START and self.end_phase != end_phase)
+
+    def has_pre_step_zero_profile_stats(self) -> bool:
+        """Whether profiling began before the loop."""
+        return self.start_phase is StepPhase.START
+
+    def has_post_hook_close_profile_stats(self) -> bool:
+        """Whether profiling ended after the loop."""
+        return self.end_phase is StepPhase.END
+
+    def has_node_id(self, node_id: str) -> bool:
+        """Whether it is that process's."""
+        return self.node_id == node_id
+
+
+class cProfileFunctionStats:  # noqa: N801 - the known name
+    """One function of cProfile's statistics.
+
+    Attributes:
+        function_name: `file:line(function)`.
+        prim_calls, total_calls: how often it was called, without and with recursion.
+        total_time, cumulative_time: seconds in it alone, and with all that it called.
+        callers: the functions that called it.
+    """
+
+    def __init__(self, key: tuple[str, int, str], value: tuple[Any, ...]) -> None:
+        self.function_name = function_name(key)
+        self.prim_calls, self.total_calls, self.total_time, self.cumulative_time, callers = value
+        self.callers = [function_name(caller) for caller in callers]
+
+    def __repr__(self) -> str:
+        return repr(self.as_dict())
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures under the names of `get_function_stats`."""
+        return {
+            "function name": self.function_name,
+            "# of primitive calls": self.prim_calls,
+            "# of total calls": self.total_calls,
+            "total time": self.total_time,
+            "cumulative time": self.cumulative_time,
+        }
+
+
+class cProfileStats:  # noqa: N801 - the known name
+    """cProfile's statistics of one or several windows together.
+
+    Attributes:
+        ps: the same as a pstats.Stats.
+        function_stats_list: a cProfileFunctionStats a function.
+    """
+
+    def __init__(self, ps: pstats.Stats) -> None:
+        self.ps = ps
+        table: dict[Any, Any] = vars(ps)["stats"]
+        self.function_stats_list = [cProfileFunctionStats(key, value) for key, value in table.items()]
+
+    def print_top_n_functions(self, by: Metrics, n: int = 10) -> None:
+        """Print the functions that have most of something.
+
+        Raises:
+            ConfigError: `by` is none of Metrics, or n no number.
+        """
+        if not isinstance(by, Metrics) or not isinstance(n, int):
+            raise ConfigError(
+                f"functions are sorted by one of Metrics and counted in whole numbers, not by {by!r} and {n!r}"
+            )
+        self.ps.sort_stats(by.value).print_stats(n)
+
+    def get_function_stats(self) -> pd.DataFrame:
+        """A row a function: function name, # of primitive calls, # of total calls, total time, cumulative time (seconds)."""
+        columns = ["function name", "# of primitive calls", "# of total calls", "total time", "cumulative time"]
+        return pd.DataFrame([each.as_dict() for each in self.function_stats_list], columns=columns)
+
+
+@attrs.frozen
+class PyinstrumentStepStats:
+    """Pyinstrument's result of one window.
+
+    Attributes:
+        html_file_path: its page; None where there is none.
+        json_stats: its session, as pyinstrument writes it; None where there is none.
+    """
+
+    html_file_path: str | None
+    json_stats: dict[str, Any] | None
+
+
+def function_name(key: Any) -> str:
+    """`file:line(function)`, or the name alone of what is built in."""
+    file, line, name = key
+    if (file, line) == ("~", 0):
+        return f"{{{name[1:-1]}}}" if name.startswith("<") and name.endswith(">") else name
+    return f"{file}:{line}({name})"
+
+
+def load_cprofile(path: str) -> pstats.Stats:
+    """The statistics of a file that cProfile wrote.
+
+    They are marshal data, which Python reads fast and not carefully: only a file that the user named is read, none of more
+    than 256 MB, and what is no statistics is refused.
+
+    Raises:
+        SourceError: it cannot be read or holds something else.
+    """
+    try:
+        if Path(path).stat().st_size > MOST_BYTES:
+            raise SourceError(f"{path} is larger than statistics are ({MOST_BYTES >> 20} MB)")
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        table = marshal.loads(data)  # noqa: S302 - the format of cProfile; size and form are checked
+    except _DAMAGED as error:
+        raise SourceError(f"{path} holds no statistics of cProfile") from error
+    if not isinstance(table, dict) or not all(_is_function(key, value) for key, value in table.items()):
+        raise SourceError(f"{path} holds no statistics of cProfile")
+    made: Any = _Made(table)
+    return pstats.Stats(made)
+
+
+class _Made:
+    """Statistics in memory, in the form in which pstats takes them over."""
+
+    def __init__(self, stats: dict[Any, Any]) -> None:
+        self.stats = stats
+
+    def create_stats(self) -> None:
+        """They are made already."""
+
+
+def _is_function(key: Any, value: Any) -> bool:
+    is_key = isinstance(key, tuple) and [type(part) for part in key] == [str, int, str]
+    if not is_key or not isinstance(value, tuple) or len(value) != _PARTS or not isinstance(value[4], dict):
+        return False
+    return all(isinstance(part, (int, float)) for part in value[:4])

@@ -1,0 +1,256 @@
+"""A profile as the records of one Chrome trace, for Perfetto and chrome://tracing.
+
+A process of the trace is a training process (`algo-1-0`) or a machine (`algo-1 system`); its threads are the phases, each
+with as many rows as its events need to nest: a viewer shows only what nests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from sm_profiler.analysis.events import event_arguments
+from sm_profiler.analysis.latest import tick_times
+from sm_profiler.formats import layout
+from sm_profiler.formats.columns import EventColumns, SystemColumns
+from sm_profiler.formats.layout import PythonStats
+
+Record = dict[str, Any]
+LOW_GPU = 85.0  # percent; below it the filter `lowgpu` marks a moment
+CHUNK = 20_000  # rows whose arguments are Python objects at the same time
+# the order of a process's rows
+_PHASES = ("Step:", "Forward", "Backward", "Optimizer", "DataLoader", "DataIterator", "Dataset", "/device", "/host", "gpu_functions", "cpu_functions")  # fmt: skip
+
+
+@attrs.frozen
+class Clock:
+    """What is known of a process's clock.
+
+    Attributes:
+        offset_us: what it is ahead of the common clock.
+        error_us: how far off that may be; None where nothing was measured and clocks are taken as they are.
+    """
+
+    offset_us: float = 0.0
+    error_us: float | None = None
+
+
+@attrs.define
+class Numbers:
+    """Numbers of the processes and rows of the trace, given out as they appear, with the records that announce them."""
+
+    _processes: dict[str, int] = attrs.field(factory=dict, init=False)
+    _rows: dict[tuple[int, str], int] = attrs.field(factory=dict, init=False)
+
+    def process(self, name: str) -> tuple[int, list[Record]]:
+        """The number of a process, and what announces it if it is new."""
+        if name in self._processes:
+            return self._processes[name], []
+        number = self._processes[name] = len(self._processes) + 1
+        return number, [_named("process_name", number, 0, name), _sorted("process_sort_index", number, 0, number)]
+
+    def row(self, process: int, name: str, order: int) -> tuple[int, list[Record]]:
+        """The number of a process's row, and what announces it if it is new."""
+        key = process, name
+        if key in self._rows:
+            return self._rows[key], []
+        number = self._rows[key] = len(self._rows) + 1
+        return number, [
+            _named("thread_name", process, number, name),
+            _sorted("thread_sort_index", process, number, order),
+        ]
+
+
+def span_records(events: EventColumns, numbers: Numbers, clocks: dict[str, Clock]) -> Iterator[Record]:
+    """The events, each group's in order of their start; instants stay instants."""
+    is_instant = events.instants
+    group, keys = _groups(events)
+    for code, (node, phase, tid, worker) in enumerate(keys):
+        rows = np.flatnonzero(group == code)
+        rows = rows[np.lexsort((-events.duration_us[rows], events.start_us[rows]))]
+        process, announced = numbers.process(node)
+        yield from announced
+        lanes = nesting_lanes(events.start_us[rows], events.end_us[rows])
+        name = phase if worker < 0 else f"{phase} {worker}"
+        name = name if tid < 0 else f"{name} thread {tid}"
+        offset = clocks.get(node, Clock()).offset_us
+        for first in range(0, len(rows), CHUNK):
+            part = rows[first : first + CHUNK]
+            for event, lane, instant in zip(
+                _plain(events[part], offset),
+                lanes[first : first + CHUNK].tolist(),
+                is_instant[part].tolist(),
+                strict=True,
+            ):
+                row, announced = numbers.row(process, name if lane == 0 else f"{name} ({lane + 1})", _order(phase))
+                yield from announced
+                record = {**event, "ph": "X", "pid": process, "tid": row, "cat": phase}
+                if instant:
+                    record |= {"ph": "i", "s": "t"}
+                    del record["dur"]
+                yield record
+
+
+def counter_records(system: SystemColumns, numbers: Numbers) -> Iterator[Record]:
+    """The system metrics: a counter for each device; of a machine's cores one for their mean and greatest."""
+    for node in np.unique(system.node.codes).tolist():
+        rows = system[system.node.codes == node]
+        process, announced = numbers.process(f"{system.node.values[node]} system")
+        yield from announced
+        cores = rows.type.mask("cpu")
+        yield from _core_counters(rows[cores], process)
+        for at, value, name, dimension in _texts(rows[~cores]):
+            counter = f"{name} {dimension}".strip()
+            yield {"name": counter, "ph": "C", "pid": process, "tid": 0, "ts": at, "args": {"value": value}}
+
+
+def low_gpu_records(system: SystemColumns, below: float, numbers: Numbers) -> Iterator[Record]:
+    """A mark at each tick at which a GPU's use was below so many percent."""
+    rows = system[system.dimension.mask("GPUUtilization")]
+    low = rows.value < below
+    if not low.any():
+        return
+    ticks, rows = tick_times(rows)[low], rows[low]
+    process, announced = numbers.process("low GPU use")
+    yield from announced
+    order = np.argsort(ticks, kind="stable")
+    values = [
+        f"{rows.node.values[node]} {rows.name.values[name]}"
+        for node, name in zip(rows.node.codes, rows.name.codes, strict=True)
+    ]
+    edges = np.flatnonzero(np.diff(ticks[order], prepend=-1, append=-1))
+    for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        args = {values[row]: float(rows.value[row]) for row in order[first:last].tolist()}
+        at = float(ticks[order[first]])
+        yield {"name": "sys_metrics_bottlenecks", "ph": "i", "s": "g", "pid": process, "tid": 0, "ts": at, "args": args}
+
+
+def python_records(
+    stats: Iterable[PythonStats], numbers: Numbers, inside: Callable[[float, float], bool]
+) -> Iterator[Record]:
+    """When Python profilers ran, and where their statistics stand."""
+    for each in stats:
+        window = each.window
+        if not inside(window.start_us, window.end_us):
+            continue
+        process, announced = numbers.process(layout.shown_node(each.node))
+        yield from announced
+        row, announced = numbers.row(process, f"Python profiling: {each.profiler}", len(_PHASES))
+        yield from announced
+        name = (
+            f"{each.profiler} {window.start_mode} {layout.NO_STEP if window.start_step is None else window.start_step}"
+        )
+        yield {
+            "name": name, "ph": "X", "pid": process, "tid": row, "ts": window.start_us, "dur": window.end_us - window.start_us,
+            "cat": "python", "args": {"file": each.path},
+        }  # fmt: skip
+
+
+def clock_record(clocks: dict[str, Clock]) -> Record:
+    """What is known of the clocks, as a record of metadata."""
+    known = [clock.error_us for clock in clocks.values() if clock.error_us is not None]
+    args = {
+        "clock": "microseconds since the epoch",
+        "error_bound_us": max(known) if known and len(known) == len(clocks) else None,
+        "processes": {node: attrs.asdict(clock) for node, clock in sorted(clocks.items())},
+    }
+    if args["error_bound_us"] is None:
+        args["note"] = (
+            "not every machine's clock was compared: times of different machines are as their own clocks had them"
+        )
+    return {"name": "sm_profiler/clock", "ph": "M", "pid": 0, "tid": 0, "args": args}
+
+
+def clocks_of(metadata: Iterable[dict[str, Any]], nodes: Iterable[str]) -> dict[str, Clock]:
+    """What the processes wrote of their clocks, by node."""
+    clocks = dict.fromkeys(nodes, Clock())
+    for record in metadata:
+        args = record.get("args", {})
+        node, error = str(record.get("node")), args.get("clock_error_us")
+        if isinstance(error, (int, float)):
+            clocks[node] = Clock(float(args.get("clock_offset_us") or 0), float(error))
+    return clocks
+
+
+def nesting_lanes(starts: NDArray[Any], ends: NDArray[Any]) -> NDArray[np.int64]:
+    """For spans sorted by start (longer ones first) the row of each, so that the spans of a row nest."""
+    lanes = np.zeros(len(starts), np.int64)
+    open_ends: list[list[float]] = []
+    for number, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        for lane, stack in enumerate(open_ends):
+            while stack and stack[-1] <= start:
+                stack.pop()
+            if not stack or stack[-1] >= end:
+                stack.append(end)
+                lanes[number] = lane
+                break
+        else:
+            lanes[number] = len(open_ends)
+            open_ends.append([end])
+    return lanes
+
+
+def _groups(events: EventColumns) -> tuple[NDArray[np.int64], list[tuple[str, str, int, int]]]:
+    """A number for each row's process, phase, thread and worker, and what the numbers stand for."""
+    workers = np.where(events.phase.mask("DataLoaderWorker"), events.worker_id, -1)
+    columns: list[NDArray[Any]] = [events.node.codes, events.phase.codes, events.tid, workers]
+    distinct = [np.unique(column, return_inverse=True) for column in columns]
+    group = np.zeros(len(events), np.int64)
+    for values, place in distinct:
+        group = group * max(1, len(values)) + place
+    _, first, group = np.unique(group, return_index=True, return_inverse=True)
+    keys = [
+        (
+            events.node.values[events.node.codes[row]],
+            events.phase.values[events.phase.codes[row]],
+            int(events.tid[row]),
+            int(workers[row]),
+        )
+        for row in first.tolist()
+    ]
+    return group, keys
+
+
+def _plain(events: EventColumns, offset_us: float) -> Iterator[Record]:
+    names = [events.name.values[code] for code in events.name.codes.tolist()]
+    times = zip((events.start_us - offset_us).tolist(), events.duration_us.tolist(), strict=True)
+    for name, (start, duration), args in zip(names, times, event_arguments(events), strict=True):
+        record: Record = {"name": name, "ts": start, "dur": duration}
+        if args:
+            record["args"] = {key: value for key, value in args.items() if key != "ph"}
+        yield record
+
+
+def _core_counters(rows: SystemColumns, process: int) -> Iterator[Record]:
+    for code in np.unique(rows.dimension.codes).tolist():
+        cores = rows[rows.dimension.codes == code]
+        at, place = np.unique(cores.timestamp, return_inverse=True)
+        means = np.bincount(place, cores.value) / np.bincount(place)
+        most = np.full(len(at), -np.inf)
+        np.maximum.at(most, place, cores.value)
+        name = f"CPU {rows.dimension.values[code]}"
+        for time, mean, greatest in zip((at * 1e6).tolist(), means.tolist(), most.tolist(), strict=True):
+            args = {"mean": round(mean, 2), "max": greatest}
+            yield {"name": name, "ph": "C", "pid": process, "tid": 0, "ts": time, "args": args}
+
+
+def _texts(rows: SystemColumns) -> Iterator[tuple[float, float, str, str]]:
+    names = [rows.name.values[code] for code in rows.name.codes.tolist()]
+    dimensions = [rows.dimension.values[code] for code in rows.dimension.codes.tolist()]
+    return zip((rows.timestamp * 1e6).tolist(), rows.value.tolist(), names, dimensions, strict=True)
+
+
+def _order(phase: str) -> int:
+    return next((number for number, start in enumerate(_PHASES) if phase.startswith(start)), len(_PHASES))
+
+
+def _named(kind: str, process: int, thread: int, name: str) -> Record:
+    return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _sorted(kind: str, process: int, thread: int, order: int) -> Record:
+    return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"sort_index": order}}
