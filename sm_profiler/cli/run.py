@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import threading
 import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -22,9 +21,10 @@ from sm_profiler.formats.layout import END_MARKERS
 
 if TYPE_CHECKING:
     from sm_profiler.config import Profile
+    from sm_profiler.monitor.start import Member
 
 INTERVAL_MS = 500
-STOPPED = 128 + signal.SIGTERM  # exit code of a script that was told to stop
+SIGNALS = range(129, 193)  # exit codes that tell of a signal, after which a job may be taken up again
 
 
 class Command:
@@ -57,9 +57,15 @@ class Command:
         root = rooted(profile.local_path)
         print(f"sm-profiler: profile under {root}", file=sys.stderr, flush=True)
         environment = {**os.environ, "SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": str(config)}
-        code = self._run(command, environment, None if options.no_monitor else profile, root)
+        beside = start_beside(profile, name, sample=not options.no_monitor)
+        code, by_itself = 1, False
+        try:
+            code, by_itself = self._run(command, environment)
+        finally:
+            if beside:
+                beside.leave(by_itself=by_itself)
         recover_traces(root)
-        if code != STOPPED:  # after SIGTERM a spot instance may take the job up again under the same prefix
+        if by_itself and not beside:
             mark_end(root)
         print(f"sm-profiler: ended with {code}; sm-profiler report {shown(root)}", file=sys.stderr)
         return code
@@ -80,16 +86,16 @@ class Command:
             raise ProfilerError(f"{words[0]}: no such file")
         return [*start, *words], Path(words[0]).stem
 
-    def _run(self, command: list[str], environment: dict[str, str], monitored: Profile | None, root: Path) -> int:
-        stop = threading.Event()
-        sampling = start_monitor(monitored, root, stop) if monitored else None
+    def _run(self, command: list[str], environment: dict[str, str]) -> tuple[int, bool]:
+        """The exit code, and whether the script came to its end by itself."""
         try:
             process = subprocess.Popen(command, env=environment)  # the user's own command
         except OSError as error:
-            stop.set()
             raise ProfilerError(f"{command[0]}: {error.strerror}") from None
+        forwarded: list[int] = []
 
         def forward(number: int, _frame: FrameType | None) -> None:
+            forwarded.append(number)
             process.send_signal(number)
 
         # Ctrl-C reaches the script by itself (one terminal); it decides how to end, and so do we.
@@ -102,37 +108,37 @@ class Command:
         finally:
             for number, handler in kept.items():
                 signal.signal(number, handler)
-            stop.set()
-            if sampling:
-                sampling.join(timeout=10)
-        return code if code >= 0 else 128 - code
+        code = code if code >= 0 else 128 - code
+        # After SIGTERM a spot instance may take the job up again under the same prefix.
+        return code, code not in SIGNALS and not forwarded
+
+
+def start_beside(profile: Profile, name: str, *, sample: bool) -> Member | None:
+    """Start this node's monitor, and uploader where the profile names a place on S3, as a process of its own."""
+    from sm_profiler.hook.beside import task_of
+    from sm_profiler.monitor.start import join
+    from sm_profiler.monitor.task import job_name
+
+    job = job_name({"SM_JOB_NAME": f"{name}-{time.strftime('%Y%m%d-%H%M%S')}", **os.environ})
+    task = task_of(profile, job, sample=sample)
+    if profile.disabled or not (task.interval_ms or task.destination):
+        return None
+    try:
+        member = join(task)
+    except ProfilerError as error:
+        print(f"sm-profiler: the machine is not sampled: {error}", file=sys.stderr)
+        return None
+    if task.destination:
+        print(f"sm-profiler: uploaded to {task.destination}", file=sys.stderr, flush=True)
+    return member
 
 
 def mark_end(root: Path) -> None:
-    """Tell readers that nothing more will come; a profile that cannot be written to stays without."""
+    """Say that nothing more will come into this profile."""
     for marker in END_MARKERS:
         with contextlib.suppress(OSError):
-            if (root / marker).parent.is_dir():
-                (root / marker).touch()
-
-
-def start_monitor(profile: Profile, root: Path, stop: threading.Event) -> threading.Thread | None:
-    """Sample this node in a thread, unless somebody does already."""
-    from sm_profiler.hook.settings import node_name
-    from sm_profiler.monitor.lock import NodeLock
-    from sm_profiler.monitor.sampler import Sampler
-
-    node = node_name()
-    try:
-        if not NodeLock(root, node).acquire():
-            return None
-    except OSError as error:
-        print(f"sm-profiler: the machine is not sampled: {root}: {error.strerror}", file=sys.stderr)
-        return None
-    sampler = Sampler(root, node, profile.interval_ms / 1000)
-    thread = threading.Thread(target=sampler.run, args=(stop,), name="sm-profiler-monitor", daemon=True)
-    thread.start()
-    return thread
+            (root / marker).parent.mkdir(parents=True, exist_ok=True)
+            (root / marker).touch()
 
 
 def default_config(name: str) -> Path:

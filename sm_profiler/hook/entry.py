@@ -9,6 +9,7 @@ from typing import Any
 from sm_profiler.config import load_profile
 from sm_profiler.errors import ProfilerError
 from sm_profiler.hook import settings
+from sm_profiler.hook.beside import accompany
 from sm_profiler.hook.core import Hook
 from sm_profiler.hook.pytorch.adapter import PyTorchAdapter
 
@@ -33,6 +34,7 @@ def install() -> Hook | None:
         profile = load_profile(source.text)
         for problem in profile.problems:
             logger.warning("sm-profiler: %s", problem)
+        accompany(profile)
         if not profile.hook_on:
             if not profile.disabled and profile.parameters:
                 logger.warning("sm-profiler: the hook is off: %s", profile.off)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Protocol
-
-import psutil
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
 
 from sm_profiler.formats.system_writer import Measurement
 from sm_profiler.monitor.limits import Limits
+from sm_profiler.monitor.procfs import ProcFile, card_counts, core_times, disk_counts, memory_bytes, real_cards
 
-VIRTUAL_INTERFACES = ("lo",)
+PROC = Path("/proc")
+NETWORK = Path("/sys/class/net")
+ALGORITHM, PLATFORM = "Algorithm", "Platform"
 
 
 class Family(Protocol):
@@ -23,40 +26,61 @@ class Family(Protocol):
 
 
 class Cpu:
-    """Use and I/O wait of each core that this container may run on, in percent."""
+    """Use and I/O wait of each core that this container may use, in percent.
+
+    Under a CPU quota there are no cores that are the container's own: it is shown as so many cores as the quota gives time
+    for, all equally busy, 100 % being the quota.
+    """
 
     name = "cpu"
 
-    def __init__(self, limits: Limits) -> None:
-        self._cores = limits.cores
-        self._last: list[Any] | None = None
+    def __init__(self, limits: Limits, stat: Path = PROC / "stat") -> None:
+        self._limits = limits
+        self._cores = limits.cores()
+        self._file = ProcFile(stat)
+        self._last: dict[int, tuple[int, int, int]] = {}
+        self._used: tuple[float, float] | None = None
 
-    def measure(self, now: float) -> list[Measurement]:  # noqa: ARG002 - the protocol's
-        """Two rows a core."""
-        times, last = psutil.cpu_times(percpu=True), self._last
+    def measure(self, now: float) -> list[Measurement]:
+        """Two rows a core, none at the first tick."""
+        times, last = core_times(self._file.read()), self._last
         self._last = times
-        if last is None or len(last) != len(times):
-            return []
+        shown = [core for core in times if core in last and (self._cores is None or core in self._cores)]
+        quota = self._limits.cpu_quota
+        if quota is not None and quota < (len(self._cores) if self._cores else len(times)):
+            waiting = sum(shares(last[core], times[core])[1] for core in shown)
+            return self._of_quota(now, quota, waiting)
         rows = []
-        for number, (before, after) in enumerate(zip(last, times, strict=True)):
-            if self._cores is not None and number not in self._cores:
-                continue
-            busy, waiting = shares(before, after)
-            rows.append(Measurement("cpu", f"cpu{number}", "CPUUtilization", busy))
-            rows.append(Measurement("cpu", f"cpu{number}", "I/OWaitPercentage", waiting))
+        for core in shown:
+            busy, waiting = shares(last[core], times[core])
+            rows.append(Measurement("cpu", f"cpu{core}", "CPUUtilization", busy))
+            rows.append(Measurement("cpu", f"cpu{core}", "I/OWaitPercentage", waiting))
+        return rows
+
+    def _of_quota(self, now: float, quota: float, waiting: float) -> list[Measurement]:
+        used, last = self._limits.cpu_seconds(), self._used
+        if used is None:
+            return []
+        self._used = (now, used)
+        if last is None or now <= last[0]:
+            return []
+        busy = 100 * max(used - last[1], 0.0) / (quota * (now - last[0]))
+        idle = max(100.0 - busy, 0.0)  # a core that waits for I/O is idle otherwise
+        rows = []
+        for core in range(math.ceil(quota)):
+            rows.append(Measurement("cpu", f"cpu{core}", "CPUUtilization", busy))
+            rows.append(Measurement("cpu", f"cpu{core}", "I/OWaitPercentage", min(waiting / quota, idle)))
         return rows
 
 
-def shares(before: Any, after: Any) -> tuple[float, float]:
+def shares(before: tuple[int, int, int], after: tuple[int, int, int]) -> tuple[float, float]:
     """Percent of the time between two readings of a core that it was busy, and that it waited for I/O."""
-    passed = {name: max(getattr(after, name) - getattr(before, name), 0.0) for name in after._fields}
-    # Guests' time is part of user and nice already.
-    total = sum(seconds for name, seconds in passed.items() if name not in {"guest", "guest_nice"})
+    total = after[0] - before[0]
     if total <= 0:
         return 0.0, 0.0
-    waiting = passed.get("iowait", 0.0)
-    busy = total - passed.get("idle", 0.0) - waiting
-    return 100 * busy / total, 100 * waiting / total
+    # The kernel's idle and wait counters can run backwards by a tick.
+    idle, waiting = max(after[1] - before[1], 0), max(after[2] - before[2], 0)
+    return 100 * max(total - idle - waiting, 0) / total, 100 * min(waiting, total) / total
 
 
 class Memory:
@@ -64,14 +88,17 @@ class Memory:
 
     name = "memory"
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, meminfo: Path = PROC / "meminfo") -> None:
         self._limits = limits
+        self._file = ProcFile(meminfo)
 
     def measure(self, now: float) -> list[Measurement]:  # noqa: ARG002 - the protocol's
         """One row."""
-        limited = self._limits.memory_percent()
-        percent = psutil.virtual_memory().percent if limited is None else limited
-        return [Measurement("memory", "MemoryUsedPercent", "", percent)]
+        total, available = memory_bytes(self._file.read())
+        used, limited = total - available, self._limits.memory()
+        if limited is not None and limited.limit < total:
+            used, total = limited.used, limited.limit
+        return [Measurement("memory", "MemoryUsedPercent", "", 100 * used / total)]
 
 
 class Disk:
@@ -79,44 +106,72 @@ class Disk:
 
     name = "i/o"
 
-    def __init__(self) -> None:
-        self._last: tuple[float, Any] | None = None
+    def __init__(self, diskstats: Path = PROC / "diskstats") -> None:
+        self._file = ProcFile(diskstats)
+        self._last: tuple[float, dict[str, tuple[int, int, int]]] | None = None
 
     def measure(self, now: float) -> list[Measurement]:
         """Three rows, none at the first tick or without disks."""
-        counters, last = psutil.disk_io_counters(), self._last
-        if counters is None:
+        counts, last = disk_counts(self._file.read()), self._last
+        self._last = (now, counts)
+        if last is None or now <= last[0] or not counts:
             return []
-        self._last = (now, counters)
-        if last is None or now <= last[0]:
-            return []
-        seconds, before = now - last[0], last[1]
-        operations = counters.read_count + counters.write_count - before.read_count - before.write_count
-        rates = (
-            ("IOPS", operations),
-            ("ReadThroughputInBytesPerSecond", counters.read_bytes - before.read_bytes),
-            ("WriteThroughputInBytesPerSecond", counters.write_bytes - before.write_bytes),
-        )
-        return [Measurement("i/o", name, "", max(count, 0) / seconds) for name, count in rates]
+        operations, read, written = _grown(last[1], counts, 3)
+        seconds = now - last[0]
+        return [
+            Measurement("i/o", "IOPS", "", operations / seconds),
+            Measurement("i/o", "ReadThroughputInBytesPerSecond", "", read / seconds),
+            Measurement("i/o", "WriteThroughputInBytesPerSecond", "", written / seconds),
+        ]
 
 
 class Network:
-    """Bytes a second over all interfaces but the loopback."""
+    """Bytes a second: the training's interface, and those of the platform where there are more.
+
+    Args:
+        algorithm: the interface over which the hosts of the job talk, as resourceconfig.json names it; by default all are.
+        net_dev: the file with the counters.
+        network: the folder that tells hardware from virtual interfaces.
+    """
 
     name = "network"
 
-    def __init__(self) -> None:
-        self._last: tuple[float, int, int] | None = None
+    def __init__(self, algorithm: str = "", net_dev: Path = PROC / "net/dev", network: Path = NETWORK) -> None:
+        self._algorithm = algorithm
+        self._file = ProcFile(net_dev)
+        self._network = network
+        self._seen: list[str] = []
+        self._real: list[str] = []
+        self._last: tuple[float, dict[str, tuple[int, int]]] | None = None
 
     def measure(self, now: float) -> list[Measurement]:
-        """Two rows, none at the first tick."""
-        cards = [card for name, card in psutil.net_io_counters(pernic=True).items() if name not in VIRTUAL_INTERFACES]
-        received, sent = sum(card.bytes_recv for card in cards), sum(card.bytes_sent for card in cards)
-        last, self._last = self._last, (now, received, sent)
+        """Two rows a dimension, none at the first tick."""
+        counts = card_counts(self._file.read())
+        if list(counts) != self._seen:
+            self._seen = list(counts)
+            self._real = real_cards(self._seen, self._network)
+        counts, last = {name: counts[name] for name in self._real}, self._last
+        self._last = (now, counts)
         if last is None or now <= last[0]:
             return []
-        seconds = now - last[0]
-        return [
-            Measurement("network", "ReceiveBytesPerSecond", "Algorithm", max(received - last[1], 0) / seconds),
-            Measurement("network", "TransmitBytesPerSecond", "Algorithm", max(sent - last[2], 0) / seconds),
-        ]
+        seconds, rows = now - last[0], []
+        for dimension, names in self._dimensions().items():
+            received, sent = _grown(last[1], {name: counts[name] for name in names}, 2)
+            rows.append(Measurement("network", "ReceiveBytesPerSecond", dimension, received / seconds))
+            rows.append(Measurement("network", "TransmitBytesPerSecond", dimension, sent / seconds))
+        return rows
+
+    def _dimensions(self) -> dict[str, list[str]]:
+        others = [name for name in self._real if name != self._algorithm]
+        if self._algorithm not in self._real or not others:
+            return {ALGORITHM: self._real}
+        return {ALGORITHM: [self._algorithm], PLATFORM: others}
+
+
+def _grown(before: Mapping[str, tuple[int, ...]], after: Mapping[str, tuple[int, ...]], width: int) -> list[int]:
+    """By how much `width` counters grew, over all devices; one that is new, or began again, adds nothing this time."""
+    totals = [0] * width
+    for name, counts in after.items():
+        for at, (old, new) in enumerate(zip(before.get(name, counts), counts, strict=True)):
+            totals[at] += max(new - old, 0)
+    return totals

@@ -1,66 +1,177 @@
-"""What this container may use of the machine: cgroup v1 and v2."""
+"""What this container may use of the machine: cgroup v1, v2 and both side by side, nested or not."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
 
 UNLIMITED = 1 << 60  # cgroup v1 says "no limit" with a number near 2^63
+MICRO = 1e-6
+NANO = 1e-9
 
 
-def allowed_cores() -> frozenset[int] | None:
-    """The cores that this process may run on, or None where it may run on all."""
-    allowed = os.sched_getaffinity(0)
-    return frozenset(allowed) if len(allowed) < (os.cpu_count() or 0) else None
+@attrs.frozen
+class MemoryUse:
+    """Memory of a container in bytes: what it uses, page cache that can be dropped not counted, and what it may use."""
+
+    used: int
+    limit: int
 
 
 @attrs.define(eq=False)
 class Limits:
-    """The container's limits.
+    """The container's limits, read from the cgroups that this process is in.
+
+    A limit holds for everything below it, so the tightest on the way to the root counts.  In a container the root of what is
+    mounted is usually the container's own cgroup, and the path that the kernel names leads nowhere.
 
     Attributes:
         root: where cgroup file systems are mounted.
-        cores: numbers of the cores that this process may run on; None for all of them.
+        membership: the file that names this process's cgroups.
     """
 
     root: Path = attrs.field(default=Path("/sys/fs/cgroup"), converter=Path)
-    cores: frozenset[int] | None = attrs.field(factory=allowed_cores)
+    membership: Path = attrs.field(default=Path("/proc/self/cgroup"), converter=Path)
+    _paths: dict[str, str] = attrs.field(init=False)
+    _memory: tuple[Path, bool] | None = attrs.field(init=False)
+    _cpu: tuple[Path, float] | None = attrs.field(init=False)
 
-    def memory_percent(self) -> float | None:
-        """Used memory in percent of the container's limit, page cache that can be dropped not counted; None without a limit."""
-        for limit_name, used_name, stat_name, cache in (
-            ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-            (
-                "memory/memory.limit_in_bytes",
-                "memory/memory.usage_in_bytes",
-                "memory/memory.stat",
-                "total_inactive_file",
-            ),
+    def __attrs_post_init__(self) -> None:
+        self._paths = self._read_membership()
+        self._memory = self._tightest_memory()
+        self._cpu = self._tightest_cpu()
+
+    @property
+    def cpu_quota(self) -> float | None:
+        """How many cores' time the container may use, e.g. 2.5; None without a limit."""
+        return self._cpu[1] if self._cpu else None
+
+    def cpu_seconds(self) -> float | None:
+        """CPU time that everything under the quota has used, in seconds; None without a quota."""
+        if self._cpu is None:
+            return None
+        folder = self._cpu[0]
+        if (used := _field(folder / "cpu.stat", "usage_usec")) is not None:
+            return used * MICRO
+        for accounting in (folder, *self._same_place(folder, "cpuacct")):
+            if (used := _number(accounting / "cpuacct.usage")) is not None:
+                return used * NANO
+        return None
+
+    def cores(self) -> frozenset[int] | None:
+        """The cores of the container, or None where nothing says so.
+
+        A process may be pinned to fewer, as launchers do with ranks; that says nothing about the container.
+        """
+        for folder in self._folders("cpuset"):
+            for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
+                text = _text(folder / name)
+                if text:
+                    return core_list(text)
+        return None
+
+    def memory(self) -> MemoryUse | None:
+        """Use and limit of memory; None without a limit."""
+        if self._memory is None:
+            return None
+        folder, second = self._memory
+        limit = _number(folder / ("memory.max" if second else "memory.limit_in_bytes"))
+        used = _number(folder / ("memory.current" if second else "memory.usage_in_bytes"))
+        if limit is None or used is None:
+            return None
+        cache = _field(folder / "memory.stat", "inactive_file" if second else "total_inactive_file") or 0
+        return MemoryUse(max(used - cache, 0), limit)
+
+    def _read_membership(self) -> dict[str, str]:
+        """Controller → path of this process's cgroup; the unified hierarchy is called ''."""
+        paths = {}
+        for line in (_text(self.membership) or "").splitlines():
+            _, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            for controller in controllers.split(","):
+                paths[controller] = path
+        return paths
+
+    def _folders(self, controller: str) -> Iterator[Path]:
+        """The cgroups that hold for a controller, this process's own first, up to the root of what is mounted."""
+        second = self._paths.get("", "/")
+        for mount, path in (
+            (self.root / controller, self._paths.get(controller, "/")),
+            (self.root / "cpu,cpuacct", self._paths.get(controller, "/") if controller.startswith("cpu") else "/"),
+            (self.root, second),
+            (self.root / "unified", second),
         ):
-            limit = _number(self.root / limit_name)
-            used = _number(self.root / used_name)
-            if limit is None or used is None or not 0 < limit < UNLIMITED:
+            if not mount.is_dir():
                 continue
-            return 100 * max(used - _stat(self.root / stat_name, cache), 0) / limit
+            parts = [part for part in path.split("/") if part not in {"", ".", ".."}]
+            for depth in range(len(parts), -1, -1):
+                folder = mount.joinpath(*parts[:depth])
+                if folder.is_dir():
+                    yield folder
+
+    def _same_place(self, folder: Path, controller: str) -> Iterator[Path]:
+        if folder.is_relative_to(self.root / "cpu"):
+            yield self.root / controller / folder.relative_to(self.root / "cpu")
+
+    def _tightest_memory(self) -> tuple[Path, bool] | None:
+        best: tuple[int, Path, bool] | None = None
+        for folder in self._folders("memory"):
+            for name, second in (("memory.max", True), ("memory.limit_in_bytes", False)):
+                limit = _number(folder / name)
+                if limit is not None and 0 < limit < UNLIMITED and (best is None or limit < best[0]):
+                    best = (limit, folder, second)
+        return best[1:] if best else None
+
+    def _tightest_cpu(self) -> tuple[Path, float] | None:
+        best: tuple[Path, float] | None = None
+        for folder in self._folders("cpu"):
+            quota = _quota(folder)
+            if quota is not None and (best is None or quota < best[1]):
+                best = (folder, quota)
+        return best
+
+
+def core_list(text: str) -> frozenset[int]:
+    """`0-3,8` as numbers."""
+    cores: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if first.isdigit():
+            cores.update(range(int(first), int(last or first) + 1))
+    return frozenset(cores)
+
+
+def machine_cores() -> int:
+    """How many cores the machine has."""
+    return os.cpu_count() or 1
+
+
+def _quota(folder: Path) -> float | None:
+    words = (_text(folder / "cpu.max") or "").split()
+    if len(words) == 2 and words[0].isdigit() and int(words[1]) > 0:  # noqa: PLR2004 - quota and period
+        return int(words[0]) / int(words[1])
+    quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+    return quota / period if quota and period else None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
         return None
 
 
 def _number(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
+    text = _text(path)
+    return int(text) if text and text.isdigit() else None
 
 
-def _stat(path: Path, name: str) -> int:
-    try:
-        for line in path.read_text().splitlines():
-            key, _, value = line.partition(" ")
-            if key == name:
-                return int(value)
-    except (OSError, ValueError):
-        pass
-    return 0
+def _field(path: Path, name: str) -> int | None:
+    for line in (_text(path) or "").splitlines():
+        key, _, value = line.partition(" ")
+        if key == name and value.isdigit():
+            return int(value)
+    return None
