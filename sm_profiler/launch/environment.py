@@ -13,10 +13,9 @@ from sm_profiler.errors import ConfigError
 from sm_profiler.launch.request import config_request
 from sm_profiler.launch.service_model import is_pipeline_variable
 
-BACKEND = "SM_PROFILER_BACKEND"  # says to the container that nobody but us samples and uploads
 MAX_VARIABLES_TUNING = 48  # the API's limit for a tuning job's trials
 CHECKPOINTS, OUTPUT = "/opt/ml/checkpoints", "/opt/ml/output/data"
-_OURS = re.compile(rf"({VARIABLE}(_\d+)?|{SWITCH}|{BACKEND})\Z")
+_OURS = re.compile(rf"({VARIABLE}(_\d+)?|{SWITCH})\Z")
 
 
 def agent_environment(  # noqa: PLR0913 - what a job decides, each named
@@ -51,7 +50,7 @@ def agent_environment(  # noqa: PLR0913 - what a job decides, each named
         config = isolated(config, checkpoint_path)
     elif kms_key_id is not None:
         config["KmsKeyId"] = kms_key_id
-    carried = {**environment_for(_text(config)), SWITCH: "1", BACKEND: "agent"}
+    carried = {**environment_for(_text(config)), SWITCH: "1"}
     changed = sorted(name for name, value in own.items() if _OURS.match(name) and carried.get(name) != value)
     if changed:
         warnings.warn(
@@ -88,4 +87,4 @@ def _text(config: Mapping[str, Any]) -> str:
         ) from None
 
 
-__all__ = ["BACKEND", "CHECKPOINTS", "MAX_VALUE", "agent_environment", "isolated"]
+__all__ = ["CHECKPOINTS", "MAX_VALUE", "agent_environment", "isolated"]
