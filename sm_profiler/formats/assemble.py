@@ -55,20 +55,21 @@ def event_columns(parts: list[TraceRows]) -> EventColumns:
     name, phase, node, kind, args = (_Texts(count) for _ in range(5))
     step, pid, tid, track = (np.empty(count, np.int64) for _ in range(4))
     worker, workers, pin = np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.int8)
+    table: tuple[NDArray[Any], ...] = (step, pid, tid, worker, workers, pin)
     for span, part in _spans(parts):
         head, argument = part.head, part.argument
         start[span], duration[span] = part.start_us, part.duration_us
         heads: Any = list(zip(*part.heads, strict=True)) or [(), (), (), ()]
-        arguments: Any = list(zip(*part.arguments, strict=True)) or [()] * 7
         name.fill(span, heads[0], head)
         phase.fill(span, heads[1], head)
         node.fill_one(span, part.node)
         kind.fill_one(span, part.kind)
-        args.fill(span, arguments[6], argument)
-        for column, values in ((step, arguments[0]), (pid, arguments[1]), (tid, arguments[2]), (worker, arguments[3])):
+        if part.others:
+            args.fill(span, part.others, argument)
+        else:
+            args.fill_one(span, "")
+        for column, values in zip(table, part.numbers.T, strict=True):
             _look_up(column[span], values, argument)
-        _look_up(workers[span], arguments[4], argument)
-        _look_up(pin[span], arguments[5], argument)
         _look_up(track[span], heads[2], head)
         if any(thread >= 0 for thread in heads[3]):
             own = np.empty(len(head), np.int64)
@@ -78,7 +79,7 @@ def event_columns(parts: list[TraceRows]) -> EventColumns:
     return EventColumns(start, duration, *columns, worker, workers, pin, args.category(), track)
 
 
-def _look_up(column: NDArray[Any], values: tuple[int, ...], rows: NDArray[np.int32]) -> None:
+def _look_up(column: NDArray[Any], values: Any, rows: NDArray[np.int32]) -> None:
     if len(rows):
         np.take(np.array(values, column.dtype), rows, out=column, mode="clip")
 

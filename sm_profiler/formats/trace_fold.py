@@ -20,6 +20,7 @@ from sm_profiler.formats.trace_rows import (
     TraceRows,
     instant_arguments,
     parse_arguments,
+    tables_of,
     whole,
 )
 
@@ -144,13 +145,15 @@ class Fold:
     def rows(self) -> TraceRows:
         """All that was taken."""
         left = [event for stack in self._open.values() for event in stack]
+        numbers, others = tables_of(self._arguments)
         return TraceRows(
             np.array(self._start, np.float64),
             np.array(self._duration, np.float64),
             np.array(self._head, np.int32),
             np.array(self._argument, np.int32),
             tuple(self._heads),
-            tuple(self._arguments),
+            numbers,
+            others,
             self.node,
             self.kind,
             tuple(self.announcements.metadata),

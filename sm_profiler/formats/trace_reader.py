@@ -17,8 +17,9 @@ from sm_profiler.formats.numbering import Numbering
 from sm_profiler.formats.outcome import LAST_US, REFUSED, Outcome, Tally
 from sm_profiler.formats.salvage import clean, objects
 from sm_profiler.formats.trace_fold import BROKEN, Announcements, Event, Fold, head_of
-from sm_profiler.formats.trace_rows import TraceRows, parse_arguments
+from sm_profiler.formats.trace_rows import TraceRows, argument_tables
 
+_FEW = 200  # so many announcements are taken out of a list one by one
 MOST_BYTES = 4 << 30  # a gzip file may not become larger than this
 
 
@@ -90,10 +91,13 @@ def _by_column(events: list[Event], fold: Fold) -> TraceRows | None:
     for row in others.tolist():
         if not announcements.take(events[row], fold.node, may_change=False, may_start=row < first):
             return None
-    if len(others):
-        head = head[mask]
+    if len(others) > _FEW:
         events = [event for event in events if event.ph == "X"]
-        count = len(events)
+    else:
+        events = events.copy()  # the caller's list stays whole, for the patient way
+        for row in reversed(others.tolist()):
+            del events[row]
+    head, count = head[mask], len(events)
     base_us = fold.base_us if announcements.base_us is None else announcements.base_us
     start = np.fromiter(map(_TS, events), np.float64, count) + base_us
     duration = np.fromiter(map(_DUR, events), np.float64, count)
@@ -101,13 +105,13 @@ def _by_column(events: list[Event], fold: Fold) -> TraceRows | None:
         return None
     argument = np.fromiter(map(arguments.__getitem__, map(bytes, map(_ARGS, events))), np.int32, count)
     try:
-        parsed = tuple(map(parse_arguments, arguments))
+        numbers, texts = argument_tables(arguments)
     except BROKEN:
         return None
     fold.announcements, fold.base_us = announcements, base_us
     table = tuple(head_of(name, announcements.phase(pid), pid, tid) for _, name, pid, tid in heads)
     return TraceRows(
-        start, duration, head, argument, table, parsed, fold.node, fold.kind, tuple(announcements.metadata)
+        start, duration, head, argument, table, numbers, texts, fold.node, fold.kind, tuple(announcements.metadata)
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any
 
 import attrs
@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sm_profiler.formats.columns import Floats
+from sm_profiler.formats.columns import Floats, Ints
 
 Key = tuple[str, int | str]  # phase and thread: what a begin and its end have in common
 Head = tuple[str, str, int, int]  # name, phase, track (the trace's own process number), thread
@@ -51,7 +51,10 @@ class TraceRows:
 
     Attributes:
         start_us, duration_us: as in EventColumns.
-        head, argument: int32; which of `heads` and `arguments` each event has.
+        head, argument: int32; which of `heads` and which row of `numbers` each event has.
+        heads: (name, phase, track, thread).
+        numbers: int64, shape (rows, 6): step, pid, thread, worker, workers and pin_memory of each text of arguments.
+        others: the other arguments of each row of `numbers` as JSON; empty where no row has any.
         node, kind: the file's; see EventColumns.
         metadata: our own metadata records, as they stand in the file.
         loose_ends, open_events: what the file alone cannot join, in its order; the ends come before the begins.
@@ -62,7 +65,8 @@ class TraceRows:
     head: NDArray[np.int32]
     argument: NDArray[np.int32]
     heads: tuple[Head, ...]
-    arguments: tuple[Arguments, ...]
+    numbers: Ints
+    others: tuple[str, ...]
     node: str
     kind: str
     metadata: tuple[dict[str, Any], ...] = ()
@@ -82,6 +86,34 @@ class _Known(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 _KNOWN = msgspec.json.Decoder(_Known)
+_ALL_KNOWN = msgspec.json.Decoder(list[_Known])
+_KNOWN_KEYS = ("pid", "thread_id", "worker_id", "num_workers")
+
+
+def argument_tables(texts: Collection[bytes]) -> tuple[Ints, tuple[str, ...]]:
+    """`numbers` and `others` of these texts of arguments.
+
+    Raises:
+        msgspec.MsgspecError: one of them is no JSON.
+    """
+    try:
+        known = _ALL_KNOWN.decode(b"[" + b",".join([text or b"{}" for text in texts]) + b"]")
+    except msgspec.ValidationError:
+        known = []
+    if len(known) == len(texts):
+        columns = [
+            [int(each.step_num) for each in known],
+            *([getattr(each, key) for each in known] for key in _KNOWN_KEYS),
+            [-1 if each.pin_memory is None else int(each.pin_memory) for each in known],
+        ]
+        return np.ascontiguousarray(np.array(columns, np.int64).reshape(6, len(known)).T), ()
+    return tables_of([parse_arguments(text) for text in texts])
+
+
+def tables_of(parsed: Sequence[Arguments]) -> tuple[Ints, tuple[str, ...]]:
+    """`numbers` and `others` of arguments that are parsed already."""
+    numbers = np.array([each[:6] for each in parsed], np.int64).reshape(len(parsed), 6)
+    return numbers, tuple(each[6] for each in parsed) if any(each[6] for each in parsed) else ()
 
 
 def parse_arguments(text: bytes | str) -> Arguments:
@@ -182,13 +214,15 @@ def _joined_rows(rows: TraceRows, joined: Sequence[tuple[OpenEvent, LooseEnd]]) 
     end = np.array([end.end_us for _, end in joined], np.float64)
     head = [heads.setdefault(begin.head, len(heads)) for begin, _ in joined]
     argument = [arguments.setdefault(end.args or begin.args, len(arguments)) for begin, end in joined]
+    numbers, others = tables_of([parse_arguments(text) for text in arguments])
     return TraceRows(
         start,
         end - start,
         np.array(head, np.int32),
         np.array(argument, np.int32),
         tuple(heads),
-        tuple(parse_arguments(text) for text in arguments),
+        numbers,
+        others,
         rows.node,
         rows.kind,
     )

@@ -31,7 +31,8 @@ class _Answer(msgspec.Struct, array_like=True):
     outcome: tuple[str, int, str]
     is_system: bool
     heads: list[tuple[str | int, str | int, str | int, str | int]]
-    arguments: list[tuple[int, int, int, int, int, int, str]] = []
+    argument_count: int = 0
+    others: list[str] = []
     node: str = ""
     kind: str = ""
     metadata: list[dict[str, Any]] = []
@@ -83,21 +84,22 @@ def send_rows(stream: IO[bytes], rows: Rows, outcome: Outcome) -> None:
     said = (outcome.status, outcome.lost, outcome.reason)
     if isinstance(rows, SystemRows):
         answer = _Answer(len(rows.value), said, is_system=True, heads=list(rows.heads))
-        arrays = [rows.timestamp, rows.value, rows.head]
+        arrays: list[Any] = [rows.timestamp, rows.value, rows.head]
     else:
         answer = _Answer(
             len(rows.start_us),
             said,
             is_system=False,
             heads=list(rows.heads),
-            arguments=list(rows.arguments),
+            argument_count=len(rows.numbers),
+            others=list(rows.others),
             node=rows.node,
             kind=rows.kind,
             metadata=list(rows.metadata),
             loose=[(end.key, end.end_us, end.args) for end in rows.loose_ends],
             left=[(event.key, event.head, event.start_us, event.args) for event in rows.open_events],
         )
-        arrays = [rows.start_us, rows.duration_us, rows.head, rows.argument]
+        arrays = [rows.start_us, rows.duration_us, rows.head, rows.argument, rows.numbers]
     _send(stream, msgspec.msgpack.encode(answer))
     for array in arrays:
         stream.write(np.ascontiguousarray(array).data)
@@ -112,6 +114,7 @@ def receive_rows(stream: IO[bytes]) -> tuple[Rows, Outcome]:
     """
     answer = _ANSWER.decode(_receive(stream))
     kinds = "ddi" if answer.is_system else "ddii"
+    # Read in the order in which they were written.
     arrays: Any = [np.frombuffer(_exactly(stream, answer.count * np.dtype(kind).itemsize), kind) for kind in kinds]
     heads: Any = tuple(answer.heads)
     outcome = Outcome(*answer.outcome)
@@ -125,7 +128,8 @@ def receive_rows(stream: IO[bytes]) -> tuple[Rows, Outcome]:
         head,
         argument,
         heads,
-        tuple(answer.arguments),
+        np.frombuffer(_exactly(stream, answer.argument_count * 48), np.int64).reshape(-1, 6),
+        tuple(answer.others),
         answer.node,
         answer.kind,
         tuple(answer.metadata),
