@@ -25,7 +25,6 @@ class Table:
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     more: int = 0
-    caption: str = ""
 
 
 @attrs.frozen

@@ -218,6 +218,9 @@ class SystemFold:
     def _cpu(self, node: str, metric: str, rows: SystemColumns) -> None:
         """Average over the cores of each tick; all cores of a tick share its timestamp."""
         self._cores.setdefault(node, set()).update(rows.name.present())
+        rows = rows[np.isfinite(rows.value)]
+        if not len(rows):
+            return
         ticks, which = np.unique(rows.timestamp, return_inverse=True)
         counts = np.bincount(which)
         self._bucket(node, metric, "").add(ticks, np.bincount(which, rows.value) / counts)

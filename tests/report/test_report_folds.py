@@ -26,7 +26,7 @@ def test_partial_folds_merge_to_the_same():
     rows = training(600) + training(600, node="algo-2-1")
     whole, halves = StepFold(), (StepFold(), StepFold())
     table = events(rows)
-    for start in range(0, 8):
+    for start in range(8):
         chosen = table[(table.start_us // 1e6 - START_S) == start]
         window = FakeWindow((START_S + start) * 1_000_000, chosen, system([]))
         whole.update(window)

@@ -137,5 +137,5 @@ def test_command_writes_compressed_too(tmp_path, capsys):
 def test_a_place_that_cannot_be_written(tmp_path):
     make_job(tmp_path / "job", "--minutes", "1")
     (tmp_path / "dir.json").mkdir()
-    with pytest.raises(SourceError, match="dir.json"):
+    with pytest.raises(SourceError, match=r"dir\.json"):
         export_timeline(open_source(tmp_path / "job", cache=False), tmp_path / "dir.json")

@@ -50,7 +50,7 @@
   const button = (words, label, act) => {
     const node = html("button", "", words, tools);
     node.type = "button";
-    node.setAttribute("aria-label", label);
+    if (label) node.setAttribute("aria-label", label);
     node.addEventListener("click", act);
   };
   const view = (low, high) => {
@@ -61,9 +61,9 @@
     draw();
   };
   const zoom = (factor, at = (from + to) / 2) => view(at - (at - from) * factor, at + (to - at) * factor);
-  button("Zoom in", "Zoom in", () => zoom(0.5));
-  button("Zoom out", "Zoom out", () => zoom(2));
-  button("All", "Show the whole job", () => view(0, data.length));
+  button("Zoom in", "", () => zoom(0.5));
+  button("Zoom out", "", () => zoom(2));
+  button("All", "All: show the whole job", () => view(0, data.length));
 
   const lanes = data.lanes.map((lane) => {
     const head = html("div", "lane-head", "", host);

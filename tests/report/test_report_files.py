@@ -1,0 +1,195 @@
+"""What is written: schema, notebook, terminal, the command."""
+
+import json
+from pathlib import Path
+
+import pytest
+from report_helpers import gpu_samples, make_job, report_from, training
+
+from sm_profiler.cli import main
+from sm_profiler.report import Class, build_report, terminal_summary, write_report
+from sm_profiler.report.write import to_json
+from sm_profiler.rules import Following
+from sm_profiler.source import open_source
+
+ROOT = Path(__file__).parents[2]
+SCENARIOS = [
+    "healthy",
+    "cpu-bottleneck",
+    "dataloader-slow",
+    "step-outliers",
+    "slow-init",
+    "cpu-only",
+    "no-framework",
+    "memory-increase",
+    "unbalanced",
+]
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    made = {}
+    for name in SCENARIOS:
+        make_job(folder / name, "--scenario", name, "--minutes", "3", "--gpus", "2")
+        made[name] = build_report(open_source(folder / name, cache=False))
+    return made
+
+
+@pytest.fixture(scope="module")
+def validator():
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((ROOT / "docs" / "report.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_report_json_keeps_its_schema(reports, validator, name):
+    validator.validate(json.loads(to_json(reports[name])))
+
+
+def test_odd_reports_keep_the_schema(validator):
+    for odd in (
+        report_from(),
+        report_from(training(1)),
+        report_from((), gpu_samples(float("nan"), 2)),
+        report_from(training(50, node="\ud800")),
+    ):
+        validator.validate(json.loads(to_json(odd)))
+
+
+def test_the_schema_can_fail(reports, validator):
+    broken = json.loads(to_json(reports["healthy"]))
+    broken["verdict"]["class"] = "FINE"
+    assert list(validator.iter_errors(broken))
+
+
+def test_the_schema_names_every_class():
+    schema = json.loads((ROOT / "docs" / "report.schema.json").read_text())
+    assert schema["$defs"]["finding"]["properties"]["class"]["enum"] == [kind.value for kind in Class]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_terminal_gets_at_most_fifteen_lines(reports, name, width):
+    for colour in (False, True):
+        text = terminal_summary(reports[name], colour, width=width)
+        lines = text.splitlines()
+        assert len(lines) <= 15
+        assert lines[0].startswith("\x1b[" if colour else reports[name].verdict.kind.value)
+        assert "Next: " in text
+        if not colour:
+            assert "\x1b" not in text
+            assert max(map(len, lines)) <= 100
+
+
+def test_terminal_does_not_pass_on_control_characters():
+    text = terminal_summary(report_from(training(200, wait=0.1, node="a\x1b]0;owned\x07-0")))
+    assert "\x1b" not in text
+
+
+def test_what_is_written(reports, tmp_path):
+    written = write_report(reports["healthy"], tmp_path)
+    assert {"profiler-report.html", "profiler-report.ipynb", "report.json"} < set(written)
+    assert sum(key.startswith("profiler-reports/") for key in written) == 11
+    for key in written:
+        assert (tmp_path / key).stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    make_job(tmp_path / 'job "$(x)" <b>', "--minutes", "2", "--gpus", "2")
+    report = build_report(open_source(tmp_path / 'job "$(x)" <b>', cache=False))
+    write_report(report, tmp_path / "out")
+    notebook = nbformat.read(tmp_path / "out" / "profiler-report.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    monkeypatch.chdir(tmp_path)
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    texts = json.dumps(notebook)
+    assert report.verdict.kind.value in texts
+    assert "image/svg+xml" in texts
+
+
+def test_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_job(tmp_path / "slow", "--scenario", "dataloader-slow", "--minutes", "2")
+    make_job(tmp_path / "fine", "--scenario", "cpu-only", "--minutes", "2")
+    (tmp_path / "p.json").write_text('{"StepOutlier_stddev": 2}')
+    assert main(["report", "slow", "--out", "out", "--fail-on", "issues", "--parameters", "p.json"]) == 1
+    assert capsys.readouterr().out.startswith("INPUT_BOUND")
+    assert "stddev:2" in (tmp_path / "out" / "profiler-reports" / "StepOutlier.json").read_text()
+    assert main(["report", "fine", "--fail-on", "issues", "--compat", "service"]) == 0
+    assert (tmp_path / "profiler-report" / "fine" / "report.json").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["nothing-there"],
+        ["job", "--parameters", "missing.json"],
+        ["job", "--parameters", "bad.json"],
+        ["job", "--prices", "list.json"],
+        ["job", "--parameters", "unknown.json"],
+        ["broken", "--strict"],
+    ],
+    ids="-".join,
+)
+def test_mistakes_are_one_line_and_exit_code_two(tmp_path, capsys, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    make_job(tmp_path / "job", "--minutes", "1")
+    make_job(tmp_path / "broken", "--minutes", "1")
+    file = next((tmp_path / "broken" / "system").rglob("*.json"))
+    file.write_bytes(file.read_bytes()[:-30] + b"\n{broken\n")
+    (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "unknown.json").write_text('{"NoSuchRule_threshold": 1}')
+    assert main(["report", *words]) == 2
+    error = capsys.readouterr().err.strip()
+    assert len(error.splitlines()) == 1
+    assert error.startswith("sm-profiler: ")
+
+
+def test_what_could_not_be_read_stands_in_the_report(tmp_path):
+    make_job(tmp_path / "job", "--minutes", "2")
+    file = next((tmp_path / "job" / "system").rglob("*.json"))
+    file.write_bytes(file.read_bytes() + b"\n{broken\n")
+    report = build_report(open_source(tmp_path / "job", cache=False))
+    assert report.quality["lost"] >= 1
+    assert report.quality["rows"][0]["path"].endswith(file.name)
+    assert "records were lost" in report.quality["sentence"]
+
+
+def test_following_brings_the_report_up_to_date_until_the_end(tmp_path):
+    make_job(tmp_path / "whole", "--minutes", "4", "--scenario", "cpu-only", "--no-end-marker")
+    files = sorted(path for path in (tmp_path / "whole").rglob("*.json"))
+    late = [path for path in files if int(path.name.split("_")[0].split(".")[0][:10]) >= 1_700_000_000 + 120]
+    assert late
+    assert len(late) < len(files)
+    for path in files:
+        if path not in late:
+            to = tmp_path / "job" / path.relative_to(tmp_path / "whole")
+            to.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(to)
+    seen = []
+
+    def arrive(_seconds):
+        if late:
+            for path in late:
+                to = tmp_path / "job" / path.relative_to(tmp_path / "whole")
+                to.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(to)
+            late.clear()
+        else:
+            for part in ("system", "framework"):
+                (tmp_path / "job" / part / "training_job_end.ts").touch()
+
+    source = open_source(tmp_path / "job", cache=False)
+    report = build_report(source, follow=Following(sleep=arrive), on_report=seen.append)
+    assert len(seen) == 2
+    assert seen[0].facts.running
+    assert seen[0].facts.end < seen[1].facts.end
+    assert not report.facts.running
+    assert report.facts.duration == pytest.approx(240, abs=3)

@@ -1,0 +1,297 @@
+"""The page in a real browser: nothing leaves it, hostile data stays text, accessible, small."""
+
+import json
+import shutil
+import subprocess
+import time
+from contextlib import contextmanager
+from html import unescape
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import attrs
+import numpy as np
+import pytest
+from report_helpers import START_S, facts_of, gpu_samples, make_job, report_from, training
+
+from sm_profiler.report import JobInfo, build_report, write_report
+from sm_profiler.report.build import report_of
+from sm_profiler.report.judges import Case
+from sm_profiler.report.page import json_for_script, render_html
+from sm_profiler.report.verdict import decide
+from sm_profiler.source import open_source
+
+DATA = Path(__file__).parents[1] / "data" / "report"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+NASTY = "</script><img src=x onerror=alert(1)>\u2028\"'`{{7*7}}\x00\x1b[31m<!--"
+BAD_URLS = ("http://", "https://", "//cdn", "@import", "url(")
+
+browser = pytest.mark.browser
+
+
+@contextmanager
+def page_of(html, tmp_path, **options):
+    """The page in headless Chromium; yields the page, and what it asked for or complained about."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed")
+    path = tmp_path / "report.html"
+    path.write_text(html, encoding="utf-8")
+    noted = []
+    with playwright.sync_playwright() as play:
+        chromium = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = chromium.new_page(**options)
+        page.on("request", lambda request: noted.append(f"request {request.url}"))
+        page.on("pageerror", lambda error: noted.append(f"error {error}"))
+        page.on(
+            "console",
+            lambda message: noted.append(f"console {message.text}") if message.type in ("error", "warning") else None,
+        )
+        page.on("dialog", lambda dialog: (noted.append("dialog"), dialog.dismiss()))
+        page.goto(path.as_uri())
+        page.wait_for_timeout(200)
+        yield page, [line for line in noted if line not in (f"request {path.as_uri()}", "request data:,")]
+        chromium.close()
+
+
+def whole_report(tmp_path, *options):
+    make_job(tmp_path / "job", "--minutes", "3", "--gpus", "2", *options)
+    return build_report(open_source(tmp_path / "job", cache=False))
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    return whole_report(tmp_path_factory.mktemp("page"), "--scenario", "dataloader-slow")
+
+
+@browser
+def test_nothing_leaves_the_page_and_nothing_goes_wrong(report, tmp_path):
+    html = render_html(report)
+    with page_of(html, tmp_path) as (page, noted):
+        assert page.title().endswith("sm-profiler")
+        assert page.locator("#chart svg path").count() > 5
+        assert noted == []
+
+
+@browser
+def test_a_listener_hears_nothing(tmp_path):
+    """Names that look like addresses of a server that listens: no request may arrive."""
+    heard = []
+
+    class Listener(BaseHTTPRequestHandler):
+        def do_GET(self):
+            heard.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Listener)
+    Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    lure = f'"><script src="{address}/s.js"></script><img src="{address}/i.png"><link rel=stylesheet href="{address}/c.css">'
+    rules = {
+        "CPUBottleneck": {
+            "RuleTriggered": 1,
+            "Violations": 3,
+            "Details": {"phase": {lure: 100.0}},
+            "Datapoints": 9,
+            "RuleParameters": lure,
+        }
+    }
+    html = render_html(report_from(training(200, node=lure), gpu_samples(90, 4, name=lure), rules, name=lure))
+    try:
+        with page_of(html, tmp_path) as (page, noted):
+            page.wait_for_timeout(300)
+            assert noted == []
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert heard == []
+
+
+def test_no_address_stands_in_what_a_browser_loads(report):
+    html = render_html(report)
+    for word in BAD_URLS:
+        assert word not in html.split("<body>")[0].replace("http-equiv", "")
+    assert "default-src 'none'" in unescape(html)
+
+
+@browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(report, tmp_path, scheme, axe):
+    with page_of(render_html(report), tmp_path, color_scheme=scheme) as (page, _):
+        found = page.evaluate(f"() => {{ {axe}; return axe.run(document, {{resultTypes: ['violations']}}); }}")
+    assert [(one["id"], one["help"], one["nodes"][0]["html"][:120]) for one in found["violations"]] == []
+
+
+@pytest.fixture(scope="module")
+def axe():
+    """axe-core from npm, kept outside the repository."""
+    folder = Path.home() / ".cache" / "sm-profiler-tests" / "axe"
+    script = folder / "node_modules" / "axe-core" / "axe.min.js"
+    if not script.exists():
+        if shutil.which("npm") is None:
+            pytest.skip("npm is not installed, so axe-core cannot be had")
+        folder.mkdir(parents=True, exist_ok=True)
+        command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "axe-core@4"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, timeout=120, check=False)
+        if done.returncode or not script.exists():
+            pytest.skip(f"axe-core could not be installed: {done.stderr.decode()[-200:]}")
+    return script.read_text(encoding="utf-8")
+
+
+@browser
+@pytest.mark.parametrize("width", [360, 800, 1400])
+def test_no_sideways_scrolling(report, tmp_path, width):
+    with page_of(render_html(report), tmp_path, viewport={"width": width, "height": 800}) as (page, _):
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@browser
+def test_the_timeline_zooms_toggles_and_tells(report, tmp_path):
+    with page_of(render_html(report), tmp_path, viewport={"width": 1200, "height": 900}) as (page, noted):
+        chart = page.locator("#chart")
+        line = "() => document.querySelector('#chart path.line').getAttribute('d')"
+        before = page.evaluate(line)
+        chart.focus()
+        page.keyboard.press("+")
+        assert page.evaluate(line) != before
+        page.keyboard.press("0")
+        assert page.evaluate(line) == before
+        chart.scroll_into_view_if_needed()
+        box = chart.locator("svg").first.bounding_box()
+        page.mouse.move(box["x"] + 300, box["y"] + 40)
+        assert "ms" in page.locator(".tip").inner_text()
+        page.mouse.down()
+        page.mouse.move(box["x"] + 500, box["y"] + 40)
+        page.mouse.up()
+        assert page.evaluate(line) != before
+        paths = chart.locator("svg path.line").count()
+        chart.locator(".toggle").first.click()
+        assert chart.locator("svg path.line").count() == paths - 1
+        assert chart.locator(".toggle").first.get_attribute("aria-pressed") == "false"
+        assert noted == []
+
+
+def hostile_rules():
+    one = json.loads((DATA / "job-01" / "rules.json").read_text())
+    one["OverallFrameworkMetrics"]["Details"]["CPU"] = {NASTY: 40.0, "x" * 100_000: 30.0, "\ud800": 30.0}
+    one["StepOutlier"]["Details"]["step_details"] = {
+        NASTY: {
+            "step_stats": {"mean": float("nan"), "max": "?"},
+            "probs": None,
+            "phase": NASTY,
+            "number_of_outliers": 3,
+        }
+    }
+    one["BatchSize"]["Details"] = {
+        NASTY: {NASTY: {"p25": None, "p50": "x", "p75": float("inf"), "upper": 1, "lower": -5}}
+    }
+    one["LoadBalancing"]["Details"] = {
+        "algo-1": {"workloads": {f"gpu{number}": [number] * 49 for number in range(512)}}
+    }
+    one["Dataloader"]["Details"] = {
+        "cores": NASTY,
+        "dataloaders": None,
+        "dataloading_time": {"probs": [1, 2], "binedges": [3]},
+    }
+    one["Mine"] = {"RuleTriggered": 2, "Violations": 2, "Details": [], "Datapoints": 1, "RuleParameters": NASTY}
+    return one
+
+
+@browser
+def test_a_hostile_job_is_text(tmp_path):
+    names = [f"{NASTY}-{number}" for number in range(2)]
+    rows = [row for name in names for row in training(200, node=name)]
+    rows += [("Forward", "n" * 100_000, 1 + step / 100, 0.001, "algo-1-9", step) for step in range(2000)]
+    samples = [row for number in range(512) for row in gpu_samples(50, 2, name=f"gpu{number}")]
+    hostile = report_from(rows, samples, hostile_rules(), name=NASTY * 50)
+    html = render_html(hostile)
+    assert "<img src=x" not in html
+    assert "\x00" not in html
+    assert "\x1b" not in html
+    assert len(html.encode()) < 2_000_000
+    with page_of(html, tmp_path, viewport={"width": 360, "height": 800}) as (page, noted):
+        assert noted == []
+        assert page.evaluate("document.images.length") == 0
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        assert page.locator("h2#verdict-title").inner_text()
+
+
+def test_odd_jobs_still_give_a_page():
+    render_html(report_from())  # nothing at all
+    render_html(report_from(training(1)))  # one step
+    render_html(report_from((), [(1.0, 50.0, "algo-1", "cpu", "cpu0", "CPUUtilization")]))  # one data point
+    odd = [
+        (1.0, float("nan"), "algo-1", "cpu", "cpu0", "CPUUtilization"),
+        (2.0, -19.61, "algo-1", "gpu", "gpu0", "GPUUtilization"),
+    ]
+    render_html(report_from(training(50, node="nodash"), odd))
+
+
+def test_json_in_a_script_element_cannot_end_it():
+    written = json_for_script({"name": NASTY, "number": 1.5})
+    assert "<" not in written
+    assert "\u2028" not in written
+    assert json.loads(written)["name"] == NASTY
+
+
+@pytest.mark.parametrize("job", sorted(path.name for path in DATA.iterdir() if path.is_dir()))
+def test_real_rule_results_fill_every_section(job):
+    rules = json.loads((DATA / job / "rules.json").read_text())
+    html = render_html(report_from(rules=rules))
+    for heading in (
+        "Training job summary", "System usage statistics", "Framework metrics summary", "Rules summary", "Analyzing the training loop",
+        "Step duration analysis", "GPU utilization analysis", "Dataloading analysis", "Batch size", "CPU bottlenecks", "I/O bottlenecks",
+        "GPU memory", "Data quality",
+    ):  # fmt: skip
+        assert f">{heading}" in html
+    for rule, found in rules.items():
+        assert f">{rule}<" in html
+        assert f">{found['Datapoints']:,}<" in html
+
+
+def test_rules_stand_in_order_of_what_fired():
+    rules = json.loads((DATA / "job-01" / "rules.json").read_text())
+    html = render_html(report_from(rules=rules))
+    table = html[html.index('id="rules"') :]
+    order = sorted(rules, key=lambda rule: table.index(f">{rule}<"))
+    fired = [rules[rule]["RuleTriggered"] for rule in order]
+    assert fired == sorted(fired, reverse=True)
+
+
+def test_a_day_long_job_stays_small():
+    seconds, rng = 86_400, np.random.default_rng(0)
+    facts = facts_of(
+        training(20_000, wait=0.05, forward=0.08, backward=3.9, optimizer=0.2, outside=0.05), window_s=3600
+    )
+    samples = [
+        (tick, float(value), "algo-1", "cpu", "cpu0", "CPUUtilization")
+        for tick, value in zip(range(1, seconds, 2), rng.uniform(0, 100, seconds // 2), strict=False)
+    ]
+    day = facts_of((), samples, window_s=3600)
+    facts = attrs.evolve(facts, system=day.system, start=START_S, end=START_S + seconds)
+    html = render_html(report_of(facts, decide(Case(facts, {})), {}))
+    assert len(html.encode()) < 1_000_000
+
+
+def test_money_is_an_estimate_with_a_date():
+    report = report_from(training(300, wait=0.02), gpu_samples(15, 6, memory=20), instance_type="ml.g5.2xlarge")
+    cost = report_of(report.facts, report.verdict, {}, job=JobInfo()).cost
+    assert cost["per_hour"] > cost["lost_per_hour"] > 0
+    assert "stimate" in cost["sentence"]
+    assert "us-east-1" in cost["sentence"]
+    own = report_of(report.facts, report.verdict, {}, job=JobInfo(prices={"ml.g5.2xlarge": 100.0})).cost
+    assert own["per_hour"] == 100.0
+    assert "your price table" in own["sentence"]
+    assert report_of(report.facts, report.verdict, {}, job=JobInfo(prices={})).cost is None
+
+
+def test_the_page_opens_quickly(report, tmp_path):
+    begun = time.perf_counter()
+    write_report(report, tmp_path)
+    assert (tmp_path / "profiler-report.html").stat().st_size < 2_000_000
+    assert time.perf_counter() - begun < 60  # only a hang would fail; benchmarks/report.py measures
