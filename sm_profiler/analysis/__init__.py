@@ -8,19 +8,24 @@ from typing import Any
 
 # name → the module that defines it
 _LAZY = {
-    "MergedTimeline": "merged_timeline",
+    "Heatmap": "heatmap",
     "MergeUnit": "merged_timeline",
+    "MergedTimeline": "merged_timeline",
+    "MetricsHistogram": "histograms",
+    "PT_dataloader_analysis": "dataloader",
     "PandasFrame": "pandas_frame",
     "PandasFrameAnalysis": "statistics",
-    "PT_dataloader_analysis": "dataloader",
+    "PyinstrumentAnalysis": "python_profiles",
     "Resource": "statistics",
     "StatsBy": "statistics",
-    "PyinstrumentAnalysis": "python_profiles",
-    "cProfileAnalysis": "python_profiles",
+    "StepHistogram": "histograms",
+    "StepTimelineChart": "step_timeline",
+    "TimelineCharts": "timeline_charts",
     "TrainingJob": "training_job",
-    "system_frame": "frames",
-    "framework_frame": "frames",
+    "cProfileAnalysis": "python_profiles",
     "dataloader_frame": "frames",
+    "framework_frame": "frames",
+    "system_frame": "frames",
 }
 
 __all__ = list(_LAZY)

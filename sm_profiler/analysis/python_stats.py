@@ -149,11 +149,12 @@ class StepPythonProfileStats:
 
     def has_pre_step_zero_profile_stats(self) -> bool:
         """Whether profiling began before the loop."""
-        return self.start_phase is StepPhase.START
+        return self.start_phase is StepPhase.START and self.start_step < 0
 
     def has_post_hook_close_profile_stats(self) -> bool:
         """Whether profiling ended after the loop."""
-        return self.end_phase is StepPhase.END
+        is_start = self.end_mode is PythonProfileModes.PRE_STEP_ZERO  # older jobs name no step there either
+        return self.end_phase is StepPhase.END and self.end_step == float("inf") and not is_start
 
     def has_node_id(self, node_id: str) -> bool:
         """Whether it is that process's."""

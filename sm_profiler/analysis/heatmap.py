@@ -1,0 +1,105 @@
+"""All metrics at a glance: a row each, a colour a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from bokeh.models import HoverTool, LinearColorMapper
+from bokeh.palettes import viridis
+
+from sm_profiler.analysis.chart_data import Rows, heat_rows, system_series
+from sm_profiler.analysis.charts import WIDTH, Chart, ColumnDataSource, figure, latest_us, system_reader
+from sm_profiler.analysis.readers import SystemMetricsReader, Where, system_rows
+
+_USE = (".*CPU", ".*GPU")
+_ANY = (".*",)
+
+
+class Heatmap(Chart):
+    """System metrics over the measurements.
+
+    Attributes:
+        rows: what is drawn, in percent.
+        plot: the chart.
+    """
+
+    title = "System metrics"
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the known signature
+        self,
+        metrics_reader: SystemMetricsReader | Where,
+        select_metrics: Sequence[str] = (),  # noqa: ARG002 - never had a meaning
+        starttime: float = 0,
+        endtime: float | None = None,
+        select_dimensions: Sequence[str] = _USE,
+        select_events: Sequence[str] = _ANY,
+        plot_height: int = 350,
+        show_workers: bool = True,  # noqa: FBT001, FBT002
+    ) -> None:
+        """Read and draw.
+
+        Args:
+            metrics_reader: a reader, or a folder, an s3:// URI or the name of a training job.
+            select_metrics: of no meaning.
+            starttime: from where on, microseconds since the epoch.
+            endtime: up to where; to the end of the data where None.
+            select_dimensions: regular expressions for dimensions.
+            select_events: the same for devices (`cpu0`, `gpu1`, `total` …).
+            plot_height: pixels.
+            show_workers: rows for each node; else all nodes together.
+        """
+        super().__init__()
+        self.metrics_reader = system_reader(metrics_reader)
+        self.last_timestamp = latest_us(self.metrics_reader) if endtime is None else endtime
+        self.starttime, self.plot_height, self.show_workers = starttime, plot_height, show_workers
+        self.select_dimensions, self.select_events = select_dimensions, select_events
+        self.rows = self._read()
+        self.create_plot()
+        self.show()
+
+    def create_plot(self) -> None:
+        """Draw, from what was read."""
+        count, width = self.rows.values.shape
+        self.plot = figure(
+            height=self.plot_height,
+            width=WIDTH,
+            x_range=(max(0, width - WIDTH), max(1, width)),
+            y_range=(0, max(1, count)),
+            tools="crosshair,reset,xpan,xwheel_zoom,save",
+        )
+        self.source = ColumnDataSource()
+        self._fill()
+        colours = LinearColorMapper(palette=list(viridis(100)), low=0, high=100)
+        self.plot.image("image", x=0, y="y", dw="dw", dh=1, source=self.source, color_mapper=colours)
+        self.plot.add_tools(HoverTool(tooltips=[("usage", "@image"), ("metric", "@metric"), ("index", "$x{0}")]))
+        self.plot.yaxis.ticker = (np.arange(count) + 0.5).tolist()
+        self.plot.yaxis.major_label_overrides = {number + 0.5: name for number, name in enumerate(self.rows.names)}
+        self.plot.yaxis.major_label_text_font_size = "7pt"
+        self.plot.xaxis.axis_label = "measurement"
+        self.plot.grid.visible = False
+        self.layout = self.plot
+
+    def update_data(self, current_timestamp: float) -> None:
+        """Add what was measured since, up to a time in microseconds since the epoch."""
+        self.last_timestamp = current_timestamp
+        self.metrics_reader.refresh_event_file_list()
+        self.rows = self._read()
+        self._fill()
+        self.plot.x_range.end = max(1, self.rows.values.shape[1])
+        self.push()
+
+    def _read(self) -> Rows:
+        system = self.metrics_reader.columns()
+        rows = system_rows(system, self.starttime, self.last_timestamp)
+        series = system_series(system[rows], by_node=self.show_workers)
+        return heat_rows(series, self.select_dimensions, self.select_events)
+
+    def _fill(self) -> None:
+        count, width = self.rows.values.shape
+        self.source.data = {
+            "image": [row.reshape(1, -1).astype(np.float32) for row in self.rows.values],
+            "y": np.arange(count),
+            "dw": np.full(count, width),
+            "metric": list(self.rows.names),
+        }

@@ -1,0 +1,180 @@
+"""How often which durations and which utilizations occurred."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sm_profiler.analysis.chart_data import Series, chosen, duration_edges, durations_by_phase, histogram, system_series
+from sm_profiler.analysis.charts import (
+    Chart,
+    ColumnDataSource,
+    framework_reader,
+    grid,
+    histogram_figure,
+    latest_us,
+    system_reader,
+)
+from sm_profiler.analysis.readers import AlgorithmMetricsReader, SystemMetricsReader, Where, event_rows, system_rows
+from sm_profiler.formats.columns import Floats
+
+_STEPS = ("Step:ModeKeys", "Forward-node", r"Backward\(post-forward\)-node")
+_ANY = (".*",)
+_PERCENT_EDGES = np.arange(0, 102, 2.0)
+
+
+class StepHistogram(Chart):
+    """Histograms of the durations of steps and their parts; `plot` draws them.
+
+    Attributes:
+        step_metrics: phase (and process) → durations in seconds.
+        sources: phase → what its histogram draws.
+    """
+
+    title = "Step durations"
+
+    def __init__(self, metrics_reader: AlgorithmMetricsReader | Where, width: int = 500) -> None:
+        """Open.
+
+        Args:
+            metrics_reader: a reader, or a folder, an s3:// URI or the name of a training job.
+            width: of no meaning any more; all steps count.
+        """
+        super().__init__()
+        self.metrics_reader = framework_reader(metrics_reader)
+        self.width = width
+        self.last_timestamp = latest_us(self.metrics_reader)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was read."""
+        self.step_metrics: dict[str, Floats] = {}
+        self.sources: dict[str, Any] = {}
+
+    def plot(
+        self,
+        starttime: float = 0,
+        endtime: float | None = None,
+        select_metrics: Sequence[str] = _STEPS,
+        show_workers: bool = True,  # noqa: FBT001, FBT002 - the known signature
+    ) -> None:
+        """Read and draw.
+
+        Args:
+            starttime: from where on, microseconds since the epoch.
+            endtime: up to where; to the end of the data where None.
+            select_metrics: regular expressions for phases (`Forward-nodeid:algo-1-0`).
+            show_workers: a histogram for each process; else all processes together.
+        """
+        self._start, self._show_workers, self._select = starttime, show_workers, select_metrics
+        self.last_timestamp = latest_us(self.metrics_reader) if endtime is None else endtime
+        self._read()
+        figures = []
+        self.sources = {}
+        for metric, durations in self.step_metrics.items():
+            self.sources[metric] = ColumnDataSource(_bars(durations, duration_edges(durations)))
+            figures.append(histogram_figure(f"{metric}, s", self.sources[metric], (450, 350)))
+        self.layout = grid(figures)
+        self.show()
+
+    def update_data(self, current_timestamp: float) -> None:
+        """Add what has come since, up to a time in microseconds since the epoch."""
+        self.last_timestamp = current_timestamp
+        self.metrics_reader.refresh_event_file_list()
+        self._read()
+        for metric, source in self.sources.items():
+            source.data = _bars(self.step_metrics[metric], duration_edges(self.step_metrics[metric]))
+        self.push()
+
+    def _read(self) -> None:
+        events = self.metrics_reader.columns()
+        rows = event_rows(events, self._start, self.last_timestamp)
+        found = durations_by_phase(events[rows], by_node=self._show_workers)
+        self.step_metrics = {metric: found[metric] for metric in chosen(found, self._select)}
+
+
+class MetricsHistogram(Chart):
+    """Histograms of system metrics; `plot` draws them.
+
+    Attributes:
+        system_metrics: dimension (and node) → device → rows of time in seconds since the epoch and value.
+        sources: dimension → device → what its histogram draws.
+    """
+
+    title = "System metrics"
+
+    def __init__(self, metrics_reader: SystemMetricsReader | Where) -> None:
+        """Open.
+
+        Args:
+            metrics_reader: a reader, or a folder, an s3:// URI or the name of a training job.
+        """
+        super().__init__()
+        self.metrics_reader = system_reader(metrics_reader)
+        self.last_timestamp = latest_us(self.metrics_reader)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was read."""
+        self.system_metrics: Series = {}
+        self.sources: dict[str, dict[str, Any]] = {}
+
+    def plot(
+        self,
+        starttime: float = 0,
+        endtime: float | None = None,
+        select_dimensions: Sequence[str] = _ANY,
+        select_events: Sequence[str] = _ANY,
+        show_workers: bool = True,  # noqa: FBT001, FBT002 - the known signature
+    ) -> None:
+        """Read and draw.
+
+        Args:
+            starttime: from where on, microseconds since the epoch.
+            endtime: up to where; to the end of the data where None.
+            select_dimensions: regular expressions for dimensions.
+            select_events: the same for devices (`cpu0`, `gpu1`, `total` …).
+            show_workers: a histogram for each node; else all nodes together.
+        """
+        self._start, self._show_workers = starttime, show_workers
+        self.select_dimensions, self.select_events = select_dimensions, select_events
+        self.last_timestamp = latest_us(self.metrics_reader) if endtime is None else endtime
+        self._read()
+        figures = []
+        self.sources = {}
+        for dimension in chosen(self.system_metrics, select_dimensions):
+            devices = self.system_metrics[dimension]
+            for device in chosen(devices, select_events):
+                source = ColumnDataSource(_bars(devices[device][:, 1], _edges(devices[device][:, 1])))
+                self.sources.setdefault(dimension, {})[device] = source
+                figures.append(histogram_figure(f"{dimension}_{device}", source, (250, 250)))
+        self.layout = grid(figures)
+        self.show()
+
+    def update_data(self, current_timestamp: float) -> None:
+        """Add what has come since, up to a time in microseconds since the epoch."""
+        self.last_timestamp = current_timestamp
+        self.metrics_reader.refresh_event_file_list()
+        self._read()
+        for dimension, devices in self.sources.items():
+            for device, source in devices.items():
+                values = self.system_metrics[dimension][device][:, 1]
+                source.data = _bars(values, _edges(values))
+        self.push()
+
+    def _read(self) -> None:
+        system = self.metrics_reader.columns()
+        rows = system_rows(system, self._start, self.last_timestamp)
+        self.system_metrics = system_series(system[rows], by_node=self._show_workers)
+
+
+def _edges(values: Floats) -> Floats:
+    """Every two percent; for what goes beyond 100, as rates do, fifty steps up to the greatest."""
+    greatest = float(values.max()) if len(values) else 0.0
+    return _PERCENT_EDGES if greatest <= 100 else np.linspace(0, greatest, 51)  # noqa: PLR2004 - percent
+
+
+def _bars(values: Floats, edges: Floats) -> dict[str, Floats]:
+    return {"top": histogram(values, edges).astype(float), "left": edges[:-1], "right": edges[1:]}

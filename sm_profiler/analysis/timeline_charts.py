@@ -1,0 +1,256 @@
+"""System metrics over time, and what ran in a part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from bokeh.layouts import column, row
+from bokeh.models import CustomJS, HoverTool
+
+from sm_profiler.analysis.chart_data import (
+    TOTAL,
+    Bars,
+    Series,
+    bars_of,
+    chosen,
+    is_percent,
+    system_series,
+    time_annotations,
+)
+from sm_profiler.analysis.charts import (
+    TOOLS,
+    WIDTH,
+    Chart,
+    ColumnDataSource,
+    Div,
+    figure,
+    framework_reader,
+    latest_us,
+    system_reader,
+)
+from sm_profiler.analysis.readers import AlgorithmMetricsReader, SystemMetricsReader, Where, event_rows, system_rows
+from sm_profiler.errors import ConfigError
+from sm_profiler.formats.columns import EventColumns, SystemColumns
+
+_ANY = (".*",)
+MOST_BARS = 5000
+# The first and last of the selected points are added to the list beside the charts, for `find_time_annotations`.
+_SELECTED = """
+const points = source.selected.indices;
+if (points.length > 0) {
+    const line = `<b>Selected index range: [${Math.min(...points)},${Math.max(...points)}]</b><br>`;
+    div.text = (div.text + line).split("<br>").slice(-35).join("<br>");
+}
+"""
+
+
+class TimelineCharts(Chart):
+    """A chart a metric, one above the other on one axis of time.
+
+    Attributes:
+        system_metrics: dimension (and node) → device → rows of time in seconds since the epoch and value.
+        figures: the charts.
+        sources: dimension → device → what its chart draws.
+    """
+
+    title = "System metrics"
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the known signature
+        self,
+        system_metrics_reader: SystemMetricsReader | Where,
+        framework_metrics_reader: AlgorithmMetricsReader | Where | None = None,
+        starttime: float = 0,
+        endtime: float | None = None,
+        select_dimensions: Sequence[str] = _ANY,
+        select_events: Sequence[str] = _ANY,
+        x: int = 1000,
+        show_workers: bool = True,  # noqa: FBT001, FBT002
+    ) -> None:
+        """Read and draw.
+
+        Args:
+            system_metrics_reader: a reader, or a folder, an s3:// URI or the name of a training job.
+            framework_metrics_reader: the same; as the first where None.
+            starttime: where the charts begin, microseconds since the epoch.
+            endtime: where they end; with the data where None.
+            select_dimensions: regular expressions for the dimensions to show.
+            select_events: the same for devices (`cpu0`, `gpu1`, `total` …).
+            x: how many points are seen at first; the others when it is moved.
+            show_workers: a chart for each node, too; else nodes are drawn together.
+        """
+        super().__init__()
+        self.system_metrics_reader = system_reader(system_metrics_reader)
+        other = self.system_metrics_reader.source if framework_metrics_reader is None else framework_metrics_reader
+        self.framework_metrics_reader = framework_reader(other)
+        self.select_dimensions, self.select_events = select_dimensions, select_events
+        self.show_workers, self.width = show_workers, x
+        self.starttime = starttime
+        self.last_timestamp_system_metrics = latest_us(self.system_metrics_reader) if endtime is None else endtime
+        self.figures: list[Any] = []
+        self.sources: dict[str, dict[str, Any]] = {}
+        self.system_metrics: Series = self._series()
+        self.create_plot()
+        self.show()
+
+    def create_plot(self) -> None:
+        """Draw, from what was read."""
+        self.figures, self.sources = [], {}
+        self.div = Div(width=250, height=100)
+        x_range: Any = None
+        for dimension in chosen(self.system_metrics, self.select_dimensions):
+            devices = self.system_metrics[dimension]
+            for device in chosen(devices, self.select_events):
+                values = devices[device]
+                source = ColumnDataSource({"x": values[:, 0], "y": values[:, 1]})
+                self.sources.setdefault(dimension, {})[device] = source
+                first = values[max(0, len(values) - self.width), 0]
+                plot = self._figure(f"{dimension}_{device}", source, x_range or (first, values[-1, 0]))
+                x_range = plot.x_range
+                if is_percent(dimension, device):
+                    plot.y_range.start, plot.y_range.end = 0, 102
+                self.figures.append(plot)
+        shown = self.figures or [Div(text="No system metrics in this range.")]
+        self.layout = row(column(shown), self.div)
+
+    def _figure(self, title: str, source: Any, x_range: Any) -> Any:
+        plot = figure(
+            height=200,
+            width=WIDTH,
+            x_range=x_range,
+            tools=TOOLS,
+            x_axis_label="time, s since the epoch",
+            y_axis_label=title,
+        )
+        plot.grid.visible = False
+        plot.line("x", "y", source=source, line_color="blue")
+        points = plot.scatter("x", "y", source=source, fill_alpha=0, line_width=0, size=4)
+        plot.add_tools(HoverTool(renderers=[points], tooltips=[("index", "$index"), ("(x,y)", "($x, $y)")]))
+        plot.js_on_event("selectiongeometry", CustomJS(args={"source": source, "div": self.div}, code=_SELECTED))
+        return plot
+
+    def find_time_annotations(self, indexes: Sequence[int]) -> dict[str, float]:
+        """Print how long what ran between two points of the chart of the CPUs, in milliseconds, the longest first.
+
+        Args:
+            indexes: the first and the last point, as the chart shows them.
+
+        Returns:
+            Milliseconds by name, with the step's number where there is one.
+        """
+        limits = self._limits(indexes)
+        if limits is None:
+            print("No selection made")  # noqa: T201 - a notebook's reader sees it
+            return {}
+        print(f"Selected timerange: {limits[0]} to {limits[1]}")  # noqa: T201
+        spent = time_annotations(self._events(*limits))
+        for name, total in spent.items():
+            print(f"Spent {total} ms (cumulative time) in {name}")  # noqa: T201
+        return spent
+
+    def plot_detailed_profiler_data(self, indexes: Sequence[int]) -> DetailedChart | None:
+        """Draw data loading and everything else that ran between two points of the chart of the CPUs.
+
+        Args:
+            indexes: the first and the last point, as the chart shows them.
+        """
+        limits = self._limits(indexes)
+        if limits is None:
+            print("No selection made")  # noqa: T201 - a notebook's reader sees it
+            return None
+        print(f"Selected timerange: {limits[0]} to {limits[1]}")  # noqa: T201
+        return DetailedChart(self._events(*limits))
+
+    def update_data(self, current_timestamp: float) -> None:
+        """Add what was measured since the charts were drawn, up to a time in microseconds since the epoch."""
+        before = sum(len(values) for devices in self.system_metrics.values() for values in devices.values())
+        known, self.last_timestamp_system_metrics = self.last_timestamp_system_metrics, current_timestamp
+        self.system_metrics_reader.refresh_event_file_list()
+        self.system_metrics = self._series()
+        after = sum(len(values) for devices in self.system_metrics.values() for values in devices.values())
+        print(  # noqa: T201 - a notebook's reader sees it
+            f"Found {after - before} new system metrics events from timestamp_in_us:{known} to timestamp_in_us:{current_timestamp}"
+        )
+        for dimension, devices in self.sources.items():
+            for device, source in devices.items():
+                values = self.system_metrics[dimension][device]
+                source.data = {"x": values[:, 0], "y": values[:, 1]}
+        ends = [values for devices in self.sources.values() for values in (each.data["x"] for each in devices.values())]
+        if ends and self.figures:
+            longest = max(ends, key=len)
+            self.figures[0].x_range.start = longest[max(0, len(longest) - self.width)]
+            self.figures[0].x_range.end = longest[-1]
+        self.push()
+
+    def _series(self) -> Series:
+        system: SystemColumns = self.system_metrics_reader.columns()
+        rows = system_rows(system, self.starttime, self.last_timestamp_system_metrics)
+        return system_series(system[rows], by_node=self.show_workers)
+
+    def _events(self, start_s: float, end_s: float) -> EventColumns:
+        events: EventColumns = self.framework_metrics_reader.columns()
+        chosen_events: EventColumns = events[event_rows(events, start_s * 1e6, end_s * 1e6)]
+        return chosen_events
+
+    def _limits(self, indexes: Sequence[int]) -> tuple[float, float] | None:
+        """The times of the first and the last of these points of the longest chart of CPUs, or of any there is."""
+        if not len(indexes):
+            return None
+        totals = [devices[TOTAL] for key, devices in self.system_metrics.items() if key.startswith("CPUUtilization")]
+        totals = totals or [values for devices in self.system_metrics.values() for values in devices.values()]
+        if not totals:
+            return None
+        values = max(totals, key=len)
+        first, last = int(min(indexes)), int(max(indexes))
+        if not 0 <= first <= last:
+            raise ConfigError(f"{list(indexes)} are no points of the chart")
+        return float(values[min(first, len(values) - 1), 0]), float(values[min(last, len(values) - 1), 0])
+
+
+class DetailedChart(Chart):
+    """Data loading by worker, and everything else by phase, as bars over time.
+
+    Attributes:
+        loading: the bars of data loading.
+        others: the other bars.
+    """
+
+    title = "What ran"
+
+    def __init__(self, events: EventColumns) -> None:
+        super().__init__()
+        events = events[~events.instants]
+        is_loading = (events.num_workers >= 0) | events.args.mask(lambda text: '"bytes_fetched"' in text)
+        loading, others = events[is_loading], events[~is_loading]
+        workers = [f"worker {number}" if number >= 0 else "main process" for number in loading.worker_id.tolist()]
+        self.loading = bars_of(loading, workers, MOST_BARS)
+        self.others = bars_of(others, [others.phase.values[code] for code in others.phase.codes.tolist()], MOST_BARS)
+        shown = [
+            self._figure(self.loading, "Data loading", "black"),
+            self._figure(self.others, "Framework metrics", "blue"),
+        ]
+        self.layout = column(shown)
+        self.show()
+
+    @staticmethod
+    def _figure(bars: Bars, title: str, colour: str) -> Any:
+        left_out = f" (the {len(bars.row)} longest of {len(bars.row) + bars.left_out})" if bars.left_out else ""
+        height = 120 + 22 * max(1, len(bars.rows))
+        plot = figure(height=height, width=WIDTH, title=title + left_out, tools="crosshair,pan,reset,save,xwheel_zoom")
+        data = {
+            "left": bars.start_ms,
+            "right": bars.end_ms,
+            "top": bars.row + 0.9,
+            "bottom": bars.row + 0.1,
+            "metric": bars.metric,
+        }
+        plot.quad(
+            left="left", right="right", top="top", bottom="bottom", source=ColumnDataSource(data), fill_color=colour, fill_alpha=0.2,
+            line_color=None,
+        )  # fmt: skip
+        plot.add_tools(HoverTool(tooltips=[("metric", "@metric"), ("from", "@left{0.000}"), ("to", "@right{0.000}")]))
+        plot.yaxis.ticker = (np.arange(len(bars.rows)) + 0.5).tolist()
+        plot.yaxis.major_label_overrides = {number + 0.5: name for number, name in enumerate(bars.rows)}
+        plot.xaxis.axis_label = "time, ms since the epoch"
+        return plot
