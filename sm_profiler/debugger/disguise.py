@@ -28,10 +28,21 @@ def _known(cls: type) -> type | None:
     if ours != _OURS:
         return None
     for root in _ROOTS:
-        found = getattr(sys.modules.get(f"{root}.{module}"), cls.__name__, None)
-        if isinstance(found, type):
-            return found
+        name = f"{root}.{module}"
+        for loaded in (sys.modules.get(name), _attribute(name)):
+            found = getattr(loaded, cls.__name__, None)
+            if isinstance(found, type) and found is not cls:
+                return found
     return None
+
+
+def _attribute(name: str) -> Any:
+    """The module as its package holds it: the SDK's own still, where someone put ours into `sys.modules` after it."""
+    first, *rest = name.split(".")
+    found: Any = sys.modules.get(first)
+    for part in rest:
+        found = getattr(found, part, None)
+    return found
 
 
 def is_kind(value: object, cls: type[T]) -> bool:

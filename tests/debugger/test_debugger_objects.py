@@ -328,3 +328,35 @@ def test_checks_hold_without_assertions():
     )
     shown = subprocess.run([sys.executable, "-O", "-c", program], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "start_step must be integer greater or equal to 0!"
+
+
+ALIASED = """
+import sys, warnings
+warnings.simplefilter("ignore")
+import importlib
+import sm_profiler.debugger as ours
+before = sys.argv[1] == "before"
+if not before:
+    import sagemaker.estimator
+for name in ("", ".metrics_config", ".framework_profile", ".profiler_config", ".profiler_constants", ".profiler", ".utils", ".debugger"):
+    sys.modules["sagemaker.debugger" + name] = importlib.import_module("sm_profiler.debugger" + name)
+from sagemaker.debugger import ProfilerRule, Rule, CollectionConfig, RuleBase, DEBUGGER_FLAG
+from sagemaker.debugger.profiler_config import ProfilerConfig, FrameworkProfile
+from sagemaker.debugger.metrics_config import StepRange, TimeRange
+import sagemaker.estimator
+from sagemaker.pytorch import PyTorch
+assert ProfilerRule is ours.ProfilerRule and ProfilerConfig is ours.ProfilerConfig
+rule = Rule.sagemaker(ours.rule_configs.vanishing_gradient())
+assert isinstance(rule, sagemaker.estimator.Rule) == before or not before
+assert isinstance(ProfilerRule.sagemaker(ours.rule_configs.ProfilerReport()), sagemaker.estimator.ProfilerRule)
+assert isinstance(ours.DetailedProfilingConfig().range, StepRange) and isinstance(CollectionConfig("a"), CollectionConfig)
+assert sagemaker.estimator.ProfilerConfig(framework_profile_params=FrameworkProfile())._to_request_dict()["ProfilingParameters"]
+print("fine")
+"""
+
+
+@pytest.mark.sdk2
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_ours_in_the_place_of_the_sdks_module(when):
+    shown = subprocess.run([sys.executable, "-c", ALIASED, when], capture_output=True, text=True, check=False)
+    assert shown.stdout.strip().endswith("fine"), shown.stderr[-2000:]

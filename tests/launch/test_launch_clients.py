@@ -142,7 +142,7 @@ def test_tuning_jobs_know_the_agent_only(wire, caplog):
     one, two = wire.sent[1:]
     for definition in (one["TrainingJobDefinition"], *two["TrainingJobDefinitions"]):
         assert load_profile(config_from_environment(definition["Environment"])).s3_output_path == "s3://bucket/out"
-    crowded = {**DEFINITION, "Environment": {f"V{n}": "x" for n in range(45)}}
+    crowded = {**DEFINITION, "Environment": {f"V{n}": "x" for n in range(46)}}
     with pytest.raises(ConfigError, match="accepts 48"):
         client.create_hyper_parameter_tuning_job(**TUNING, TrainingJobDefinition=crowded)
 
