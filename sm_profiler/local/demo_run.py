@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from sm_profiler.local.process import JobProcess, describe_exit
 from sm_profiler.local.server import LocalSageMaker
 from sm_profiler.local.transfer import download, s3_keys
 
+PROFILE = "profiler-output"
 NEEDED = {"sagemaker": "sm-profiler[sagemaker2]", "torch": "torch"}
 SETTINGS_TALK = "sagemaker.config INFO"  # the SDK on where it looked for settings; of no interest here
 QUIET_S = 5.0  # after so long without a word from the SDK, we say what is going on
@@ -90,7 +92,10 @@ class Demo:
         return self._fetch_report()
 
     def _launch(self) -> None:
-        environment = {**os.environ, **self.local.environment, "SAGEMAKER_ROLE": self.local.role}
+        # the user's AWS settings (a profile, a session, endpoints of single services) have no say in the demo
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "SAGEMAKER_"))}
+        environment = {**own, **self.local.environment, "SAGEMAKER_ROLE": self.local.role}
+        environment |= {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
         environment |= {"PYTHONUNBUFFERED": "1", "SAGEMAKER_SUPPRESS_V2_WARNING": "1"}
         script = JobProcess([sys.executable, str(self.launch)], environment, self.launch.parent, self._show, 3.0)
         try:
@@ -159,7 +164,10 @@ class Demo:
 
     def _fetch_report(self) -> dict[str, Any]:
         self.out.mkdir(parents=True, exist_ok=True)
+        for name in (PROFILE, "profiler-reports"):  # of the demo before; files are written over
+            shutil.rmtree(self.out / name, ignore_errors=True)
         download(self._s3, self.report_uri + "/", self.out)
+        download(self._s3, self.report_uri.partition("/rule-output/")[0] + f"/{PROFILE}/", self.out / PROFILE)
         try:
             found: dict[str, Any] = json.loads((self.out / "report.json").read_text("utf-8"))
         except (OSError, ValueError) as error:
@@ -184,7 +192,7 @@ class Demo:
             f"rules    {len(report.get('rules', {}))} evaluated, fired: {', '.join(fired) or 'none'}",
             f"cost     profiling: {report.get('profiling_cost', 'not recorded')}",
             f"report   {self.report_uri}/profiler-report.html",
-            f"         {_short(self.out / 'profiler-report.html')}",
+            f"         copied to {_short(self.out / 'profiler-report.html')}, the profile to {_short(self.out / PROFILE)}",
         ]
 
 

@@ -121,7 +121,8 @@ class TrainingRun(threading.Thread):
     def _prepare_host(self, s3: Any, number: int, python: Path) -> Program:
         host, request = self.hosts[number], self.job.request
         try:
-            host.prepare(request, self.job.profiler_config)
+            with self.job.lock:  # an update comes before this and is in the config, or finds the folder
+                host.prepare(request, self.job.profiler_config)
             for line in fetch_channels(s3, host, request):
                 self.streams[number].write(line)
             checkpoints = request.get("CheckpointConfig", {}).get("S3Uri")
@@ -138,7 +139,10 @@ class TrainingRun(threading.Thread):
         found |= sagemaker_environment(host, job.request, job.arn, gpu_count())
         if job.profiling:
             found["SM_PROFILER_AUTO"] = "1"
-        own = {name: host.map(value) for name, value in job.request.get("Environment", {}).items()}
+        own = {
+            name: value if name.startswith("SM_PROFILER") else host.map(value)  # the hook itself minds SM_PROFILER_ROOT
+            for name, value in job.request.get("Environment", {}).items()
+        }
         return {**found, **own}
 
     def _install(self, program: Program, python: Path) -> None:
@@ -161,21 +165,23 @@ class TrainingRun(threading.Thread):
 
     def update_rules(self) -> None:
         """Start what is in the job's rules and does not run yet."""
-        known = {run.rule.name for run in self.rules}
-        for rule in self.job.rules:
-            if rule.name not in known and self.job.profiling:
-                run = RuleRun(self.services, self.job, rule)
-                self.rules.append(run)
-                run.start()
+        with self.job.lock:
+            known = {run.rule.name for run in self.rules}
+            for rule in self.job.rules:
+                if rule.name not in known and self.job.profiling:
+                    run = RuleRun(self.services, self.job, rule)
+                    self.rules.append(run)
+                    run.start()
 
     def update_profiler(self) -> None:
         """Write the changed ProfilerConfig where the running hook reads it, and follow it with the machine metrics."""
-        for host in self.hosts:
-            if self.job.profiler_config is not None:
-                host.write_config("profilerconfig", self.job.profiler_config)
-        if self.profiling is not None:
+        with self.job.lock:
+            for host in self.hosts:
+                if self.job.profiler_config is not None and host.ml.exists():
+                    host.write_config("profilerconfig", self.job.profiler_config)
+        if self.profiling is not None:  # else it starts with the changed config
             self.profiling.follow_config()
-        self.update_rules()
+            self.update_rules()
 
     def _run_script(self, programs: list[Program], python: Path, start: float, limit: float) -> None:
         scripts = []

@@ -71,6 +71,8 @@ def unpack(archive: Path, folder: Path) -> None:
         ProfilerError: it is not an archive that can be unpacked.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if not hasattr(tarfile, "data_filter"):
+        raise ProfilerError("unpacking source code safely needs Python 3.10.12, 3.11.4 or newer")
     try:
         with tarfile.open(archive) as tar:
             tar.extractall(folder, filter="data")

@@ -71,6 +71,7 @@ def test_the_whole_loop_finds_the_planted_problem_without_network(tmp_path):
     assert report["verdict"]["class"] == "INPUT_BOUND"
     assert (out / "profiler-report.html").stat().st_size > 10_000
     assert "verdict  INPUT_BOUND" in run.stdout
+    assert (out / "profiler-output" / "system" / "training_job_end.ts").exists()
     assert f"s3://sagemaker-us-east-1-123456789012/{report_job(run.stdout)}/rule-output/ProfilerReport" in run.stdout
 
 

@@ -74,6 +74,27 @@ Path(os.environ["SM_OUTPUT_DATA_DIR"], "after.json").write_text(path.read_text()
         bench.sagemaker.update_training_job(TrainingJobName=name, ProfilerConfig={"DisableProfiler": True})
 
 
+def test_update_at_once_after_create(bench):
+    """Before the job's folders stand, or while they are made: either way the script finds the new file."""
+    script = """
+import os, sys
+from pathlib import Path
+found = Path(os.environ["SM_INPUT_CONFIG_DIR"], "profilerconfig.json").read_text()
+sys.exit("1000" not in found)
+"""
+    config = {"S3OutputPath": f"s3://{bench.local.bucket}/u", "ProfilingIntervalInMilliseconds": 500}
+    for _ in range(3):
+        name = bench.start(script, ProfilerConfig=config)
+        bench.sagemaker.update_training_job(
+            TrainingJobName=name,
+            ProfilerConfig={"ProfilingIntervalInMilliseconds": 1000},
+            ProfilerRuleConfigurations=[RULE],
+        )
+        job = bench.wait(name)
+        assert job["TrainingJobStatus"] == "Completed", job["FailureReason"]
+        assert len(job["ProfilerRuleEvaluationStatuses"]) == 1
+
+
 def test_disabling_and_a_job_without_a_profile(bench):
     config = {"S3OutputPath": f"s3://{bench.local.bucket}/u"}
     name = bench.start("import time\ntime.sleep(30)", ProfilerConfig=config)
