@@ -20,6 +20,7 @@ from sm_profiler.analysis.readers import in_file_order
 from sm_profiler.analysis.text_times import text_times
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 
+_CHUNK = 1 << 16  # rows at a time: what is worked on stays in the processor's cache
 SYSTEM_COLUMNS = ("timestamp", "timestamp_us", "value", "system_metric", "dimension", "nodeID", "type")
 FRAMEWORK_COLUMNS = (
     "start_time", "end_time", "start_time_us", "end_time_us", "tid", "pid", "framework_metric", "step", "bytes", "process", "nodeID",
@@ -184,14 +185,20 @@ def first_rows(*columns: NDArray[Any] | Category) -> NDArray[np.int64] | None:
 
     Rows are told apart by a 64-bit mix of their columns; only those whose mix occurs twice are compared in full.
     """
-    mixed = np.zeros(len(columns[0]), np.uint64)
-    for column in columns:
-        mixed *= np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(29)
-        mixed += _bits(column)
-    again = pd.Series(mixed, copy=False).duplicated(keep=False).to_numpy()
-    if not again.any():
+    count = len(columns[0])
+    mixed = np.empty(count, np.uint64)
+    for start in range(0, count, _CHUNK):
+        part = np.zeros(min(_CHUNK, count - start), np.uint64)
+        for column in columns:
+            part *= np.uint64(0x9E3779B97F4A7C15)
+            part ^= part >> np.uint64(29)
+            part += _bits(column[start : start + _CHUNK])
+        mixed[start : start + _CHUNK] = part
+    ordered = np.sort(mixed)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    if not len(twice):
         return None
+    again = np.isin(mixed, twice)
     candidates = np.flatnonzero(again)
     table = pd.DataFrame({number: _bits(column)[candidates] for number, column in enumerate(columns)})
     keep = np.ones(len(mixed), np.bool_)

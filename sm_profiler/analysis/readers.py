@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +216,11 @@ def in_file_order(events: EventColumns) -> EventColumns:
     rank = np.array([kinds.get(kind, len(kinds)) for kind in events.kind.values], np.int8)
     if len(rank) < 2:  # noqa: PLR2004 - one timeline alone is in order
         return events
-    ordered: EventColumns = events[np.argsort(rank[events.kind.codes], kind="stable")]
+    ranks = rank[events.kind.codes]
+    # A file's events stand together, so whole stretches move and not single rows.
+    edges = [0, *(np.flatnonzero(np.diff(ranks)) + 1).tolist(), len(ranks)]
+    stretches = sorted(pairwise(edges), key=lambda stretch: int(ranks[stretch[0]]) if len(ranks) else 0)
+    ordered: EventColumns = EventColumns.concat([events[start:stop] for start, stop in stretches])
     return ordered
 
 

@@ -32,10 +32,13 @@ from sm_profiler.analysis.charts import (
 )
 from sm_profiler.analysis.readers import AlgorithmMetricsReader, SystemMetricsReader, Where, event_rows, system_rows
 from sm_profiler.errors import ConfigError
-from sm_profiler.formats.columns import EventColumns, SystemColumns
+from sm_profiler.formats.columns import EventColumns, Floats, SystemColumns
 
 _ANY = (".*",)
+_CLOCK = "{%H:%M:%S.%3N}"
+_BAR_TIPS = [("metric", "@metric"), ("from", f"@left{_CLOCK}"), ("to", f"@right{_CLOCK}")]
 MOST_BARS = 5000
+_TIPS = [("index", "$index"), ("time", f"@x{_CLOCK}"), ("value", "@y{0.00}")]
 # The first and last of the selected points are added to the list beside the charts, for `find_time_annotations`.
 _SELECTED = """
 const points = source.selected.indices;
@@ -103,10 +106,10 @@ class TimelineCharts(Chart):
             devices = self.system_metrics[dimension]
             for device in chosen(devices, self.select_events):
                 values = devices[device]
-                source = ColumnDataSource({"x": values[:, 0], "y": values[:, 1]})
+                source = ColumnDataSource(_points(values))
                 self.sources.setdefault(dimension, {})[device] = source
-                first = values[max(0, len(values) - self.width), 0]
-                plot = self._figure(f"{dimension}_{device}", source, x_range or (first, values[-1, 0]))
+                x = source.data["x"]
+                plot = self._figure(f"{dimension}_{device}", source, x_range or (x[max(0, len(x) - self.width)], x[-1]))
                 x_range = plot.x_range
                 if is_percent(dimension, device):
                     plot.y_range.start, plot.y_range.end = 0, 102
@@ -116,17 +119,18 @@ class TimelineCharts(Chart):
 
     def _figure(self, title: str, source: Any, x_range: Any) -> Any:
         plot = figure(
+            title=title,
             height=200,
             width=WIDTH,
             x_range=x_range,
+            x_axis_type="datetime",
+            x_axis_label="time, UTC",
             tools=TOOLS,
-            x_axis_label="time, s since the epoch",
-            y_axis_label=title,
         )
         plot.grid.visible = False
         plot.line("x", "y", source=source, line_color="blue")
         points = plot.scatter("x", "y", source=source, fill_alpha=0, line_width=0, size=4)
-        plot.add_tools(HoverTool(renderers=[points], tooltips=[("index", "$index"), ("(x,y)", "($x, $y)")]))
+        plot.add_tools(HoverTool(renderers=[points], tooltips=_TIPS, formatters={"@x": "datetime"}))
         plot.js_on_event("selectiongeometry", CustomJS(args={"source": source, "div": self.div}, code=_SELECTED))
         return plot
 
@@ -175,7 +179,7 @@ class TimelineCharts(Chart):
         for dimension, devices in self.sources.items():
             for device, source in devices.items():
                 values = self.system_metrics[dimension][device]
-                source.data = {"x": values[:, 0], "y": values[:, 1]}
+                source.data = _points(values)
         ends = [values for devices in self.sources.values() for values in (each.data["x"] for each in devices.values())]
         if ends and self.figures:
             longest = max(ends, key=len)
@@ -208,6 +212,11 @@ class TimelineCharts(Chart):
         return float(values[min(first, len(values) - 1), 0]), float(values[min(last, len(values) - 1), 0])
 
 
+def _points(values: Floats) -> dict[str, Floats]:
+    """Rows of time (s) and value as a chart with an axis of dates has them."""
+    return {"x": values[:, 0] * 1e3, "y": values[:, 1]}
+
+
 class DetailedChart(Chart):
     """Data loading by worker, and everything else by phase, as bars over time.
 
@@ -237,7 +246,13 @@ class DetailedChart(Chart):
     def _figure(bars: Bars, title: str, colour: str) -> Any:
         left_out = f" (the {len(bars.row)} longest of {len(bars.row) + bars.left_out})" if bars.left_out else ""
         height = 120 + 22 * max(1, len(bars.rows))
-        plot = figure(height=height, width=WIDTH, title=title + left_out, tools="crosshair,pan,reset,save,xwheel_zoom")
+        plot = figure(
+            height=height,
+            width=WIDTH,
+            title=title + left_out,
+            x_axis_type="datetime",
+            tools="crosshair,pan,reset,save,xwheel_zoom",
+        )
         data = {
             "left": bars.start_ms,
             "right": bars.end_ms,
@@ -249,8 +264,8 @@ class DetailedChart(Chart):
             left="left", right="right", top="top", bottom="bottom", source=ColumnDataSource(data), fill_color=colour, fill_alpha=0.2,
             line_color=None,
         )  # fmt: skip
-        plot.add_tools(HoverTool(tooltips=[("metric", "@metric"), ("from", "@left{0.000}"), ("to", "@right{0.000}")]))
+        plot.add_tools(HoverTool(tooltips=_BAR_TIPS, formatters={"@left": "datetime", "@right": "datetime"}))
         plot.yaxis.ticker = (np.arange(len(bars.rows)) + 0.5).tolist()
         plot.yaxis.major_label_overrides = {number + 0.5: name for number, name in enumerate(bars.rows)}
-        plot.xaxis.axis_label = "time, ms since the epoch"
+        plot.xaxis.axis_label = "time, UTC"
         return plot
