@@ -1,0 +1,223 @@
+"""GPUs through a fake NVML that has the real module's structures and constants, and through no NVML at all."""
+
+# ruff: noqa: N802, N815, ARG002 - the fake has the names and arguments of NVML
+
+import types
+
+import pynvml
+import pytest
+
+from sm_profiler.monitor import gpu
+from sm_profiler.monitor.gpu import GpuFamily
+from sm_profiler.monitor.nvml import GPM_METRICS, PCIE_COUNTERS, find_gpus
+
+
+class FakeNvml:
+    """Two GPUs; `refuse` names functions that are not supported."""
+
+    def __init__(self, refuse=(), *, gpm=True, count=2):
+        self.refuse, self.gpm, self.count = set(refuse), gpm, count
+        self.calls, self.pcie, self.samples = [], 0, 0
+        self.reasons = 0
+        self.gpm_values = {"NVML_GPM_METRIC_SM_UTIL": 81.5, "NVML_GPM_METRIC_PCIE_TX_PER_SEC": 2.0}
+
+    def __getattr__(self, name):
+        if name.startswith("nvml"):
+            method = getattr(type(self), "fake_" + name, None)
+            if method is None:
+                raise AttributeError(name)
+
+            def call(*args):
+                self.calls.append(name)
+                if name in self.refuse:
+                    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+                return method(self, *args)
+
+            return call
+        return getattr(pynvml, name)
+
+    def fake_nvmlInit(self):
+        pass
+
+    def fake_nvmlDeviceGetCount(self):
+        return self.count
+
+    def fake_nvmlDeviceGetHandleByIndex(self, number):
+        return number
+
+    def fake_nvmlDeviceGetUtilizationRates(self, handle):
+        return types.SimpleNamespace(gpu=40 + handle, memory=7)
+
+    def fake_nvmlDeviceGetMemoryInfo(self, handle):
+        return types.SimpleNamespace(total=80 << 30, used=20 << 30, free=60 << 30)
+
+    def fake_nvmlDeviceGetPowerUsage(self, handle):
+        return 312_456
+
+    def fake_nvmlDeviceGetEnforcedPowerLimit(self, handle):
+        return 700_000
+
+    def fake_nvmlDeviceGetClockInfo(self, handle, kind):
+        return {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 2619}[kind]
+
+    def fake_nvmlDeviceGetTemperature(self, handle, kind):
+        return 55
+
+    def fake_nvmlDeviceGetCurrentClocksEventReasons(self, handle):
+        return self.reasons
+
+    def fake_nvmlDeviceGetFieldValues(self, handle, fields):
+        answers = (pynvml.c_nvmlFieldValue_t * len(fields))()
+        for answer, field in zip(answers, fields, strict=True):
+            answer.fieldId = field
+            answer.value.ullVal = self.pcie * (1 if field == pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES else 3)
+        return answers
+
+    def fake_nvmlGpmQueryDeviceSupport(self, handle):
+        return types.SimpleNamespace(isSupportedDevice=int(self.gpm))
+
+    def fake_nvmlGpmSampleAlloc(self):
+        return pynvml.c_nvmlGpmSample_t()
+
+    def fake_nvmlGpmSampleGet(self, handle, sample):
+        self.samples += 1
+        return sample
+
+    def fake_nvmlGpmMetricsGet(self, ask):
+        assert ask.version == pynvml.NVML_GPM_METRICS_GET_VERSION
+        wanted = {getattr(pynvml, name): name for name, _ in GPM_METRICS.values()}
+        for at in range(ask.numMetrics):
+            name = wanted[ask.metrics[at].metricId]
+            ask.metrics[at].nvmlReturn = (
+                pynvml.NVML_SUCCESS if name in self.gpm_values else pynvml.NVML_ERROR_NOT_SUPPORTED
+            )
+            ask.metrics[at].value = self.gpm_values.get(name, 0.0)
+        return ask
+
+
+def rows(family, now):
+    return {(row.name, row.dimension): row.value for row in family.measure(now)}
+
+
+def family_of(nvml):
+    return GpuFamily(lambda: find_gpus(nvml))
+
+
+def test_every_tick_has_use_and_memory_of_every_gpu_as_the_service_writes_them():
+    family = family_of(FakeNvml())
+    for now in (0.0, 0.1, 0.2):
+        found = rows(family, now)
+        assert found["gpu0", "GPUUtilization"] == 40
+        assert found["gpu1", "GPUUtilization"] == 41
+        assert found["gpu0", "GPUMemoryUtilization"] == 25
+
+
+def test_details_come_once_a_second():
+    nvml = FakeNvml()
+    family = family_of(nvml)
+    first = rows(family, 0.0)
+    assert first["gpu0", gpu.POWER] == pytest.approx(312.456)
+    assert first["gpu0", gpu.POWER_LIMIT] == 700
+    assert (first["gpu0", gpu.SM_CLOCK], first["gpu0", gpu.MEMORY_CLOCK]) == (1980, 2619)
+    assert first["gpu0", gpu.TEMPERATURE] == 55
+    assert all(("gpu0", gpu.POWER) not in rows(family, number / 10) for number in range(1, 10))
+    assert ("gpu0", gpu.POWER) in rows(family, 1.0)
+
+
+def test_rates_are_absent_the_first_time():
+    nvml = FakeNvml(gpm=False)
+    family = family_of(nvml)
+    nvml.pcie = 1000
+    assert not {(f"gpu{n}", name) for n in (0, 1) for name in PCIE_COUNTERS} & rows(family, 0.0).keys()
+    nvml.pcie = 5000
+    second = rows(family, 2.0)
+    assert (second["gpu1", gpu.PCIE_SENT], second["gpu1", gpu.PCIE_RECEIVED]) == (2000, 6000)
+
+
+@pytest.mark.parametrize(
+    ("bits", "which"),
+    [
+        (pynvml.nvmlClocksEventReasonGpuIdle, None),
+        (pynvml.nvmlClocksEventReasonSwPowerCap, gpu.THROTTLED_POWER),
+        (pynvml.nvmlClocksEventReasonSwThermalSlowdown, gpu.THROTTLED_HEAT),
+        (pynvml.nvmlClocksEventReasonHwThermalSlowdown, gpu.THROTTLED_HEAT),
+        (pynvml.nvmlClocksThrottleReasonHwSlowdown, gpu.THROTTLED_HARDWARE),
+        (pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown, gpu.THROTTLED_HARDWARE),
+    ],
+)
+def test_throttle_reasons(bits, which):
+    nvml = FakeNvml()
+    nvml.reasons = bits
+    found = rows(family_of(nvml), 0.0)
+    throttled = {
+        name for name in (gpu.THROTTLED_POWER, gpu.THROTTLED_HEAT, gpu.THROTTLED_HARDWARE) if found["gpu0", name]
+    }
+    assert throttled == ({which} if which else set())
+
+
+def test_gpm_gives_averages_between_two_samples_where_the_gpu_has_it():
+    nvml = FakeNvml()
+    family = family_of(nvml)
+    assert ("gpu0", gpu.SM_ACTIVE) not in rows(family, 0.0)
+    second = rows(family, 1.0)
+    assert second["gpu0", gpu.SM_ACTIVE] == 81.5
+    assert second["gpu0", gpu.PCIE_SENT] == 2 << 20
+    assert ("gpu0", gpu.TENSOR_ACTIVE) not in second  # this GPU said that it cannot tell
+    assert nvml.samples == 4
+
+
+def test_what_a_gpu_does_not_support_is_left_out_and_not_asked_for_again():
+    nvml = FakeNvml({"nvmlDeviceGetTemperature", "nvmlDeviceGetUtilizationRates", "nvmlGpmQueryDeviceSupport"})
+    family = family_of(nvml)
+    for now in range(5):
+        found = rows(family, float(now))
+        assert ("gpu0", gpu.TEMPERATURE) not in found
+        assert ("gpu0", gpu.UTILISATION) not in found
+        assert ("gpu0", gpu.POWER) in found
+    assert nvml.calls.count("nvmlDeviceGetTemperature") == 2  # once a GPU
+    assert nvml.calls.count("nvmlDeviceGetUtilizationRates") == 2
+
+
+def test_an_older_nvml_has_the_reasons_under_their_old_name():
+    class Old(FakeNvml):
+        fake_nvmlDeviceGetCurrentClocksEventReasons = None
+
+        def fake_nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
+            return 0x04
+
+    assert rows(family_of(Old()), 0.0)["gpu0", gpu.THROTTLED_POWER] == 100
+
+
+def test_one_failure_is_forgiven():
+    nvml = FakeNvml()
+    family = family_of(nvml)
+    rows(family, 0.0)
+    broken = pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+    kept = FakeNvml.fake_nvmlDeviceGetPowerUsage
+
+    def fail(self, handle):
+        raise broken
+
+    FakeNvml.fake_nvmlDeviceGetPowerUsage = fail
+    try:
+        assert ("gpu0", gpu.POWER) not in rows(family, 1.0)
+    finally:
+        FakeNvml.fake_nvmlDeviceGetPowerUsage = kept
+    assert ("gpu0", gpu.POWER) in rows(family, 2.0)
+
+
+def test_a_machine_without_a_driver_loads_nothing(monkeypatch):
+    monkeypatch.setattr("sm_profiler.monitor.nvml.driver_present", lambda: False)
+    assert rows(GpuFamily(find_gpus), 0.0) == {}
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr("sm_profiler.monitor.nvml.driver_present", lambda: True)
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
+    with pytest.raises(ImportError, match=r"sm-profiler\[gpu\]"):
+        find_gpus()
+
+
+def test_names_of_constants_are_the_real_modules():
+    for name in (*PCIE_COUNTERS.values(), *(name for name, _ in GPM_METRICS.values())):
+        assert isinstance(getattr(pynvml, name), int)
