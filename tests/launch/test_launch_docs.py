@@ -1,0 +1,100 @@
+"""The code of docs/launching.md and docs/configuration.md runs as it stands there, and sends what is said of it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sm_profiler.cli import main
+from sm_profiler.config import config_from_environment, load_profile
+from sm_profiler.launch import check_request
+
+ROOT = Path(__file__).parents[2]
+SDK3 = ROOT / ".envs/sdk3/bin/python"
+LAUNCHING, CONFIGURATION = ROOT / "docs/launching.md", ROOT / "docs/configuration.md"
+
+
+def run(document, label, python, tmp_path):
+    if not Path(python).exists():
+        if os.environ.get("CI"):
+            pytest.fail("no environment of the SDK v3")
+        pytest.skip("no environment of the SDK v3")
+    settings = tmp_path / "sdk.yaml"
+    settings.write_text("SchemaVersion: '1.0'\nSageMaker:\n  PythonSDK:\n    Modules:\n      TelemetryOptOut: true\n")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "SAGEMAKER_USER_CONFIG_OVERRIDE": str(settings),
+        "SAGEMAKER_VALIDATE_ROLE": "false",
+        "SM_PROFILER_SETTINGS": str(tmp_path / "settings.json"),
+    }
+    environment.pop("SM_PROFILER_RULE_IMAGE", None)
+    program = Path(__file__).with_name("docs_program.py")
+    shown = subprocess.run(
+        [str(python), str(program), str(document), label],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    found = [line for line in shown.stdout.splitlines() if line.startswith("ANSWERS ")]
+    assert found, shown.stderr[-3000:]
+    return json.loads(found[0].removeprefix("ANSWERS "))
+
+
+def assert_served(request):
+    assert request["ProfilerConfig"]["ProfilingParameters"]["DetailedProfilingConfig"]
+    assert request["ProfilerConfig"]["S3OutputPath"].startswith("s3://")
+    assert request["Environment"]["SM_PROFILER_AUTO"] == "1"
+    assert check_request("CreateTrainingJob", request) == []
+
+
+@pytest.mark.slow
+@pytest.mark.sdk2
+def test_sdk_v2_and_boto3(tmp_path):
+    answers = run(LAUNCHING, "v2", sys.executable, tmp_path)
+    assert [len(requests) for requests in answers] == [1, 1, 1, 1, 1]
+    estimator, attached, boto, session, agent = (requests[0] for requests in answers)
+    for request in (estimator, attached, boto, session):
+        assert_served(request)
+    assert estimator["ProfilerRuleConfigurations"][0]["RuleConfigurationName"] == "ProfilerReport"
+    assert boto["ProfilerRuleConfigurations"][0]["RuleConfigurationName"] == "report"
+    assert agent["ProfilerConfig"] == {"DisableProfiler": True}
+    assert load_profile(config_from_environment(agent["Environment"])).s3_output_path
+
+
+@pytest.mark.slow
+@pytest.mark.sdk3
+def test_sdk_v3(tmp_path):
+    answers = run(LAUNCHING, "v3", SDK3, tmp_path)
+    assert [len(requests) for requests in answers] == [1, 1]
+    for (request,) in answers:
+        assert_served(request)
+
+
+def test_configuration_in_python(capsys):
+    (code,) = re.findall(r"<!-- runs with: plain -->\n```python\n(.*?)```", CONFIGURATION.read_text(), re.DOTALL)
+    exec(compile(code, str(CONFIGURATION), "exec"), {})  # noqa: S102 - our own document
+    assert "Steps 100 to 101: operators and kernels." in capsys.readouterr().out
+
+
+def test_configuration_as_json(tmp_path, capsys):
+    (text,) = re.findall(r"<!-- validates -->\n```json\n(.*?)```", CONFIGURATION.read_text(), re.DOTALL)
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    assert main(["validate", str(path)]) == 0
+    assert "Step 5: operators and kernels." in capsys.readouterr().out
+
+
+def test_every_block_of_code_is_run():
+    for document in (LAUNCHING, CONFIGURATION):
+        text = document.read_text()
+        assert text.count("```python") == text.count("<!-- runs with: ")
