@@ -6,6 +6,7 @@ import atexit
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import util as multiprocessing_util
@@ -16,7 +17,9 @@ from sm_profiler.config import Profile, load_profile
 from sm_profiler.formats.layout import source_name
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.hook import settings
+from sm_profiler.hook.garbage import GarbageWatch
 from sm_profiler.hook.guard import Guard
+from sm_profiler.hook.kernel_clock import kernel_clock
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.recorder import Recorder
 from sm_profiler.hook.steps import Record, StepTracker
@@ -55,12 +58,17 @@ class Hook:
         self.windows: dict[str, Window] = {}
         self.notes: dict[str, str] = {}  # collector → why it is not there, for the report
         self.on_close: list[Callable[[], None]] = []
+        self.on_exit: list[Callable[[], None]] = []
+        self.exiting = False
+        self.on_broke: list[Callable[[], None]] = []
+        self.after_close: list[Callable[[], None]] = []
         self.timebase = Timebase()
         self._source = source
         self._next_profile: Profile | None = None
         self._recorder: Recorder | None = None
-        self._queue_early: list[TraceEvent] = []
+        self._queue_early: deque[TraceEvent] = deque()
         self.tracker = StepTracker(self._append_first, self._step_begins)
+        self._garbage = GarbageWatch(lambda record: self.tracker.append(record))  # noqa: PLW0108 - `append` is replaced
         self.started_us = 0
         self.closed = False
         self.quiet = False  # closed, or switched off by an error of its own: nothing is recorded any more
@@ -99,7 +107,7 @@ class Hook:
             if self._recorder is not None:
                 self._recorder.writer.abandon()
                 self._recorder = None
-            self._queue_early.clear()
+            self._queue_early = deque()
             self.tracker.reset(self._append_first)
             for action in self.on_fork:
                 action()
@@ -122,11 +130,25 @@ class Hook:
         )
         self._recorder = recorder = Recorder(writer, self.timebase, self.guard, tracker=self.tracker, watch=self._beat)
         self.tracker.append = recorder.records.append
-        recorder.events.extend(self._queue_early)
+        self._queue_early, early = recorder.events, self._queue_early
+        recorder.events.extend(early)
+        self._garbage.start()
         recorder.start()
-        atexit.register(self.close)
-        multiprocessing_util.Finalize(None, self.close, exitpriority=10)  # children leave by os._exit
+        atexit.register(self.end)
+        multiprocessing_util.Finalize(None, self.end, exitpriority=10)  # children leave by os._exit
         return recorder
+
+    def end(self) -> None:
+        """The process ends, or the hook is taken out: nothing goes on, not even what watches the time after the loop."""
+        if self.exiting:
+            return
+        self.exiting = True
+        was_closed = self.closed
+        self.close()
+        if was_closed:
+            for action in self.on_exit:
+                with self.guarded("closing"):
+                    action()
 
     def close(self) -> None:
         """End the profile: the last step, open windows, the file.  Safe to call twice."""
@@ -134,22 +156,29 @@ class Hook:
             return
         with self.guarded("closing"):
             self.tracker.end_step()
-            for name, collector in self.collectors.items():
-                if self.windows[name].active and not self.guard.is_off(name):
-                    with self.guarded(name):
-                        collector.leave(-1)
-        self.closed = self.quiet = True
+        for name, collector in self.collectors.items():
+            if name in self.windows and self.windows[name].active and not self.guard.is_off(name):
+                with self.guarded(name):
+                    collector.leave(-1)
         for action in self.on_close:
             with self.guarded("closing"):
                 action()
+        self.closed = self.quiet = True
+        self._garbage.stop()
         if self._recorder:
             with self.guarded("closing"):
                 self._recorder.close()
+        for action in self.after_close:
+            with self.guarded("closing"):
+                action()
 
     def broke(self, error: BaseException) -> None:
         """An error of ours in what is always on: nothing more is recorded, the training goes on."""
         self.quiet = True
         self.guard.failed("hook", error)
+        for action in self.on_broke:
+            with self.guarded("closing"):
+                action()
 
     @contextmanager
     def guarded(self, collector: str) -> Iterator[None]:
@@ -211,14 +240,14 @@ class Hook:
         if self._next_profile is not None:
             profile, self._next_profile = self._next_profile, None
             self._take_ranges(profile)
-        for action in self.on_step:
-            action(mode)
-        if self._to_shed and "dataloader" in self._to_shed:
+        if "dataloader" in self._to_shed:
             self.windows["dataloader"].ended = True
         for name, collector in self.collectors.items():
             window = self.windows.get(name)
             if window is not None and not window.ended:
                 self._turn(name, collector, window, step)
+        for action in self.on_step:
+            action(mode)
 
     def _turn(self, name: str, collector: Collector, window: Window, step: int) -> None:
         was = window.active
@@ -296,7 +325,7 @@ class Hook:
             start_us = self.timebase.now_us() if timestamp is None else int(timestamp * 1e6)
             text = json.dumps(args, default=str) if args else ""
             event = TraceEvent(training_phase, op_name, start_us, int((duration or 0) * 1e6), text, phase)
-            (self._recorder.events if self._recorder else self._queue_early).append(event)
+            self._queue_early.append(event)
         except Exception as error:  # noqa: BLE001 - fail open
             self.guard.failed("user events", error)
 
@@ -309,7 +338,7 @@ class Hook:
             if name not in self.collectors and name not in self.available and name not in states:
                 states[name] = f"unavailable: {MISSING}"
         states.update({name: f"failed: {reason}" for name, reason in self.guard.failures.items()})
-        recorder = self._recorder
+        recorder, clock = self._recorder, kernel_clock()
         return {
             "version": __version__,
             "framework": self.framework,
@@ -317,8 +346,8 @@ class Hook:
             "rank": self.rank,
             "pid": os.getpid(),
             "start_us": self.started_us,
-            "clock_offset_us": None,
-            "clock_error_us": None,
+            "clock_offset_us": clock and clock.offset_us,
+            "clock_error_us": clock and clock.error_us,
             "clock_jumps": self.timebase.jumps,
             "dropped": recorder.dropped if recorder else 0,
             "phases_every": self.tracker.every,

@@ -65,7 +65,7 @@ def uninstall() -> None:
     """Close the hook and leave torch as it was."""
     hook, adapter = _installed.pop("hook", None), _installed.pop("adapter", None)
     if hook is not None:
-        hook.close()
+        hook.end()
     if adapter is not None:
         adapter.remove()
 

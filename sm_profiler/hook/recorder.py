@@ -51,6 +51,7 @@ class Recorder:
         self.records: deque[Record] = deque()
         self.events: deque[TraceEvent] = deque()
         self.meter = Meter(tracker)
+        self.tasks: deque[Callable[[], None]] = deque()  # what is too slow for the training thread
         self.overflow = 0
         self._tracker = tracker
         self._written = 0
@@ -81,6 +82,7 @@ class Recorder:
         if thread is not None and thread is not threading.current_thread() and thread.is_alive():
             thread.join(timeout=10)
         with self._lock:
+            self._work()
             self._drain()
             self.writer.close()
             self._report_disk()
@@ -107,10 +109,19 @@ class Recorder:
             self.writer.start_us = self.timebase.now_us()
         self.writer.tick()
         self._report_disk()
+        self._work()
         self._sparser_or_denser()
         self._write_overhead()
         if self._watch:
             self._watch()
+
+    def _work(self) -> None:
+        while self.tasks:
+            task = self.tasks.popleft()
+            try:
+                task()
+            except Exception as error:  # noqa: BLE001 - one task that fails is no reason to stop recording
+                self.guard.failed("writing of a window", error)
 
     def _sparser_or_denser(self) -> None:
         """Hold the files to their budget: phases are recorded for every n-th step, n a power of two."""

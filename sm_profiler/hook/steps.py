@@ -42,6 +42,7 @@ class StepTracker:
     def __init__(self, append: Callable[[Record], None], on_step: Callable[[int, ModeKeys], None]) -> None:
         self._on_step = on_step
         self.forced_mode: ModeKeys | None = None
+        self.on_forward_end: Callable[[], None] | None = None
         self.manual = False  # the script marks its own steps
         self.reset(append)
 
@@ -133,6 +134,8 @@ class StepTracker:
         self._last_end = end_ns
         if self.keep_phases:
             self.append((FORWARD, name, self._forward_start, end_ns, self.number, None))
+        if self.on_forward_end is not None:
+            self.on_forward_end()
 
     def backward_begins(self, start_ns: int) -> None:
         """`torch.autograd.backward` is called; calls within calls count as part of the outermost."""

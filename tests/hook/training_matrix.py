@@ -321,9 +321,13 @@ def run(scenario, mode: str, folder: Path) -> dict:
     np.random.seed(3)  # noqa: NPY002
     if mode != "off":
         window = '{"StartStep": 2, "NumSteps": 3, "MetricsRegex": ".*", }'
-        os.environ["SM_PROFILER_CONFIG"] = json.dumps(
-            {"ProfilingParameters": {"LocalPath": str(folder / scenario.__name__), "DataloaderProfilingConfig": window}}
-        )
+        parameters = {
+            "LocalPath": str(folder / scenario.__name__),
+            "DataloaderProfilingConfig": window,
+            "DetailedProfilingConfig": '{"StartStep": 1, "NumSteps": 2, }',
+            "PythonProfilingConfig": '{"StartStep": 3, "NumSteps": 2, "ProfilerName": "cprofile", "cProfileTimer": "total_time", }',
+        }
+        os.environ["SM_PROFILER_CONFIG"] = json.dumps({"ProfilingParameters": parameters})
         from sm_profiler.hook import entry
 
         entry.install()

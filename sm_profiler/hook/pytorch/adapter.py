@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from sm_profiler.hook.auto import when_loaded
 from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.python_window import add_python_window, why_not
+from sm_profiler.hook.pytorch.detailed import DetailedWindow
 from sm_profiler.hook.pytorch.forward import Forwards, compiling_check
 from sm_profiler.hook.pytorch.loader import DATALOADER, Loaders
 from sm_profiler.hook.steps import METER_MOST_NS
@@ -46,10 +48,13 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
             yield from _with_inner(inner)
 
 
+DETAILED, PYTHON = "detailed", "python"
+
+
 class PyTorchAdapter:
     """Everything that is installed into torch for one hook."""
 
-    provides = frozenset({DATALOADER})
+    provides = frozenset({DATALOADER, DETAILED, PYTHON})
 
     def __init__(self, hook: Hook, torch: Any) -> None:
         self._hook = hook
@@ -78,7 +83,28 @@ class PyTorchAdapter:
             optimizers.register_optimizer_step_post_hook(after),
         ]
         self.forwards.discover()
+        self._add_windows()
         when_loaded("torch._dynamo", self._dynamo_loaded)
+
+    def _add_windows(self) -> None:
+        """The collectors that are turned on and off at step boundaries."""
+        hook = self._hook
+        if hook.collectors:
+            return
+        detailed = DetailedWindow(hook, self._torch, self.forwards)
+        hook.collectors[DETAILED] = detailed
+        hook.on_step.append(lambda _mode: detailed.step_begins(hook.tracker.number))
+        hook.after_close.append(detailed.wait)
+        hook.on_broke.append(detailed.drop)
+        config = hook.profile.collectors.get(PYTHON)
+        if config is None:
+            return
+        reason = why_not(config)
+        if reason is not None:
+            hook.notes[PYTHON] = f"unavailable: {reason}"
+            hook.guard.warn(f"the Python window is left out: {reason}")
+            return
+        hook.collectors[PYTHON] = add_python_window(hook, config)
 
     def _dynamo_loaded(self) -> None:
         """Keep torch.compile away from our wrappers, and the wrappers out of its guards."""

@@ -157,6 +157,11 @@ class Forwards:
             self._module.register_module_forward_hook(any_after, always_call=True),
         ]
 
+    def models(self) -> list[Any]:
+        """The outermost models known so far."""
+        known = [reference() for reference in self._seen.values()]
+        return [*(model for model in known if model is not None), *self._found.values()]
+
     @property
     def discovering(self) -> bool:
         """Whether the global hook is on."""

@@ -1,0 +1,99 @@
+"""Turns a trace that torch.profiler exported into the job's files: the trace itself, and its operators as events.
+
+Runs as a process of its own, beside the training: `python -m sm_profiler.hook.convert`, its order as JSON on standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import shutil
+import sys
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sm_profiler.formats.layout import DETAILED_TRACE_SUFFIX, detailed_folder, metadata_path
+from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
+
+CPU_PHASE = "cpu_functions"
+GPU_PHASE = "gpu_functions-dev:{}"
+GPU_KINDS = {"kernel", "gpu_memcpy", "gpu_memset"}
+MOST_EVENTS = 500_000
+
+
+def operators(trace: Mapping[str, Any], steps: list[tuple[int, int]], pid: int) -> Iterator[TraceEvent]:
+    """The operators and kernels of a trace as events.
+
+    Args:
+        trace: what torch.profiler exported.
+        steps: number and start (microseconds since the epoch) of each step, in order; -1 ends the last.
+        pid: the process that was profiled.
+    """
+    base_us = int(trace.get("baseTimeNanoseconds", 0)) / 1000
+    starts = [start for _, start in steps]
+    for event in trace.get("traceEvents", ()):
+        category = event.get("cat")
+        if event.get("ph") != "X" or not (category == "cpu_op" or category in GPU_KINDS):
+            continue
+        start_us = int(base_us + float(event["ts"]))
+        place = bisect_right(starts, start_us) - 1
+        step = steps[place][0] if place >= 0 else -1
+        device = event.get("args", {}).get("device") if category in GPU_KINDS else None
+        phase = CPU_PHASE if device is None else GPU_PHASE.format(device)
+        args: dict[str, Any] = {"pid": pid, "tid": event.get("tid"), "device": "cpu" if device is None else device}
+        if step >= 0:
+            args["step_num"] = step
+        duration_us = round(float(event.get("dur", 0)))
+        yield TraceEvent(phase, str(event.get("name", "")), start_us, duration_us, json.dumps(args))
+
+
+def convert(order: Mapping[str, Any]) -> None:
+    """Write the files that an order asks for, and remove the raw trace.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
+    raw, root = Path(order["trace"]), Path(order["root"])
+    steps = [(int(number), int(start)) for number, start in order["steps"]]
+    start_us, end_us = steps[0][1], steps[-1][1]
+    try:
+        folder = root / detailed_folder("pytorch", start_us, int(order["first_step"]))
+        folder.mkdir(parents=True, exist_ok=True)
+        target = folder / f"{order['source']}{DETAILED_TRACE_SUFFIX}"
+        temporary = target.with_name(target.name + ".tmp")
+        with raw.open("rb") as plain, gzip.open(temporary, "wb", compresslevel=3) as packed:
+            shutil.copyfileobj(plain, packed)
+        temporary.rename(target)
+        (root / metadata_path("pytorch", order["source"], start_us, end_us, int(order["first_step"]))).touch()
+        _write_events(root, order, operators(json.loads(raw.read_bytes()), steps, int(order["pid"])))
+    finally:
+        raw.unlink(missing_ok=True)
+
+
+def _write_events(root: Path, order: Mapping[str, Any], events: Iterable[TraceEvent]) -> None:
+    writer = TraceWriter(root, order["source"], close_seconds=float("inf"))
+    batch: list[TraceEvent] = []
+    for count, event in enumerate(events):
+        if count >= MOST_EVENTS:
+            break
+        batch.append(event)
+        if len(batch) >= 4096:  # noqa: PLR2004 - a batch, any size
+            writer.write(batch)
+            batch = []
+    writer.write(batch)
+    writer.close()
+
+
+def main() -> None:
+    """Read an order and carry it out, at the lowest priority."""
+    with contextlib.suppress(OSError):
+        os.nice(10)
+    convert(json.load(sys.stdin))
+
+
+if __name__ == "__main__":
+    main()
