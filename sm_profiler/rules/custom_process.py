@@ -93,7 +93,7 @@ class CustomProcess:
         stream = self._process.stdout
         if stream is None:
             return
-        with self._output.open("w", encoding="utf-8") as opened:
+        with stream, self._output.open("w", encoding="utf-8") as opened:
             for line in stream:
                 if kept < KEPT_OUTPUT:
                     opened.write(line)

@@ -77,7 +77,7 @@ class Dataloader(BuiltinRule):
         self._workers: dict[str, int] = {}  # by process: how many workers it said it has
         self._parallel = Spread()  # loader processes per node and second
         self._counts: list[int] = []
-        self._times = Spread(limit=None) if self.service else Spread()
+        self._times = Spread(exact=self.service)
         self._waits: dict[tuple[str, str], _Waits] = {}  # by process and kind of event
         self._saw_events = False
 

@@ -51,7 +51,7 @@ class OverallSystemUsage(BuiltinRule):
             chosen = system.name.mask(MEMORY_NAME) if is_memory else system.dimension.mask(dimension)
             for node, sums in sums_per_moment(system, chosen):
                 divisor = len(self._names[self._scope(node), devices]) if devices else 1
-                spread = self._spreads[metric].setdefault(node, Spread(limit=None) if self.service else Spread())
+                spread = self._spreads[metric].setdefault(node, Spread(exact=self.service))
                 spread.add(sums / divisor)
         return False
 

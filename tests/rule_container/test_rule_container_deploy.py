@@ -1,0 +1,149 @@
+"""`sm-profiler deploy` and `rules start` against moto."""
+
+import json
+from pathlib import Path
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from sm_profiler.cli import main
+from sm_profiler.cli.deploy import find_recipe
+
+REPO = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _aws(monkeypatch):
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "AWS_DEFAULT_REGION": "eu-west-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with mock_aws():
+        yield
+
+
+@pytest.fixture
+def builder(tmp_path, monkeypatch):
+    """A builder that notes how it was called instead of building."""
+    notes = tmp_path / "notes"
+    script = tmp_path / "bin/buildah"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\necho "$0 $*" >> {notes}\nif [ "$1" = login ]; then cat > {tmp_path}/secret; fi\n')
+    script.chmod(0o755)
+    recipe = tmp_path / "rule_container/build.sh"
+    recipe.parent.mkdir()
+    recipe.write_text(f'#!/bin/sh\necho "build $1 base=$BASE_IMAGE" >> {notes}\n')
+    recipe.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:/usr/bin:/bin")
+    return tmp_path
+
+
+def test_deploy_creates_builds_and_pushes(builder, capsys):
+    code = main(
+        ["deploy", "--repository", "team/rules", "--tag", "7", "--context", str(builder), "--base-image", "mine:1"]
+    )
+    assert code == 0
+    image = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/team/rules:7"
+    lines = (builder / "notes").read_text().splitlines()
+    assert lines[0] == f"build {image} base=mine:1"
+    assert lines[1].endswith("login --username AWS --password-stdin 123456789012.dkr.ecr.eu-west-1.amazonaws.com")
+    assert lines[2].endswith(f"push {image}")
+    assert (builder / "secret").read_text()
+    shown = capsys.readouterr()
+    assert f'image_uri="{image}"' in shown.out
+    assert (builder / "secret").read_text() not in shown.err + shown.out
+    (repository,) = boto3.client("ecr").describe_repositories()["repositories"]
+    assert repository["imageTagMutability"] == "IMMUTABLE"
+    assert repository["imageScanningConfiguration"] == {"scanOnPush": True}
+
+
+def test_dry_run_changes_nothing_and_shows_everything(builder, capsys):
+    assert main(["deploy", "--repository", "rules", "--context", str(builder), "--dry-run"]) == 0
+    shown = capsys.readouterr().err
+    for step in (
+        "ecr.describe_repositories",
+        "ecr.create_repository",
+        "build.sh",
+        "ecr.get_authorization_token",
+        "login",
+        "push",
+    ):
+        assert step in shown
+    assert not (builder / "notes").exists()
+    assert boto3.client("ecr").describe_repositories()["repositories"] == []
+
+
+def test_an_existing_repository_is_used(builder):
+    boto3.client("ecr").create_repository(repositoryName="rules")
+    assert main(["deploy", "--repository", "rules", "--context", str(builder)]) == 0
+    assert len(boto3.client("ecr").describe_repositories()["repositories"]) == 1
+
+
+def test_a_failing_build_is_one_line(builder, capsys):
+    (builder / "rule_container/build.sh").write_text("#!/bin/sh\nexit 3\n")
+    assert main(["deploy", "--repository", "rules", "--context", str(builder)]) == 2
+    assert (
+        capsys.readouterr().err.splitlines()[-1]
+        == "sm-profiler: build.sh 123456789012.dkr.ecr.eu-west-1.amazonaws.com/rules:0.1.0 ended with exit code 3"
+    )
+    assert not (builder / "notes").exists()
+
+
+def test_without_a_checkout(tmp_path, capsys):
+    assert main(["deploy", "--repository", "rules", "--context", str(tmp_path)]) == 2
+    assert "checkout" in capsys.readouterr().err
+    assert find_recipe(None) == REPO / "rule_container/build.sh"
+
+
+def training_job(name):
+    role = "arn:aws:iam::123456789012:role/train"
+    boto3.client("sagemaker").create_training_job(
+        TrainingJobName=name,
+        RoleArn=role,
+        AlgorithmSpecification={"TrainingImage": "image", "TrainingInputMode": "File"},
+        OutputDataConfig={"S3OutputPath": "s3://bucket/out"},
+        ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
+        StoppingCondition={"MaxRuntimeInSeconds": 60},
+    )
+    return role
+
+
+def test_start_creates_a_processing_job(capsys, tmp_path):
+    role = training_job("my-job")
+    parameters = tmp_path / "parameters.json"
+    parameters.write_text('{"CPUBottleneck_threshold": 30}')
+    words = ["rules", "start", "--job", "my-job", "--image", "repository/rules:1", "--parameters", str(parameters)]
+    assert main([*words, "--dry-run"]) == 0
+    request = json.loads(capsys.readouterr().out)
+    assert boto3.client("sagemaker").list_processing_jobs()["ProcessingJobSummaries"] == []
+    assert request["Environment"]["CPUBottleneck_threshold"] == "30"
+    assert request["Environment"]["SM_PROFILER_SOURCE"] == "s3://bucket/out/my-job/profiler-output"
+    assert main(words) == 0
+    shown = capsys.readouterr()
+    assert shown.out.strip() == "s3://bucket/out/my-job/rule-output/ProfilerReport/profiler-output/profiler-report.html"
+    (summary,) = boto3.client("sagemaker").list_processing_jobs()["ProcessingJobSummaries"]
+    job = boto3.client("sagemaker").describe_processing_job(ProcessingJobName=summary["ProcessingJobName"])
+    assert job["RoleArn"] == role
+    assert job["AppSpecification"] == {"ImageUri": "repository/rules:1"}
+    assert len(summary["ProcessingJobName"]) <= 63
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--job", "nope", "--image", "i"], "nope"),
+        (["--job", "my-job"], "no rule image"),
+        (["--job", "my-job", "--image", "i", "--parameters", "/nowhere.json"], "cannot be read"),
+        (["--job", "my-job", "--image", "i", "--source", "s3://b/" + "x" * 300], "256 characters"),
+    ],
+)
+def test_start_mistakes_are_one_line(words, message, capsys, monkeypatch):
+    monkeypatch.delenv("SM_PROFILER_RULE_IMAGE", raising=False)
+    training_job("my-job")
+    assert main(["rules", "start", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

@@ -1,0 +1,231 @@
+"""The engine: one pass, isolation of what breaks, following a live job, constant memory and cost."""
+
+import json
+import tracemalloc
+
+import attrs
+import numpy as np
+import pytest
+from rules_jobs import START_US, MemoryBatch, MemorySource, as_json, batches, events, samples, source_of
+
+from sm_profiler.formats.columns import EventColumns
+from sm_profiler.rules import (
+    CPUBottleneck,
+    Following,
+    ProfilerReport,
+    Window,
+    bottleneck,
+    run_folds,
+    run_rules,
+    spread,
+    windows,
+    write_rule_reports,
+)
+from sm_profiler.rules.window import WindowCutter
+from sm_profiler.storage import open_storage
+
+
+@attrs.define
+class Counting:
+    rows: int = 0
+    events: int = 0
+    seen: list = attrs.field(factory=list)
+
+    def update(self, window):
+        self.rows += len(window.new_system)
+        self.events += len(window.new_events)
+        self.seen.append((window.start_us, window.end_us))
+
+    def merge(self, other):
+        self.rows += other.rows
+
+    def result(self):
+        return self.rows
+
+
+@attrs.define
+class Breaking:
+    after: int = 2
+
+    def update(self, window):
+        assert window is not None
+        self.after -= 1
+        if self.after < 0:
+            raise ZeroDivisionError("no, not\nnow")
+
+    def merge(self, other): ...
+
+    def result(self): ...
+
+
+def test_all_folds_see_one_pass():
+    rows = samples(1000)
+    source, one, two = source_of(rows, events([(1.0, 0.5, "a", "b")])), Counting(), Counting()
+    called = []
+    assert run_folds(source, [one, two], on_window=called.append) == {}
+    assert one == two
+    assert one.rows == len(rows)
+    assert one.events == 1
+    assert len(called) == len(one.seen) == 9
+    assert all(isinstance(window, Window) for window in called)
+    assert [end - start for start, end in one.seen] == [60_000_000] * 9
+
+
+def test_a_broken_fold_stops_nobody():
+    fold, broken = Counting(), Breaking()
+    found = run_folds(source_of(samples(1000)), [broken, fold])
+    assert fold.rows == len(samples(1000))
+    assert list(found) == [0]
+    assert found[0].startswith("ZeroDivisionError: no, not now (test_rules_engine.py:")
+
+
+def test_a_broken_rule_stops_nobody(monkeypatch):
+    expected = run_rules(source_of(samples(400)))
+    monkeypatch.setattr(CPUBottleneck, "update", Breaking().update)
+    results = run_rules(source_of(samples(400)), extra_folds=[Breaking()])
+    assert set(results.broken) == {"CPUBottleneck", "Breaking"}
+    rest = {name: result for name, result in expected.results.items() if name != "CPUBottleneck"}
+    assert results.results == rest
+
+
+def test_a_rule_that_breaks_at_the_end_stops_nobody(monkeypatch):
+    monkeypatch.setattr(CPUBottleneck, "finish", lambda _: 1 / 0)
+    results = run_rules(source_of(samples(400)))
+    assert list(results.broken) == ["CPUBottleneck"]
+    assert len(results.results) == 10
+
+
+def test_other_lengths_of_windows():
+    fold = Counting()
+    run_folds(source_of(samples(1000)), [fold], interval_us=15_000_000)
+    assert len(fold.seen) == 34
+    assert (
+        run_rules(source_of(samples(1000)), parameters={"scan_interval_us": "15000000"}).results["LoadBalancing"][
+            "Datapoints"
+        ]
+        == 1000
+    )
+
+
+class TestFollowing:
+    def source(self, now=3):
+        parts = batches(
+            samples(1200),
+            events(
+                [
+                    (index * 3.0, 2.9, "Step:ModeKeys.TRAIN", "Step:ModeKeys.TRAIN", {"step": index})
+                    for index in range(190)
+                ]
+            ),
+        )
+        return MemorySource([parts.pop(0) for _ in range(now)], finished=False, later=[*parts])
+
+    def test_same_results_as_at_once(self):
+        slept = []
+        followed = run_rules(self.source(), follow=Following(sleep=slept.append))
+        assert as_json(followed.results) == as_json(run_rules(self.source(now=10)).results)
+        assert set(slept) == {10.0}
+
+    def test_windows_come_as_soon_as_they_are_complete(self):
+        come, source = [], self.source()
+        following = Following(sleep=lambda _: come.append(None))
+        for window in windows(source, follow=following):
+            come += [window.start_us]
+        # With files of minutes 0, 1 and 2 there, the windows 0 and 1 are complete: then it waits.
+        assert come[:3] == [START_US, START_US + 60_000_000, None]
+        assert come[3:5] == [START_US + 120_000_000, None]
+
+    def test_stopping(self):
+        following = Following(stop=lambda: True, sleep=pytest.fail)
+        fold = Counting()
+        run_folds(self.source(), [fold], follow=following)
+        assert fold.rows == sum(len(part.system) for part in self.source().batches_now)
+
+    def test_results_after_each_window(self):
+        seen = []
+        run_rules(
+            self.source(now=10), on_window=lambda _, found: seen.append(found.results["LoadBalancing"]["Datapoints"])
+        )
+        assert seen == sorted(seen)
+        assert seen[0] < 121
+        assert seen[-1] == 1200
+
+    def test_only_new_files_are_read(self):
+        asked = []
+
+        class Noted(MemorySource):
+            def batches(self):
+                asked.append(len(self.batches_now))
+                return super().batches()
+
+        source = self.source()
+        run_rules(Noted(source.batches_now, False, source.later), follow=Following(sleep=lambda _: None))
+        assert asked[0] == 3
+        assert set(asked[1:]) <= {0, 1}
+
+
+def test_memory_does_not_grow_with_the_job(monkeypatch):
+    monkeypatch.setattr(spread, "LIMIT", 512)  # so that hours reach what days do
+    monkeypatch.setattr(bottleneck, "SHOWN", 200)
+    report = ProfilerReport()
+    rng = np.random.default_rng(0)
+    minute = samples(120)
+    steps = events(
+        [(index * 0.25, 0.2, "Step:ModeKeys.TRAIN", "Step:ModeKeys.TRAIN", {"step": index}) for index in range(230)]
+    )
+    used = []
+    tracemalloc.start()
+    for index in range(150):
+        shift = index * 60
+        rows = attrs.evolve(
+            minute, timestamp=minute.timestamp + shift, value=np.round(rng.uniform(0, 100, len(minute)), 2)
+        )
+        lengths = np.round(rng.lognormal(12, 0.3, len(steps)))
+        happened = attrs.evolve(steps, start_us=steps.start_us + shift * 1e6, duration_us=lengths)
+        start_us = START_US + shift * 1_000_000
+        report.update(Window(start_us, start_us + 60_000_000, rows, happened))
+        used.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert not report.broken
+    assert used[149] - used[59] < 90 * 5_000  # what a window leaves behind: its counts, and what ran in its bottlenecks
+
+
+def test_the_cutter_holds_little():
+    cutter = WindowCutter()
+    held = []
+    for part in batches(samples(4000)):
+        cutter.add(part)
+        held += [sum(len(each.rows) for each in cutter._system) for _ in cutter.ready()]
+    assert max(held) <= 5 * 120 * len(samples(1))
+
+
+def test_windows_without_a_minute_of_their_own():
+    """A source that does not say under which minute it files."""
+    parts = [MemoryBatch(part.system, part.events, None) for part in batches(samples(500))]
+    fold = Counting()
+    run_folds(MemorySource(parts), [fold])
+    assert fold.rows == len(samples(500))
+
+
+def test_an_event_over_many_windows_counts_once_and_is_seen_in_all():
+    found = list(windows(source_of(samples(600), events([(10.0, 250.0, "long", "Forward")]))))
+    assert [len(window.new_events) for window in found] == [1, 0, 0, 0, 0]
+    assert [len(window.events) for window in found] == [1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("as_storage", [False, True])
+def test_reports_are_written(tmp_path, as_storage):
+    results = run_rules(source_of(samples(400)))
+    written = write_rule_reports(results, open_storage(str(tmp_path)) if as_storage else tmp_path)
+    assert len(written) == 11
+    for key in written:
+        text = (tmp_path / key).read_text()
+        assert text.count("\n") == 1
+        assert list(json.loads(text)) == ["RuleTriggered", "Violations", "Details", "Datapoints", "RuleParameters"]
+
+
+def test_empty_tables_are_windows_too():
+    report = ProfilerReport()
+    window = Window(START_US, START_US + 60_000_000, samples(0), EventColumns.empty())
+    assert report.update(window) is False
+    assert not report.broken

@@ -1,0 +1,451 @@
+"""The container's main program: settings, following, stopping, status words, users' rules."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from rules_jobs import make_job
+
+from sm_profiler.rules import runner as runner_module
+from sm_profiler.rules.runner import Runner, main
+from sm_profiler.rules.settings import Settings, read_settings
+from sm_profiler.rules.status import Status
+
+END = "training_job_end.ts"
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    return make_job(
+        tmp_path_factory.mktemp("job"),
+        "--scenario",
+        "cpu-bottleneck",
+        "--gpus",
+        2,
+        "--minutes",
+        5,
+        "--interval-ms",
+        200,
+    )
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    return make_job(tmp_path_factory.mktemp("job"), "--minutes", 3)
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(("SM_PROFILER", "SAGEMAKER_ENV", "rule_", "source_s3", "TRAINING_JOB")):
+            monkeypatch.delenv(name)
+
+
+def settings(tmp_path, source, **values):
+    return Settings(source=str(source), output=tmp_path / "out", **values)
+
+
+def evaluate(tmp_path, source, **values):
+    made = settings(tmp_path, source, **values)
+    status, details = Runner(made, poll_s=0.01).run()
+    written = json.loads((made.output / "rule-status.json").read_text())
+    assert written == {"RuleEvaluationStatus": status.value, "StatusDetails": details}
+    assert (made.output / "profiler-report.html").exists()
+    return status, details, made.output
+
+
+class TestStatus:
+    def test_issues(self, tmp_path, job):
+        status, details, output = evaluate(tmp_path, job)
+        assert (status, details) == (
+            Status.ISSUES,
+            "Evaluation of the rule ProfilerReport at step 6 resulted in the condition being met",
+        )
+        assert len(list((output / "profiler-reports").iterdir())) == 11
+
+    def test_no_issues(self, tmp_path, calm):
+        assert evaluate(tmp_path, calm)[:2] == (Status.NO_ISSUES, "")
+
+    def test_one_rule_decides(self, tmp_path, job):
+        status, details, _ = evaluate(tmp_path, job, rule="cpubottleneck", parameters={"patience": "100"})
+        assert status is Status.ISSUES
+        assert details.startswith("Evaluation of the rule CPUBottleneck at step ")
+        assert (
+            evaluate(tmp_path, job, rule="IOBottleneck", parameters={"IOBottleneck_patience": "10"})[0]
+            is Status.NO_ISSUES
+        )
+
+    def test_unknown_rule(self, tmp_path, job):
+        status, details, output = evaluate(tmp_path, job, rule="Nope")
+        assert status is Status.ERROR
+        assert "Nope is no built-in rule" in details
+        assert "Nope" in (output / "profiler-report.html").read_text()
+
+    def test_bad_parameter(self, tmp_path, job):
+        assert evaluate(tmp_path, job, parameters={"CPUBottleneck_threshold": "200"})[:2] == (
+            Status.ERROR,
+            "CPUBottleneck: threshold must be a valid percentile!",
+        )
+
+    def test_a_broken_rule(self, tmp_path, calm, monkeypatch):
+        monkeypatch.setattr(
+            runner_module.ProfilerReport, "results", results := _breaking(runner_module.ProfilerReport.results)
+        )
+        status, details, output = evaluate(tmp_path, calm)
+        assert status is Status.NO_ISSUES
+        assert "LoadBalancing could not be evaluated" in details
+        assert "not evaluated: because" in (output / "profiler-report.html").read_text()
+        assert results.called
+        assert evaluate(tmp_path, calm, rule="LoadBalancing")[:2] == (Status.ERROR, "LoadBalancing: because")
+
+    def test_nothing_is_given(self, tmp_path):
+        status, details, _ = evaluate(tmp_path, "")
+        assert status is Status.ERROR
+        assert "no profile to evaluate" in details
+
+    def test_a_source_that_does_not_exist(self, tmp_path):
+        assert evaluate(tmp_path, tmp_path / "nowhere")[0] is Status.ERROR
+
+    def test_a_job_without_data_that_has_ended(self, tmp_path):
+        (tmp_path / "p/system").mkdir(parents=True)
+        (tmp_path / "p/system" / END).touch()
+        for follow in (True, False):
+            status, details, _ = evaluate(tmp_path, tmp_path / "p", follow=follow)
+            assert status is Status.NO_ISSUES
+            assert "the job ended without any" in details
+
+    def test_a_report_that_cannot_be_drawn(self, tmp_path, job):
+        made = settings(tmp_path, job)
+        status, _ = Runner(made, write_report=lambda _: 1 / 0).run()
+        assert status is Status.ISSUES
+        assert "ZeroDivisionError" in (made.output / "profiler-report.html").read_text()
+
+    def test_details_are_not_too_long(self, tmp_path, job):
+        Runner(settings(tmp_path, job, rule="N" * 3000)).run()
+        assert len(json.loads((tmp_path / "out/rule-status.json").read_text())["StatusDetails"]) == 1024
+
+
+def _breaking(original):
+    def results(self):
+        results.called = True
+        found = original(self)
+        found.pop("LoadBalancing", None)
+        self.broken["LoadBalancing"] = "because"
+        return found
+
+    return results
+
+
+class TestFollowing:
+    def live(self, tmp_path, job):
+        """A copy of the job that has only its first two minutes yet; and what is to come."""
+        folder = tmp_path / "live"
+        files = sorted(path for path in (job / "system").rglob("*.json"))
+        later = files[2:] + list((job / "framework").rglob("*.json"))
+        for path in files[:2]:
+            self.bring(job, folder, path)
+        return folder, later
+
+    @staticmethod
+    def bring(job, folder, path):
+        target = folder / path.relative_to(job)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_suffix(".tmp")
+        temporary.write_bytes(path.read_bytes())
+        temporary.rename(target)
+
+    def test_until_the_end_marker(self, tmp_path, job):
+        folder, later = self.live(tmp_path, job)
+        drawn = []
+        made = settings(tmp_path, folder, follow=True)
+        runner = Runner(made, poll_s=0.02, write_report=lambda one: drawn.append((one.finished, one.results)))
+        ended = []
+        thread = threading.Thread(target=lambda: ended.append(runner.run()))
+        thread.start()
+        wait_for(lambda: len(drawn) == 1)
+        assert json.loads((made.output / "rule-status.json").read_text())["RuleEvaluationStatus"] == "InProgress"
+        for path in later:
+            self.bring(job, folder, path)
+        wait_for(lambda: len(drawn) >= 2)
+        (folder / "framework").mkdir(exist_ok=True)
+        (folder / "framework" / END).touch()
+        thread.join(30)
+        assert ended[0][0] is Status.ISSUES
+        assert [finished for finished, _ in drawn][-1] is True
+        whole = Runner(settings(tmp_path / "whole", job))
+        whole.run()
+        for path in (whole.settings.output / "profiler-reports").iterdir():
+            assert (
+                json.loads((made.output / "profiler-reports" / path.name).read_text())["Datapoints"]
+                == json.loads(path.read_text())["Datapoints"]
+            )
+
+    def test_until_the_stop_signal(self, tmp_path, job):
+        folder, _ = self.live(tmp_path, job)
+        signal_file = tmp_path / "stop"
+        made = settings(tmp_path, folder, follow=True, stop_file=signal_file, grace_s=60)
+        runner = Runner(made, poll_s=0.02)
+        ended = []
+        thread = threading.Thread(target=lambda: ended.append(runner.run()))
+        thread.start()
+        signal_file.write_text(str(time.time()))
+        time.sleep(0.3)
+        assert not ended  # the grace time has not passed
+        signal_file.write_text(str(time.time() - 61))
+        thread.join(30)
+        assert ended[0][0] is Status.NO_ISSUES
+
+    def test_stopped_before_any_data(self, tmp_path):
+        folder = tmp_path / "p/system"
+        folder.mkdir(parents=True)
+        runner = Runner(settings(tmp_path, folder.parent, follow=True), poll_s=0.02)
+        threading.Timer(0.2, runner.stop).start()
+        status, details = runner.run()
+        assert status is Status.STOPPED
+        assert "stopped before any came" in details
+
+    def test_sigterm_ends_with_a_report(self, tmp_path, job):
+        folder, _ = self.live(tmp_path, job)
+        root = tmp_path / "ml"
+        environment = {
+            **os.environ,
+            "SM_PROFILER_ROOT": str(root),
+            "SM_PROFILER_SOURCE": str(folder),
+            "SM_PROFILER_POLL_S": "0.1",
+        }
+        process = subprocess.Popen([sys.executable, "-m", "sm_profiler", "rules", "run", "--follow"], env=environment)
+        output = root / "processing/output/rule/profiler-output"
+        wait_for((output / "report.json").exists)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert json.loads((output / "rule-status.json").read_text())["RuleEvaluationStatus"] == "Stopped"
+        assert (output / "profiler-report.ipynb").exists()
+
+
+def wait_for(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.01)
+
+
+class TestSettings:
+    def test_from_the_configuration(self, tmp_path):
+        (tmp_path / "config").mkdir()
+        config = {
+            "Environment": {"rule_to_invoke": "StepOutlier", "stddev": "4", "scan_interval_us": "60000000"},
+            "TrainingJobArn": "arn:aws:sagemaker:eu-west-1:123456789012:training-job/my-job",
+            "ProcessingInputs": [
+                {"S3Input": {"S3Uri": "s3://b/code", "LocalPath": "/opt/ml/processing/code"}},
+                {
+                    "S3Input": {
+                        "S3Uri": "s3://b/p",
+                        "LocalPath": "/opt/ml/processing/input/profiler",
+                        "S3InputMode": "Continuous",
+                    }
+                },
+            ],
+        }
+        (tmp_path / "config/processingjobconfig.json").write_text(json.dumps(config))
+        found = read_settings({"SM_PROFILER_ROOT": str(tmp_path)})
+        assert (found.source, found.rule, found.follow, found.job) == ("s3://b/p", "StepOutlier", True, "my-job")
+        assert found.parameters == {"stddev": "4", "scan_interval_us": "60000000"}
+        assert found.output == tmp_path / "processing/output/rule/profiler-output"
+
+    def test_from_the_environment(self, tmp_path):
+        environment = {
+            "SM_PROFILER_ROOT": str(tmp_path),
+            "SM_PROFILER_SOURCE": "s3://b/p",
+            "rule_to_invoke": "ProfilerReport",
+            "CPUBottleneck_threshold": "30",
+            "SAGEMAKER_ENV_RULE_STOP_SIGNAL_FILE": "/opt/ml/stop",
+            "rule_stop_grace_time_secs": "5",
+            "HOME": "/root",
+        }
+        found = read_settings(environment)
+        assert found.parameters == {"CPUBottleneck_threshold": "30"}
+        assert (found.stop_file, found.grace_s, found.follow) == (tmp_path / "stop", 5.0, True)
+
+    def test_a_mounted_folder_comes_first(self, tmp_path):
+        mounted = tmp_path / "processing/input/profiler"
+        (mounted / "system").mkdir(parents=True)
+        assert read_settings({"SM_PROFILER_ROOT": str(tmp_path)}).source == str(mounted)
+
+    @pytest.mark.parametrize("text", ["{", "[]"])
+    def test_a_broken_configuration_is_an_error_of_the_container(self, tmp_path, text, monkeypatch):
+        (tmp_path / "config").mkdir()
+        (tmp_path / "config/processingjobconfig.json").write_text(text)
+        monkeypatch.setenv("SM_PROFILER_ROOT", str(tmp_path))
+        assert main() == 1
+        status = json.loads((tmp_path / "processing/output/rule/profiler-output/rule-status.json").read_text())
+        assert status["RuleEvaluationStatus"] == "Error"
+
+    def test_a_bad_number(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("SM_PROFILER_ROOT", str(tmp_path))
+        monkeypatch.setenv("rule_stop_grace_time_secs", "soon")
+        assert main() == 1
+
+
+RULES = '''
+import time
+from sm_profiler.rules import Rule, RuleEvaluationConditionMet
+
+class Window(Rule):
+    """The old API, window by window."""
+    def __init__(self, base_trial, threshold=50, action_str="", scan_interval_us=60 * 1000 * 1000):
+        super().__init__(base_trial, action_str)
+        self.threshold, self.scan_interval_us = float(threshold), int(scan_interval_us)
+    def invoke_for_timerange(self, start_us, end_us, system_events, framework_events):
+        use = [event.value for event in system_events if event.dimension == "GPUUtilization"]
+        self.report["Datapoints"] += len(use)
+        return bool(use) and sum(use) / len(use) < self.threshold
+
+class ByHand(Rule):
+    """The old API, everything by hand."""
+    def __init__(self, base_trial):
+        super().__init__(base_trial)
+        self.last_timestamp = self.base_trial.first_timestamp
+    def invoke_at_step(self, step):
+        pass
+    def invoke(self, step):
+        now = self.last_timestamp + 60_000_000
+        self.base_trial.wait_for_data(now, self.last_timestamp)
+        events = self.base_trial.get_framework_metrics(self.last_timestamp, now)
+        self.last_timestamp = now
+        print("step", step, len(events), "events")
+        if any(event.event_name == "Step:ModeKeys.EVAL" for event in events):
+            raise RuleEvaluationConditionMet(self.rule_name, step)
+
+class New:
+    def __init__(self, limit="0"):
+        self.limit, self.count = int(limit), 0
+    def update(self, window):
+        self.count += len(window.new_events)
+    def result(self):
+        return {"RuleTriggered": int(self.count > self.limit), "count": self.count}
+
+class Raises:
+    def update(self, window):
+        raise ValueError("a value")
+    def result(self):
+        return None
+
+class Hangs:
+    def update(self, window):
+        time.sleep(1000)
+    def result(self):
+        return None
+
+class Exits:
+    def update(self, window):
+        import os
+        print("last words")
+        os._exit(9)
+    def result(self):
+        return None
+
+class NoRule:
+    pass
+'''
+
+
+class TestUsersRules:
+    @pytest.fixture
+    def code(self, tmp_path):
+        path = tmp_path / "my_rules.py"
+        path.write_text(RULES)
+        return str(path)
+
+    def test_old_api_by_windows(self, tmp_path, job, code):
+        status, details, output = evaluate(tmp_path, job, code=code, rule="Window", parameters={"threshold": "60"})
+        assert (status, details) == (
+            Status.ISSUES,
+            "Evaluation of the rule Window at step 0 resulted in the condition being met",
+        )
+        assert json.loads((output / "profiler-reports/Window.json").read_text())["Datapoints"] > 0
+        assert evaluate(tmp_path, job, code=code, rule="Window", parameters={"threshold": "0"})[0] is Status.NO_ISSUES
+
+    def test_old_api_by_hand(self, tmp_path, job, code):
+        status, _, output = evaluate(tmp_path, job, code=code, rule="ByHand")
+        assert status is Status.ISSUES
+        assert (output / "ByHand.log").read_text().startswith("step 0 ")
+
+    def test_new_api(self, tmp_path, job, code):
+        status, _, output = evaluate(tmp_path, job, code=code, rule="New")
+        assert status is Status.ISSUES
+        assert len(list((output / "profiler-reports").iterdir())) == 12  # the built-in rules' beside it
+        assert evaluate(tmp_path, job, code=code, rule="New", parameters={"limit": "10000000"})[0] is Status.NO_ISSUES
+
+    @pytest.mark.parametrize(
+        ("rule", "message"),
+        [
+            ("Raises", r"Raises failed: ValueError: a value (my_rules.py, line 41)"),
+            ("Exits", "Exits ended with exit code 9: last words"),
+            (
+                "NoRule",
+                "NoRule in my_rules.py is no rule: it has neither update(window) and result(), nor the base class Rule",
+            ),
+            ("Missing", "my_rules.py has no class Missing; it has: Window, ByHand, New, Raises, Hangs, Exits, NoRule"),
+        ],
+    )
+    def test_errors_read_like_errors(self, tmp_path, calm, code, rule, message):
+        assert evaluate(tmp_path, calm, code=code, rule=rule)[:2] == (Status.ERROR, message)
+
+    def test_an_unknown_parameter(self, tmp_path, calm, code):
+        status, details, _ = evaluate(tmp_path, calm, code=code, rule="New", parameters={"limits": "3"})
+        assert (status, details) == (Status.ERROR, "New has no parameter 'limits'; it has: limit")
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            (
+                "x = 1\nimport no_such_module\n",
+                "rule.py cannot be imported: ModuleNotFoundError: No module named 'no_such_module' (line 2)",
+            ),
+            ("def f(:\n", "rule.py cannot be imported: invalid syntax (line 1)"),
+            ("import sys\nsys.exit('enough')\n", "rule.py cannot be imported: SystemExit: enough (line 2)"),
+        ],
+    )
+    def test_a_file_that_cannot_be_imported(self, tmp_path, calm, text, message):
+        path = tmp_path / "rule.py"
+        path.write_text(text)
+        assert evaluate(tmp_path, calm, code=str(path), rule="Any")[:2] == (Status.ERROR, message)
+
+    def test_a_file_that_does_not_exist(self, tmp_path, calm):
+        assert "does not exist" in evaluate(tmp_path, calm, code="/nowhere/rule.py", rule="Any")[1]
+
+    def test_a_rule_that_does_not_end(self, tmp_path, calm, code):
+        status, details, output = evaluate(tmp_path, calm, code=code, rule="Hangs", timeout_s=1.0)
+        assert status is Status.ERROR
+        assert details == "Hangs did not end within 1 s after the job's data"
+        assert (output / "profiler-reports/LoadBalancing.json").exists()
+
+
+def test_the_command_line(tmp_path, job):
+    """What the image's entry point does, with the whole report."""
+    environment = {
+        **os.environ,
+        "SM_PROFILER_ROOT": str(tmp_path),
+        "SM_PROFILER_SOURCE": str(job),
+        "rule_to_invoke": "ProfilerReport",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "sm_profiler", "rules", "run", "--compat", "service"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    output = tmp_path / "processing/output/rule/profiler-output"
+    assert {"profiler-report.html", "profiler-report.ipynb", "report.json", "rule-status.json"} <= {
+        path.name for path in output.iterdir()
+    }
+    assert "threshold:0.2" in (output / "profiler-reports/LoadBalancing.json").read_text()
+    assert Path(output, "profiler-report.html").stat().st_size > 50_000
