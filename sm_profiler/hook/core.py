@@ -70,6 +70,7 @@ class Hook:
         self.tracker = StepTracker(self._append_first, self._step_begins)
         self._garbage = GarbageWatch(lambda record: self.tracker.append(record))  # noqa: PLW0108 - `append` is replaced
         self.started_us = 0
+        self.loaded_us = self.timebase.now_us()  # the framework has been imported
         self.closed = False
         self.quiet = False  # closed, or switched off by an error of its own: nothing is recorded any more
         self.rank: int | None = None
@@ -345,6 +346,7 @@ class Hook:
             "node": self.node,
             "rank": self.rank,
             "pid": os.getpid(),
+            "loaded_us": self.loaded_us,
             "start_us": self.started_us,
             "clock_offset_us": clock and clock.offset_us,
             "clock_error_us": clock and clock.error_us,

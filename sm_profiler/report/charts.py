@@ -121,6 +121,7 @@ def workload(series: Sequence[tuple[str, Sequence[float]]], title: str) -> Marku
     return drawing(WIDTH, HEIGHT, title, *_y_axis(marks), *drawn, *_x_axis(0, 100, "GPU use, percent"))
 
 
+STRIP_BARS = 240  # single steps can be told apart up to here
 SERIES = ("forward", "wait", "optimizer", "outside", "backward", "evaluation")
 
 
@@ -202,10 +203,9 @@ def _percent(share: float) -> str:
 def turns_strip(lengths: Sequence[float], long: Sequence[bool], title: str) -> Markup:
     """Step times in order, long ones marked; several steps share a bar where there are too many, the longest counts."""
     values, marks = np.asarray(lengths, float), np.asarray(long, bool)
-    bars = 240
     if not len(values):
         return Markup("")
-    edges = np.unique(np.linspace(0, len(values), min(bars, len(values)) + 1).astype(int))
+    edges = np.unique(np.linspace(0, len(values), min(STRIP_BARS, len(values)) + 1).astype(int))
     tops = np.maximum.reduceat(values, edges[:-1])
     marked = np.logical_or.reduceat(marks, edges[:-1])
     height, most = 90.0, float(tops.max()) or 1.0

@@ -218,6 +218,12 @@ class Facts:
         return max(self.loop[0] - self.start, 0.0) if self.loop else None
 
     @property
+    def loading(self) -> float | None:
+        """Seconds until the framework was imported, of the slowest process; None where the hook does not say."""
+        told = [float(one["loaded_us"]) / 1e6 - self.start for one in self.metadata if one.get("loaded_us")]
+        return max(max(told), 0.0) if told and np.isfinite(max(told)) else None
+
+    @property
     def steps_per_second(self) -> float | None:
         """Training steps a second of the first rank, over its loop without evaluation."""
         if not self.ranks:

@@ -88,7 +88,16 @@ INIT_ALLOWANCE_S = T(
     5.0, "starting Python and importing torch takes 2 to 5 s: nobody can save that, so nobody is told about it"
 )
 INIT_ALLOWANCE_GPU_S = T(12.0, "with CUDA's start and its libraries it is up to 12 s")
+INIT_LOADING_S = T(
+    60.0,
+    "importing the framework takes no longer even on a slow, busy machine; a hook made later says nothing about it",
+)
+INIT_MODEL_S = T(2.0, "behind the import: building a model and opening a dataset, where nothing is wrong")
 INITIALIZATION = T(0.25, "a quarter of the paid time before the first step")
+
+INIT_WEIGHT = T(
+    0.5, "a start is paid once, what the loop loses is paid again with every epoch: it leads unless half as large"
+)
 
 # Memory.
 GROWTH_SHARE = T(0.15, "of the memory in use at the loop's start, gained within the loop after warming up")

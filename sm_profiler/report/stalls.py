@@ -10,7 +10,7 @@ import numpy as np
 from sm_profiler.report import policy
 
 if TYPE_CHECKING:
-    from sm_profiler.formats.columns import Ints, Mask
+    from sm_profiler.formats.columns import Floats, Ints, Mask
     from sm_profiler.report.facts import Turns
 
 MAX_PERIOD = 100_000  # steps
@@ -51,35 +51,50 @@ class Stalls:
         return self.count > 0 and self.long.mean() <= policy.RARE.value
 
 
+PARTS = ("wait", "forward", "backward", "optimizer", "outside")
+
+
 def find_stalls(turns: Turns) -> Stalls:
-    """Look for long turns; the first few of the job do not count."""
-    length = turns.length
-    if len(length) < policy.MIN_STEPS.value:
-        return Stalls(np.zeros(len(length), np.bool_))
-    median = float(np.median(length))
-    spread = float(np.median(np.abs(length - median)))
-    limit = max(
-        policy.LONG_STEP.value * median,
-        median + policy.LONG_STEP_MADS.value * spread,
-        median + policy.LONG_STEP_MS.value / 1e3,
-    )
-    long = length > limit
+    """Look for long turns; the first few of the job do not count.
+
+    On a busy machine all steps vary, and a stall that repeats may not stand out of whole turns; then it does in the part
+    in which it lies, so the parts are looked at where whole turns show no period.
+    """
+    found = _long_in(turns, turns.length)
+    if found.period is not None or len(turns) < policy.MIN_STEPS.value or not turns.known.all():
+        return found
+    parts = [one for name in PARTS if (one := _long_in(turns, getattr(turns, name))).period is not None and one.exact]
+    best = max(parts, key=lambda one: one.share, default=found)
+    return best if best.share >= policy.STALL_COST.value else found
+
+
+def _long_in(turns: Turns, values: Floats) -> Stalls:
+    """Turns that are long because of `values`: their whole length, or a part of them."""
+    nothing = Stalls(np.zeros(len(turns), np.bool_), float(np.median(turns.length)) if len(turns) else 0.0)
+    if len(turns) < policy.MIN_STEPS.value:
+        return nothing
+    usual, middle = float(np.median(values)), nothing.median
+    spread = float(np.median(np.abs(values - usual)))
+    beyond = max(
+        (policy.LONG_STEP.value - 1) * middle, policy.LONG_STEP_MADS.value * spread, policy.LONG_STEP_MS.value / 1e3
+    )  # fmt: skip
+    long = values > usual + beyond
     long[turns.index < policy.WARM_UP_STEPS.value] = False
-    total = float(length.sum())
+    total = float(turns.length.sum())
     if not long.any() or long.mean() > policy.MANY_LONG.value or total <= 0:
-        return Stalls(np.zeros(len(length), np.bool_), median)
-    excess = length[long] - median
+        return nothing
+    excess = values[long] - usual
     period, exact = find_period(turns.index[long], excess, int(turns.index[-1]))
     return Stalls(
-        long, median, float(excess.sum()), float(excess.sum()) / total, period, exact, _where(turns, long),
-        float(np.median(length[long])),
+        long, middle, float(excess.sum()), float(excess.sum()) / total, period, exact, _where(turns, long),
+        float(np.median(turns.length[long])),
     )  # fmt: skip
 
 
 def _where(turns: Turns, long: Mask) -> str:
     """The part of the turn that grows most in long turns."""
     grown = {}
-    for name in ("wait", "forward", "backward", "optimizer", "outside"):
+    for name in PARTS:
         values = getattr(turns, name)
         usual = values[~long & turns.known]
         grown[name] = float((values[long & turns.known] - (np.median(usual) if len(usual) else 0.0)).sum())

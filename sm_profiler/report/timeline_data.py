@@ -8,6 +8,7 @@ import numpy as np
 
 from sm_profiler.formats.columns import Floats
 from sm_profiler.report.facts import TRAIN, Facts, Rank
+from sm_profiler.report.svg import shorten
 from sm_profiler.report.system_fold import Buckets
 
 POINTS = 1000  # points a series; a screen has hardly more columns
@@ -51,7 +52,11 @@ def _step_lane(facts: Facts) -> dict[str, Any] | None:
     series = []
     for number, rank in enumerate(ranks[:3] if len(ranks) <= 3 else ranks[:1]):  # noqa: PLR2004 - what the number means stands in the line
         colour = ("forward", "wait", "optimizer")[number]
-        series.append(thin(rank.turns.start - facts.start, rank.turns.length * 1e3, f"step time, {rank.name}", colour))
+        series.append(
+            thin(
+                rank.turns.start - facts.start, rank.turns.length * 1e3, f"step time, {shorten(rank.name, 40)}", colour
+            )
+        )
     if len(ranks) > 3:  # noqa: PLR2004 - what the number means stands in the line
         start = np.concatenate([rank.turns.start for rank in ranks])
         length = np.concatenate([rank.turns.length for rank in ranks])

@@ -85,6 +85,10 @@ def pictures(report: Report) -> list[Picture]:
     extra = special[kind](facts) if kind in special else []
     if not drawn:
         extra = _usage(facts)
+    elif kind in (Class.UNBALANCED_GPUS, Class.HOST_BOUND, Class.COMPUTE_BOUND) or (
+        kind is Class.INPUT_BOUND and facts.gpus
+    ):
+        extra = _gpus(facts)
     return extra + drawn if kind is Class.INITIALIZATION_BOUND else drawn + extra
 
 
@@ -97,10 +101,17 @@ def _rank_bars(facts: Facts) -> list[Picture]:
 
 
 def _strip(facts: Facts) -> list[Picture]:
+    """The steps in order; of a long job with a period a stretch in which single steps can be told apart."""
     rank = max(facts.ranks, key=lambda one: one.stalls.share)
-    title = f"Every step in order, long ones marked ({shorten(rank.name, 40)}, up to {duration(float(rank.turns.length.max()))})"
+    lengths, long = rank.turns.length, rank.stalls.long
+    first, last = 0, len(lengths)
+    if rank.stalls.period and last > charts.STRIP_BARS:
+        first = (last - charts.STRIP_BARS) // 2
+        last = first + charts.STRIP_BARS
+    part = f"steps {first:,} to {last:,} of {len(lengths):,}" if first else "every step"
+    title = f"{part[0].upper()}{part[1:]} in order, long ones marked ({shorten(rank.name, 40)}, up to {duration(float(lengths[first:last].max()))})"
     return [
-        Picture(charts.turns_strip(rank.turns.length.tolist(), rank.stalls.long.tolist(), title), title, (), "strip")
+        Picture(charts.turns_strip(lengths[first:last].tolist(), long[first:last].tolist(), title), title, (), "strip")
     ]
 
 
@@ -168,6 +179,22 @@ def _usage(facts: Facts) -> list[Picture]:
     return drawn
 
 
+def _gpus(facts: Facts) -> list[Picture]:
+    """How busy each GPU is; their average where they are many."""
+    rows = [(f"{gpu.node} {gpu.name}", gpu.mean) for gpu in facts.gpus if math.isfinite(gpu.mean)]
+    if len(rows) > MAX_RANKS:
+        rows = [("busiest GPU", max(mean for _, mean in rows)), ("laziest GPU", min(mean for _, mean in rows))]
+    return [
+        Picture(
+            charts.bar([Part("busy", mean, "forward"), Part("idle", 100 - mean, "none")], f"{name}: {mean:.0f} % busy"),
+            f"{shorten(name, 30)}: {mean:.0f} % busy",
+            (),
+            "bar thin",
+        )
+        for name, mean in rows
+    ]
+
+
 def glance(report: Report) -> list[tuple[str, str, str]]:
     """Tiles: label, value, note."""
     facts = report.facts
@@ -182,7 +209,7 @@ def glance(report: Report) -> list[tuple[str, str, str]]:
     if speed:
         steps = sum(int(rank.train.sum()) for rank in facts.ranks[:1])
         note = f"{steps:,} steps" + (f" on each of {len(facts.ranks)} ranks" if len(facts.ranks) > 1 else "")
-        tiles.append(("Training speed", f"{speed:.3g} steps/s", note))
+        tiles.append(("Steps a second", f"{speed:.3g}", note))
         if facts.batch_size:
             tiles.append(
                 ("Samples", f"{speed * facts.batch_size * len(facts.ranks):,.0f} /s", f"{facts.batch_size} a batch")

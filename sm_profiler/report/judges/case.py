@@ -92,7 +92,7 @@ def confidence(case: Case, value: float, threshold: float, *, sure: bool = True)
     """How sure: enough steps, a value well beyond its threshold, and data that really shows it (`sure`)."""
     steps = min((len(rank.turns) for rank in case.ranks), default=0)
     points = (steps >= policy.STEADY_STEPS.value) + (value >= policy.CLEARLY.value * threshold) + 2 * sure
-    return "high" if points == 4 else "medium" if points >= 2 else "low"  # noqa: PLR2004 - what the number means stands in the line
+    return "high" if points == 4 else "medium" if points else "low"  # noqa: PLR2004 - all four points
 
 
 def percent(share: float) -> str:

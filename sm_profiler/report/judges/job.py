@@ -23,6 +23,8 @@ def judge_initialization(case: Case) -> Finding | None:
     if before is None or whole <= 0:
         return None
     allowance = (policy.INIT_ALLOWANCE_GPU_S if facts.gpus else policy.INIT_ALLOWANCE_S).value
+    if facts.loading is not None:  # a slow machine imports slowly: that is no matter of the script
+        allowance = max(allowance, min(facts.loading, policy.INIT_LOADING_S.value) + policy.INIT_MODEL_S.value)
     excess = (before - allowance) / whole
     if excess < policy.INITIALIZATION.value:
         return None
@@ -41,7 +43,7 @@ def judge_initialization(case: Case) -> Finding | None:
         confidence="high"
         if excess >= policy.CLEARLY.value * policy.INITIALIZATION.value and not facts.running
         else "medium",
-        weight=excess,
+        weight=excess * policy.INIT_WEIGHT.value,
     )
 
 

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
+from sm_profiler.report.facts import Rank
 from sm_profiler.report.judges.case import Case, confidence, duration, mean_or_none, percent
 from sm_profiler.report.model import Evidence, Finding
 
 
 def outside_share(case: Case) -> float:
-    """Share of the turns that is neither phase nor wait, long turns and collections left out."""
+    """Share of the turns that is neither phase nor wait, long turns and collections left out.
+
+    The smaller of mean and median: what lies outside in some steps only is no matter of every step.
+    """
+
+    def of(rank: Rank) -> float:
+        length = rank.typical("length")
+        median = rank.typical("outside") / length if length > 0 else 0.0
+        return min(rank.share_of_turns("outside", without_stalls=True), median)
+
     collections = case.mean(lambda rank: max(rank.gc - rank.gc_in_wait, 0.0) / rank.loop if rank.loop else 0.0)
-    return max(case.mean(lambda rank: rank.share_of_turns("outside", without_stalls=True)) - collections, 0.0)
+    return max(case.mean(of) - collections, 0.0)
 
 
 def judge_sync(case: Case) -> Finding | None:
