@@ -1,0 +1,236 @@
+"""The documents' rules of one's own, as they stand there; and the old API."""
+
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+from rules_jobs import REPO, make_job, read
+
+from sm_profiler.rules import (
+    CPUBottleneck,
+    NoMoreProfilerData,
+    ProfilerTrial,
+    Rule,
+    RuleEvaluationConditionMet,
+    StepOutlier,
+    invoke_rule,
+    run_folds,
+)
+from sm_profiler.rules.actions import Actions
+from sm_profiler.rules.runner import Runner
+from sm_profiler.rules.settings import Settings
+from sm_profiler.rules.status import Status
+
+BLOCKS = re.findall(r"```python\n(.*?)```", (REPO / "docs/custom-rules.md").read_text(), re.DOTALL)
+NEW, TRY, LAUNCH, OLD = BLOCKS
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    return make_job(tmp_path_factory.mktemp("job"), "--gpus", 2, "--minutes", 4, "--seed", 5)
+
+
+def trial(tmp_path, job):
+    return ProfilerTrial("mine", str(job), str(tmp_path / "out"), follow=False)
+
+
+class TestDocuments:
+    def test_the_new_rule_on_a_folder(self, job, capsys, monkeypatch):
+        monkeypatch.chdir(job.parent)
+        exec(compile(NEW + TRY, "custom-rules.md", "exec"), {})  # noqa: S102 - the document's own lines
+        found = capsys.readouterr().out
+        assert "'RuleTriggered': 1" in found
+
+    @pytest.mark.parametrize(("limit", "status"), [("70", Status.ISSUES), ("95", Status.NO_ISSUES)])
+    def test_the_new_rule_in_the_runner(self, job, tmp_path, limit, status):
+        code = tmp_path / "memory_margin.py"
+        code.write_text(NEW)
+        settings = Settings(
+            str(job), tmp_path / "out", rule="MemoryMargin", code=str(code), parameters={"limit": limit}
+        )
+        assert Runner(settings).run()[0] is status
+        report = json.loads((tmp_path / "out/profiler-reports/MemoryMargin.json").read_text())
+        assert report["Datapoints"] == 2 * 480
+
+    def test_the_launch_is_a_rule_configuration(self):
+        names = {}
+        exec(compile(LAUNCH, "custom-rules.md", "exec"), names)  # noqa: S102 - the document's own lines
+        request = names["custom"].to_profiler_rule_config_dict()
+        assert request["RuleParameters"]["rule_to_invoke"] == "MemoryMargin"
+
+    @pytest.mark.parametrize(("limit", "status"), [("0.1", Status.ISSUES), ("100", Status.NO_ISSUES)])
+    def test_the_old_rule_in_the_runner(self, job, tmp_path, limit, status):
+        code = tmp_path / "long_steps.py"
+        code.write_text(OLD)
+        settings = Settings(str(job), tmp_path / "out", rule="LongSteps", code=str(code), parameters={"limit_s": limit})
+        assert Runner(settings).run()[0] is status
+
+
+class Counting(Rule):
+    """Notes what it is given."""
+
+    def __init__(self, base_trial, action_str="", meets_at=None):
+        super().__init__(base_trial, action_str)
+        self.meets_at, self.calls = meets_at, []
+
+    def invoke_for_timerange(self, start_us, end_us, system_events, framework_events):
+        self.calls.append((start_us, end_us, system_events, framework_events))
+        return len(self.calls) - 1 == self.meets_at
+
+
+class TestOldApi:
+    def test_windows_follow_one_another_until_the_data_end(self, tmp_path, job):
+        rule = Counting(trial(tmp_path, job))
+        invoke_rule(rule)
+        starts = [start for start, *_ in rule.calls]
+        assert starts == [starts[0] + 60_000_000 * index for index in range(len(starts))]
+        assert len(starts) == 4
+
+    def test_events_have_the_old_attributes(self, tmp_path, job):
+        rule = Counting(trial(tmp_path, job))
+        invoke_rule(rule, end_step=1)
+        _, _, system, framework = rule.calls[0]
+        one = system[0]
+        assert {one.type, one.node_id} <= {"cpu", "memory", "gpu", "i/o", "network", "algo-1"}
+        assert isinstance(one.timestamp, float)
+        assert one.dimension is not None
+        step = next(event for event in framework if event.event_name.startswith("Step:ModeKeys"))
+        assert isinstance(step.start_time, int)
+        assert step.end_time == step.start_time + step.duration
+        assert isinstance(step.event_args["step_num"], str)
+        assert step.event_phase == step.event_name
+        assert step.node_id == "algo-1-0"
+        operator = next((event for event in framework if event.event_phase == "cpu_functions"), None)
+        assert operator is None or isinstance(operator.event_args["step_num"], int)
+        loader = next(event for event in framework if event.event_phase == "DataLoaderIter")
+        assert loader.event_args["num_workers"] == 4
+        assert loader.event_args["pin_memory"] is True
+
+    def test_events_are_all_rows_of_the_range(self, tmp_path, job):
+        one, rows = trial(tmp_path, job), read(job).system()
+        start, end = one.first_timestamp + 30_000_000, one.first_timestamp + 90_000_000
+        inside = (rows.timestamp * 1e6 >= start) & (rows.timestamp * 1e6 <= end)
+        found = one.get_system_metrics(start, end)
+        assert [event.value for event in found] == rows.value[inside].tolist()
+        events = read(job).events()
+        overlapping = (events.start_us <= end) & (events.end_us >= start)
+        assert len(one.get_framework_metrics(start, end)) == np.count_nonzero(overlapping)
+
+    def test_looking_back_is_allowed(self, tmp_path, job):
+        one = trial(tmp_path, job)
+        first = one.first_timestamp
+        early = len(one.get_system_metrics(first, first + 60_000_000))
+        one.get_system_metrics(first + 86_400_000_000, first + 86_460_000_000)
+        assert len(one.get_system_metrics(first, first + 60_000_000)) == early
+
+    def test_a_condition_that_is_met(self, tmp_path, job):
+        rule = Counting(trial(tmp_path, job), meets_at=1)
+        with pytest.raises(RuleEvaluationConditionMet) as met:
+            invoke_rule(rule, raise_eval_cond=True)
+        assert str(met.value) == "Evaluation of the rule Counting at step 1 resulted in the condition being met"
+        assert (met.value.rule_name, met.value.step, met.value.end_of_rule) == ("Counting", 1, False)
+        quiet = Counting(trial(tmp_path, job), meets_at=1)
+        invoke_rule(quiet)
+        assert len(quiet.calls) == 4
+
+    def test_the_trial(self, tmp_path, job):
+        one = trial(tmp_path, job)
+        assert one.job_finished()
+        assert one.path == str(job)
+        assert one.first_timestamp % 60_000_000 == 0
+        assert one.get_latest_timestamp() > one.first_timestamp
+        assert one.temp_dir == str(tmp_path / "out/.sagemaker-ignore")
+        with pytest.raises(NoMoreProfilerData):
+            one.wait_for_data(1e18, 9e17)
+
+    def test_waiting_for_a_running_job(self, tmp_path):
+        job = make_job(tmp_path, "--minutes", 2, "--no-end-marker")
+        slept = []
+
+        def sleep(seconds):
+            slept.append(seconds)
+            (job / "system/training_job_end.ts").touch()
+
+        one = ProfilerTrial("mine", str(job), str(tmp_path / "out"), sleep=sleep)
+        assert not one.job_finished()
+        with pytest.raises(NoMoreProfilerData):
+            one.wait_for_data(one.first_timestamp + 600_000_000, one.first_timestamp + 540_000_000)
+        assert slept == [10.0]
+
+    def test_built_in_rules_are_rules_of_the_old_api(self, tmp_path, job):
+        slow = make_job(tmp_path, "--scenario", "cpu-bottleneck", "--gpus", 2, "--minutes", 4)
+        rule = CPUBottleneck(trial(tmp_path, slow), threshold="30", patience="50")
+        assert isinstance(rule, Rule)
+        with pytest.raises(RuleEvaluationConditionMet, match="CPUBottleneck at step"):
+            invoke_rule(rule, raise_eval_cond=True)
+        assert rule.report["RuleTriggered"] > 0
+        calm = StepOutlier(trial(tmp_path, job))
+        invoke_rule(calm, raise_eval_cond=True)
+        assert calm.report["Datapoints"] > 0
+
+    def test_a_rule_without_a_method_says_so(self, tmp_path, job):
+        with pytest.raises(NotImplementedError, match="neither invoke, invoke_at_step nor invoke_for_timerange"):
+            invoke_rule(Rule(trial(tmp_path, job)))
+
+    def test_errors_survive_pickling(self):
+        import pickle
+
+        again = pickle.loads(pickle.dumps(RuleEvaluationConditionMet("Mine", 3, end_of_rule=True)))  # noqa: S301 - our own
+        assert (again.rule_name, again.step, again.end_of_rule) == ("Mine", 3, True)
+
+
+class TestActions:
+    STOP = '[{"name": "StopTraining", "training_job_prefix": "my"}]'
+
+    def called(self, monkeypatch, caplog, text, **environment):
+        calls = []
+
+        class Boto:
+            @staticmethod
+            def client(_):
+                return Boto
+
+            @staticmethod
+            def stop_training_job(**request):
+                calls.append(request)
+
+        monkeypatch.setitem(sys.modules, "boto3", Boto)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        Actions(text, "Mine").invoke()
+        return calls, caplog.text
+
+    def test_stopping_is_opt_in(self, monkeypatch, caplog):
+        calls, text = self.called(monkeypatch, caplog, self.STOP, TRAINING_JOB_NAME="my-job")
+        assert not calls
+        assert "rule_allow_stop_training" in text
+
+    def test_stopping(self, monkeypatch, caplog):
+        allowed = {"TRAINING_JOB_NAME": "my-job", "SM_PROFILER_ALLOW_STOP_TRAINING": "1"}
+        assert self.called(monkeypatch, caplog, self.STOP, **allowed)[0] == [{"TrainingJobName": "my-job"}]
+
+    def test_another_job_is_not_stopped(self, monkeypatch, caplog):
+        allowed = {"TRAINING_JOB_NAME": "other", "SM_PROFILER_ALLOW_STOP_TRAINING": "1"}
+        assert self.called(monkeypatch, caplog, self.STOP, **allowed)[0] == []
+
+    @pytest.mark.parametrize("text", ['{"name": "Email", "endpoint": "a@b.c"}', '[{"name": "sms"}]'])
+    def test_messages_are_not_supported(self, monkeypatch, caplog, text):
+        assert "is not supported" in self.called(monkeypatch, caplog, text)[1]
+
+    @pytest.mark.parametrize("text", [None, "", " ", "[]", "not json", "3", "[3]"])
+    def test_nothing_to_do(self, monkeypatch, caplog, text):
+        assert self.called(monkeypatch, caplog, text)[0] == []
+
+
+def test_a_user_s_rule_needs_no_base_class(job):
+    class Latest:
+        at = 0
+
+        def update(self, window):
+            self.at = window.end_us
+
+    rule = Latest()
+    assert run_folds(read(job), [rule]) == {}
+    assert rule.at > 0
