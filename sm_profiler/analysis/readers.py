@@ -16,7 +16,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns, Mask, SystemColumns
 from sm_profiler.source import ProfileSource, open_source
-from sm_profiler.source.catalog import Item
+from sm_profiler.source.catalog import TIMELINES, Item
 from sm_profiler.storage import open_storage
 
 Where = str | os.PathLike[str] | ProfileSource
@@ -201,22 +201,15 @@ class S3AlgorithmMetricsReader(AlgorithmMetricsReader):
     """Reads the trace events under an s3:// URI."""
 
 
-_ORDER = (
-    layout.PYTHON_TIMELINE,
-    layout.MODEL_TIMELINE,
-    layout.DETAILED_TRACE,
-    layout.HOROVOD_TIMELINE,
-    layout.SMDATAPARALLEL_TIMELINE,
-)
-
-
 def in_file_order(events: EventColumns) -> EventColumns:
     """The events by timeline (the hook's first), each timeline's in the order of its files."""
-    kinds = {kind: number for number, kind in enumerate(_ORDER)}
+    kinds = {kind: number for number, kind in enumerate(TIMELINES)}
     rank = np.array([kinds.get(kind, len(kinds)) for kind in events.kind.values], np.int8)
     if len(rank) < 2:  # noqa: PLR2004 - one timeline alone is in order
         return events
     ranks = rank[events.kind.codes]
+    if (ranks[1:] >= ranks[:-1]).all():  # as `events()` of a source delivers them
+        return events
     # A file's events stand together, so whole stretches move and not single rows.
     edges = [0, *(np.flatnonzero(np.diff(ranks)) + 1).tolist(), len(ranks)]
     stretches = sorted(pairwise(edges), key=lambda stretch: int(ranks[stretch[0]]) if len(ranks) else 0)

@@ -1,7 +1,7 @@
 """A columnar copy of what was read, for the next time: Arrow IPC files in the user's cache folder, mapped into memory.
 
-A copy holds the first files of a job in the order in which they are read, each with its identity (size, and ETag or time
-of change).  It is used as long as the job's first files are still those, unchanged; files after them are read as ever.
+A copy holds files of a job, each with its identity (size, and ETag or time of change).  It is used as long as all of them
+are still there, unchanged; other files are read as ever.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Reading:
 
 @attrs.frozen(eq=False)
 class Copy:
-    """The first files of a job as columns.
+    """Files of a job as columns.
 
     Attributes:
         columns: the rows of all of them.
@@ -109,15 +109,16 @@ class Cache:
         return cls(os.path.realpath(uri) if "://" not in uri else uri) if wanted and pa is not None else None
 
     def load(self, items: Sequence[Item], *, system: bool) -> Copy | None:
-        """The copy of the first of `items`; None where there is none, or these files are not its files any more."""
+        """The copy of files among `items`; None where there is none, or one of its files is not among them any more."""
         path = self._path(system=system)
         try:
             with pa.memory_map(str(path)) as source:
                 table = ipc.open_file(source).read_all()
             header = _HEADER.decode(table.schema.metadata[_KEY])
-            if header.version != VERSION or len(header.files) > len(items):
-                return None
-            if not all(file.is_of(item) for file, item in zip(header.files, items, strict=False)):
+            by_key = {item.info.key: item for item in items}
+            kept = [by_key.get(file.key) for file in header.files]
+            mine = [item for file, item in zip(header.files, kept, strict=True) if item and file.is_of(item)]
+            if header.version != VERSION or len(mine) < len(header.files) or _is_between(items, mine):
                 return None
             kind = SystemColumns if system else EventColumns
             columns = kind(*(_from_arrow(table.column(field.name)) for field in attrs.fields(kind)))
@@ -130,7 +131,7 @@ class Cache:
             return None
         readings = [
             Reading(item, file.rows, Outcome(*file.outcome), tuple(file.metadata))
-            for file, item in zip(header.files, items, strict=False)
+            for file, item in zip(header.files, mine, strict=True)
         ]
         streams = Streams()
         for node, stream, key, head, start_us, args in header.open:
@@ -181,6 +182,17 @@ class Cache:
                 return
             path.unlink(missing_ok=True)
             held -= size
+
+
+def _is_between(items: Sequence[Item], mine: Sequence[Item]) -> bool:
+    """Whether a file not in the copy comes before one that is, in the same stream: what it leaves open ends there."""
+    last: dict[tuple[str, str], tuple[int, bool, int, str]] = {}
+    for item in mine:
+        stream = (item.node, item.kind)
+        last[stream] = max(last.get(stream, item.order), item.order)
+    copied = {item.info.key for item in mine}
+    others = (item for item in items if item.kind and item.info.key not in copied)
+    return any(item.order < last.get((item.node, item.kind), item.order) for item in others)
 
 
 def cache_root() -> Path:

@@ -14,6 +14,13 @@ from sm_profiler.formats import layout
 from sm_profiler.formats.layout import DetailedTrace, SystemFile, TraceFile, TraceMetadata
 from sm_profiler.storage import FileInfo, Storage
 
+TIMELINES = (
+    layout.PYTHON_TIMELINE,
+    layout.MODEL_TIMELINE,
+    layout.DETAILED_TRACE,
+    layout.HOROVOD_TIMELINE,
+    layout.SMDATAPARALLEL_TIMELINE,
+)
 TRAILING_US = 5 * layout.MINUTE_US
 _CLOCKS_US = layout.MINUTE_US  # how far the clock that names files may be ahead of the one that stamps them
 
@@ -59,6 +66,11 @@ class Item:
     def order(self) -> tuple[int, bool, int, str]:
         """Files are delivered by minute, system metrics first."""
         return self.at_us // layout.MINUTE_US, not self.is_system, self.at_us, self.info.key
+
+    @property
+    def rank(self) -> int:
+        """The place of its timeline among the others."""
+        return TIMELINES.index(self.kind) if self.kind in TIMELINES else len(TIMELINES)
 
 
 class Catalog:

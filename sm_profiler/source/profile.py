@@ -164,7 +164,7 @@ class ProfileSource:
         return columns
 
     def events(self) -> EventColumns:
-        """All trace events."""
+        """All trace events, timeline by timeline (the hook's first), each in the order of its files."""
         columns: EventColumns = self._all(system=False)
         return columns
 
@@ -178,15 +178,14 @@ class ProfileSource:
 
     def _all(self, *, system: bool) -> Any:
         items = [item for item in self.files if item.is_system == system]
+        items.sort(key=lambda item: item.rank)
         copy = self._copy(system=system)
-        streams, readings = Streams(), list[Reading]()
+        streams, readings = copy.streams if copy else Streams(), list[Reading]()
         gathered = Gathered(is_system=system)
         for piece in self._pieces(items, {system: copy}):
             noted = self._note(piece, streams)
             gathered.add(noted)
             readings.append(Reading(piece.item, noted.count, noted.outcome, noted.metadata))
-            if copy is not None and len(readings) == len(copy.readings):
-                streams = copy.streams
         columns = gathered.columns()
         is_new = copy is None or len(copy.readings) < len(items)
         if self._cache and is_new and self._is_worth(items):
@@ -203,7 +202,7 @@ class ProfileSource:
         return self._cache.load(items, system=system)
 
     def _pieces(self, items: Iterable[Item], copies: dict[bool, Copy | None]) -> Iterator[Piece]:
-        """The files in their order: out of the copies as far as these reach, the others parsed."""
+        """The files in their order: those of the copies out of these, the others parsed."""
         ready: dict[str, Piece] = {}
         for copy in filter(None, copies.values()):
             at = 0
