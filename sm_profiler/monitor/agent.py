@@ -123,13 +123,13 @@ class Agent:
         return self._uploader is not None
 
     def _watch(self) -> None:
-        known = set(self.members.living())
+        known: set[int] = set()
+        dead: set[str] = set()
         while not self.terminated and (living := set(self.members.living())):
-            if (
-                living - known
-            ):  # who died before these came does not decide how the job ended: a launcher starts ranks again
-                self.members.forget_dead()
-                known |= living
+            if living - known:
+                # Who was dead before these came does not decide how the job ends: launchers start ranks again.
+                self.members.forget(dead)
+            known, dead = known | living, self.members.dead()
             self.wake.wait(LOOK_SECONDS)
             self.wake.clear()
 
@@ -186,7 +186,7 @@ class Agent:
                 if self.members.living() and not self.terminated:
                     return False
                 if not self.terminated:
-                    self.members.forget_dead()
+                    self.members.forget(self.members.dead())
                 self.lock.release()
         except OSError:
             self.lock.release()

@@ -37,24 +37,25 @@ class Members:
 
     def living(self) -> list[int]:
         """The processes that have not come to their end."""
-        found = []
-        for name in self._names():
-            pid, _, started = name.partition("-")
-            if not name.endswith((ENDED, CUT)) and pid.isdigit() and start_time(int(pid), self._proc) == started:
-                found.append(int(pid))
-        return found
+        return [int(name.partition("-")[0]) for name in self._names() if self._lives(name)]
 
     def all_ended(self) -> bool:
         """Whether every process that was here has come to its end by itself."""
         names = self._names()
         return bool(names) and all(name.endswith(ENDED) for name in names)
 
-    def forget_dead(self) -> None:
-        """Remove what earlier attempts have left."""
-        living = {str(pid) for pid in self.living()}
-        for name in self._names():
-            if name.endswith((ENDED, CUT)) or name.partition("-")[0] not in living:
-                (self._folder / name).unlink(missing_ok=True)
+    def dead(self) -> set[str]:
+        """The names of processes that are no more, however they ended."""
+        return {name for name in self._names() if not self._lives(name)}
+
+    def forget(self, names: set[str]) -> None:
+        """Remove processes that say nothing any more about how the job ends."""
+        for name in names:
+            (self._folder / name).unlink(missing_ok=True)
+
+    def _lives(self, name: str) -> bool:
+        pid, _, started = name.partition("-")
+        return pid.isdigit() and started.isdigit() and start_time(int(pid), self._proc) == started
 
     def _names(self) -> list[str]:
         try:

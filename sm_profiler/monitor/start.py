@@ -82,7 +82,7 @@ def join(task: Task, environment: Mapping[str, str] = os.environ) -> Member:
             members, lock = Members(root, task.node), NodeLock(root, task.node)
             alone = lock.acquire()
             if alone:
-                members.forget_dead()  # of an attempt before this one
+                members.forget(members.dead())  # of an attempt before this one
             members.register(member.pid)
             if alone:
                 try:

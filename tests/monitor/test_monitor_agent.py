@@ -1,0 +1,293 @@
+"""Real processes: who starts the monitor, when it goes, and what is on S3 then."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sm_profiler.monitor.lock import NodeLock
+from sm_profiler.monitor.members import Members
+
+MARKERS = ["framework/training_job_end.ts", "system/training_job_end.ts"]
+# A training without torch: it joins as the hook does, writes a trace file, and does what `body` says.
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+from sm_profiler.config import load_profile
+from sm_profiler.hook import settings
+from sm_profiler.hook.beside import accompany
+from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
+
+accompany(load_profile(settings.find_config().text))
+rank = os.environ.get("RANK", "0")
+writer = TraceWriter(Path(os.environ["PROFILE"]), f"{rank}-algo-1")
+writer.write([TraceEvent("Forward", "Net", 1_795_261_080_000_000, 5)])
+print("on", flush=True)
+"""
+
+
+class Job:
+    """A job's folder, environment and processes."""
+
+    def __init__(self, folder: Path, aws: dict, **config):
+        self.root = folder / "profile"
+        config = {
+            "S3OutputPath": "s3://profiles/out", "ProfilingIntervalInMilliseconds": 100,
+            "ProfilingParameters": {"LocalPath": str(self.root)}, **config,
+        }  # fmt: skip
+        self.environment = {
+            **os.environ, **aws, "SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": json.dumps(config), "TRAINING_JOB_NAME": "job-1",
+            "SM_PROFILER_ROOT": str(folder / "ml"), "PROFILE": str(self.root),
+        }  # fmt: skip
+        self.folder = folder
+        self.processes = []
+
+    def start(self, body: str, **variables: str) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT + body], env={**self.environment, **variables}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self.processes.append(process)
+        assert process.stdout.readline() == "on\n", process.stderr.read()
+        return process
+
+    def agents(self) -> list[int]:
+        """The monitors of this job that run."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                line = path.read_bytes()
+            except OSError:
+                continue
+            if b"sm_profiler.monitor.agent" in line and str(self.root).encode() in line:
+                found.append(int(path.parent.name))
+        return found
+
+    def until(self, what, seconds=30.0):
+        deadline = time.monotonic() + seconds
+        while not (found := what()):
+            assert time.monotonic() < deadline, "waited too long"
+            time.sleep(0.05)
+        return found
+
+    def rows(self) -> list[dict]:
+        files = [*self.root.rglob("*.algo-1.json"), *self.root.rglob("*.algo-1.json.tmp")]
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+@pytest.fixture
+def job(tmp_path, aws):
+    made = Job(tmp_path, aws)
+    yield made
+    for process in made.processes:
+        process.kill()
+    for pid in made.agents():
+        os.kill(pid, signal.SIGKILL)
+    for process in made.processes:
+        process.communicate()
+
+
+def uploaded(s3) -> list[str]:
+    prefix = "out/job-1/profiler-output/"
+    listed = s3.list_objects_v2(Bucket="profiles", Prefix=prefix).get("Contents", ())
+    return sorted(item["Key"].removeprefix(prefix) for item in listed)
+
+
+def kinds(names: list[str]) -> set[str]:
+    return {"marker" if name in MARKERS else name.partition("/")[0] for name in names}
+
+
+def test_a_job_that_ends_has_everything_on_s3_and_the_markers(job, s3):
+    process = job.start("time.sleep(1); writer.close()")
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    job.until(lambda: not job.agents(), 2)  # the script waited for it
+    names = uploaded(s3)
+    assert kinds(names) == {"system", "framework", "marker"}
+    assert len([name for name in names if name.endswith("pythontimeline.json")]) == 1
+    assert not [name for name in names if name.endswith(".tmp") or ".sagemaker-ignore" in name]
+    assert {row["Type"] for row in job.rows()} >= {"cpu", "memory", "i/o", "network", "monitor"}
+    assert (job.root / MARKERS[0]).exists()
+
+
+def test_one_monitor_for_all_ranks_whichever_comes_first_and_as_long_as_one_lives(job, s3):
+    first = job.start("time.sleep(60)", RANK="1")
+    others = [job.start(f"time.sleep({seconds}); writer.close()", RANK=str(seconds)) for seconds in (2, 3)]
+    assert len(job.agents()) == 1
+    first.kill()
+    first.wait()
+    [agent] = job.agents()
+    for process in others:
+        assert process.wait(60) == 0
+        if process is others[0]:
+            assert job.agents() == [agent]
+    job.until(lambda: not job.agents(), 2)
+    times = [row["Timestamp"] for row in job.rows() if row["Type"] == "memory"]
+    assert len(times) == len(set(times)) > 20
+    # One rank was killed: nobody may say that the job has ended, and what that rank had written is there.
+    names = uploaded(s3)
+    assert kinds(names) == {"system", "framework"}
+    assert len([name for name in names if "pevents" in name]) == 3
+
+
+def test_killed_with_all_its_might(job, s3):
+    process = job.start("time.sleep(60)")
+    job.until(job.rows)
+    process.kill()
+    process.wait()
+    job.until(lambda: not job.agents())
+    assert kinds(uploaded(s3)) == {"system", "framework"}
+    assert not list(job.root.rglob("*.tmp"))
+
+
+def test_sigterm_flushes_and_writes_no_marker_though_the_script_ends_well(job, s3):
+    process = job.start("""
+def stop(*_):
+    while not Path(os.environ["PROFILE"] + "-go").exists():
+        time.sleep(0.05)
+    writer.close()
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, stop)
+while True:
+    time.sleep(0.1)
+""")
+    [agent] = job.agents()
+    job.until(job.rows)
+    for pid in (agent, process.pid):  # as a spot interruption that reaches all of the container
+        os.kill(pid, signal.SIGTERM)
+    job.until(lambda: kinds(uploaded(s3)) == {"system"}, 60)  # at once, and not when the script is ready at last
+    Path(f"{job.root}-go").touch()
+    assert process.wait(60) == 0
+    job.until(lambda: not job.agents(), 2)
+    assert kinds(uploaded(s3)) == {"system", "framework"}
+    assert not (job.root / MARKERS[0]).exists()
+
+
+def test_a_run_taken_up_again_revokes_the_marker_of_the_one_before(job, s3):
+    assert job.start("writer.close()").wait(60) == 0
+    assert (job.root / MARKERS[0]).exists()
+    process = job.start("time.sleep(60)")
+    job.until(lambda: not (job.root / MARKERS[0]).exists())
+    process.kill()
+
+
+def test_a_script_that_fails_has_ended(job, s3):
+    process = job.start("writer.close(); raise SystemExit(3)")
+    assert process.wait(60) == 3
+    assert "marker" in kinds(uploaded(s3))
+
+
+def test_a_forked_child_does_not_end_the_job(job, s3):
+    process = job.start(
+        "pid = os.fork()\nif pid == 0: sys.exit(0)\nos.waitpid(pid, 0)\ntime.sleep(1.5)\nwriter.close()"
+    )
+    time.sleep(1)
+    assert len(job.agents()) == 1
+    assert process.wait(60) == 0
+
+
+def test_a_later_host_writes_no_markers(job, s3):
+    folder = job.folder / "ml/input/config"
+    folder.mkdir(parents=True)
+    (folder / "resourceconfig.json").write_text(json.dumps({"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}))
+    assert job.start("writer.close()").wait(60) == 0
+    names = uploaded(s3)
+    assert kinds(names) == {"system", "framework"}
+    assert [name for name in names if name.endswith(".algo-2.json")]
+
+
+@pytest.mark.parametrize(
+    ("service", "runs"),
+    [
+        ({"S3OutputPath": "s3://profiles/out/"}, False),
+        ({"S3OutputPath": "s3://profiles/elsewhere"}, True),
+        ({"S3OutputPath": "s3://profiles/out", "DisableProfiler": True}, True),
+        ("garbage", True),
+    ],
+    ids=["same place", "other place", "disabled", "garbage"],
+)
+def test_where_the_service_samples_we_do_not(job, s3, service, runs):
+    folder = job.folder / "ml/input/config"
+    folder.mkdir(parents=True)
+    (folder / "profilerconfig.json").write_text(json.dumps(service))
+    process = job.start("writer.close(); time.sleep(0.2)")
+    assert bool(job.agents()) is runs
+    assert process.wait(60) == 0
+    assert bool(uploaded(s3)) is runs
+
+
+@pytest.mark.parametrize("why", ["not switched on", "no S3OutputPath", "disabled"])
+def test_no_agent_job(job, s3, why):
+    config = json.loads(job.environment["SM_PROFILER_CONFIG"])
+    if why == "no S3OutputPath":
+        del config["S3OutputPath"]
+    if why == "disabled":
+        config["DisableProfiler"] = True
+    job.environment["SM_PROFILER_CONFIG"] = json.dumps(config)
+    if why == "not switched on":
+        del job.environment["SM_PROFILER_AUTO"]
+    process = job.start("time.sleep(0.3)")
+    assert job.agents() == []
+    assert process.wait(60) == 0
+
+
+def test_without_s3_the_script_ends_after_all(job, aws, monkeypatch):
+    job.environment["AWS_ENDPOINT_URL"] = "http://127.0.0.1:9"  # nobody listens there
+    process = job.start(
+        "from sm_profiler.monitor import start\nstart.Member.leave.__kwdefaults__['seconds'] = 1.0\nwriter.close()"
+    )
+    assert process.wait(30) == 0
+    for pid in job.agents():  # it would try for a minute
+        os.kill(pid, signal.SIGKILL)
+    errors = process.stderr.read()
+    assert "not uploaded yet" in errors
+    assert str(job.root) in errors
+
+
+def test_a_folder_that_cannot_be_written_costs_a_line(job, s3):
+    job.root.write_text("a file in its place")
+    process = job.start("")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert errors.count("\n") == 1
+    assert "neither system metrics nor uploads" in errors
+
+
+def test_a_lock_goes_with_its_process(tmp_path):
+    lock, other = NodeLock(tmp_path, "algo-1"), NodeLock(tmp_path, "algo-1")
+    assert lock.acquire()
+    assert other.is_held()
+    assert not other.acquire()
+    assert NodeLock(tmp_path, "algo-2").acquire()
+    lock.release()
+    assert not other.is_held()
+    assert other.acquire()
+    other.release()
+
+
+def test_a_pid_that_is_used_again_is_another_process(tmp_path):
+    def stat(pid, started, state="S"):
+        (tmp_path / "proc" / str(pid)).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "proc" / str(pid) / "stat").write_text(f"{pid} (a ) b) {state} " + "0 " * 18 + f"{started} 0 0")
+
+    members = Members(tmp_path, "algo-1", tmp_path / "proc")
+    stat(7, 100)
+    stat(8, 200)
+    members.register(7)
+    members.register(8)
+    assert sorted(members.living()) == [7, 8]
+    stat(7, 300)
+    assert members.living() == [8]
+    members.leave(8)
+    assert members.living() == []
+    assert not members.all_ended()  # 7 never said that it has
+    members.forget(members.dead())
+    members.register(8)
+    stat(8, 200, "Z")
+    assert members.living() == []
