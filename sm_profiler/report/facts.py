@@ -221,7 +221,7 @@ class Facts:
     def loading(self) -> float | None:
         """Seconds until the framework was imported, of the slowest process; None where the hook does not say."""
         told = [float(one["loaded_us"]) / 1e6 - self.start for one in self.metadata if one.get("loaded_us")]
-        return max(max(told), 0.0) if told and np.isfinite(max(told)) else None
+        return max(0.0, *told) if told and np.isfinite(told).all() else None
 
     @property
     def steps_per_second(self) -> float | None:
