@@ -118,7 +118,7 @@ def dataloader_frame(events: EventColumns, start_us: int = 0) -> pd.DataFrame:
             "end_time": texts(text_times(end)),
             "start_time_us": start - start_us,
             "end_time_us": end - start_us,
-            "duration_us": end - start,
+            "duration_us": whole_times(events.duration_us),
             "pid": pid,
             "framework_metric": category_texts(name),
             "step": events.step,

@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from sm_profiler.analysis import PandasFrame, PandasFrameAnalysis, PT_dataloader
 
 ROOT = Path(__file__).parents[2]
 OLD_PYTHON = ROOT / ".envs/smdebug/bin/python"
+SAMPLES = ROOT / "tests/data/formats"
 MAKE_JOB = ROOT / "tests/tools/make_job.py"
 SCENARIOS = (
     "healthy", "cpu-bottleneck", "io-bottleneck", "low-gpu", "fluctuating-gpu", "small-batch", "memory-increase", "unbalanced",
@@ -35,6 +37,31 @@ JOBS = {
     "horovod": ["--horovod", "--minutes", "2", "--gpus", "2"],
     "one-process": ["--minutes", "2.5", "--scenario", "step-outliers"],
 }
+REAL = ("horovod_timeline_traces", "merge_traces", "model_timeline_traces", "test_traces", "tfprofiler_timeline_traces")
+
+
+def random_job(seed):
+    """Arguments of a small job of any kind."""
+    draw = random.Random(seed)  # noqa: S311 - the same jobs every time
+    arguments = {
+        "scenario": draw.choice(SCENARIOS),
+        "nodes": draw.randint(1, 2),
+        "gpus": draw.randint(1, 3),
+        "cpus": draw.randint(1, 6),
+        "ranks": draw.randint(1, 3),
+        "minutes": round(draw.uniform(0.7, 1.6), 2),
+        "interval-ms": draw.choice([100, 200, 500, 1000]),
+        "steps-per-second": round(draw.uniform(0.5, 5), 2),
+        "modules": draw.randint(1, 4),
+        "eval-share": draw.choice([0, 0.2, 0.5]),
+        "start-epoch": draw.randint(1_500_000_000, 1_800_000_000),
+        "seed": seed,
+    }
+    flags = [flag for flag in ("--tensorflow", "--horovod", "--no-end-marker") if draw.random() < 0.4]
+    return [text for key, value in arguments.items() for text in (f"--{key}", str(value))] + flags
+
+
+JOBS |= {f"random-{seed}": random_job(seed) for seed in range(1, 5)}
 FRAMES = [
     "system",
     "system-selected",
@@ -65,10 +92,11 @@ def old(folders):
             pytest.fail(f"{OLD_PYTHON} is missing")
         pytest.skip("needs the environment of smdebug 1.0.34 at .envs/smdebug")
     asked = {str(folder): FRAMES + CORRELATIONS for folder in folders.values()} | {str(folders["one-process"]): []}
+    asked |= {str(SAMPLES / name): ["system", "framework", "dataloader"] for name in REAL}
     program = Path(__file__).with_name("old_library.py")
     shown = subprocess.run([OLD_PYTHON, program], input=json.dumps(asked), capture_output=True, text=True, check=True)
     answers = json.loads(shown.stdout)
-    return {name: answers[str(folder)] for name, folder in folders.items()}
+    return {Path(folder).name: answer for folder, answer in answers.items()}
 
 
 def table(answer):
@@ -110,6 +138,18 @@ def test_frames(job, folders, old):
         assert_same(new, answer, {"tid"})
     for new, answer in zip(pf.get_profiler_data_by_step(2, 6), answers["by-step"], strict=True):
         assert_same(new, answer, {"tid"})
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_frames_of_real_jobs(name, old):
+    pf, answers = PandasFrame(SAMPLES / name), old[name]
+    assert_same(pf.get_all_system_metrics(), answers["system"])
+    if name == "test_traces":  # its events are of a month before its system metrics: the old library leaves them out
+        assert len(pf.get_all_framework_metrics()) == 4
+        assert answers["framework"]["data"] == []
+    else:
+        assert_same(pf.get_all_framework_metrics(), answers["framework"], {"tid"})
+        assert_same(pf.get_all_dataloader_metrics(), answers["dataloader"])
 
 
 @pytest.mark.parametrize("job", JOBS)

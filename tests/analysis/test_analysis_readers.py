@@ -1,0 +1,291 @@
+"""Readers and parsers of single files: the expectations of the old library's own tests, on the same real files, through its names."""
+
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+import sm_profiler.analysis
+from sm_profiler.analysis import TrainingJob
+from sm_profiler.analysis.events import event_arguments
+from sm_profiler.analysis.smdebug_alias import _MODULES, install_as_smdebug
+from sm_profiler.errors import SourceError
+
+SAMPLES = Path(__file__).parents[1] / "data/formats"
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def old_names(monkeypatch):
+    """The old names, for one test only."""
+    before = set(sys.modules)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    install_as_smdebug()
+    yield
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == "smdebug":
+            del sys.modules[name]
+
+
+def test_every_old_module_can_be_imported():
+    for name in _MODULES:
+        module = __import__(name, fromlist=["x"])
+        assert module.__name__ == name
+    import smdebug.pytorch
+    from smdebug.core.modes import ModeKeys
+    from smdebug.exceptions import NoMoreProfilerData, RuleEvaluationConditionMet
+    from smdebug.profiler.analysis.notebook_utils.heatmap import Heatmap
+    from smdebug.profiler.analysis.notebook_utils.metrics_histogram import MetricsHistogram
+    from smdebug.profiler.analysis.notebook_utils.step_histogram import StepHistogram
+    from smdebug.profiler.analysis.notebook_utils.step_timeline_chart import StepTimelineChart
+    from smdebug.profiler.analysis.notebook_utils.timeline_charts import TimelineCharts
+    from smdebug.profiler.analysis.python_profile_analysis import PyinstrumentAnalysis, cProfileAnalysis
+    from smdebug.profiler.analysis.utils import merge_timelines
+    from smdebug.profiler.analysis.utils.pandas_data_analysis import PandasFrameAnalysis, Resource, StatsBy
+    from smdebug.profiler.analysis.utils.python_profile_analysis_utils import Metrics
+    from smdebug.profiler.analysis.utils.pytorch_dataloader_analysis import PT_dataloader_analysis
+    from smdebug.profiler.profiler_constants import CONVERT_TO_MICROSECS, PYTHONTIMELINE_SUFFIX
+    from smdebug.profiler.python_profile_utils import PythonProfileModes, StepPhase
+    from smdebug.rules.rule import Rule
+    from smdebug.rules.rule_invoker import invoke_rule
+    from smdebug.trials.profiler_trial import ProfilerTrial
+
+    ours = sm_profiler.analysis
+    assert merge_timelines.MergedTimeline is ours.MergedTimeline
+    assert smdebug.pytorch.modes is ModeKeys
+    assert (Heatmap, MetricsHistogram, StepHistogram, StepTimelineChart, TimelineCharts) == (
+        ours.Heatmap, ours.MetricsHistogram, ours.StepHistogram, ours.StepTimelineChart, ours.TimelineCharts,
+    )  # fmt: skip
+    assert (PandasFrameAnalysis, Resource, StatsBy) == (ours.PandasFrameAnalysis, ours.Resource, ours.StatsBy)
+    assert (PyinstrumentAnalysis, cProfileAnalysis) == (ours.PyinstrumentAnalysis, ours.cProfileAnalysis)
+    assert PT_dataloader_analysis is ours.PT_dataloader_analysis
+    assert (CONVERT_TO_MICROSECS, PYTHONTIMELINE_SUFFIX) == (1_000_000, "pythontimeline.json")
+    assert all(
+        (
+            NoMoreProfilerData,
+            RuleEvaluationConditionMet,
+            Metrics,
+            PythonProfileModes,
+            StepPhase,
+            Rule,
+            invoke_rule,
+            ProfilerTrial,
+        )
+    )
+    with pytest.raises(ImportError, match="mxnet"):
+        import smdebug.mxnet
+    with pytest.raises(ImportError):
+        from smdebug.profiler.utils import nonsense  # noqa: F401
+    assert "PandasFrame" in dir(ours)
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = ours.nonsense
+
+
+def test_timeline_of_a_hook():
+    from smdebug.profiler import SMProfilerEvents
+    from smdebug.profiler.utils import TimeUnits, get_node_id_from_tracefilename
+
+    file = str(SAMPLES / "1589314018481947000_1234-testhost_model_timeline.json")
+    parser = SMProfilerEvents()
+    parser.read_events_from_file(file)
+    events = parser.get_all_events()
+    assert len(events) == 49
+    assert events[10].node_id == get_node_id_from_tracefilename(file)
+    assert len(parser.get_events_within_time_range(0, 1589314018.4700, unit=TimeUnits.SECONDS)) == 39
+    moments = [datetime.fromtimestamp(at, timezone.utc) for at in (0, 1589314018.4700)]
+    assert len(parser.get_events_within_range(*moments)) == 39
+    assert parser.get_events_start_time_sorted()[0].start_time == 1589314018458743
+    assert parser.get_events_end_time_sorted()[-1].end_time == 1589314018481947
+    assert parser.get_process_info(events[0].phase_pid).name == events[0].event_phase
+    assert parser.get_processes()
+    parser.clear_events()
+    assert parser.get_all_events() == []
+    with pytest.raises(SourceError, match="cannot be read"):
+        parser.read_events_from_file(str(SAMPLES / "nothing.json"))
+
+
+def test_horovod_timeline():
+    from smdebug.profiler import HorovodProfilerEvents
+
+    folder = SAMPLES / "horovod_timeline_traces/framework/pevents/2020070206"
+    parser = HorovodProfilerEvents()
+    parser.read_events_from_file(
+        str(folder / "1593673051473228_88359-8c859046be41.ant.amazon.com_horovod_timeline.json")
+    )
+    assert len(parser.get_all_events()) == 19
+    assert len(parser.get_events_within_time_range(1593673051473000, 1593673051473228)) == 12
+    assert parser.get_events_start_time_sorted()[0].start_time == 1592860696000713
+    assert parser.get_events_end_time_sorted()[-1].end_time == 1593673051473228
+
+
+def test_traces_of_tensorflow():
+    from smdebug.profiler import TensorboardProfilerEvents
+    from smdebug.profiler.utils import read_tf_profiler_metadata_file
+
+    (file,) = (SAMPLES / "tfprofiler_timeline_traces").rglob("*.trace.json.gz")
+    assert read_tf_profiler_metadata_file(str(file)) == (
+        "80807-8c859046be41.ant.amazon.com",
+        "1596659864545103",
+        "1596659864854168",
+    )
+    parser = TensorboardProfilerEvents()
+    parser.read_events_from_file(str(file))
+    assert parser.get_all_events()[0].start_time == 1596659864566410
+    (file,) = (SAMPLES / "tfprofiler_local_missing_metadata").rglob("*.trace.json.gz")
+    assert read_tf_profiler_metadata_file(str(file)) == ("", "0", "0")
+    assert read_tf_profiler_metadata_file("a.pb") == ("", "0", "0")
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "late"), [("1591160699.algo-1.json", 14, 2), ("1591160699.algo-1.json.corrupt", 13, 1)]
+)
+def test_file_of_system_metrics(name, count, late):
+    from smdebug.profiler.system_profiler_file_parser import ProfilerSystemEvents
+    from smdebug.profiler.utils import TimeUnits
+
+    parser = ProfilerSystemEvents()
+    parser.read_events_from_file(str(SAMPLES / name))
+    assert len(parser.get_all_events()) == count
+
+    def within(*limits):
+        return len(parser.get_events_within_time_range(*limits[:2], TimeUnits.SECONDS, *limits[2:]))
+
+    assert within(0, 1591170700.4570) == count
+    assert within(0, 1591170700.4570, "cpu") == 4
+    assert within(0, 1591167699.9572) == 11
+    assert within(1591169699.4579, 2591167699.9572) == late
+    assert within(1591169699.4579, 2591167699.9572, "gpu") == late
+    assert within(0, 0, "gpu") == 0
+    with pytest.raises(SourceError, match="Value"):
+        parser.read_event_from_dict({"Type": "cpu", "Dimension": ""})
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_readers_of_folders(keep):
+    from smdebug.profiler.algorithm_metrics_reader import LocalAlgorithmMetricsReader
+    from smdebug.profiler.system_metrics_reader import LocalSystemMetricsReader
+    from smdebug.profiler.utils import TimeUnits
+
+    traces = str(SAMPLES / "test_traces")
+    assert (
+        len(LocalAlgorithmMetricsReader(traces, keep).get_events(1589930980, 1589930995, unit=TimeUnits.SECONDS)) == 4
+    )
+    events = LocalAlgorithmMetricsReader(str(SAMPLES / "model_timeline_traces"), keep).get_events(
+        1590461127873222, 1590461139949971
+    )
+    assert len(events) == 54
+    assert events[0].node_id == "0001"
+    reader = LocalAlgorithmMetricsReader(str(SAMPLES / "horovod_timeline_traces"), keep)
+    assert len(reader.get_events(1593673051472800, 1593673051473100)) == 15
+    assert reader.get_events(0, 2e15, file_suffix_filter=["pythontimeline.json"]) == []
+    reader = LocalSystemMetricsReader(traces, use_in_memory_cache=keep)
+    assert len(reader.get_events(1591100000, 1692300000, unit=TimeUnits.SECONDS)) == 78
+    assert len(reader.get_events(1591100000, 1692300000, TimeUnits.SECONDS, "cpu")) == 68
+    assert len(reader.get_events(1591100000, 1591167699, TimeUnits.SECONDS)) == 10
+    assert len(reader.get_events(1591748165, 1600000000, TimeUnits.SECONDS)) == 32
+    assert reader.get_timestamp_of_first_available_file() == 1591160699000000
+    assert reader.get_timestamp_of_latest_available_file() == 1591748160000000
+
+
+def test_names_of_files():
+    from smdebug.profiler import utils
+
+    name = "job/profiler-output/system/incremental/2020060500/1591160699.algo-1.json"
+    assert utils.get_node_id_from_system_profiler_filename(name) == "algo-1"
+    assert utils.get_utctimestamp_us_since_epoch_from_system_profiler_file(name) == 1591160699000000
+    assert utils.get_utctimestamp_us_since_epoch_from_system_profiler_file(name.replace("algo", "lgo")) is None
+    assert utils.get_timestamp_from_tracefilename("x/framework/pevents/2020/1593_0-algo-1_model_timeline.json") == 1593
+    assert utils.us_since_epoch_to_human_readable_time(1_700_000_000_008_444) == "2023-11-14T22:13:20:008444"
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("job") / "job"
+    arguments = ["--minutes", "1.5", "--gpus", "1", "--steps-per-second", "2"]
+    subprocess.run(
+        [sys.executable, ROOT / "tests/tools/make_job.py", "--out", folder, *arguments], check=True, capture_output=True
+    )
+    return folder
+
+
+def test_events_by_step(job):
+    from smdebug.profiler.algorithm_metrics_reader import LocalAlgorithmMetricsReader
+    from smdebug.profiler.system_metrics_reader import LocalSystemMetricsReader
+
+    reader = LocalAlgorithmMetricsReader(str(job))
+    steps = [event for event in reader.get_events_by_step(3, 6) if event.event_name == "Step:ModeKeys.TRAIN"]
+    assert [int(event.event_args["step_num"]) for event in steps] == [3, 4, 5]
+    assert steps[0].process_info.name == "Step:ModeKeys.TRAIN"
+    assert steps[0].file_type == "PythontimelineMetrics"
+    assert '"ph": "X"' in steps[0].to_json()
+    assert reader.get_events_by_step(3, 6, file_suffix_filter=["horovod_timeline.json"]) == []
+    assert reader.get_events_by_step(3, 100_000) == []
+    assert {event.type for event in LocalSystemMetricsReader(str(job)).get_events_by_step(3, 9, "cpu")} == {"cpu"}
+
+
+def test_arguments_come_back_as_they_stood(job):
+    from sm_profiler.source import open_source
+
+    events = open_source(job).events()
+    args = event_arguments(events[events.phase.mask("DataLoaderIter")])[0]
+    assert args == {"pid": 27, "worker_id": 0, "num_workers": 4, "pin_memory": True}
+    args = event_arguments(events[events.phase.mask("cpu_functions")])[0]
+    assert args == {"step_num": "5", "tid": 1, "device": "cpu"}
+
+
+class _Clock:
+    """A service whose job changes as time passes."""
+
+    def __init__(self, monkeypatch, states):
+        self.states, self.slept = list(states), 0
+        monkeypatch.setattr(
+            "sm_profiler.analysis.training_job.describe",
+            lambda *_, **__: self.states[min(self.slept, len(self.states) - 1)],
+        )
+        monkeypatch.setattr("time.sleep", self.sleep)
+        self.arrives = lambda: None
+
+    def sleep(self, seconds):
+        assert seconds == 10
+        self.slept += 1
+        self.arrives()
+
+
+@pytest.fixture
+def training_job(monkeypatch, tmp_path):
+    """A job whose output stands in a folder; `describe` is asked with the real client in test_analysis_notebook.py."""
+    monkeypatch.setattr("sm_profiler.analysis.training_job.profiler_output", lambda *_, **__: str(tmp_path / "out"))
+    (tmp_path / "out").mkdir()
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    return tmp_path / "out"
+
+
+def test_waiting_for_data(training_job, monkeypatch, job, capsys):
+    clock = _Clock(monkeypatch, [{"TrainingJobStatus": "InProgress", "SecondaryStatus": "Starting"}] * 9)
+
+    def arrives():
+        if clock.slept == 3:
+            for path in job.rglob("*.json"):
+                target = training_job / path.relative_to(job)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(path.read_bytes())
+
+    clock.arrives = arrives
+    asked = TrainingJob("job", "us-east-1")
+    asked.wait_for_sys_profiling_data_to_be_available()
+    assert clock.slept == 3
+    asked.wait_for_framework_profiling_data_to_be_available()
+    printed = capsys.readouterr().out
+    assert printed.count("not available yet") == 1  # once a status
+    assert "Profiler data from system is available" in printed
+    assert asked.get_systems_metrics_reader().get_events(0, 2e15, event_type="cpu")
+    assert asked.get_framework_metrics_reader().get_timestamp_of_latest_available_file() > 0
+    assert asked.get_config_and_profiler_s3_output_path() == (None, str(training_job))
+
+
+def test_a_job_that_left_nothing_is_not_waited_for(training_job, monkeypatch):
+    _Clock(monkeypatch, [{"TrainingJobStatus": "Failed", "SecondaryStatus": "Failed"}])
+    with pytest.raises(SourceError, match="failed and left no data"):
+        TrainingJob("job", "us-east-1").wait_for_sys_profiling_data_to_be_available()
