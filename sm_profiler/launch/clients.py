@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sm_profiler.config.environment import SWITCH
+from sm_profiler.errors import ConfigError
 from sm_profiler.launch.attachment import Attachment
 from sm_profiler.launch.environment import CHECKPOINTS, MAX_VARIABLES_TUNING, agent_environment
 from sm_profiler.launch.request import refuse_what_the_service_refuses, to_request
@@ -20,7 +21,14 @@ _TUNING = "provide-client-params.sagemaker.CreateHyperParameterTuningJob"
 
 
 def attach_client(client: Any, profiler_config: Any, rules: Sequence[Any], backend: str) -> Attachment:
-    """Attach to one SageMaker client: every training job that it creates from now on."""
+    """Attach to one SageMaker client: every training job that it creates from now on.
+
+    Raises:
+        ConfigError: it is a client of another service.
+    """
+    service = client.meta.service_model.service_name
+    if service != "sagemaker":
+        raise ConfigError(f"attach takes a SageMaker client, not one of {service}")
     adder = _Adder(profiler_config, rules, backend, client.meta.region_name, None)
     return Attachment(
         f"every training job created by this client is profiled ({backend})", [adder.register(client.meta.events)]

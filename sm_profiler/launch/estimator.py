@@ -27,7 +27,11 @@ def attach_estimator(estimator: Any, profiler_config: Any, rules: Sequence[Any],
     dropped = [rule.name for rule in estimator.rules or [] if is_kind(rule, ProfilerRule)]
     if dropped:
         warnings.warn(f"the Estimator's profiler rules are replaced: {', '.join(map(str, dropped))}", stacklevel=3)
-    if estimator.profiler_config is not None:
+    before = estimator.profiler_config
+    if before is not None and config_request(before).keys() - {
+        "S3OutputPath",
+        "DisableProfiler",
+    }:  # a bare one is the SDK's
         warnings.warn("the Estimator's profiler_config is replaced", stacklevel=3)
     if backend == "agent":
         values = {

@@ -164,3 +164,8 @@ class PipelineVariable:
 def test_what_only_a_pipeline_knows_cannot_travel_in_the_environment():
     with pytest.raises(ConfigError, match="S3OutputPath: only known when the pipeline runs"):
         agent_environment(PROFILE, s3_output_path=PipelineVariable())
+
+
+def test_a_client_of_another_service(wire):
+    with pytest.raises(ConfigError, match="not one of s3"):
+        attach(wire.session.client("s3"), PROFILE)

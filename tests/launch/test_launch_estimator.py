@@ -186,7 +186,9 @@ def test_attach_says_what_it_replaces_and_keeps_debugging_rules(wire):
     import sagemaker.debugger as theirs
 
     debugging = theirs.Rule.sagemaker(theirs.rule_configs.vanishing_gradient())
-    estimator = wire.estimator(profiler_config=ProfilerConfig(), rules=[debugging, report()])
+    estimator = wire.estimator(
+        profiler_config=ProfilerConfig(system_monitor_interval_millis=100), rules=[debugging, report()]
+    )
     with pytest.warns(UserWarning, match="replaced") as said:
         attach(estimator, profile(), [ProfilerRule.sagemaker(rule_configs.CPUBottleneck())])
     texts = [str(one.message) for one in said]
@@ -241,7 +243,8 @@ def test_without_network_files_go_where_the_service_stores_them(wire, more, fold
 
 def test_agent_warns_of_rules_that_nobody_runs_and_of_variables_that_it_replaces(wire):
     estimator = wire.estimator(environment={"SM_PROFILER_CONFIG": "mine", "SM_PROFILER_CONFIGURED": "kept"})
-    with pytest.warns(UserWarning, match="replaced") as said:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         attach(estimator, profile(), [report()], backend="agent")
     texts = [str(one.message) for one in said]
     assert any("starts no rule jobs" in text for text in texts)
@@ -281,6 +284,28 @@ def test_in_a_pipeline(wire):
     assert first["ProfilerRuleConfigurations"][0]["RuleConfigurationName"] == "ProfilerReport"
     assert second["Environment"]["SM_PROFILER_AUTO"] == "1"
     assert load_profile(config_from_environment(second["Environment"])).interval_ms == 500
+
+
+def test_attached_again_after_a_fit_nothing_is_said_of_what_the_sdk_filled_in(wire):
+    estimator = wire.estimator()
+    estimator.fit(wait=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        attach(estimator, profile())
+
+
+def test_trials_of_a_tuner(wire):
+    from sagemaker.tuner import ContinuousParameter, HyperparameterTuner
+
+    estimator = wire.estimator("pytorch")
+    attach(estimator, profile(), backend="agent")
+    metrics = [{"Name": "loss", "Regex": "loss: (.*)"}]
+    ranges = {"rate": ContinuousParameter(0.1, 0.2)}
+    HyperparameterTuner(estimator, "loss", ranges, metrics, max_jobs=2).fit({"x": "s3://bucket/x"}, wait=False)
+    request = wire.last("CreateHyperParameterTuningJob")
+    carried = load_profile(config_from_environment(request["TrainingJobDefinition"]["Environment"]))
+    assert carried.collectors["detailed"].start_step == 5
+    assert check_request("CreateHyperParameterTuningJob", request) == []
 
 
 def test_what_is_no_launcher(wire):
