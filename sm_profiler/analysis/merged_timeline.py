@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
@@ -170,7 +171,8 @@ def write_records(records: Iterable[Record], where: str) -> None:
             file.writelines(_encoded(records))
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise SourceError(f"{where} cannot be written: {error.strerror}") from error
 
 
