@@ -6,6 +6,7 @@ import shlex
 import signal
 import sys
 import threading
+import time
 from argparse import ArgumentParser, Namespace
 
 from sm_profiler.cli.command import DONE
@@ -39,7 +40,7 @@ class Command:
         ended = threading.Event()
         for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(name, lambda *_: ended.set())
-        with LocalSageMaker(options.port, options.folder) as local:
+        with LocalSageMaker(options.port, options.folder, say=_say) as local:
             if not options.env:
                 print(f"SageMaker, S3, IAM, STS and CloudWatch Logs on {local.url}; jobs stand in {local.folder}.")
                 print("In the shell of your client:\n")
@@ -52,6 +53,10 @@ class Command:
             ended.wait()
             print("stopping the jobs …", file=sys.stderr)
         return DONE
+
+
+def _say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
 def _exports(environment: dict[str, str]) -> str:

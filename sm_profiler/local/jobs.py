@@ -36,6 +36,7 @@ class Jobs:
     def start_training(self, job: TrainingJob) -> None:
         """Run a training job."""
         with self._lock:
+            job.say = self._services.say
             run = self._training[job.arn] = TrainingRun(self._services, job)
             run.start()
 

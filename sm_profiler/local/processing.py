@@ -62,6 +62,7 @@ class ProcessingRun(threading.Thread):
             self.job.failure = reason[:REASON_LENGTH]
             self.job.end_time = self.job.last_modified_time = now()
             self.job.status = status
+        self.services.say(f"processing job {self.job.name}: {status} {self.job.failure}".rstrip())
         self.job.ended.set()
 
     def _process(self) -> tuple[str, str]:
@@ -120,9 +121,12 @@ class ProcessingRun(threading.Thread):
 
     @property
     def is_rule(self) -> bool:
-        """Whether the job is one of our rules: a rule image and no entry point of its own."""
+        """Whether the job is a rule's: a rule image, or an environment that names a rule, and no entry point of its own."""
         application = self.job.request["AppSpecification"]
-        return bool(RULE_IMAGE.search(application["ImageUri"])) and not application.get("ContainerEntrypoint")
+        named = "rule_to_invoke" in self.job.request.get("Environment", {})
+        return (named or bool(RULE_IMAGE.search(application["ImageUri"]))) and not application.get(
+            "ContainerEntrypoint"
+        )
 
     def _command(self) -> list[str]:
         if self.is_rule:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,7 @@ class JobRecord:
     end_time: datetime | None = None
     stop_requested: threading.Event = attrs.field(factory=threading.Event)
     ended: threading.Event = attrs.field(factory=threading.Event)
+    say: Callable[[str], None] = lambda _: None
     lock: threading.RLock = attrs.field(factory=threading.RLock)
 
     @property
@@ -178,6 +180,8 @@ class TrainingJob(JobRecord):
             if secondary == "Training":
                 self.start_time = time
             self.status = status or self.status
+        why = f": {self.failure.splitlines()[0]}" if status == "Failed" and self.failure else ""
+        self.say(f"training job {self.name}: {secondary}{why}")
 
     def describe(self) -> JsonDict:
         """DescribeTrainingJob's answer."""

@@ -80,6 +80,7 @@ class RuleRun(threading.Thread):
             self.rule.set("Error", f"InternalServerError: {error!r}")
         if self.rule.status not in WORDS:
             self.rule.set("Error", "InternalServerError: the rule ended without a status")
+        self.services.say(f"rule {self.rule.name} of {self.job.name}: {self.rule.status} {self.rule.details}".rstrip())
 
     def _evaluate(self) -> None:
         region = self.job.region

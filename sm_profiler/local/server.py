@@ -80,13 +80,16 @@ class LocalSageMaker:
     Args:
         port: 0 takes a free one.
         folder: where jobs stand; a temporary folder, removed at the end, by default.
+        say: takes a line whenever a job changes.
 
     Attributes:
         environment: what a client's process needs (address, region, credentials, SDK settings).
     """
 
-    def __init__(self, port: int = 0, folder: str | Path | None = None) -> None:
-        self._port, self._wanted = port, folder
+    def __init__(
+        self, port: int = 0, folder: str | Path | None = None, say: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._port, self._wanted, self._say = port, folder, say
         self._server: BaseWSGIServer | None = None
         self._stack = contextlib.ExitStack()
         self.services: Services
@@ -153,7 +156,7 @@ class LocalSageMaker:
                 ADDRESS, self._port, application, threaded=True, request_handler=QuietHandler, fd=listener.fileno()
             )
         self._server.daemon_threads = True  # type: ignore[attr-defined] # of the threaded server class
-        self.services = Services(f"http://{ADDRESS}:{self._server.port}", folder)
+        self.services = Services(f"http://{ADDRESS}:{self._server.port}", folder, say=self._say)
         self.jobs = Jobs(self.services)
         self._stack.callback(self._remove_outside)
         for service in SERVICES:

@@ -6,7 +6,7 @@ import itertools
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +30,7 @@ class Services:
         url: http://127.0.0.1:port.
         folder: where the endpoint keeps its jobs.
         region: the default one.
+        say: takes a line on each change of a job, for the endpoint's own terminal.
         outside: temporary folders that had to stand elsewhere, to be removed with the endpoint.
     """
 
@@ -37,6 +38,7 @@ class Services:
     folder: Path
     region: str = REGION
     outside: list[Path] = attrs.field(factory=list)
+    say: Callable[[str], None] = lambda _: None
     _numbers: Iterator[int] = attrs.field(factory=itertools.count, init=False)
 
     def client(self, service: str, region: str | None = None) -> Any:

@@ -224,7 +224,7 @@ class TrainingRun(threading.Thread):
             if text := failure.read_text("utf-8", "replace").strip():
                 return f"AlgorithmError: {text}, {describe_exit(code)}"
         tail = "\n".join(self.streams[number].tail[-8:])
-        return f"AlgorithmError: {describe_exit(code)} on {self.hosts[number].name}\n{tail}"
+        return f"AlgorithmError: {describe_exit(code)} on {self.hosts[number].name}\n{tail}".rstrip()
 
     def _check_stop(self, start: float, limit: float) -> None:
         ending = ""

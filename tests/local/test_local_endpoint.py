@@ -33,7 +33,7 @@ def exports(text: str) -> dict[str, str]:
 def endpoint(tmp_path):
     """A running `sm-profiler local --env`, and the environment that it printed."""
     command = [sys.executable, "-m", "sm_profiler", "local", "--env", "--port", "0", "--folder", str(tmp_path / "jobs")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         printed = ""
         while "SAGEMAKER_VALIDATE_ROLE" not in printed:
             line = process.stdout.readline()

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import zipfile
 from importlib.util import find_spec
@@ -29,9 +30,14 @@ def test_sdk_v3_trains_waits_and_reads_back(bench, repository, tmp_path):
         pytest.skip("no .envs/sdk3")
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [str(python), str(CLIENT), bench.local.bucket, str(tmp_path)]
-    environment = {**os.environ, **bench.local.environment}
+    (tmp_path / "guard").mkdir()
+    shutil.copy(CLIENT.with_name("network_guard.py"), tmp_path / "guard" / "sitecustomize.py")
+    log = tmp_path / "network.log"
+    guard = {"PYTHONPATH": str(tmp_path / "guard"), "NETWORK_GUARD_LOG": str(log)}
+    environment = {**os.environ, **bench.local.environment, **guard}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
+    assert not log.exists(), log.read_text()
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["trained"] == "Completed"
     arguments = ["--learning-rate", "0.1", "--epochs", "3"]
