@@ -52,7 +52,7 @@ def parse_all(
         SourceError: a file cannot be fetched; one that was removed meanwhile is refused instead.
     """
     items = list(items)
-    wanted = processes if processes is not None else len(os.sched_getaffinity(0))
+    wanted = processes if processes is not None else _processors()
     if processes is None and sum(item.info.size for item in items) < WORTH_BYTES:
         wanted = 1
     if wanted > 1 and sys.executable:
@@ -61,6 +61,12 @@ def parse_all(
     fetched = read_all(storage, (item.info for item in items), ahead_bytes=ahead_bytes)
     for item, (_, data) in zip(items, fetched, strict=True):
         yield _parse_here(item, data)
+
+
+def _processors() -> int:
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _parse_here(item: Item, data: bytes | SourceError) -> Parsed:
@@ -110,7 +116,10 @@ class _Workers:
         self._all: list[subprocess.Popen[bytes]] = []
         self._lock = threading.Lock()
         for _ in range(count):
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+            # In a session of its own: Ctrl-C is for the process that asks, which ends its helpers itself.
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+            )
             if process.stdout:
                 with suppress(OSError):
                     fcntl.fcntl(process.stdout, _SET_PIPE_SIZE, _PIPE_BYTES)
