@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sm_profiler.cli.command import BAD, DONE
 from sm_profiler.errors import ProfilerError
 
+if TYPE_CHECKING:
+    from sm_profiler.monitor.uploader import Uploader
+
+FLUSH_SECONDS = 100.0  # SageMaker's containers have 120 s from SIGTERM on
+WATCH_SECONDS = 0.5
+
 
 class Command:
-    """Samples until SIGINT or SIGTERM."""
+    """Samples until SIGINT or SIGTERM, or until a process has ended."""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the arguments."""
@@ -23,15 +32,28 @@ class Command:
             "--interval-ms", type=int, default=500, metavar="N", help="milliseconds between samples (500)"
         )
         parser.add_argument("--node", default=None, help="name of this node (algo-1, or as resourceconfig.json says)")
+        parser.add_argument("--pid", type=int, default=None, metavar="N", help="end when this process has ended")
+        parser.add_argument(
+            "--upload",
+            default=None,
+            metavar="URI",
+            help="s3:// URI of a profiler-output that DIR's files are uploaded to",
+        )
+        parser.add_argument("--kms-key", default=None, metavar="KEY", help="key that uploads are encrypted with")
 
     def run(self, options: Namespace) -> int:
         """Sample until stopped."""
         from sm_profiler.hook.settings import node_name
         from sm_profiler.monitor.lock import NodeLock
-        from sm_profiler.monitor.sampler import Sampler
+        from sm_profiler.monitor.members import start_time
+        from sm_profiler.monitor.sampler import LONGEST_MS, SHORTEST_MS, Sampler
 
-        if not 100 <= options.interval_ms <= 60_000:  # noqa: PLR2004 - the range that the API knows
-            raise ProfilerError(f"--interval-ms {options.interval_ms}: between 100 and 60000")
+        if not SHORTEST_MS <= options.interval_ms <= LONGEST_MS:
+            raise ProfilerError(f"--interval-ms {options.interval_ms}: between {SHORTEST_MS} and {LONGEST_MS}")
+        started = start_time(options.pid) if options.pid else ""
+        if options.pid and not started:
+            raise ProfilerError(f"--pid {options.pid}: no such process")
+        uploader = make_uploader(options)
         node = options.node or node_name()
         lock = NodeLock(options.out, node)
         try:
@@ -41,11 +63,45 @@ class Command:
         if not taken:
             print(f"{options.out}: {node} is sampled already by another process")
             return BAD
-        stop = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stop.set())
-        print(f"sampling {node} every {options.interval_ms} ms into {options.out}; Ctrl-C ends it", flush=True)
         sampler = Sampler(options.out, node, options.interval_ms / 1000)
-        sampler.run(stop)
+        print(f"sampling {node} every {options.interval_ms} ms into {options.out}; Ctrl-C ends it", flush=True)
+        until_stopped(
+            [sampler.run, *([uploader.run] if uploader else [])],
+            lambda: bool(options.pid) and start_time(options.pid) != started,
+        )
         print(f"{sampler.ticks} samples")
-        return DONE
+        return DONE if uploader is None or flush(uploader) else BAD
+
+
+def until_stopped(work: list[Callable[[threading.Event], None]], is_over: Callable[[], bool]) -> None:
+    """Do everything at once until SIGINT or SIGTERM, or until it is over."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    threads = [threading.Thread(target=target, args=(stop,)) for target in work]
+    for thread in threads:
+        thread.start()
+    while not stop.wait(WATCH_SECONDS):
+        if is_over():
+            stop.set()
+    for thread in threads:
+        thread.join()
+
+
+def make_uploader(options: Namespace) -> Uploader | None:
+    """The uploader, where one is asked for."""
+    if not options.upload:
+        return None
+    from sm_profiler.monitor.destination import S3Destination
+    from sm_profiler.monitor.uploader import Uploader
+
+    return Uploader(options.out, S3Destination(options.upload, options.kms_key))
+
+
+def flush(uploader: Uploader) -> bool:
+    """Upload what is left, within the time that a container has."""
+    uploader.wait = time.sleep
+    done = uploader.drain(uploader.clock() + FLUSH_SECONDS)
+    left = "" if done else f", {len(uploader.pending())} not: {uploader.error}"
+    print(f"{uploader.uploaded} files uploaded to {uploader.destination.uri}{left}")
+    return done
