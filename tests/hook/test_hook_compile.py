@@ -1,0 +1,35 @@
+"""torch.compile: as many graphs and graph breaks as without the hook, and the steps are still right."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from test_hook_training import environment, events
+
+SCRIPT = Path(__file__).with_name("compiled_graphs.py")
+
+
+@pytest.mark.slow
+def test_graphs_and_breaks_are_those_of_a_run_without_the_hook(tmp_path):
+    rows = {}
+    for mode in ("off", "on"):
+        done = subprocess.run(
+            [sys.executable, SCRIPT, mode, tmp_path],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=250,
+            env=environment(),
+        )
+        assert done.returncode == 0, done.stderr
+        assert "sm-profiler" not in done.stderr
+        rows[mode] = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows["on"]) == 7
+    assert rows["on"] == rows["off"]
+    for row in rows["on"]:
+        seen = Counter(event["phase"] for event in events(tmp_path / f"{row['kind']}-{row['fullgraph']}"))
+        assert seen["Step:ModeKeys.TRAIN"] == 6, (row, seen)
+        assert seen["Backward(post-forward)"] == 6, (row, seen)
