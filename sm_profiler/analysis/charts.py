@@ -110,9 +110,16 @@ def histogram_figure(title: str, source: Any, size: tuple[int, int]) -> Any:
         fill_alpha=0.5,
     )
     plot.y_range.start = 0
-    plot.xaxis.axis_label = title
+    plot.xaxis.axis_label = plain(title)
     plot.yaxis.axis_label = "occurrences"
     return plot
+
+
+def plain(text: str) -> str:
+    """A text of the data as a label: Bokeh would take what stands between `$$` for mathematics, and fetch what draws it."""
+    for mark in ("$$", r"\[", r"\("):
+        text = text.replace(mark, " ".join(mark))
+    return text
 
 
 def grid(figures: Sequence[Any]) -> Any:

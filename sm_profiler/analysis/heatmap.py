@@ -9,7 +9,7 @@ from bokeh.models import HoverTool, LinearColorMapper
 from bokeh.palettes import viridis
 
 from sm_profiler.analysis.chart_data import Rows, heat_rows, system_series
-from sm_profiler.analysis.charts import WIDTH, Chart, ColumnDataSource, figure, latest_us, system_reader
+from sm_profiler.analysis.charts import WIDTH, Chart, ColumnDataSource, figure, latest_us, plain, system_reader
 from sm_profiler.analysis.readers import SystemMetricsReader, Where, system_rows
 
 _USE = (".*CPU", ".*GPU")
@@ -74,7 +74,9 @@ class Heatmap(Chart):
         self.plot.image("image", x=0, y="y", dw="dw", dh=1, source=self.source, color_mapper=colours)
         self.plot.add_tools(HoverTool(tooltips=[("usage", "@image"), ("metric", "@metric"), ("index", "$x{0}")]))
         self.plot.yaxis.ticker = (np.arange(count) + 0.5).tolist()
-        self.plot.yaxis.major_label_overrides = {number + 0.5: name for number, name in enumerate(self.rows.names)}
+        self.plot.yaxis.major_label_overrides = {
+            number + 0.5: plain(name) for number, name in enumerate(self.rows.names)
+        }
         self.plot.yaxis.major_label_text_font_size = "7pt"
         self.plot.xaxis.axis_label = "measurement"
         self.plot.grid.visible = False

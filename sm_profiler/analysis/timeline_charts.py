@@ -28,6 +28,7 @@ from sm_profiler.analysis.charts import (
     figure,
     framework_reader,
     latest_us,
+    plain,
     system_reader,
 )
 from sm_profiler.analysis.readers import AlgorithmMetricsReader, SystemMetricsReader, Where, event_rows, system_rows
@@ -119,7 +120,7 @@ class TimelineCharts(Chart):
 
     def _figure(self, title: str, source: Any, x_range: Any) -> Any:
         plot = figure(
-            title=title,
+            title=plain(title),
             height=200,
             width=WIDTH,
             x_range=x_range,
@@ -266,6 +267,6 @@ class DetailedChart(Chart):
         )  # fmt: skip
         plot.add_tools(HoverTool(tooltips=_BAR_TIPS, formatters={"@left": "datetime", "@right": "datetime"}))
         plot.yaxis.ticker = (np.arange(len(bars.rows)) + 0.5).tolist()
-        plot.yaxis.major_label_overrides = {number + 0.5: name for number, name in enumerate(bars.rows)}
+        plot.yaxis.major_label_overrides = {number + 0.5: plain(name) for number, name in enumerate(bars.rows)}
         plot.xaxis.axis_label = "time, UTC"
         return plot

@@ -1,0 +1,229 @@
+"""Charts: what they compute, that they draw it, and that saved pages need nothing else."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sm_profiler.analysis import (
+    Heatmap,
+    MetricsHistogram,
+    PandasFrame,
+    PT_dataloader_analysis,
+    StepHistogram,
+    StepTimelineChart,
+    TimelineCharts,
+)
+from sm_profiler.analysis.chart_data import bars_of, chosen, duration_edges, heat_rows, system_series, time_annotations
+from sm_profiler.analysis.charts import plain
+from sm_profiler.errors import ConfigError, SourceError
+from sm_profiler.formats.columns import EventColumns, SystemColumns
+from sm_profiler.source import open_source
+
+ROOT = Path(__file__).parents[2]
+END_US = 1_700_000_090_000_000
+START_US = 1_700_000_000_000_000
+
+
+def make_job(folder, *arguments):
+    make = ROOT / "tests/tools/make_job.py"
+    subprocess.run([sys.executable, make, "--out", folder, *arguments], check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    return make_job(tmp_path_factory.mktemp("job") / "job", "--minutes", "1.5", "--nodes", "2", "--gpus", "2", "--cpus", "3", "--steps-per-second", "2")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def source(job):
+    return open_source(job)
+
+
+def test_series_and_totals(source):
+    system = source.system()
+    series = system_series(system)
+    assert "CPUUtilization-nodeid:algo-2" in series
+    devices = series["CPUUtilization-nodeid:algo-1"]
+    assert list(devices) == ["cpu0", "cpu1", "cpu2", "total"]
+    mine = system.node.mask("algo-1") & system.dimension.mask("CPUUtilization")
+    assert devices["total"][:, 1].mean() == pytest.approx(system.value[mine].mean())
+    assert (np.diff(devices["total"][:, 0]) > 0).all()
+    together = system_series(system, by_node=False)
+    assert (
+        len(together["GPUUtilization"]["gpu0"])
+        == (system.dimension.mask("GPUUtilization") & system.name.mask("gpu0")).sum()
+    )
+    assert "total" not in together[""]  # memory and operations a second have no common mean
+    assert system_series(SystemColumns.empty()) == {}
+
+
+def test_chosen():
+    assert chosen(["cpu0", "cpu1", "gpu0", "cpu0"], ["cpu", "1"]) == ["cpu0", "cpu1"]
+    with pytest.raises(ConfigError, match="regular expression"):
+        chosen(["a"], ["("])
+
+
+def test_time_annotations_are_milliseconds(source):
+    events = source.events()
+    one = events[events.name.mask("Step:ModeKeys.TRAIN") & (events.step == 3) & events.node.mask("algo-1-0")]
+    assert time_annotations(one) == {"Step:ModeKeys.TRAIN_3": pytest.approx(one.duration_us[0] / 1000)}
+    spent = time_annotations(events)
+    assert list(spent.values()) == sorted(spent.values(), reverse=True)
+    assert time_annotations(EventColumns.empty()) == {}
+
+
+def test_bars_keep_the_longest(source):
+    events = source.events()
+    names = [events.phase.values[code] for code in events.phase.codes]
+    bars = bars_of(events, names, 10)
+    assert len(bars.row) == 10
+    assert bars.left_out == len(events) - 10
+    assert sorted(bars.end_ms - bars.start_ms) == pytest.approx(sorted(events.duration_us / 1e3)[-10:], abs=0.01)
+
+
+def test_edges_of_equal_durations():
+    assert len(duration_edges(np.array([2.0, 2.0]))) == 51
+
+
+def test_heat_rows_are_percent(source):
+    rows = heat_rows(system_series(source.system()), [".*"], [".*"])
+    assert np.nanmax(rows.values) <= 100 + 1e-9
+    assert len(rows.names) == len(rows.values)
+    assert heat_rows({}, [".*"], [".*"]).values.shape == (0, 0)
+
+
+def check_page(path):
+    page = path.read_text()
+    assert "Bokeh" in page
+    markup = re.sub(r"(<script[^>]*>).*?</script>", r"\1", page, flags=re.DOTALL)
+    assert not re.search(r"<(script|link|img|iframe)[^>]*\s(src|href)=", markup)
+    return page
+
+
+def test_labels_are_no_mathematics():
+    # Bokeh would fetch MathJax from the network for such a label
+    assert plain("a$$x$$") == "a$ $x$ $"
+    assert plain(r"\[x\] \(y\)") == r"\ [x\] \ (y\)"
+
+
+def test_timeline(job, tmp_path, capsys):
+    charts = TimelineCharts(job, select_dimensions=["CPU", "GPUU"], select_events=["total"], x=50)
+    assert len(charts.figures) == 4
+    assert "CPUUtilization-nodeid:algo-1_total" in check_page(charts.save(tmp_path / "folder" / "page.html"))
+    times = charts.system_metrics["CPUUtilization-nodeid:algo-1"]["total"][:, 0]
+    spent = charts.find_time_annotations([60, 40])
+    printed = capsys.readouterr().out
+    assert f"Selected timerange: {times[40]} to {times[60]}" in printed
+    assert any(name.startswith("Step:ModeKeys.TRAIN_") for name in spent)
+    assert f"Spent {next(iter(spent.values()))} ms (cumulative time) in {next(iter(spent))}" in printed
+    detailed = charts.plot_detailed_profiler_data([20, 40])
+    assert {"worker 0", "main process"} <= set(detailed.loading.rows)
+    assert "Step:ModeKeys.TRAIN" in detailed.others.rows
+    check_page(detailed.save(tmp_path / "detailed.html"))
+    assert charts.find_time_annotations([]) == {}
+    assert charts.plot_detailed_profiler_data([]) is None
+    with pytest.raises(ConfigError, match="no points"):
+        charts.find_time_annotations([-3, 5])
+
+
+def test_timeline_of_a_live_job(job, capsys):
+    charts = TimelineCharts(
+        PandasFrame(job).system_metrics_reader,
+        starttime=START_US,
+        endtime=START_US + 40_000_000,
+        select_events=["cpu1"],
+    )
+    source = charts.sources["CPUUtilization-nodeid:algo-1"]["cpu1"]
+    before = len(source.data["x"])
+    charts.update_data(END_US)
+    assert len(source.data["x"]) > before
+    assert charts.figures[0].x_range.end == pytest.approx(source.data["x"][-1], abs=1000)
+    assert "new system metrics events" in capsys.readouterr().out
+
+
+def test_nothing_in_range(job, tmp_path):
+    charts = TimelineCharts(job, starttime=0, endtime=1)
+    check_page(charts.save(tmp_path / "page.html"))
+    assert charts.find_time_annotations([0, 1]) == {}
+
+
+def test_steps(job, tmp_path):
+    chart = StepTimelineChart(job, width=10)
+    assert chart.source.data["y"].min() > 0
+    assert len(chart.steps.number) == sum(open_source(job).events().name.mask(lambda name: name.startswith("Step")))
+    chart.update_data(START_US + 30_000_000)
+    assert len(chart.source.data["x"]) < len(StepTimelineChart(job).steps.number)
+    check_page(chart.save(tmp_path / "page.html"))
+    histogram = StepHistogram(job)
+    with pytest.raises(SourceError, match="nothing to show"):
+        histogram.save(tmp_path / "none.html")
+    histogram.plot(show_workers=True)
+    assert {"Step:ModeKeys.TRAIN-nodeid:algo-1-0", "Forward-nodeid:algo-2-3"} <= set(histogram.step_metrics)
+    assert not any("SubModule" in name for name in histogram.step_metrics)
+    histogram.plot(endtime=START_US + 30_000_000, select_metrics=["Step"], show_workers=False)
+    few = sum(map(len, histogram.step_metrics.values()))
+    histogram.update_data(END_US)
+    assert sum(map(len, histogram.step_metrics.values())) > few
+    assert set(histogram.sources) <= set(histogram.step_metrics)
+    check_page(histogram.save(tmp_path / "steps.html"))
+
+
+def test_no_steps(tmp_path):
+    folder = make_job(tmp_path / "job", "--minutes", "1", "--scenario", "no-framework")
+    with pytest.raises(SourceError, match="no step"):
+        StepTimelineChart(folder)
+    histogram = StepHistogram(folder)
+    histogram.plot()
+    check_page(histogram.save(tmp_path / "page.html"))
+
+
+def test_histograms_and_heat(job, tmp_path):
+    histogram = MetricsHistogram(job)
+    histogram.plot(
+        endtime=START_US + 40_000_000, select_dimensions=["CPU", "^-nodeid"], select_events=["total", "IOPS"]
+    )
+    data = histogram.sources["CPUUtilization-nodeid:algo-1"]["total"].data
+    counted = data["top"].sum()
+    assert counted == len(histogram.system_metrics["CPUUtilization-nodeid:algo-1"]["total"])
+    rates = histogram.sources["-nodeid:algo-1"]["IOPS"].data
+    assert rates["top"].sum() == len(histogram.system_metrics["-nodeid:algo-1"]["IOPS"])  # more than 100 a second, too
+    histogram.update_data(END_US)
+    assert histogram.sources["CPUUtilization-nodeid:algo-1"]["total"].data["top"].sum() > counted
+    check_page(histogram.save(tmp_path / "histogram.html"))
+    heat = Heatmap(job, plot_height=500)
+    assert len(heat.rows.names) == 20  # two nodes; 3 cores, 2 GPUs with two dimensions, a total each
+    heat.update_data(START_US + 40_000_000)
+    check_page(heat.save(tmp_path / "heat.html"))
+    with pytest.raises(SourceError, match="cannot be written"):
+        heat.save(tmp_path)
+
+
+def test_loading_in_a_window(job, tmp_path, capsys):
+    analysis = PT_dataloader_analysis(job)
+    window = "2023-11-14T22:13:20:000000", "2023-11-14T22:14:50:000000"
+    check_page(analysis.plot_the_window(*window, select_dimensions=["CPU"]).save(tmp_path / "page.html"))
+    slow = analysis.analyze_batchtime(*window, select_events=["Step", "GetNext"], select_dimensions=["GPUU"])
+    printed = capsys.readouterr().out
+    assert "Median time spent on each batch of data" in printed
+    assert slow is not None
+    assert "Step:ModeKeys.TRAIN" in printed
+    assert "GPUUtilization" in printed
+    assert "CPUUtilization" not in printed
+    assert analysis.analyze_batchtime(END_US, END_US + 1) is None
+
+
+def test_no_loading(tmp_path, capsys):
+    analysis = PT_dataloader_analysis(make_job(tmp_path / "job", "--minutes", "1", "--scenario", "no-framework"))
+    analysis.analyze_dataloaderIter_initialization()
+    assert (
+        analysis.analyze_dataloaderWorkers()
+        is analysis.analyze_dataloader_getnext()
+        is analysis.analyze_batchtime()
+        is None
+    )
+    assert capsys.readouterr().out.count("are not present") == 5
