@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +35,7 @@ VERSION = 1
 WORTH_BYTES = 4 << 20  # less is read faster than it is looked up
 MOST_BYTES = 8 << 30
 _KEY = b"sm_profiler"
+_writing: list[threading.Thread] = []
 
 
 class _File(msgspec.Struct, array_like=True):
@@ -111,6 +113,7 @@ class Cache:
     def load(self, items: Sequence[Item], *, system: bool) -> Copy | None:
         """The copy of files among `items`; None where there is none, or one of its files is not among them any more."""
         path = self._path(system=system)
+        wait_for_copies()
         try:
             with pa.memory_map(str(path)) as source:
                 table = ipc.open_file(source).read_all()
@@ -139,7 +142,12 @@ class Cache:
         return Copy(columns, readings, streams)
 
     def save(self, copy: Copy, *, system: bool) -> None:
-        """Keep a copy for the next time; nothing happens where it cannot be written."""
+        """Keep a copy for the next time; it is written in the background, and not at all where that cannot be done."""
+        thread = threading.Thread(target=self._save, args=(copy, system), name="sm-profiler-copy")
+        _writing.append(thread)
+        thread.start()
+
+    def _save(self, copy: Copy, system: bool) -> None:  # noqa: FBT001 - the thread hands arguments over by position
         files = [
             _File(
                 each.item.info.key,
@@ -182,6 +190,12 @@ class Cache:
                 return
             path.unlink(missing_ok=True)
             held -= size
+
+
+def wait_for_copies() -> None:
+    """Wait until the copies that this process is writing are written."""
+    while _writing:
+        _writing.pop().join()
 
 
 def _is_between(items: Sequence[Item], mine: Sequence[Item]) -> bool:

@@ -39,7 +39,9 @@ def copy(job, tmp_path):
 
 def read(where, **options):
     source = open_source(where, **options)
-    return source.system(), source.events(), source.quality(), source.metadata()
+    given = source.system(), source.events(), source.quality(), source.metadata()
+    cache.wait_for_copies()
+    return given
 
 
 def test_second_time_comes_from_the_copy(copy, parsed, assert_same):
@@ -163,7 +165,7 @@ def test_two_processes_at_once(copy, assert_same, job):
         "import sys\nfrom sm_profiler.source import cache, open_source, profile\n"
         "cache.WORTH_BYTES = profile.WORTH_BYTES = 0\n"
         "for _ in range(6):\n"
-        "    source = open_source(sys.argv[1]); print(len(source.system()), len(source.events()))\n"
+        "    source = open_source(sys.argv[1]); print(len(source.system()), len(source.events())); cache.wait_for_copies()\n"
         "    [path.unlink(missing_ok=True) for path in cache.cache_root().rglob('system.arrow')]\n"
     )
     processes = [

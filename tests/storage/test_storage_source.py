@@ -10,6 +10,7 @@ import pytest
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.columns import Category
 from sm_profiler.source import open_source
+from sm_profiler.source.cache import wait_for_copies
 from sm_profiler.source.job import describe, profiler_output
 from sm_profiler.storage.s3 import S3Storage
 
@@ -114,6 +115,7 @@ def test_copy_of_s3_is_used_until_an_object_changes(endpoint, uploaded, job, mon
     for module in ("cache", "profile"):
         monkeypatch.setattr(f"sm_profiler.source.{module}.WORTH_BYTES", 0)
     first = open_source(f"s3://jobs/{PREFIX}").system()
+    wait_for_copies()
     endpoint.requests.clear()
     assert_same(open_source(f"s3://jobs/{PREFIX}").system(), first)
     assert not [path for _, path, _ in endpoint.requests if path.endswith(".json")]
