@@ -64,8 +64,10 @@ class Command:
             print(f"{options.out}: {node} is sampled already by another process")
             return BAD
         sampler = Sampler(options.out, node, options.interval_ms / 1000)
+        stop = stop_on_signals()
         print(f"sampling {node} every {options.interval_ms} ms into {options.out}; Ctrl-C ends it", flush=True)
         until_stopped(
+            stop,
             [sampler.run, *([uploader.run] if uploader else [])],
             lambda: bool(options.pid) and start_time(options.pid) != started,
         )
@@ -73,11 +75,18 @@ class Command:
         return DONE if uploader is None or flush(uploader) else BAD
 
 
-def until_stopped(work: list[Callable[[threading.Event], None]], is_over: Callable[[], bool]) -> None:
-    """Do everything at once until SIGINT or SIGTERM, or until it is over."""
+def stop_on_signals() -> threading.Event:
+    """An event that SIGINT and SIGTERM set."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+def until_stopped(
+    stop: threading.Event, work: list[Callable[[threading.Event], None]], is_over: Callable[[], bool]
+) -> None:
+    """Do everything at once until `stop` is set, or it is over."""
     threads = [threading.Thread(target=target, args=(stop,)) for target in work]
     for thread in threads:
         thread.start()

@@ -14,6 +14,7 @@ from sm_profiler.config.environment import SWITCH
 from sm_profiler.errors import ConfigError
 
 OUTPUT = "profiler-output"
+JOB_NAME = "TRAINING_JOB_NAME"  # set by the service in every training container
 
 
 @attrs.frozen
@@ -49,7 +50,9 @@ class Task:
 
 
 def is_agent_job(profile: Profile, environment: Mapping[str, str], service_config: Path) -> bool:
-    """Whether this job is profiled by us alone: switched on and configured by its environment, with a place on S3.
+    """Whether this job is profiled by us alone: switched on and configured by its environment.
+
+    It has a place on S3; or none but a training job's name, which is a job without network, whose files the service stores.
 
     Args:
         profile: the job's profile.
@@ -57,20 +60,21 @@ def is_agent_job(profile: Profile, environment: Mapping[str, str], service_confi
         service_config: where the managed service leaves its configuration; where that asks for the same place, the service
             samples and uploads already.
     """
-    if environment.get(SWITCH) != "1" or not profile.s3_output_path or profile.disabled:
+    if environment.get(SWITCH) != "1" or profile.disabled or config_from_environment(environment) is None:
         return False
-    if config_from_environment(environment) is None:
+    if not (profile.s3_output_path or environment.get(JOB_NAME)):
         return False
     try:
         service = load_profile(service_config.read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError, ConfigError):
         return True
-    return service.disabled or (service.s3_output_path or "").rstrip("/") != profile.s3_output_path.rstrip("/")
+    place, services = profile.s3_output_path, service.s3_output_path
+    return service.disabled or (place is not None and (services or "").rstrip("/") != place.rstrip("/"))
 
 
 def job_name(environment: Mapping[str, str]) -> str:
     """The training job's name as the service tells it; outside of it one made from the time."""
-    named = environment.get("TRAINING_JOB_NAME") or environment.get("SM_JOB_NAME")
+    named = environment.get(JOB_NAME) or environment.get("SM_JOB_NAME")
     if named:
         return named
     try:

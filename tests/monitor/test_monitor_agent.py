@@ -227,6 +227,7 @@ def test_no_agent_job(job, s3, why):
     config = json.loads(job.environment["SM_PROFILER_CONFIG"])
     if why == "no S3OutputPath":
         del config["S3OutputPath"]
+        del job.environment["TRAINING_JOB_NAME"]
     if why == "disabled":
         config["DisableProfiler"] = True
     job.environment["SM_PROFILER_CONFIG"] = json.dumps(config)
@@ -235,6 +236,18 @@ def test_no_agent_job(job, s3, why):
     process = job.start("time.sleep(0.3)")
     assert job.agents() == []
     assert process.wait(60) == 0
+
+
+def test_a_job_without_network_is_sampled_and_nothing_uploaded(job, s3):
+    config = json.loads(job.environment["SM_PROFILER_CONFIG"])
+    del config["S3OutputPath"]
+    job.environment["SM_PROFILER_CONFIG"] = json.dumps(config)
+    process = job.start("time.sleep(0.5); writer.close()")
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert job.rows()
+    assert (job.root / MARKERS[0]).exists()
+    assert uploaded(s3) == []
 
 
 def test_without_s3_the_script_ends_after_all(job, aws, monkeypatch):
