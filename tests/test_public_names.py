@@ -10,6 +10,8 @@ CONTRACT = {
         cProfileTimer Profiler ProfilerRule rule_configs get_rule_container_image_uri get_default_profiler_processing_job""",
     "sm_profiler.launch": "to_request to_shapes attach",
     "sm_profiler.hook": "Hook get_hook ModeKeys",
+    "sm_profiler.analysis": """TrainingJob PandasFrame PandasFrameAnalysis PT_dataloader_analysis MergedTimeline cProfileAnalysis
+        PyinstrumentAnalysis TimelineCharts StepTimelineChart StepHistogram MetricsHistogram Heatmap""",
     "sm_profiler.rules": """Rule RuleEvaluationConditionMet ProfilerReport CPUBottleneck IOBottleneck LowGPUUtilization
         GPUMemoryIncrease BatchSize LoadBalancing StepOutlier MaxInitializationTime Dataloader OverallSystemUsage
         OverallFrameworkMetrics""",
