@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import attrs
@@ -15,7 +16,7 @@ from sm_profiler.rules.window import Window
 
 SNAP_S = 0.02  # the service: a row later than this after the first row of a data point opens the next one
 TICK_S = 0.05  # ours: the families of one sample lie within this; the shortest sampling interval is twice as long
-SHOWN = 100_000  # bottlenecks listed in the details; all are counted
+SHOWN = 20_000  # bottlenecks listed in the details; all are counted
 
 
 @attrs.define
@@ -25,6 +26,32 @@ class _Stretch:
     datapoints: int = 0
     bottlenecks: int = 0
     ran: WhatRan | None = None
+
+
+@attrs.define
+class _Judged:
+    """The verdict over the first windows of the job."""
+
+    windows: int = 0
+    seen: int = 0
+    found: int = 0
+    triggered: int = 0
+    ran: WhatRan = attrs.field(factory=WhatRan)
+
+    def take(self, stretch: _Stretch, is_over: Callable[[int, int], bool]) -> None:
+        """Judge the next window."""
+        self.windows += 1
+        self.seen += stretch.datapoints
+        self.found += stretch.bottlenecks
+        if is_over(self.found, self.seen):
+            self.triggered += 1
+            self.ran.merge(stretch.ran or WhatRan())
+
+    def copy(self) -> _Judged:
+        """One that can go on by itself."""
+        ran = WhatRan()
+        ran.merge(self.ran)
+        return attrs.evolve(self, ran=ran)
 
 
 class Bottleneck(BuiltinRule):
@@ -44,6 +71,7 @@ class Bottleneck(BuiltinRule):
         self._correlated = False
         self._stretches: dict[int, _Stretch] = {}  # by the window's start
         self._saw_gpu = False
+        self._judged = _Judged()
 
     def hot_threshold(self) -> float:
         """Above it a core counts."""
@@ -136,6 +164,7 @@ class Bottleneck(BuiltinRule):
         self._saw_gpu = self._saw_gpu or other._saw_gpu
         together = sorted({**self._found, **other._found}.items())
         self._found = dict(together[:SHOWN])
+        self._judged = _Judged()
         for start_us, theirs in other._stretches.items():
             mine = self._stretches.setdefault(start_us, _Stretch())
             mine.datapoints += theirs.datapoints
@@ -149,16 +178,16 @@ class Bottleneck(BuiltinRule):
         if self.service:
             self._write_details(self._ran)
             return
-        self.triggered, ran, seen, found = 0, WhatRan(), 0, 0
-        for _, stretch in sorted(self._stretches.items()):
-            seen += stretch.datapoints
-            found += stretch.bottlenecks
-            if self._is_over(found, seen):
-                self.triggered += 1
-                ran.merge(stretch.ran or WhatRan())
+        # Windows judged before are not judged again, unless parts were merged: the last one may still have grown.
+        starts = sorted(self._stretches)
+        for start_us in starts[self._judged.windows : -1]:
+            self._judged.take(self._stretches[start_us], self._is_over)
+        verdict = self._judged.copy()
+        for start_us in starts[verdict.windows :]:
+            verdict.take(self._stretches[start_us], self._is_over)
+        self.triggered, seen = verdict.triggered, verdict.seen
         self._correlated = self.triggered > 0
-        self._found = dict(sorted(self._found.items()))
-        self._write_details(ran)
+        self._write_details(verdict.ran)
         why = None
         if not self._saw_gpu:
             why = "no GPU metrics: a bottleneck is a busy CPU while a GPU waits"

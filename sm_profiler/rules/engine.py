@@ -84,12 +84,18 @@ class Following:
     caught_up: Callable[[], object] = bool
 
 
-def service_limit_us(source: SourceLike) -> int | None:
-    """The managed service looks at windows that start before this: the last system minute or last trace file, if earlier."""
+def service_limit_us(source: SourceLike, interval_us: int = MINUTE_US) -> int | None:
+    """The managed service looks at windows that start before this moment; None: the list of files is not known.
+
+    That is the last system minute or the last trace file's time, if earlier; while the job runs it waits until that
+    is reached by a window's end.
+    """
     last: dict[bool, int] = {}
     for item in getattr(source, "files", ()):
         last[item.is_system] = max(item.at_us, last.get(item.is_system, 0))
-    return min(last.values()) if last else None
+    if not last:
+        return None
+    return min(last.values()) if source.finished else min(last.values()) - interval_us + 1
 
 
 def windows(source: SourceLike, *, follow: bool | Following = False, interval_us: int = MINUTE_US) -> Iterator[Window]:
@@ -98,13 +104,13 @@ def windows(source: SourceLike, *, follow: bool | Following = False, interval_us
     cutter = WindowCutter(source.first_timestamp_us, interval_us)
     while True:
         finished = source.finished  # asked before the rows are: what is written before the end is read
-        cutter.service_limit_us = service_limit_us(source)
+        cutter.service_limit_us = service_limit_us(source, interval_us)
         for batch in source.batches():
             cutter.add(batch)
             yield from cutter.ready()
         if not waiting or finished or waiting.stop():
             break
-        yield from cutter.ready(look_ahead_us=0)
+        yield from cutter.ready(eager=True)
         waiting.caught_up()
         waiting.sleep(waiting.poll_s)
         source.refresh()

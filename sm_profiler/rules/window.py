@@ -157,7 +157,7 @@ class WindowCutter:
         self._next_us = None if first_us is None else first_us - first_us % MINUTE_US
         self._system: list[_Part] = []
         self._events: list[_Part] = []
-        self._filed_us = -1  # all files up to here have been delivered
+        self._filed_system_us = self._filed_events_us = -1  # files up to here have been delivered
         self._last_minute_us: int | None = None  # of the last system file
         self._last_event_us: float | None = None  # end of the last event: what the last trace file is named by
 
@@ -176,16 +176,26 @@ class WindowCutter:
             self._events.append(part)
             self._last_event_us = max(part.last_us, self._last_event_us or 0.0)
             self._begin(part.first_us)
-        if batch.minute_us is not None:
-            self._filed_us = max(self._filed_us, batch.minute_us)
+        if batch.minute_us is not None and len(system):
+            self._filed_system_us = max(self._filed_system_us, batch.minute_us)
+        if batch.minute_us is not None and len(events):
+            self._filed_events_us = max(self._filed_events_us, batch.minute_us)
 
     def _begin(self, first_us: float) -> None:
         if self._next_us is None:
             self._next_us = int(first_us // MINUTE_US * MINUTE_US)
 
-    def ready(self, look_ahead_us: int = LOOK_AHEAD_US) -> Iterator[Window]:
-        """Yield the windows whose rows have all come, as far as the files' times tell."""
-        while self._next_us is not None and self._next_us + self.length_us + look_ahead_us <= self._filed_us:
+    def ready(self, *, eager: bool = False) -> Iterator[Window]:
+        """Yield the windows whose rows have all come, as far as the files' times tell.
+
+        `eager`: as soon as there are later files of both kinds; else any event that is filed late is waited for.
+        """
+        while self._next_us is not None:
+            end_us = self._next_us + self.length_us
+            come = max(self._filed_system_us, self._filed_events_us)
+            both = self._filed_system_us >= end_us and (self._last_event_us is None or self._filed_events_us >= end_us)
+            if come < end_us + LOOK_AHEAD_US and not (eager and both):
+                return
             yield from self._cut_next()
 
     def rest(self) -> Iterator[Window]:

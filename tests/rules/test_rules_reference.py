@@ -43,3 +43,13 @@ def test_the_default_computation_differs_where_the_service_is_wrong(case):
     assert not right.broken
     as_json(right.results)  # it can be written
     assert right.results["CPUBottleneck"]["Datapoints"] != service.results["CPUBottleneck"]["Datapoints"]
+
+
+def test_a_job_that_still_runs_is_looked_at_up_to_the_last_whole_window(tmp_path):
+    """A window is evaluated once its end has come; a finished job's last window need only have begun."""
+    words = ("--minutes", 4, "--gpus", 1, "--shutdown-seconds", 90, "--start-epoch", 1_700_000_040)
+    finished = make_job(tmp_path / "finished", *words)
+    running = make_job(tmp_path / "running", *words, "--no-end-marker")
+    found = [run_rules(read(job), compat="service").results["LoadBalancing"]["Datapoints"] for job in (finished, running)]
+    # The last step ends about 150 s after the start: the window from 120 s on has begun by then, and not ended.
+    assert found == [359, 239]  # the first sample comes a tick after the start
