@@ -1,0 +1,106 @@
+"""Draws the pictures of the report in this folder: python docs/images/draw.py (needs Chromium and playwright)."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+sys.path.insert(0, str(ROOT / "tests" / "report"))
+
+from report_helpers import gpu_samples, report_from, training  # noqa: E402 - found in the line above
+
+from sm_profiler.report import build_report  # noqa: E402 - as above
+from sm_profiler.report.page import render_html  # noqa: E402 - as above
+from sm_profiler.source import open_source  # noqa: E402 - as above
+
+NASTY = "</script><img src=x onerror=alert(1)>"
+
+
+def job(folder: Path, name: str, *options: str) -> str:
+    """The page of a synthetic job."""
+    where = folder / name
+    subprocess.run(
+        [sys.executable, str(ROOT / "tests/tools/make_job.py"), "--out", str(where), *options],
+        check=True,
+        capture_output=True,
+    )
+    return render_html(build_report(open_source(where, cache=False)))
+
+
+def hostile() -> str:
+    """A job with names that try to break out, one of them very long, and 512 GPUs."""
+    rows = training(300, node=NASTY) + training(300, node="n" * 5000, forward=0.004)
+    samples = [row for number in range(512) for row in gpu_samples(50 + number % 40, 3, name=f"gpu{number}")]
+    rules = {
+        "CPUBottleneck": {
+            "RuleTriggered": 3,
+            "Violations": 5,
+            "Details": {"phase": {NASTY: 60.0, "x" * 100_000: 40.0}},
+            "Datapoints": 9,
+            "RuleParameters": NASTY,
+        }
+    }
+    return render_html(report_from(rows, samples, rules, name=NASTY * 3))
+
+
+def main() -> None:
+    """Draw them all."""
+    with tempfile.TemporaryDirectory() as temporary, sync_playwright() as play:
+        folder = Path(temporary)
+        pages = {
+            "light": (
+                job(folder, "resnet-training", "--scenario", "dataloader-slow", "--gpus", "4", "--cpus", "16"),
+                1200,
+                1500,
+                "light",
+            ),
+            "dark": (job(folder, "bert-finetuning", "--scenario", "step-outliers", "--gpus", "2"), 1200, 1500, "dark"),
+            "phone": (
+                job(folder, "fluctuating", "--scenario", "cpu-bottleneck", "--gpus", "2", "--minutes", "20"),
+                390,
+                1500,
+                "light",
+            ),
+            "cpu-only": (job(folder, "cpu-training", "--scenario", "cpu-only", "--cpus", "8"), 1200, 1500, "light"),
+            "day-long": (
+                job(
+                    folder,
+                    "day-long",
+                    "--minutes",
+                    "1440",
+                    "--steps-per-second",
+                    "2",
+                    "--interval-ms",
+                    "5000",
+                    "--gpus",
+                    "1",
+                    "--scenario",
+                    "dataloader-slow",
+                ),
+                1200,
+                1500,
+                "light",
+            ),
+            "hostile": (hostile(), 1200, 1900, "light"),
+        }
+        chromium = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        for name, (html, width, height, scheme) in pages.items():
+            page = chromium.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+            (folder / f"{name}.html").write_text(html, encoding="utf-8")
+            page.goto((folder / f"{name}.html").as_uri())
+            page.wait_for_timeout(300)
+            page.screenshot(path=str(HERE / f"report-{name}.png"))
+            print(
+                name,
+                f"{len(html) // 1024} kB page",
+                f"{(HERE / f'report-{name}.png').stat().st_size // 1024} kB picture",
+            )
+        chromium.close()
+
+
+if __name__ == "__main__":
+    main()
