@@ -27,7 +27,7 @@ DATALOADER = "dataloader"
 class LoaderStream(Stream):
     """The batches of one iterator, and what is known of its workers."""
 
-    __slots__ = ("__weakref__", "collected", "created_ns", "settings", "workers")
+    __slots__ = ("__weakref__", "collected", "created_ns", "settings", "watch", "workers")
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -35,6 +35,11 @@ class LoaderStream(Stream):
         self.settings: dict[str, Any] = {}
         self.workers: list[int] = []
         self.collected = False  # inside the window at least once
+        self.watch: weakref.ref[Any] | None = None
+
+    def died(self, _: Any) -> None:
+        """The iterator is gone: the loop has left it."""
+        self.alive = False
 
 
 class Loaders:
@@ -166,7 +171,7 @@ class Loaders:
         stream.settings = {"num_workers": iterator._num_workers, "pin_memory": bool(iterator._pin_memory)}  # noqa: SLF001 - torch has no public name for it
         stream.workers = [worker.pid for worker in getattr(iterator, "_workers", ())]
         iterator.__dict__[STREAM] = stream
-        weakref.finalize(iterator, setattr, stream, "alive", False).atexit = False  # noqa: FBT003 - setattr's own signature
+        stream.watch = weakref.ref(iterator, stream.died)
         self._alive.add(stream)
         return stream
 
