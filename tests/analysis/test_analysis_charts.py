@@ -123,7 +123,7 @@ def test_timeline(job, tmp_path, capsys):
     assert any(name.startswith("Step:ModeKeys.TRAIN_") for name in spent)
     assert f"Spent {next(iter(spent.values()))} ms (cumulative time) in {next(iter(spent))}" in printed
     detailed = charts.plot_detailed_profiler_data([20, 40])
-    assert {"worker 0", "main process"} <= set(detailed.loading.rows)
+    assert {"worker 0", "worker 2"} <= set(detailed.loading.rows)
     assert "Step:ModeKeys.TRAIN" in detailed.others.rows
     check_page(detailed.save(tmp_path / "detailed.html"))
     assert charts.find_time_annotations([]) == {}
