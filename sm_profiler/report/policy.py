@@ -92,6 +92,7 @@ INIT_LOADING_S = T(
     60.0,
     "importing the framework takes no longer even on a slow, busy machine; a hook made later says nothing about it",
 )
+INIT_DEVICE_S = T(6.0, "CUDA context, NCCL and cuDNN start within some seconds")
 INIT_MODEL_S = T(2.0, "behind the import: building a model and opening a dataset, where nothing is wrong")
 INITIALIZATION = T(0.25, "a quarter of the paid time before the first step")
 

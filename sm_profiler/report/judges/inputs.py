@@ -20,19 +20,20 @@ def _by_waits(case: Case) -> Finding | None:
     typical = case.mean(lambda rank: rank.usual("wait", without_stalls=False))
     if wait < policy.INPUT_WAIT.value or typical * 1e3 < policy.INPUT_WAIT_MS.value:
         return None
+    share = case.facts.average_share("wait")  # of the whole loop, evaluation included: what the picture shows
     evidence = [
         Evidence(
-            "time in the training loop spent waiting for data", round(wait, 4), policy.INPUT_WAIT.value, unit="share"
+            "time in the training loop spent waiting for data", round(share, 4), policy.INPUT_WAIT.value, unit="share"
         ),
         Evidence("mean wait for a batch", round(typical * 1e3, 3), policy.INPUT_WAIT_MS.value, unit="ms"),
     ]
     cause, advice, more = _cause(case)
     turn = case.mean(lambda rank: rank.usual("length", without_stalls=False))
-    headline = f"The loop waits for data {percent(wait)} of the time"
-    sentence = f"{headline}: {duration(typical)} of an average step of {duration(turn)}{cause}."
+    headline = f"The loop waits for data {percent(share)} of the time"
+    sentence = f"{headline}: {duration(typical)} of an average training step of {duration(turn)}{cause}."
     sure = case.waits_known
     return Finding(
-        Class.INPUT_BOUND, sentence, (*evidence, *more), advice, wait,
+        Class.INPUT_BOUND, sentence, (*evidence, *more), advice, share,
         confidence=confidence(case, wait, policy.INPUT_WAIT.value, sure=sure),
     )  # fmt: skip
 

@@ -9,11 +9,25 @@ import numpy as np
 
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
+from sm_profiler.report.facts import Facts
 from sm_profiler.report.judges.case import Case, confidence, duration, percent, size
 from sm_profiler.report.model import Evidence, Finding
 
 if TYPE_CHECKING:
     from sm_profiler.formats.columns import Floats
+
+
+def start_allowance(facts: Facts) -> float:
+    """Seconds before the first step that nobody is told about.
+
+    Where the hook says how long the framework's import took, building a model may take as long again: both are slow on a
+    slow or busy machine.
+    """
+    if facts.loading is None:
+        return (policy.INIT_ALLOWANCE_GPU_S if facts.gpus else policy.INIT_ALLOWANCE_S).value
+    loading = min(facts.loading, policy.INIT_LOADING_S.value)
+    device = policy.INIT_DEVICE_S.value if facts.gpus else 0.0
+    return loading + max(loading, policy.INIT_MODEL_S.value) + device
 
 
 def judge_initialization(case: Case) -> Finding | None:
@@ -22,9 +36,7 @@ def judge_initialization(case: Case) -> Finding | None:
     before, whole = facts.initialization, facts.duration
     if before is None or whole <= 0:
         return None
-    allowance = (policy.INIT_ALLOWANCE_GPU_S if facts.gpus else policy.INIT_ALLOWANCE_S).value
-    if facts.loading is not None:  # a slow machine imports slowly: that is no matter of the script
-        allowance = max(allowance, min(facts.loading, policy.INIT_LOADING_S.value) + policy.INIT_MODEL_S.value)
+    allowance = start_allowance(facts)
     excess = (before - allowance) / whole
     if excess < policy.INITIALIZATION.value:
         return None

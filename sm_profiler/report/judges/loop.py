@@ -33,11 +33,14 @@ def judge_sync(case: Case) -> Finding | None:
     turn = case.mean(lambda rank: rank.usual("length"))
     return Finding(
         Class.SYNC_BOUND,
-        f"{percent(share)} of the loop lies outside forward, backward, optimizer and waiting for data: {duration(typical)} of a "
+        f"{percent(share)} of a training step lies outside forward, backward, optimizer and waiting for data: {duration(typical)} of a "
         f"typical step of {duration(turn)}.",
         (
             Evidence(
-                "time in the loop outside every phase and wait", round(share, 4), policy.OUTSIDE.value, unit="share"
+                "time of a training step outside every phase and wait",
+                round(share, 4),
+                policy.OUTSIDE.value,
+                unit="share",
             ),
             Evidence("the same in a typical step", round(typical * 1e3, 3), policy.OUTSIDE_MS.value, unit="ms"),
         ),
@@ -167,7 +170,7 @@ def judge_optimizer(case: Case) -> Finding | None:
     typical = case.mean(lambda rank: rank.typical("optimizer"))
     return Finding(
         Class.OPTIMIZER_BOUND,
-        f"The optimizer takes {percent(share)} of the training loop, {duration(typical)} a step.",
+        f"The optimizer takes {percent(share)} of a training step ({duration(typical)}).",
         (
             Evidence("time in optimizer.step()", round(share, 4), limit, unit="share"),
             Evidence("optimizer in a typical step", round(typical * 1e3, 3), unit="ms"),
