@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -91,6 +90,8 @@ def load_profile(source: Mapping[str, Any] | str | bytes) -> Profile:
 def _decode(source: Mapping[str, Any] | str | bytes) -> Mapping[str, Any]:
     if isinstance(source, Mapping):
         return source
+    import json  # noqa: PLC0415 - only where there is text to read, for a quick import
+
     try:
         text = source.decode("utf-8-sig") if isinstance(source, bytes) else source.removeprefix("\ufeff")
         decoded = json.loads(text)

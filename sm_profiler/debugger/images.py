@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sm_profiler.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 VARIABLE = "SM_PROFILER_RULE_IMAGE"
 DEFAULT_IMAGE = "DEFAULT_RULE_EVALUATOR_IMAGE"
@@ -17,6 +18,8 @@ KEY = "rule_image"
 
 def settings_path() -> Path:
     """The user's configuration file: `SM_PROFILER_SETTINGS`, else `~/.config/sm-profiler/config.json`."""
+    from pathlib import Path  # noqa: PLC0415 - for a quick import of the facade
+
     named = os.environ.get("SM_PROFILER_SETTINGS")
     if named:
         return Path(named)
@@ -52,6 +55,8 @@ def register_rule_image(image_uri: str, region: str | None = None) -> Path:
     Raises:
         ConfigError: the configuration file cannot be read or written.
     """
+    import json  # noqa: PLC0415 - for a quick import of the facade
+
     path, settings = settings_path(), _settings()
     if region is None:
         settings[KEY] = image_uri
@@ -72,6 +77,8 @@ def _region_of_environment() -> str | None:
 
 
 def _settings() -> dict[str, Any]:
+    import json  # noqa: PLC0415 - for a quick import of the facade
+
     path = settings_path()
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))

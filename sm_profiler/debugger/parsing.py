@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,6 +48,8 @@ def decoded(request: Mapping[str, Any] | str | bytes) -> dict[str, Any]:
         ConfigError: it is not a JSON object.
     """
     if isinstance(request, (str, bytes)):
+        import json  # noqa: PLC0415 - for a quick import of the facade
+
         try:
             request = json.loads(request)
         except ValueError as error:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from sm_profiler.config.explain import Explanation, explain
 from sm_profiler.config.profile import API_INTERVALS_MS
 from sm_profiler.debugger.disguise import Disguised, is_kind
 from sm_profiler.debugger.framework_profile import FrameworkProfile
@@ -17,6 +16,9 @@ from sm_profiler.debugger.parsing import decoded
 from sm_profiler.debugger.profiler import Profiler
 from sm_profiler.debugger.quiet import expect_untrue_warnings
 from sm_profiler.debugger.utils import require
+
+if TYPE_CHECKING:
+    from sm_profiler.config.explaining import Explanation
 
 
 @attrs.define(slots=False, init=False)
@@ -134,5 +136,7 @@ class ProfilerConfig(Disguised):
             rules: the ProfilerRule objects that go with it.
             job: the rest of the job's request, under the API's names: time limit, network isolation, checkpoints.
         """
+        from sm_profiler.config.explaining import explain  # noqa: PLC0415 - only where it is asked for
+
         requests = [rule.to_profiler_rule_config_dict() for rule in rules]
         return explain(self._to_request_dict(), requests, job=job, now=time.time())

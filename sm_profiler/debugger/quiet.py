@@ -7,8 +7,11 @@ that the logger says passes.
 
 from __future__ import annotations
 
-import logging
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import logging
 
 _LOGGER = "sagemaker.deprecations"
 _STARTS = (
@@ -18,8 +21,8 @@ _STARTS = (
 _DEPTH = 12  # frames between the filter and the SDK's code that speaks; it is 6 to 8
 
 
-class _Untrue(logging.Filter):
-    """Drops the two messages; `everywhere` is set once a ProfilerConfig of ours carries framework parameters."""
+class _Untrue:
+    """A filter of `logging`.  Drops the two messages; `everywhere` is set once a ProfilerConfig of ours carries framework parameters."""
 
     everywhere = False
 
@@ -50,5 +53,7 @@ _FILTER = _Untrue()
 
 def expect_untrue_warnings(*, everywhere: bool = False) -> None:
     """Drop the two messages where the SDK speaks of ours; `everywhere` whoever it speaks of."""
+    import logging  # noqa: PLC0415 - for a quick import of the facade
+
     _FILTER.everywhere |= everywhere
     logging.getLogger(_LOGGER).addFilter(_FILTER)  # adding it twice changes nothing

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
-from pathlib import Path
 from typing import Any
 
 HANDED_THROUGH = (
@@ -45,6 +43,9 @@ _found: dict[str, Any] = {}  # one copy of each, or its classes would not be the
 
 def _behind(source: str) -> Any:
     """The SDK's module from its file, where its name leads to us."""
+    from importlib.util import find_spec, module_from_spec, spec_from_file_location  # noqa: PLC0415 - seldom needed
+    from pathlib import Path  # noqa: PLC0415 - seldom needed
+
     package, _, rest = source.partition(".")
     import_module(package)  # which may ask for the same on its way
     if source in _found:

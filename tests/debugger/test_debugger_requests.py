@@ -258,3 +258,19 @@ def test_validate_of_what_is_none_ends_in_one_line(tmp_path, capsys, content):
 def test_validate_of_a_missing_file(capsys):
     assert main(["validate", "/nowhere/config.json"]) == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_the_known_rule_parameters_are_those_of_the_rules():
+    import inspect
+    from importlib import import_module
+
+    import attrs
+
+    rules_module = import_module("sm_profiler.rules")
+    for rule, names in import_module("sm_profiler.config.explaining")._RULE_PARAMETERS.items():
+        known = set(names.split())
+        assert {field.name for field in attrs.fields(getattr(rules_module, rule).Parameters)} - {
+            "scan_interval_us"
+        } == known
+        signature = inspect.signature(getattr(rule_configs, rule).__init__)
+        assert set(signature.parameters) - {"self", "scan_interval_us"} == known
