@@ -23,7 +23,7 @@ class Command:
             "sm-profiler demo: train, profile, judge, report; no AWS account, nothing leaves this machine", flush=True
         )
         from sm_profiler.local.demo_run import Demo, check_packages
-        from sm_profiler.local.server import LocalSageMaker
+        from sm_profiler.local.handle import LocalSageMaker
 
         check_packages()
         signal.signal(signal.SIGTERM, _interrupt)

@@ -32,7 +32,7 @@ class Command:
 
     def run(self, options: Namespace) -> int:
         """Serve until Ctrl-C or SIGTERM."""
-        from sm_profiler.local.server import LocalSageMaker, environment_at
+        from sm_profiler.local.server import Endpoint, environment_at
 
         if options.env and options.port and (environment := environment_at(options.port)):
             print(_exports(environment))
@@ -40,7 +40,7 @@ class Command:
         ended = threading.Event()
         for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(name, lambda *_: ended.set())
-        with LocalSageMaker(options.port, options.folder, say=_say) as local:
+        with Endpoint(options.port, options.folder, say=_say) as local:
             if not options.env:
                 print(f"SageMaker, S3, IAM, STS and CloudWatch Logs on {local.url}; jobs stand in {local.folder}.")
                 print("In the shell of your client:\n")

@@ -11,12 +11,11 @@ from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import sm_profiler
 from sm_profiler.errors import ProfilerError
 from sm_profiler.local.process import JobProcess, describe_exit
-from sm_profiler.local.server import LocalSageMaker
 from sm_profiler.local.transfer import download, s3_keys
 
 PROFILE = "profiler-output"
@@ -55,6 +54,23 @@ def check_packages() -> None:
         raise ProfilerError("the demo uses the SageMaker SDK, version 2: pip install 'sm-profiler[sagemaker2]'")
 
 
+class AnyEndpoint(Protocol):
+    """What the demo needs of an endpoint, in this process or in another."""
+
+    environment: dict[str, str]
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+
+    @property
+    def role(self) -> str:
+        """A role that exists."""
+
+    def client(self, service: str) -> Any:
+        """A boto3 client for it."""
+
+
 class Demo:
     """One run of the demo.
 
@@ -65,9 +81,7 @@ class Demo:
         launch: the launch script; examples/demo/launch.py by default.
     """
 
-    def __init__(
-        self, local: LocalSageMaker, out: Path, say: Callable[[str], None], launch: Path | None = None
-    ) -> None:
+    def __init__(self, local: AnyEndpoint, out: Path, say: Callable[[str], None], launch: Path | None = None) -> None:
         self.local, self.out, self.say = local, out, say
         self.launch = launch or scripts_folder() / "launch.py"
         self._last_word = time.monotonic()

@@ -71,11 +71,11 @@ class QuietHandler(MotoRequestHandler):
         """Say nothing."""
 
 
-class LocalSageMaker:
-    """A SageMaker, S3, IAM, STS and CloudWatch Logs endpoint on this machine that really runs jobs.
+_only = threading.Lock()  # moto keeps its state in modules: one endpoint in a process
 
-        with LocalSageMaker() as local:
-            subprocess.run([...], env={**os.environ, **local.environment})
+
+class Endpoint:
+    """The endpoint in this process; `LocalSageMaker` runs one in a process of its own, which is what users want.
 
     Args:
         port: 0 takes a free one.
@@ -120,12 +120,17 @@ class LocalSageMaker:
         """A boto3 client for this endpoint."""
         return self.services.client(service, region)
 
-    def start(self) -> LocalSageMaker:
+    def start(self) -> Endpoint:
         """Start to listen; the environment is complete when it returns.
 
         Raises:
-            ProfilerError: the port is taken.
+            ProfilerError: the port is taken, or another endpoint runs in this process.
         """
+        if not _only.acquire(blocking=False):
+            raise ProfilerError(
+                "an endpoint runs in this process already; sm_profiler.local.LocalSageMaker can run several"
+            )
+        self._stack.callback(_only.release)
         if self._wanted is None:
             folder = Path(tempfile.mkdtemp(prefix="sm-profiler-local-"))
             self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -183,7 +188,7 @@ class LocalSageMaker:
         """Stop jobs and server; no process of a job is left when it returns."""
         self._stack.close()
 
-    def __enter__(self) -> LocalSageMaker:  # noqa: PYI034 - Self needs Python 3.11 or another dependency
+    def __enter__(self) -> Endpoint:  # noqa: PYI034 - Self needs Python 3.11 or another dependency
         return self.start()
 
     def __exit__(

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from sm_profiler.local import process
 from sm_profiler.local.demo_run import Demo
-from sm_profiler.local.server import LocalSageMaker
+from sm_profiler.local.server import Endpoint
 
 guard, launch, out = sys.argv[1:]
 start = process.JobProcess.__init__
@@ -31,7 +31,7 @@ def watched(self, command, environment, *more, **named):
     start(self, command, environment, *more, **named)
 
 process.JobProcess.__init__ = watched  # jobs, monitors and rules do not inherit the environment
-with LocalSageMaker() as local:
+with Endpoint() as local:
     demo = Demo(local, Path(out), lambda line: print(line, flush=True), Path(launch))
     print("\\n".join(demo.summary(demo.run())))
 """

@@ -12,6 +12,9 @@ from pathlib import Path
 import boto3
 import pytest
 
+from sm_profiler.errors import ProfilerError
+from sm_profiler.local import LocalSageMaker
+
 SLEEPER = "import time; time.sleep(1000)"
 
 
@@ -63,7 +66,7 @@ def start_sleeper(environment: dict[str, str], mark: str) -> None:
         ProfilerConfig={"S3OutputPath": "s3://sagemaker-us-east-1-123456789012/o"},
     )  # fmt: skip
     end = time.monotonic() + 30
-    while not pids_with(mark):
+    while not pids_with(f"MARK={mark}"):
         assert time.monotonic() < end
         time.sleep(0.1)
 
@@ -104,6 +107,31 @@ def test_a_port_that_is_taken_is_one_line_and_exit_code_2(endpoint):
     assert f"port {port}" in again.stderr
 
 
+def test_two_endpoints_do_not_meet(tmp_path):
+    with LocalSageMaker() as one, LocalSageMaker() as two:
+        one.client("s3").put_object(Bucket=one.bucket, Key="a", Body=b"")
+        assert "Contents" not in two.client("s3").list_objects_v2(Bucket=two.bucket)
+        folders = [one.folder, two.folder]
+        port = int(one.url.rpartition(":")[2])
+        with pytest.raises(ProfilerError, match=f"port {port}"):
+            LocalSageMaker(port=port).start()
+    assert not [folder for folder in folders if folder.exists()]
+    with pytest.raises(ProfilerError, match="does not run"):
+        one.client("s3")
+
+
+def test_the_endpoint_ends_with_the_process_that_started_it(tmp_path):
+    code = (
+        "import os, sys\nfrom sm_profiler.local import LocalSageMaker\nlocal = LocalSageMaker().start()\n"
+        "print(local.folder, flush=True)\nos.kill(os.getpid(), 9)\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "ENDPOINT_MARK": str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert run.stdout.startswith(str(tmp_path)), run.stderr
+    assert not wait_until_gone(f"ENDPOINT_MARK={tmp_path}")
+    assert not Path(run.stdout.strip()).exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ending_the_endpoint_ends_its_jobs(endpoint, number, tmp_path):
     process, printed = endpoint
@@ -119,7 +147,6 @@ def test_killing_the_endpoint_ends_its_jobs_too(endpoint, tmp_path):
     process, printed = endpoint
     mark = f"MARK={tmp_path}"
     start_sleeper(exports(printed), str(tmp_path))
-    assert pids_with(mark)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert not wait_until_gone(mark)

@@ -1,0 +1,50 @@
+"""The endpoint as the process that `LocalSageMaker` starts: `python -m sm_profiler.local PORT FOLDER`.
+
+It writes one line of JSON, and serves until its standard input ends: with the process that started it at the latest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+
+from sm_profiler.errors import ProfilerError
+
+
+def main(port: str, folder: str) -> int:
+    """Serve; returns the exit code."""
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    try:
+        from sm_profiler.local.server import Endpoint  # noqa: PLC0415 - moto may be missing, and that is one line too
+
+        endpoint = Endpoint(int(port), folder or None).start()
+    except (ProfilerError, ModuleNotFoundError) as error:
+        hint = "; pip install 'sm-profiler[local]'" if isinstance(error, ModuleNotFoundError) else ""
+        sys.stdout.write(json.dumps({"error": f"{error}{hint}"}) + "\n")
+        return 2
+    try:
+        threading.Thread(target=_watch_caller, args=(ended,), daemon=True).start()
+        found = {"url": endpoint.url, "folder": str(endpoint.folder), "environment": endpoint.environment}
+        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.flush()
+        ended.wait()
+    finally:
+        endpoint.stop()
+    return 0
+
+
+def _watch_caller(ended: threading.Event) -> None:
+    while os.read(0, 1024):
+        pass
+    ended.set()
+
+
+if __name__ == "__main__":
+    code = main(*sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(code)  # a thread may still stand in read(0)
