@@ -8,9 +8,13 @@ from sm_profiler.errors import SourceError
 
 try:
     import boto3
+    from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 except ImportError as missing:  # pragma: no cover - only imported for the name of a training job
     raise SourceError("opening a training job by its name needs boto3: pip install 'sm-profiler[aws]'") from missing
+
+# A mistyped folder's name ends here too, perhaps on a machine without a network.
+_PATIENCE = Config(connect_timeout=10, retries={"mode": "standard", "total_max_attempts": 3})
 
 
 def describe(name: str, *, region: str | None = None, client: Any = None) -> dict[str, Any]:
@@ -20,7 +24,7 @@ def describe(name: str, *, region: str | None = None, client: Any = None) -> dic
         SourceError: there is no such job, or it cannot be asked for.
     """
     try:
-        client = client or boto3.client("sagemaker", region_name=region)
+        client = client or boto3.client("sagemaker", region_name=region, config=_PATIENCE)
         answer: dict[str, Any] = client.describe_training_job(TrainingJobName=name)
     except ClientError as error:
         said = error.response.get("Error", {}).get("Message", str(error))

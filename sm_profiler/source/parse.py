@@ -32,9 +32,13 @@ Parsed = tuple[Item, Rows | None, Outcome]
 
 def parse_bytes(request: Request, data: bytes) -> tuple[Rows, Outcome]:
     """The rows of a file and what became of it."""
-    if request.is_system:
-        return read_system(data, request.node)
-    return read_trace(data, request.node, request.kind, request.start_us, approximate=request.approximate)
+    try:
+        if request.is_system:
+            return read_system(data, request.node)
+        return read_trace(data, request.node, request.kind, request.start_us, approximate=request.approximate)
+    except MemoryError:
+        nothing = parse_bytes(request, b"")[0]
+        return nothing, Outcome(REFUSED, 0, "too large for this machine's memory")
 
 
 def parse_all(

@@ -178,3 +178,17 @@ def test_importing_the_source_is_light():
     script = "import sys, sm_profiler.source; print([m for m in ('pandas', 'boto3', 'torch') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_files_too_large_for_the_memory_are_refused(job, monkeypatch):
+    real = parse.read_system
+
+    def scarce(data, node):
+        if data and node == "algo-2":
+            raise MemoryError
+        return real(data, node)
+
+    monkeypatch.setattr(parse, "read_system", scarce)
+    source = open_source(job, cache=False, processes=1)
+    assert set(source.system().node.decode()) == {"algo-1"}
+    assert {q.reason for q in source.quality() if q.status == "refused"} == {"too large for this machine's memory"}
