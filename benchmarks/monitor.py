@@ -23,9 +23,11 @@ LARGE = 96  # cores, as a p4d.24xlarge has
 def sampled(interval_ms: int, families: list | None = None) -> tuple[float, int, int]:
     """(percent of a core, ticks, late ticks) of a sampler that runs in real time, all threads and the kernel's part included."""
     with tempfile.TemporaryDirectory() as folder:
-        sampler = Sampler(Path(folder), "algo-1", interval_ms / 1000, families or machine_families())
+        families = families or machine_families()
+        for family in families:  # files are opened, GPUs are looked for
+            family.measure(time.monotonic())
+        sampler = Sampler(Path(folder), "algo-1", interval_ms / 1000, families)
         stop = threading.Event()
-        sampler.tick()  # files are opened, the GPU is looked for
         threading.Timer(SECONDS, stop.set).start()
         cpu, began = time.process_time(), time.monotonic()
         sampler.run(stop)
