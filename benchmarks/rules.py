@@ -4,7 +4,7 @@
 
 Columns are made in memory (2 nodes, 16 GPUs, one hour, 10 samples a second and node), minute by minute, as a source
 delivers them; making them is not timed.  `--only hours` measures the cost of a window over a day's job; `--only apis`
-compares the fold with the event API, and both with the old library's way (objects, one rule step an event).
+compares the two APIs of a rule: columns, and lists of event objects as a user's rule of the old library sees them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import resource
 import time
-import tracemalloc
+from collections.abc import Callable
 
 import numpy as np
 
@@ -24,8 +24,24 @@ from sm_profiler.rules.window import WindowCutter
 START_S = 1_700_000_040
 NODES, GPUS, CORES, RANKS = 2, 8, 5, 16
 SAMPLES = 494  # a node and minute
-PHASES = ("Step:ModeKeys.TRAIN", "Forward", "Backward(post-forward)", "cpu_functions", "gpu_functions-dev:0", "DataLoaderIter", "Forward-SubModuleInternal")
-NAMES = ("Step:ModeKeys.TRAIN", "ResNet", "aten::conv2d", "aten::copy_", "layer1", "_MultiProcessingDataLoaderIter::GetNext", "aten::item")
+PHASES = (
+    "Step:ModeKeys.TRAIN",
+    "Forward",
+    "Backward(post-forward)",
+    "cpu_functions",
+    "gpu_functions-dev:0",
+    "DataLoaderIter",
+    "Forward-SubModuleInternal",
+)
+NAMES = (
+    "Step:ModeKeys.TRAIN",
+    "ResNet",
+    "aten::conv2d",
+    "aten::copy_",
+    "layer1",
+    "_MultiProcessingDataLoaderIter::GetNext",
+    "aten::item",
+)
 
 
 class Batch:
@@ -41,7 +57,12 @@ def system_rows(start_s: int, samples: int, random: np.random.Generator) -> Syst
     """Rows of all nodes, one after another, as the files of a minute."""
     dimensions = ("CPUUtilization", "I/OWaitPercentage", "GPUUtilization", "GPUMemoryUtilization", "", "Algorithm")
     types = ("cpu", "gpu", "memory", "network")
-    names = (*(f"cpu{core}" for core in range(CORES)), *(f"gpu{gpu}" for gpu in range(GPUS)), "MemoryUsedPercent", "ReceiveBytesPerSecond")
+    names = (
+        *(f"cpu{core}" for core in range(CORES)),
+        *(f"gpu{gpu}" for gpu in range(GPUS)),
+        "MemoryUsedPercent",
+        "ReceiveBytesPerSecond",
+    )
     per_sample = [(0, index % 2, index // 2) for index in range(2 * CORES)]
     per_sample += [(1, 2 + index % 2, CORES + index // 2) for index in range(2 * GPUS)]
     per_sample += [(2, 4, CORES + GPUS), (3, 5, CORES + GPUS + 1)]
@@ -69,7 +90,10 @@ def event_rows(start_us: int, count: int, random: np.random.Generator) -> EventC
     whole, small = np.full(count, -1, np.int64), np.full(count, -1, np.int32)
     processes = tuple(f"algo-{1 + rank // 8}-{rank}" for rank in range(RANKS))
     step = (start // 100_000).astype(np.int64) % 100_000
-    kinds, nothing = Category(np.zeros(count, np.int32), ("pythontimeline",)), Category(np.zeros(count, np.int32), ("",))
+    kinds, nothing = (
+        Category(np.zeros(count, np.int32), ("pythontimeline",)),
+        Category(np.zeros(count, np.int32), ("",)),
+    )
     workers = np.where(phase == 5, 4, -1).astype(np.int32)
     return EventColumns(
         start, duration, Category(phase, NAMES), Category(phase, PHASES), Category(rank, processes), kinds, step,
@@ -90,9 +114,6 @@ def folds(minutes: int, per_minute: int) -> None:
         report, cutter = ProfilerReport(compat=compat), WindowCutter()
         times: dict[str, float] = {}
         before = peak_mb()
-        tracing = compat is None and minutes <= 5
-        if tracing:
-            tracemalloc.start()
         begin = time.perf_counter()
         for batch in made:
             cutter.add(batch)
@@ -102,8 +123,14 @@ def folds(minutes: int, per_minute: int) -> None:
             timed(report, window, times)
         report.results()
         took = time.perf_counter() - begin
-        print(f"{compat or 'default'}: {rows:,} system rows and {events:,} events: {took:.2f} s, {peak_mb() - before:.0f} MB more than the columns")
-        print("   ", ", ".join(f"{name} {spent:.2f}" for name, spent in sorted(times.items(), key=lambda item: -item[1])), "s; the rest: cutting windows")
+        print(
+            f"{compat or 'default'}: {rows:,} system rows and {events:,} events: {took:.2f} s, {peak_mb() - before:.0f} MB more than the columns"
+        )
+        print(
+            "   ",
+            ", ".join(f"{name} {spent:.2f}" for name, spent in sorted(times.items(), key=lambda item: -item[1])),
+            "s; the rest: cutting windows",
+        )
         assert not report.broken, report.broken
 
 
@@ -131,51 +158,39 @@ def hours(length: int) -> None:
             before = peak_mb()
     for hour in sorted({0, 1, length // 2, length - 1}):
         window_ms, results_ms = (1000 * np.median(each[60 * hour : 60 * hour + 60]) for each in (costs, asking))
-        print(f"hour {hour}: {window_ms:.1f} ms a window, and {results_ms:.1f} ms to ask for all results after it (medians)")
+        print(
+            f"hour {hour}: {window_ms:.1f} ms a window, and {results_ms:.1f} ms to ask for all results after it (medians)"
+        )
     print(f"memory after hour 1: {before:.0f} MB; at the end: {peak_mb():.0f} MB")
 
 
-class SlowCPUBottleneck:
-    """CPUBottleneck as a user of the old library writes it: an object an event."""
-
-    def __init__(self) -> None:
-        self.low, self.hot, self.snap, self.points = {}, {}, 0.0, 0
-
-    def take(self, events: list) -> None:
-        for event in events:
-            if abs(event.timestamp - self.snap) > 0.02:
-                self.snap, self.points = event.timestamp, self.points + 1
-            if event.dimension == "GPUUtilization" and event.value < 10:
-                self.low.setdefault(self.snap, set()).add(event.name)
-            if event.dimension == "CPUUtilization" and event.value > 90:
-                self.hot.setdefault(self.snap, set()).add(event.name)
-
-
 def apis(per_minute: int) -> None:
-    """The fold, the event API, and making the objects alone, for one minute, each the median of five."""
+    """CPUBottleneck and StepOutlier over five minutes of a job: columns, and the event API."""
     random = np.random.default_rng(0)
-    batch = Batch(0, SAMPLES, per_minute, random)
-    end_us = batch.minute_us + 60_000_000
+    made = [Batch(minute, SAMPLES, per_minute, random) for minute in range(5)]
 
-    def median(run) -> float:
-        times = []
-        for _ in range(5):
-            begin = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - begin)
-        return float(np.median(times))
+    def took(run: Callable[[Batch], object]) -> float:
+        begin = time.perf_counter()
+        for batch in made:
+            run(batch)
+        return 1000 * (time.perf_counter() - begin) / len(made)
 
-    for rule in (CPUBottleneck, StepOutlier):
-        window = Window(batch.minute_us, end_us, batch.system, batch.events)
-        fold = median(lambda rule=rule, window=window: rule().update(window))
-        by_event = median(
-            lambda rule=rule: rule().invoke_for_timerange(
-                batch.minute_us, end_us, system_events(batch.system), framework_events(batch.events)
+    for kind in (CPUBottleneck, StepOutlier):
+        folds, by_event = kind(), kind()
+        columns_ms = took(
+            lambda each, folds=folds: folds.update(
+                Window(each.minute_us, each.minute_us + 60_000_000, each.system, each.events)
             )
         )
-        print(f"{rule.name()}: fold {1000 * fold:.1f} ms a minute, event API {1000 * by_event:.1f} ms, {by_event / fold:.0f} times as long")
-    objects = median(lambda: SlowCPUBottleneck().take(system_events(batch.system)))
-    print(f"a user's own event loop over the system rows alone: {1000 * objects:.1f} ms")
+        objects_ms = took(
+            lambda each, by_event=by_event: by_event.invoke_for_timerange(
+                each.minute_us, each.minute_us + 60_000_000, system_events(each.system), framework_events(each.events)
+            )
+        )
+        ratio = objects_ms / columns_ms
+        print(
+            f"{kind.name()}: columns {columns_ms:.1f} ms a minute of the job, event API {objects_ms:.0f} ms: {ratio:.0f} times as long"
+        )
 
 
 if __name__ == "__main__":

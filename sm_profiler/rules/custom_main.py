@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import sm_profiler
 from sm_profiler.errors import ConfigError, ProfilerError
 from sm_profiler.rules.conditions import RuleEvaluationConditionMet
 from sm_profiler.rules.engine import REPORTS, Following, windows
@@ -32,9 +33,7 @@ def load_module(path: Path) -> ModuleType:
         ConfigError: it cannot be imported; the line says why and where.
     """
     with contextlib.suppress(ImportError):
-        from sm_profiler import install_as_smdebug  # noqa: PLC0415 - only where a user's rule may import the old names
-
-        install_as_smdebug()
+        sm_profiler.install_as_smdebug()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path.name} is no Python file")

@@ -19,7 +19,8 @@ from sm_profiler.rules.window import Window
 STEP = "Step:ModeKeys"
 ENOUGH = 100  # steps of a phase before its outliers are looked for
 BINS = 100
-LONGEST = 25  # so many of a process's longest steps per phase keep what ran in them
+LISTED = 1000  # so many of a process's longest steps per phase keep their numbers
+LONGEST = 15  # and so many of them what ran in them
 
 
 @attrs.frozen
@@ -36,7 +37,8 @@ class _Phase:
     """The steps of one process and phase; durations in seconds."""
 
     durations: Spread = attrs.field(factory=Spread)
-    longest: list[tuple[float, float, int, WhatRan]] = attrs.field(factory=list)  # duration, start, step, what ran
+    longest: list[tuple[float, float, int]] = attrs.field(factory=list)  # duration, start, step
+    ran: list[tuple[float, float, int, WhatRan]] = attrs.field(factory=list)  # and what ran in it
 
     def limit(self, stddev: float) -> tuple[float, float]:
         """Above which duration a step is an outlier, and the standard deviation."""
@@ -92,7 +94,12 @@ class StepOutlier(BuiltinRule):
             for name in np.unique(names[nodes == node]):
                 phase = self._phases.setdefault(process, {}).setdefault(events.name.values[name], _Phase())
                 steps = rows[(nodes == node) & (names == name)]
-                phase.durations.add(events.duration_us[steps] / 1e6)
+                durations_s = events.duration_us[steps] / 1e6
+                phase.durations.add(durations_s)
+                spans = zip(
+                    durations_s.tolist(), events.start_us[steps].tolist(), events.step[steps].tolist(), strict=True
+                )
+                phase.longest += spans
                 for row in self._candidates(phase, events.duration_us, steps):
                     if around is None:
                         around = np.flatnonzero(all_events.node.mask(process))
@@ -100,7 +107,7 @@ class StepOutlier(BuiltinRule):
                     start_us, duration_us = float(events.start_us[row]), float(events.duration_us[row])
                     ran = WhatRan()
                     ran.add(all_events, around[(starts_us <= start_us + duration_us) & (ends_us >= start_us)])
-                    phase.longest.append((duration_us / 1e6, start_us, int(events.step[row]), ran))
+                    phase.ran.append((duration_us / 1e6, start_us, int(events.step[row]), ran))
                 _keep_longest(phase)
         return False
 
@@ -108,7 +115,7 @@ class StepOutlier(BuiltinRule):
     def _candidates(phase: _Phase, durations_us: Floats, steps: Ints) -> list[int]:
         """The steps that may be among the longest."""
         rows = steps[np.argsort(-durations_us[steps], kind="stable")[:LONGEST]]
-        floor = phase.longest[-1][0] if len(phase.longest) >= LONGEST else -np.inf
+        floor = phase.ran[-1][0] if len(phase.ran) >= LONGEST else -np.inf
         return [int(row) for row in rows if durations_us[row] / 1e6 >= floor]
 
     def _is_step(self, events: EventColumns) -> Mask:
@@ -179,6 +186,7 @@ class StepOutlier(BuiltinRule):
                 mine = self._phases.setdefault(process, {}).setdefault(name, _Phase())
                 mine.durations.merge(theirs.durations)
                 mine.longest += theirs.longest
+                mine.ran += theirs.ran
                 _keep_longest(mine)
 
     def finish(self) -> None:
@@ -211,12 +219,13 @@ class StepOutlier(BuiltinRule):
         stats = {"mean": float(np.average(values, weights=counts)), "max": phase.durations.max, "p99": p99, "p95": p95}
         usual = values < limit
         probs, edges = np.histogram(values[usual], bins=BINS, weights=counts[usual])
-        longest = sorted((start, step, what) for duration, start, step, what in phase.longest if duration > limit)
+        listed = sorted((start, step) for duration, start, step in phase.longest if duration > limit)
         if outliers > self.parameters.n_outliers:
             self.triggered += 1
             self.violations += outliers
-            for _, _, what in longest:
-                ran.merge(what)
+            for duration, _, _, what in phase.ran:
+                if duration > limit:
+                    ran.merge(what)
         return {
             "step_stats": {**stats, "p50": p50, "min": phase.durations.min},
             "number_of_outliers": outliers,
@@ -224,10 +233,13 @@ class StepOutlier(BuiltinRule):
             "stddev": float(np.round(deviation, 2)),
             "probs": probs.astype(int).tolist(),
             "binedges": edges.tolist(),
-            "step_numbers": [str(step) for _, step, _ in longest],
+            "step_numbers": [str(step) for _, step in listed],
         }
 
 
 def _keep_longest(phase: _Phase) -> None:
-    phase.longest.sort(key=lambda item: (-item[0], item[1], item[2]))
-    del phase.longest[LONGEST:]
+    if len(phase.longest) > LISTED:
+        phase.longest.sort(key=lambda item: (-item[0], item[1], item[2]))
+        del phase.longest[LISTED:]
+    phase.ran.sort(key=lambda item: (-item[0], item[1], item[2]))
+    del phase.ran[LONGEST:]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -139,6 +140,8 @@ def s3(job):
         if path.is_file():
             client.upload_file(str(path), "bucket", f"jobs/one/profiler-output/{path.relative_to(job)}")
     client.put_object(Bucket="bucket", Key="rules/busy_gpu.py", Body=USER_RULE.encode())
+    old = re.findall(r"```python\n(.*?)```", (REPO / "docs/custom-rules.md").read_text(), re.DOTALL)[3]
+    client.put_object(Bucket="bucket", Key="rules/long_steps.py", Body=old.encode())
     yield url
     server.stop()
 
@@ -210,6 +213,15 @@ def test_a_user_s_rule(buildah, container, s3, tmp_path):
     assert (code, status["RuleEvaluationStatus"]) == (0, "IssuesFound")
     assert json.loads((written / "profiler-reports/BusyGPU.json").read_text())["RuleTriggered"] == 1
     assert "samples:" in (written / "BusyGPU.log").read_text()
+
+
+def test_a_rule_of_the_old_library(buildah, container, s3, tmp_path):
+    rule = {"rule_to_invoke": "LongSteps", "source_s3_uri": "s3://bucket/rules/long_steps.py", "limit_s": "0.01"}
+    code, status, _ = evaluate(in_container(buildah, container), s3, tmp_path / "old", **rule)
+    assert (code, status["StatusDetails"]) == (
+        0,
+        "Evaluation of the rule LongSteps at step 0 resulted in the condition being met",
+    )
 
 
 def test_an_unknown_rule_fails_with_a_report(buildah, container, s3, tmp_path):

@@ -62,7 +62,7 @@ jobs = st.fixed_dictionaries(
         "--shutdown-seconds": st.sampled_from([2, 70]),
     }
 )
-RELAXED = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+RELAXED = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def job_of(tmp_path, options):

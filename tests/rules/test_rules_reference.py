@@ -50,6 +50,8 @@ def test_a_job_that_still_runs_is_looked_at_up_to_the_last_whole_window(tmp_path
     words = ("--minutes", 4, "--gpus", 1, "--shutdown-seconds", 90, "--start-epoch", 1_700_000_040)
     finished = make_job(tmp_path / "finished", *words)
     running = make_job(tmp_path / "running", *words, "--no-end-marker")
-    found = [run_rules(read(job), compat="service").results["LoadBalancing"]["Datapoints"] for job in (finished, running)]
+    found = [
+        run_rules(read(job), compat="service").results["LoadBalancing"]["Datapoints"] for job in (finished, running)
+    ]
     # The last step ends about 150 s after the start: the window from 120 s on has begun by then, and not ended.
     assert found == [359, 239]  # the first sample comes a tick after the start
