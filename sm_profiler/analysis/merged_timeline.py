@@ -20,10 +20,11 @@ from sm_profiler.analysis.timeline_events import (
     Record,
     clock_record,
     clocks_of,
-    counter_records,
-    low_gpu_records,
-    python_records,
-    span_records,
+    counter_part,
+    in_time,
+    low_gpu_part,
+    python_part,
+    span_part,
 )
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats import layout
@@ -122,7 +123,7 @@ def timeline_records(
     file_suffix_filter: Sequence[str] | None = None,
     sys_metrics_filter: Mapping[str, Sequence[float]] | None = _LOW_GPU_FILTER,
 ) -> Iterator[Record]:
-    """The records of a trace of the job.
+    """The records of a trace of the job: what names processes and rows first, then all others by time.
 
     Args:
         source: the profile.
@@ -139,18 +140,21 @@ def timeline_records(
         rows &= events.kind.mask(lambda kind: any(ends_with(kind, suffix) for suffix in file_suffix_filter))
     events = events[rows]
     clocks = clocks_of(source.metadata(), events.node.present())
-    yield clock_record(clocks)
-    yield from span_records(events, numbers, clocks)
-    del events
     parsed = (layout.parse_path(info.key) for info in source.other_files)
     stats = [each for each in parsed if isinstance(each, layout.PythonStats)]
-    yield from python_records(_once(stats), numbers, lambda begin, end: begin <= end_us and end >= start_us)
+    inside = [each for each in _once(stats) if each.window.start_us <= end_us and each.window.end_us >= start_us]
+    parts = [span_part(events, numbers, clocks), python_part(inside, numbers)]
     if sys_metrics_filter:
         system = source.system()
         system = system[system_rows(system, start_us, end_us)]
-        yield from counter_records(system, numbers)
+        parts.append(counter_part(system, numbers))
         if "lowgpu" in sys_metrics_filter:
-            yield from low_gpu_records(system, next(iter(sys_metrics_filter["lowgpu"]), LOW_GPU), numbers)
+            below = next(iter(sys_metrics_filter["lowgpu"]), LOW_GPU)
+            parts.append(low_gpu_part(system, below, numbers))
+    yield clock_record(clocks)
+    for part in parts:
+        yield from part.announced
+    yield from in_time(part.records for part in parts)
 
 
 def write_records(records: Iterable[Record], where: str) -> None:

@@ -114,6 +114,7 @@ class TraceEventParser:
 
     def _take(self, key: str, data: bytes, node: str) -> None:
         events: EventColumns = self._files.events(key, data)
+        self._processes.setdefault(0, ProcessInfo(0, "Unknown"))  # the process under which a trace says when it began
         found = trace_events(events[~events.instants])
         for event in found:
             known = self._processes.setdefault(event.phase_pid, ProcessInfo(event.phase_pid, event.event_phase))

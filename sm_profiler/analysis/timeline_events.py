@@ -6,7 +6,9 @@ with as many rows as its events need to nest: a viewer shows only what nests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import heapq
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -65,89 +67,116 @@ class Numbers:
         ]
 
 
-def span_records(events: EventColumns, numbers: Numbers, clocks: dict[str, Clock]) -> Iterator[Record]:
-    """The events, each group's in order of their start; instants stay instants."""
-    is_instant = events.instants
+@attrs.frozen
+class Part:
+    """A part of the trace.
+
+    Attributes:
+        announced: the records that name its processes and rows.
+        records: the others, by time.
+    """
+
+    announced: list[Record]
+    records: Iterator[Record]
+
+
+def span_part(events: EventColumns, numbers: Numbers, clocks: dict[str, Clock]) -> Part:
+    """The events; instants stay instants."""
+    announced: list[Record] = []
+    process, row = np.zeros(len(events), np.int64), np.zeros(len(events), np.int64)
+    offset = np.zeros(len(events))
     group, keys = _groups(events)
     for code, (node, phase, tid, worker) in enumerate(keys):
         rows = np.flatnonzero(group == code)
         rows = rows[np.lexsort((-events.duration_us[rows], events.start_us[rows]))]
-        process, announced = numbers.process(node)
-        yield from announced
-        lanes = nesting_lanes(events.start_us[rows], events.end_us[rows])
+        process[rows], fresh = numbers.process(node)
+        announced += fresh
         name = phase if worker < 0 else f"{phase} {worker}"
         name = name if tid < 0 else f"{name} thread {tid}"
-        offset = clocks.get(node, Clock()).offset_us
-        for first in range(0, len(rows), CHUNK):
-            part = rows[first : first + CHUNK]
-            for event, lane, instant in zip(
-                _plain(events[part], offset),
-                lanes[first : first + CHUNK].tolist(),
-                is_instant[part].tolist(),
-                strict=True,
-            ):
-                row, announced = numbers.row(process, name if lane == 0 else f"{name} ({lane + 1})", _order(phase))
-                yield from announced
-                record = {**event, "ph": "X", "pid": process, "tid": row, "cat": phase}
-                if instant:
-                    record |= {"ph": "i", "s": "t"}
-                    del record["dur"]
-                yield record
+        lanes = nesting_lanes(events.start_us[rows], events.end_us[rows])
+        for lane in range(int(lanes.max()) + 1):
+            number, fresh = numbers.row(
+                int(process[rows[0]]), name if lane == 0 else f"{name} ({lane + 1})", _order(phase)
+            )
+            row[rows[lanes == lane]] = number
+            announced += fresh
+        offset[rows] = clocks.get(node, Clock()).offset_us
+    order = np.lexsort((-events.duration_us, events.start_us - offset))
+    return Part(announced, _spans(events, order, process, row, offset))
 
 
-def counter_records(system: SystemColumns, numbers: Numbers) -> Iterator[Record]:
+def _spans(
+    events: EventColumns, order: NDArray[Any], process: NDArray[Any], row: NDArray[Any], offset: NDArray[Any]
+) -> Iterator[Record]:
+    for first in range(0, len(order), CHUNK):
+        rows = order[first : first + CHUNK]
+        part = events[rows]
+        places = zip(process[rows].tolist(), row[rows].tolist(), part.instants.tolist(), strict=True)
+        phases = [part.phase.values[code] for code in part.phase.codes.tolist()]
+        for event, (pid, tid, instant), phase in zip(_plain(part, offset[rows]), places, phases, strict=True):
+            if instant:
+                del event["dur"]
+            yield {**event, **({"ph": "i", "s": "t"} if instant else {"ph": "X"}), "pid": pid, "tid": tid, "cat": phase}
+
+
+def counter_part(system: SystemColumns, numbers: Numbers) -> Part:
     """The system metrics: a counter for each device; of a machine's cores one for their mean and greatest."""
+    announced: list[Record] = []
+    streams: list[Iterator[Record]] = []
     for node in np.unique(system.node.codes).tolist():
         rows = system[system.node.codes == node]
-        process, announced = numbers.process(f"{system.node.values[node]} system")
-        yield from announced
+        process, fresh = numbers.process(f"{system.node.values[node]} system")
+        announced += fresh
         cores = rows.type.mask("cpu")
-        yield from _core_counters(rows[cores], process)
-        for at, value, name, dimension in _texts(rows[~cores]):
-            counter = f"{name} {dimension}".strip()
-            yield {"name": counter, "ph": "C", "pid": process, "tid": 0, "ts": at, "args": {"value": value}}
+        streams += [
+            _core_counters(rows[cores], code, process) for code in np.unique(rows.dimension.codes[cores]).tolist()
+        ]
+        others = rows[~cores]
+        streams.append(_counters(others[np.argsort(others.timestamp, kind="stable")], process))
+    return Part(announced, in_time(streams))
 
 
-def low_gpu_records(system: SystemColumns, below: float, numbers: Numbers) -> Iterator[Record]:
+def low_gpu_part(system: SystemColumns, below: float, numbers: Numbers) -> Part:
     """A mark at each tick at which a GPU's use was below so many percent."""
     rows = system[system.dimension.mask("GPUUtilization")]
     low = rows.value < below
     if not low.any():
-        return
-    ticks, rows = tick_times(rows)[low], rows[low]
+        return Part([], iter(()))
     process, announced = numbers.process("low GPU use")
-    yield from announced
+    return Part(announced, _marks(rows[low], tick_times(rows)[low], process))
+
+
+def _marks(rows: SystemColumns, ticks: NDArray[np.int64], process: int) -> Iterator[Record]:
     order = np.argsort(ticks, kind="stable")
-    values = [
-        f"{rows.node.values[node]} {rows.name.values[name]}"
-        for node, name in zip(rows.node.codes, rows.name.codes, strict=True)
-    ]
+    names = zip(rows.node.codes.tolist(), rows.name.codes.tolist(), strict=True)
+    values = [f"{rows.node.values[node]} {rows.name.values[name]}" for node, name in names]
     edges = np.flatnonzero(np.diff(ticks[order], prepend=-1, append=-1))
-    for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+    for first, last in pairwise(edges.tolist()):
         args = {values[row]: float(rows.value[row]) for row in order[first:last].tolist()}
         at = float(ticks[order[first]])
         yield {"name": "sys_metrics_bottlenecks", "ph": "i", "s": "g", "pid": process, "tid": 0, "ts": at, "args": args}
 
 
-def python_records(
-    stats: Iterable[PythonStats], numbers: Numbers, inside: Callable[[float, float], bool]
-) -> Iterator[Record]:
+def python_part(stats: Iterable[PythonStats], numbers: Numbers) -> Part:
     """When Python profilers ran, and where their statistics stand."""
-    for each in stats:
+    announced: list[Record] = []
+    records: list[Record] = []
+    for each in sorted(stats, key=lambda one: one.window.start_us):
         window = each.window
-        if not inside(window.start_us, window.end_us):
-            continue
-        process, announced = numbers.process(layout.shown_node(each.node))
-        yield from announced
-        row, announced = numbers.row(process, f"Python profiling: {each.profiler}", len(_PHASES))
-        yield from announced
-        name = (
-            f"{each.profiler} {window.start_mode} {layout.NO_STEP if window.start_step is None else window.start_step}"
-        )
-        yield {
-            "name": name, "ph": "X", "pid": process, "tid": row, "ts": window.start_us, "dur": window.end_us - window.start_us,
-            "cat": "python", "args": {"file": each.path},
-        }  # fmt: skip
+        process, fresh = numbers.process(layout.shown_node(each.node))
+        row, more = numbers.row(process, f"Python profiling: {each.profiler}", len(_PHASES))
+        announced += fresh + more
+        step = layout.NO_STEP if window.start_step is None else window.start_step
+        records.append({
+            "name": f"{each.profiler} {window.start_mode} {step}", "ph": "X", "pid": process, "tid": row, "ts": window.start_us,
+            "dur": window.end_us - window.start_us, "cat": "python", "args": {"file": each.path},
+        })  # fmt: skip
+    return Part(announced, iter(records))
+
+
+def in_time(streams: Iterable[Iterator[Record]]) -> Iterator[Record]:
+    """The records of streams that are each in order of time, in order of time."""
+    return heapq.merge(*streams, key=lambda record: float(record["ts"]))
 
 
 def clock_record(clocks: dict[str, Clock]) -> Record:
@@ -215,7 +244,7 @@ def _groups(events: EventColumns) -> tuple[NDArray[np.int64], list[tuple[str, st
     return group, keys
 
 
-def _plain(events: EventColumns, offset_us: float) -> Iterator[Record]:
+def _plain(events: EventColumns, offset_us: NDArray[Any]) -> Iterator[Record]:
     names = [events.name.values[code] for code in events.name.codes.tolist()]
     times = zip((events.start_us - offset_us).tolist(), events.duration_us.tolist(), strict=True)
     for name, (start, duration), args in zip(names, times, event_arguments(events), strict=True):
@@ -225,23 +254,26 @@ def _plain(events: EventColumns, offset_us: float) -> Iterator[Record]:
         yield record
 
 
-def _core_counters(rows: SystemColumns, process: int) -> Iterator[Record]:
-    for code in np.unique(rows.dimension.codes).tolist():
-        cores = rows[rows.dimension.codes == code]
-        at, place = np.unique(cores.timestamp, return_inverse=True)
-        means = np.bincount(place, cores.value) / np.bincount(place)
-        most = np.full(len(at), -np.inf)
-        np.maximum.at(most, place, cores.value)
-        name = f"CPU {rows.dimension.values[code]}"
-        for time, mean, greatest in zip((at * 1e6).tolist(), means.tolist(), most.tolist(), strict=True):
-            args = {"mean": round(mean, 2), "max": greatest}
-            yield {"name": name, "ph": "C", "pid": process, "tid": 0, "ts": time, "args": args}
+def _core_counters(rows: SystemColumns, dimension: int, process: int) -> Iterator[Record]:
+    cores = rows[rows.dimension.codes == dimension]
+    at, place = np.unique(cores.timestamp, return_inverse=True)
+    means = np.bincount(place, cores.value) / np.bincount(place)
+    most = np.full(len(at), -np.inf)
+    np.maximum.at(most, place, cores.value)
+    name = f"CPU {rows.dimension.values[dimension]}"
+    for time, mean, greatest in zip((at * 1e6).tolist(), means.tolist(), most.tolist(), strict=True):
+        args = {"mean": round(mean, 2), "max": greatest}
+        yield {"name": name, "ph": "C", "pid": process, "tid": 0, "ts": time, "args": args}
 
 
-def _texts(rows: SystemColumns) -> Iterator[tuple[float, float, str, str]]:
+def _counters(rows: SystemColumns, process: int) -> Iterator[Record]:
     names = [rows.name.values[code] for code in rows.name.codes.tolist()]
     dimensions = [rows.dimension.values[code] for code in rows.dimension.codes.tolist()]
-    return zip((rows.timestamp * 1e6).tolist(), rows.value.tolist(), names, dimensions, strict=True)
+    for time, value, name, dimension in zip(
+        (rows.timestamp * 1e6).tolist(), rows.value.tolist(), names, dimensions, strict=True
+    ):
+        counter = f"{name} {dimension}".strip()
+        yield {"name": counter, "ph": "C", "pid": process, "tid": 0, "ts": time, "args": {"value": value}}
 
 
 def _order(phase: str) -> int:

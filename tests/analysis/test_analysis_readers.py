@@ -133,6 +133,12 @@ def test_traces_of_tensorflow():
     parser = TensorboardProfilerEvents()
     parser.read_events_from_file(str(file))
     assert parser.get_all_events()[0].start_time == 1596659864566410
+    assert len(parser.get_all_events()) == 798
+    assert parser.get_events_start_time_sorted()[0].start_time - 1596659864545103 == 21307
+    last = parser.get_events_end_time_sorted()[-1]
+    assert last.end_time - 1596659864545103 == 293205
+    assert len(parser.get_processes()) == 2
+    assert parser.get_process_info(last.pid).get_thread_info(last.tid).tid == last.tid
     (file,) = (SAMPLES / "tfprofiler_local_missing_metadata").rglob("*.trace.json.gz")
     assert read_tf_profiler_metadata_file(str(file)) == ("", "0", "0")
     assert read_tf_profiler_metadata_file("a.pb") == ("", "0", "0")

@@ -95,6 +95,8 @@ def check(records):
 def load(path):
     records = json.loads(Path(path).read_text())
     check(records)
+    times = [record["ts"] for record in records if "ts" in record]
+    assert times == sorted(times)
     return records
 
 
