@@ -29,6 +29,7 @@ class Stalls:
         exact: whether the period holds to the step (else: about).
         where: the part of the turn in which most of the excess lies: wait, forward, backward, optimizer or outside.
         typical: seconds a long turn takes, median.
+        agreement: share of the long turns in which that part grows most.
     """
 
     long: Mask
@@ -39,6 +40,7 @@ class Stalls:
     exact: bool = False
     where: str = ""
     typical: float = 0.0
+    agreement: float = 1.0
 
     @property
     def count(self) -> int:
@@ -85,20 +87,29 @@ def _long_in(turns: Turns, values: Floats) -> Stalls:
         return nothing
     excess = values[long] - usual
     period, exact = find_period(turns.index[long], excess, int(turns.index[-1]))
+    part, agreement = _where(turns, long)
     return Stalls(
-        long, middle, float(excess.sum()), float(excess.sum()) / total, period, exact, _where(turns, long),
-        float(np.median(turns.length[long])),
+        long, middle, float(excess.sum()), float(excess.sum()) / total, period, exact, part,
+        float(np.median(turns.length[long])), agreement,
     )  # fmt: skip
 
 
-def _where(turns: Turns, long: Mask) -> str:
-    """The part of the turn that grows most in long turns."""
-    grown = {}
+def _where(turns: Turns, long: Mask) -> tuple[str, float]:
+    """The part of the turn that grows most in long turns, and in how many of them it is the one that grows most.
+
+    A cause hits the same part each time; the noise of a busy machine hits now this part, now that.
+    """
+    rows = long & turns.known
+    if not rows.any():
+        return "unknown", 1.0
+    grown = []
     for name in PARTS:
         values = getattr(turns, name)
         usual = values[~long & turns.known]
-        grown[name] = float((values[long & turns.known] - (np.median(usual) if len(usual) else 0.0)).sum())
-    return max(grown, key=lambda name: grown[name]) if (long & turns.known).any() else "unknown"
+        grown.append(values[rows] - (np.median(usual) if len(usual) else 0.0))
+    table = np.asarray(grown)
+    part = int(table.sum(axis=1).argmax())
+    return PARTS[part], float((table.argmax(axis=0) == part).mean())
 
 
 def find_period(

@@ -56,24 +56,10 @@ def test_a_stall_with_a_period_and_its_cost():
 
 
 def test_long_steps_without_a_period():
-    rows = training(400)
-    shifted, added = [], 0.0
-    for row in rows:
-        shifted.append((*row[:2], row[2] + added, *row[3:]))
-        if row[0] == "Forward" and row[5] in {31, 58, 140, 203, 371}:
-            shifted[-1] = (*row[:2], row[2] + added, row[3] + 0.4, *row[4:])
-            added += 0.4
-    rows = [
-        (*row[:3], row[3] + 0.4, *row[4:]) if row[0].startswith("Step") and row[5] in {31, 58, 140, 203, 371} else row
-        for row in shifted
-    ]
-    rows = [
-        (*row[:2], row[2] - 0.4, *row[3:]) if row[0].startswith("Step") and row[5] in {31, 58, 140, 203, 371} else row
-        for row in rows
-    ]
-    verdict = verdict_of(rows)
+    verdict = verdict_of(stretched(training(400), {31, 58, 140, 203, 371}, lambda _: "Forward", 0.4))
     assert verdict.kind is Class.STEP_OUTLIERS
     assert "5 of 399" in verdict.main.headline
+    assert "forward pass" in verdict.main.headline
 
 
 def test_bursts_of_a_round_of_workers_are_input_and_no_stall():
@@ -209,3 +195,27 @@ def test_every_threshold_has_its_reason():
     assert all(len(one.reason) > 15 for one in thresholds)
     named = [kind for tier in policy.PRECEDENCE for kind in tier]
     assert sorted(named) == sorted(Class)
+
+
+def stretched(rows, steps, choose, extra):
+    """The same events with `extra` seconds in one part of some steps; `choose(step)` names the part."""
+    result, shift = [], 0.0
+    for phase, name, start, length, node, step in rows:
+        if phase.startswith("Step") and step in steps:
+            begin = next(row[2] for row in reversed(result) if row[0] == "Forward" and row[5] == step)
+            result.append((phase, name, begin, length + extra, node, step))
+            continue
+        grows = step in steps and phase == choose(step)
+        result.append((phase, name, start + shift, length + extra * grows, node, step))
+        shift += extra * grows
+    return result
+
+
+def test_long_steps_that_are_long_in_the_same_part_have_a_cause_others_are_noise():
+    rng = np.random.default_rng(2)
+    steps = {int(step) for step in rng.choice(np.arange(10, 400), 20, replace=False)}
+    cause = stretched(training(400), steps, lambda _: "Forward", 0.06)
+    assert verdict_of(cause).kind is Class.STEP_OUTLIERS
+    parts = ("Forward", "Backward(post-forward)", "Optimizer")
+    noise = stretched(training(400), steps, lambda step: parts[step % 3], 0.06)
+    assert verdict_of(noise).kind is Class.BALANCED

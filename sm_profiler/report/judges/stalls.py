@@ -74,6 +74,7 @@ def judge_outliers(case: Case) -> Finding | None:
         or rank.stalls.share < policy.OUTLIER_COST.value
         or not rank.stalls.is_rare
         or rank.stalls.typical < policy.OUTLIER_LENGTH.value * rank.stalls.median
+        or rank.stalls.agreement < policy.SAME_PART.value
     ):
         return None
     stalls = rank.stalls
