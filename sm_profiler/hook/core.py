@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import parent_process
 from multiprocessing import util as multiprocessing_util
 from typing import Any, Protocol
 
@@ -68,13 +69,14 @@ class Hook:
         self._recorder: Recorder | None = None
         self._queue_early: deque[TraceEvent] = deque()
         self.tracker = StepTracker(self._append_first, self._step_begins)
-        self._garbage = GarbageWatch(lambda record: self.tracker.append(record))  # noqa: PLW0108 - `append` is replaced
+        self._garbage = GarbageWatch(self._append_if_recording)
         self.started_us = 0
         self.loaded_us = self.timebase.now_us()  # the framework has been imported
         self.closed = False
         self.quiet = False  # closed, or switched off by an error of its own: nothing is recorded any more
         self.rank: int | None = None
         self._to_shed: set[str] = set()
+        self._may_be_helper = parent_process() is not None
         self._take_ranges(profile)
         os.register_at_fork(after_in_child=self._forked)
 
@@ -102,6 +104,11 @@ class Hook:
         elif not self.closed:
             (self._recorder or self._start(record[2])).records.append(record)
 
+    def _append_if_recording(self, record: Record) -> None:
+        """What happens in a process without steps (a pool's worker) is no reason to start a file."""
+        if self._recorder is not None:
+            self._recorder.records.append(record)
+
     def _forked(self) -> None:
         """In a forked child: nothing of the parent's is touched, and a recorder of its own starts with its first step."""
         try:
@@ -110,6 +117,9 @@ class Hook:
                 self._recorder = None
             self._queue_early = deque()
             self.tracker.reset(self._append_first)
+            self._may_be_helper = True
+            self.windows.clear()
+            self._take_ranges(self.profile)
             for action in self.on_fork:
                 action()
         except Exception as error:  # noqa: BLE001 - fail open
@@ -238,6 +248,11 @@ class Hook:
 
     def _step_begins(self, step: int, mode: ModeKeys) -> None:
         """Called by the tracker on the training thread."""
+        if self._may_be_helper:
+            if self.is_helper():
+                self.quiet = True  # a dataset may well run a model; that is not a step
+                return
+            self._may_be_helper = False
         if self._next_profile is not None:
             profile, self._next_profile = self._next_profile, None
             self._take_ranges(profile)

@@ -17,8 +17,9 @@ LEAST_NS = 1_000_000
 class GarbageWatch:
     """Listens to the collector."""
 
-    def __init__(self, append: Callable[[Record], None]) -> None:
+    def __init__(self, append: Callable[[Record], None], clock: Callable[[], int] = perf_counter_ns) -> None:
         self._append = append
+        self._clock = clock
         self._began = 0
 
     def start(self) -> None:
@@ -32,7 +33,7 @@ class GarbageWatch:
             gc.callbacks.remove(self._hear)
 
     def _hear(self, phase: str, info: dict[str, Any]) -> None:
-        now = perf_counter_ns()
+        now = self._clock()
         if phase == "start":
             self._began = now
         elif self._began and now - self._began >= LEAST_NS:

@@ -37,6 +37,7 @@ SCENARIOS = [
     "exceptions",
     "fetched_ahead",
     "copied",
+    "model_in_the_dataset",
     "compiled",
 ]
 

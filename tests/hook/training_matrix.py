@@ -282,6 +282,27 @@ def fetched_ahead(truth):
     truth.see_all(model)
 
 
+class Encoded(TensorDataset):
+    """A dataset that runs a model for each record."""
+
+    def __init__(self, *tensors) -> None:
+        super().__init__(*tensors)
+        self.encoder = nn.Linear(8, 8)
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        with torch.no_grad():
+            return self.encoder(x), y
+
+
+def model_in_the_dataset(truth):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for count in (0, 1):
+        train(truth, model, DataLoader(Encoded(*data().tensors), batch_size=8, num_workers=count), optimizer)
+    truth.see_all(model)
+
+
 def compiled(truth):
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -310,7 +331,8 @@ def copied(truth):
 
 SCENARIOS = [
     plain, workers, persistent_workers, spawned_workers, accumulation, without_loader, gan, rnn, evaluation, scaler_skips,
-    checkpointed, lbfgs, iterable_and_early_break, exceptions, fetched_ahead, copied, compiled,
+    checkpointed, lbfgs, iterable_and_early_break, exceptions, fetched_ahead, copied,
+    model_in_the_dataset, compiled,
 ]  # fmt: skip
 
 

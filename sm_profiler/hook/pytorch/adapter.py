@@ -96,6 +96,7 @@ class PyTorchAdapter:
         hook.on_step.append(lambda _mode: detailed.step_begins(hook.tracker.number))
         hook.after_close.append(detailed.wait)
         hook.on_broke.append(detailed.drop)
+        hook.on_fork.append(detailed.forget)
         config = hook.profile.collectors.get(PYTHON)
         if config is None:
             return

@@ -70,6 +70,12 @@ class DetailedWindow:
         steps, first = self._steps, self._first_step
         self._hook.recorder.tasks.append(lambda: self._export(profiler, first, steps))
 
+    def forget(self) -> None:
+        """In a forked child: the profiler is the parent's, and must not be touched."""
+        self._profiler = None
+        self._children = []
+        self._unwatch()
+
     def drop(self) -> None:
         """Stop, and forget what was seen."""
         profiler, self._profiler = self._profiler, None
