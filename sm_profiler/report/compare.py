@@ -12,6 +12,7 @@ from sm_profiler.errors import ConfigError
 from sm_profiler.formats.columns import Floats
 from sm_profiler.report import policy
 from sm_profiler.report.facts import Facts, Rank
+from sm_profiler.report.judges import Case
 from sm_profiler.report.model import Report
 
 PARTS = ("length", "wait", "forward", "backward", "optimizer", "outside")
@@ -106,7 +107,10 @@ def compare(before: Report, after: Report) -> Comparison:
         sentence = f"Too few training steps to compare: {steps[0]} and {steps[1]}, {policy.MIN_STEPS.value:.0f} needed in each."
         return Comparison(*names, (), sentence, verdicts, steps)
     draw = np.random.default_rng(SEED)
-    changes = tuple(_change(part, a[part], b[part], draw) for part in PARTS if a[part].any() and len(b[part]))
+    parts: tuple[str, ...] = PARTS
+    if not all(Case(one.facts, {}).waits_known for one in (before, after)):
+        parts = tuple(part for part in PARTS if part not in ("wait", "outside"))  # one run does not know them
+    changes = tuple(_change(part, a[part], b[part], draw) for part in parts if a[part].any() and len(b[part]))
     return Comparison(*names, changes, _sentence(changes), verdicts, steps)
 
 

@@ -7,6 +7,8 @@ from sm_profiler.report.judges.case import duration
 from sm_profiler.report.page import render_page
 from sm_profiler.report.svg import clean, shorten
 
+MANY = 10.0  # a change by more is shown as a factor
+
 
 def terminal_comparison(found: Comparison) -> str:
     """A table of at most ten lines."""
@@ -37,7 +39,9 @@ def render_comparison(found: Comparison) -> str:
 
 
 def _percent(change: float | None) -> str:
-    return "" if change is None else f"{100 * change:+.1f} %"
+    if change is None:
+        return ""
+    return f"{100 * change:+.1f} %" if change < MANY else f"x {change + 1:.3g}"
 
 
 def _interval(one: Change) -> str:
