@@ -28,7 +28,7 @@ from sm_profiler.formats.trace_writer import recover_traces
 from sm_profiler.monitor.destination import Destination, S3Destination
 from sm_profiler.monitor.lock import NodeLock, door
 from sm_profiler.monitor.members import Members
-from sm_profiler.monitor.sampler import Sampler, machine_families
+from sm_profiler.monitor.sampler import LONGEST_MS, SHORTEST_MS, Sampler, machine_families
 from sm_profiler.monitor.task import Task
 from sm_profiler.monitor.uploader import Uploader
 
@@ -37,6 +37,7 @@ logger = logging.getLogger("sm_profiler")
 PR_SET_PDEATHSIG = 1
 LOOK_SECONDS = 1.0
 CONNECT_AGAIN_SECONDS = 10.0
+AGAIN_SECONDS = 5.0
 # How long to go on uploading: after the script's end (its last process waits), after SIGTERM (SageMaker kills 120 s later),
 # and after the job was killed, when nobody waits any more.
 END_SECONDS, TERM_SECONDS, KILLED_SECONDS = 60.0, 100.0, 20.0
@@ -85,7 +86,7 @@ class Agent:
                 (self.root / key).unlink(missing_ok=True)
         while True:
             stop = threading.Event()
-            threads = [threading.Thread(target=work, args=(stop,), daemon=True) for work in self._work()]
+            threads = [threading.Thread(target=go_on, args=(work, stop), daemon=True) for work in self._work()]
             for thread in threads:
                 thread.start()
             self._watch()
@@ -99,7 +100,7 @@ class Agent:
     def _work(self) -> list[Callable[[threading.Event], None]]:
         work: list[Callable[[threading.Event], None]] = []
         if self.task.interval_ms:
-            work.append(self.sampler().run)
+            work.append(lambda stop: self.sampler().run(stop))
         if self.task.destination:
             work.append(self._upload)
         return work
@@ -193,6 +194,21 @@ class Agent:
         return True
 
 
+def go_on(work: Callable[[threading.Event], None], stop: threading.Event) -> None:
+    """Do the work; whatever goes wrong costs one line, and it is begun again a little later."""
+    said = False
+    while True:
+        try:
+            work(stop)
+        except Exception as error:  # noqa: BLE001 - an error of ours must not leave a job without samples and uploads
+            if not said:
+                said = True
+                logger.warning("sm-profiler: begun again after %s: %s", type(error).__name__, error)
+            if not stop.wait(AGAIN_SECONDS):
+                continue
+        return
+
+
 def wake_when_parent_dies(number: int) -> None:
     """Let the kernel send this process a signal when the thread that started it is gone."""
     with contextlib.suppress(OSError, AttributeError):
@@ -208,12 +224,13 @@ def main(words: list[str]) -> None:
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     root = Path(task.root)
     members = Members(root, task.node)
+    interval_s = min(max(task.interval_ms, SHORTEST_MS), LONGEST_MS) / 1000
     agent = Agent(
         task,
         NodeLock(root, task.node, fd),
         members,
         lambda: S3Destination(task.destination, task.kms_key_id or None),
-        lambda: Sampler(root, task.node, task.interval_ms / 1000, machine_families(task.interface)),
+        lambda: Sampler(root, task.node, interval_s, machine_families(task.interface)),
     )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the script, which decides what becomes of it
     signal.signal(signal.SIGTERM, lambda *_: agent.terminate())

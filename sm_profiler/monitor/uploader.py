@@ -144,7 +144,8 @@ class Uploader:
             earlier = self._earlier(info.key)
             if earlier:
                 data = path.read_bytes()
-                self.destination.put(info.key, data if data.startswith(earlier) else earlier + data)
+                if data != earlier:
+                    self.destination.put(info.key, data if data.startswith(earlier) else earlier + data)
             else:
                 self.destination.put(info.key, path)
         except FileNotFoundError:

@@ -1,15 +1,18 @@
 """Real processes: who starts the monitor, when it goes, and what is on S3 then."""
 
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from sm_profiler.monitor.agent import go_on
 from sm_profiler.monitor.lock import NodeLock
 from sm_profiler.monitor.members import Members
 
@@ -106,7 +109,7 @@ def test_a_job_that_ends_has_everything_on_s3_and_the_markers(job, s3):
     process = job.start("time.sleep(1); writer.close()")
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
-    job.until(lambda: not job.agents(), 2)  # the script waited for it
+    job.until(lambda: not job.agents(), 10)  # the script waited for it
     names = uploaded(s3)
     assert kinds(names) == {"system", "framework", "marker"}
     assert len([name for name in names if name.endswith("pythontimeline.json")]) == 1
@@ -126,7 +129,7 @@ def test_one_monitor_for_all_ranks_whichever_comes_first_and_as_long_as_one_live
         assert process.wait(60) == 0
         if process is others[0]:
             assert job.agents() == [agent]
-    job.until(lambda: not job.agents(), 2)
+    job.until(lambda: not job.agents(), 10)
     times = [row["Timestamp"] for row in job.rows() if row["Type"] == "memory"]
     assert len(times) == len(set(times)) > 20
     # One rank was killed: nobody may say that the job has ended, and what that rank had written is there.
@@ -164,7 +167,7 @@ while True:
     job.until(lambda: kinds(uploaded(s3)) == {"system"}, 60)  # at once, and not when the script is ready at last
     Path(f"{job.root}-go").touch()
     assert process.wait(60) == 0
-    job.until(lambda: not job.agents(), 2)
+    job.until(lambda: not job.agents(), 10)
     assert kinds(uploaded(s3)) == {"system", "framework"}
     assert not (job.root / MARKERS[0]).exists()
 
@@ -270,6 +273,26 @@ def test_a_folder_that_cannot_be_written_costs_a_line(job, s3):
     assert process.returncode == 0
     assert errors.count("\n") == 1
     assert "neither system metrics nor uploads" in errors
+
+
+def test_an_error_of_ours_costs_a_line_and_no_samples(monkeypatch, caplog):
+    monkeypatch.setattr("sm_profiler.monitor.agent.AGAIN_SECONDS", 0.0)
+    stop, calls = threading.Event(), []
+
+    def work(_stop):
+        calls.append(1)
+        if len(calls) < 4:
+            raise KeyError("ours")
+
+    with caplog.at_level(logging.WARNING):
+        go_on(work, stop)
+    assert len(calls) == 4
+    assert len(caplog.records) == 1
+
+
+def test_the_monitors_process_is_light():
+    program = "import sys, sm_profiler.monitor.agent; print([n for n in ('numpy', 'boto3', 'psutil', 'torch') if n in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_a_lock_goes_with_its_process(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -41,9 +42,11 @@ def test_monitor_samples_and_uploads_until_a_signal(tmp_path, s3, number):
     monitor.send_signal(number)
     said, errors = monitor.communicate(timeout=60)
     assert (monitor.returncode, errors) == (0, "")
-    assert "1 files uploaded to s3://profiles/x/profiler-output" in said
+    assert re.search(
+        r"^[12] files uploaded to s3://profiles/x/profiler-output$", said, re.MULTILINE
+    )  # a minute may have ended
     assert len(rows(tmp_path)) > 20
-    assert [key.rpartition("/")[0].rpartition("/")[0] for key in keys(s3)] == ["x/profiler-output/system/incremental"]
+    assert {key.rpartition("/")[0].rpartition("/")[0] for key in keys(s3)} == {"x/profiler-output/system/incremental"}
 
 
 def test_monitor_goes_with_the_process_it_watches(tmp_path):
@@ -119,5 +122,5 @@ def test_run_that_is_terminated_keeps_the_samples_and_marks_no_end(tmp_path, s3)
     os.kill(process.pid, signal.SIGTERM)
     process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
-    assert [key.rpartition(".")[2] for key in keys(s3)] == ["json"]
+    assert {key.rpartition(".")[2] for key in keys(s3)} == {"json"}
     assert not any((tmp_path / "profile" / marker).exists() for marker in MARKERS)
