@@ -1,12 +1,12 @@
 """SDK v3's ModelTrainer, which has no place for a profiler configuration.
 
 It makes every request in one method, `_create_training_job_args`, for `train()`, for pipelines and for the Batch queue;
-that method is wrapped on the one instance.
+that method is wrapped for the one instance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sm_profiler.config.environment import SWITCH
@@ -26,27 +26,32 @@ def attach_model_trainer(trainer: Any, profiler_config: Any, rules: Sequence[Any
     Raises:
         ConfigError: the method that makes the request is missing or answers otherwise than in the tested versions.
     """
-    make = getattr(trainer, METHOD, None)
-    if not callable(make):
+    kind = type(trainer)
+    if not callable(getattr(trainer, METHOD, None)):
         raise _unknown(f"ModelTrainer has no {METHOD}")
     add = _add_to_environment if backend == "agent" else _add_to_request
 
-    def made(*arguments: Any, **keywords: Any) -> Any:
-        request = make(*arguments, **keywords)
-        add(_Request(request), trainer, profiler_config, rules)
+    def made(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        request = getattr(kind, METHOD)(self, *arguments, **keywords)
+        add(_Request(request), self, profiler_config, rules)
         return request
 
-    before = trainer.__dict__.get(METHOD)
-    object.__setattr__(trainer, METHOD, made)  # pydantic refuses what is not a field
+    # A class of its own for this one instance, rather than a function on it: so a copy of the ModelTrainer makes its own
+    # requests, and not the original's.
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, METHOD: made}
+    object.__setattr__(trainer, "__class__", _new_class(kind, names))
 
     def restore() -> None:
-        if before is None:
-            trainer.__dict__.pop(METHOD, None)
-        else:
-            object.__setattr__(trainer, METHOD, before)
+        object.__setattr__(trainer, "__class__", kind)
 
     where = "the environment" if backend == "agent" else "the job's request"
     return Attachment(f"the configuration travels in {where} of every job that this ModelTrainer starts", [restore])
+
+
+def _new_class(kind: type, names: dict[str, Any]) -> type:
+    metaclass: Any = type(kind)  # pydantic's
+    made: type = metaclass(kind.__name__, (kind,), names)
+    return made
 
 
 class _Request:
@@ -110,7 +115,6 @@ _SNAKE = {
     "Environment": "environment",
     "EnableNetworkIsolation": "enable_network_isolation",
 }
-_Maker = Callable[..., Any]
 
 
 def _unknown(what: str) -> ConfigError:

@@ -105,11 +105,15 @@ def train(wire):
         assert profiler_part(sent) == expected(wire)
         assert sent["Environment"] == {"MINE": "1", "SM_PROFILER_AUTO": "1"}
         assert one.environment == {"MINE": "1"}
-        assert "_create_training_job_args" not in one.model_dump(warnings=False)
-        assert repr(one)
+        assert one.model_dump(warnings=False).keys() == other.model_dump(warnings=False).keys()
+        assert repr(one).partition("(")[0] == "ModelTrainer"
+        assert isinstance(one, ModelTrainer)
+        copied = one.model_copy(update={"environment": {"ITS": "own"}})
+        assert wire.seen(lambda: copied.train(wait=False))["Environment"] == {"ITS": "own", "SM_PROFILER_AUTO": "1"}
         assert profiler_part(wire.seen(lambda: other.train(wait=False))) == {}
         one.train(dry_run=True)
     assert profiler_part(wire.seen(lambda: one.train(wait=False))) == {}
+    assert type(one) is ModelTrainer
 
 
 def batch(wire):
@@ -180,10 +184,6 @@ def error_of(call):
 
 
 def broken_release(wire):
-    class Later(ModelTrainer):
-        def _create_training_job_args(self, *_args, **_kwargs):
-            return ["something else"]
-
     kept, ModelTrainer._create_training_job_args = ModelTrainer._create_training_job_args, None
     try:
         message = error_of(lambda: attach(trainer(wire), PROFILE))
@@ -192,9 +192,13 @@ def broken_release(wire):
     assert "3.27.0" in message
     assert "to_shapes" in message
     one = trainer(wire)
-    object.__setattr__(one, "_create_training_job_args", lambda *_a, **_k: ["something else"])
+    kept, ModelTrainer._create_training_job_args = ModelTrainer._create_training_job_args, lambda *_a, **_k: ["else"]
     attach(one, PROFILE)
-    assert "3.27.0" in error_of(lambda: one.train(wait=False))
+    try:
+        message = error_of(lambda: one.train(wait=False))
+    finally:
+        ModelTrainer._create_training_job_args = kept
+    assert "3.27.0" in message
 
 
 def session(wire):
