@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 from sm_profiler.formats.outcome import Outcome
@@ -35,6 +36,7 @@ VERSION = 1
 WORTH_BYTES = 4 << 20  # less is read faster than it is looked up
 MOST_BYTES = 8 << 30
 _KEY = b"sm_profiler"
+_KINDS = {"<f8": pa.float64, "<i8": pa.int64, "<i4": pa.int32, "|i1": pa.int8} if pa else {}
 _writing: list[threading.Thread] = []
 
 
@@ -218,16 +220,28 @@ def cache_root() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "sm-profiler"
 
 
+# pyarrow's own conversions from and to numpy would load pandas, half a second for nothing.
 def _to_arrow(column: Any) -> Any:
     if isinstance(column, Category):
-        return pa.DictionaryArray.from_arrays(pa.array(column.codes), pa.array(column.values, pa.string()))
-    return pa.array(column)
+        return pa.DictionaryArray.from_arrays(_numbers(column.codes), pa.array(column.values, pa.string()))
+    return _numbers(column)
+
+
+def _numbers(column: NDArray[Any]) -> Any:
+    kind = _KINDS[column.dtype.str]()
+    return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(np.ascontiguousarray(column))])
 
 
 def _from_arrow(column: Any) -> Any:
-    if column.num_chunks == 0:
-        return Category.of(()) if pa.types.is_dictionary(column.type) else np.empty(0, column.type.to_pandas_dtype())
-    (chunk,) = column.chunks
-    if isinstance(chunk, pa.DictionaryArray):
-        return Category(chunk.indices.to_numpy(), tuple(chunk.dictionary.to_pylist()))
-    return chunk.to_numpy()
+    (chunk,) = column.chunks or (pa.array([], column.type),)
+    if pa.types.is_dictionary(column.type):
+        return Category(_values(chunk.indices), tuple(chunk.dictionary.to_pylist()))
+    return _values(chunk)
+
+
+def _values(chunk: Any) -> NDArray[Any]:
+    kind = next(np.dtype(name) for name, make in _KINDS.items() if make() == chunk.type)
+    values = chunk.buffers()[1]
+    if not len(chunk) or values is None:
+        return np.empty(0, kind)
+    return np.frombuffer(values, kind, len(chunk), chunk.offset * kind.itemsize)

@@ -187,3 +187,15 @@ def test_old_copies_make_room(copy, monkeypatch, tmp_path):
     kept = list(cache_root().rglob("*.arrow"))
     assert sum(path.stat().st_size for path in kept) <= held * 1.2
     assert Cache(str(other)).folder in {path.parent for path in kept}
+
+
+def test_a_copy_is_read_without_pandas(copy, job):
+    read(copy)
+    script = (
+        "import sys\nfrom sm_profiler.source import cache, open_source, profile\n"
+        "cache.WORTH_BYTES = profile.WORTH_BYTES = 0\n"
+        "profile.parse_all = lambda _storage, items, **_: (each for each in ()) if not items else 1 / 0\n"
+        "source = open_source(sys.argv[1]); print(len(source.system()) > 0, len(source.events()) > 0, 'pandas' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, copy], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True", "False"]
