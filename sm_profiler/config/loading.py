@@ -54,6 +54,9 @@ def load_profile(source: Mapping[str, Any] | str | bytes) -> Profile:
     if not _PROFILE_KEYS & given.keys() and isinstance(given.get("profilerconfig"), Mapping):
         given = _lowered(given["profilerconfig"])
     problems: list[str] = []
+    if given and not given.keys() & (_PROFILE_KEYS | {"kmskeyid"}):
+        names = "S3OutputPath, DisableProfiler, ProfilingIntervalInMilliseconds, ProfilingParameters"
+        problems.append(f"ProfilerConfig: has none of {names}")
     disabled = _boolean("DisableProfiler", given.get("disableprofiler"), problems)
     parameters = given.get("profilingparameters")
     if parameters is not None and not isinstance(parameters, Mapping):

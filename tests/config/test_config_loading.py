@@ -174,6 +174,12 @@ def test_other_fields_fall_back_and_are_named(config, field):
     assert profile.local_path == "/opt/ml/output/profiler"
 
 
+def test_an_object_that_is_no_profiler_configuration_is_named():
+    (problem,) = load_profile({"LocalPath": "/x"}).problems
+    assert problem.startswith("ProfilerConfig: has none of S3OutputPath")
+    assert load_profile({}).problems == []
+
+
 def test_an_infinite_close_interval_is_one():
     assert load_profile({"ProfilingParameters": {"RotateFileCloseIntervalInSeconds": "inf"}}).problems == []
 

@@ -42,7 +42,7 @@ def run(document, label, python, tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
         check=False,
     )
     found = [line for line in shown.stdout.splitlines() if line.startswith("ANSWERS ")]

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = (ROOT / "examples/launch_source/train.py").read_text()
 SAYS_WHERE = "import sm_profiler\nprint('sm_profiler from', sm_profiler.__file__)\n"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ def answers(tmp_path_factory):
     }
     environment.pop("SM_PROFILER_RULE_IMAGE", None)
     shown = subprocess.run(
-        [str(PYTHON), str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=200, check=False
+        [str(PYTHON), str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=280, check=False
     )
     found = [line for line in shown.stdout.splitlines() if line.startswith("ANSWERS ")]
     assert found, shown.stderr[-3000:]
