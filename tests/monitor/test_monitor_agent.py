@@ -195,6 +195,21 @@ def test_a_forked_child_does_not_end_the_job(job, s3):
     assert process.wait(60) == 0
 
 
+def test_a_rank_that_its_launcher_starts_again_does_not_spoil_the_end(job, s3):
+    launcher = job.start(
+        "while not Path(os.environ['PROFILE'] + '-go').exists(): time.sleep(0.05)\nwriter.close()", RANK="9"
+    )
+    killed = job.start("time.sleep(60)")
+    killed.kill()
+    killed.wait()
+    time.sleep(2.5)  # the monitor looks once a second
+    again = job.start("while not Path(os.environ['PROFILE'] + '-go').exists(): time.sleep(0.05)\nwriter.close()")
+    time.sleep(2.5)
+    Path(f"{job.root}-go").touch()
+    assert again.wait(60) == launcher.wait(60) == 0
+    job.until(lambda: "marker" in kinds(uploaded(s3)))
+
+
 def test_a_later_host_writes_no_markers(job, s3):
     folder = job.folder / "ml/input/config"
     folder.mkdir(parents=True)
