@@ -74,6 +74,14 @@ def read_tf_profiler_metadata_file(file_path: str) -> tuple[str, str, str]:
     return _NOTHING
 
 
+def is_s3(path: str) -> tuple[bool, str | None, str | None]:
+    """Whether a path is an s3:// URI, and its bucket and key; None for both where it is not."""
+    if not path.startswith("s3://"):
+        return False, None, None
+    bucket, _, key = path.removeprefix("s3://").partition("/")
+    return True, bucket, key
+
+
 def _metadata_names(folder: str) -> Iterator[str]:
     for info in open_storage(folder).list(""):
         if info.key.endswith(layout.METADATA_SUFFIX):

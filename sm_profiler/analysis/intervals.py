@@ -37,6 +37,23 @@ def steps_around(framework: pd.DataFrame) -> NDArray[np.int64]:
     return steps
 
 
+def modes_around(framework: pd.DataFrame) -> NDArray[np.int64]:
+    """A number for the mode (training, evaluation …) that each event's process was in: that of its last step begun by then."""
+    modes = np.zeros(len(framework), np.int64)
+    is_step = framework["framework_metric"].str.contains(STEP, regex=False).to_numpy(bool)
+    if not is_step.any():
+        return modes
+    names = pd.factorize(framework["framework_metric"])[0]
+    start = framework["start_time_us"].to_numpy(float)
+    node = pd.factorize(framework["nodeID"])[0]
+    for each in np.unique(node[is_step]):
+        steps, rows = np.flatnonzero(is_step & (node == each)), np.flatnonzero(node == each)
+        steps = steps[np.argsort(start[steps], kind="stable")]
+        begun = np.searchsorted(start[steps], start[rows], "right") - 1
+        modes[rows] = names[steps[np.maximum(begun, 0)]]
+    return modes
+
+
 def phase_intervals(
     system: pd.DataFrame, framework: pd.DataFrame, phase: str | Sequence[str] | None
 ) -> pd.DataFrame | None:

@@ -23,6 +23,8 @@ _RULE_MODULES = (
 _MODULES: dict[str, tuple[str, ...]] = {
     "smdebug": ("sm_profiler", _HOOK),
     "smdebug.core": (),
+    "smdebug.core.access_layer": (),
+    "smdebug.core.access_layer.utils": (f"{_ANALYSIS}.file_names",),
     "smdebug.core.modes": (_HOOK,),
     "smdebug.exceptions": (f"{_RULES}.conditions",),
     "smdebug.pytorch": (_HOOK,),
@@ -38,6 +40,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "smdebug.profiler.system_metrics_reader": (f"{_ANALYSIS}.readers",),
     "smdebug.profiler.profiler_constants": (f"{_ANALYSIS}.constants",),
     "smdebug.profiler.python_profile_utils": (f"{_ANALYSIS}.python_stats", f"{_ANALYSIS}.constants"),
+    "smdebug.profiler.python_profiler": (f"{_ANALYSIS}.python_stats", f"{_ANALYSIS}.constants"),
     "smdebug.profiler.system_profiler_file_parser": (_PARSERS,),
     "smdebug.profiler.tf_profiler_parser": (_PARSERS,),
     "smdebug.profiler.trace_event_file_parser": (_PARSERS,),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sm_profiler.analysis.intervals import STEP, label_times, phase_intervals, steps_around
+from sm_profiler.analysis.intervals import STEP, label_times, modes_around, phase_intervals, steps_around
 from sm_profiler.errors import SourceError
 
 _log = logging.getLogger(__name__)
@@ -111,8 +111,8 @@ class PandasFrameAnalysis:
     def get_step_statistics(self, by: StatsBy | Any = StatsBy.TRAINING_PHASE) -> pd.DataFrame | None:
         """How long steps take, or what runs in them.
 
-        In each step of each process a group counts with the time from its first start to its last end; what runs in no
-        step does not count.
+        In each step of each process a group counts with the time from its first start to its last end (training and
+        evaluation count their steps apart); what runs in no step does not count.
 
         Returns:
             A row a group, with duration_{mean,min,max,p50,p95,p99}_us; None if `by` is no StatsBy.
@@ -125,7 +125,8 @@ class PandasFrameAnalysis:
         if by is StatsBy.TRAINING_PHASE:
             rows &= frame["framework_metric"].str.contains(STEP, regex=False)
             group = "framework_metric"
-        keys = ["nodeID", "step", group]
+        keys = ["nodeID", "mode", "step", group]
+        frame = frame.assign(mode=modes_around(frame))
         spans = frame.loc[rows].groupby(keys, observed=True).agg({"start_time_us": "min", "end_time_us": "max"})
         durations = (spans["end_time_us"] - spans["start_time_us"]).reset_index(name="duration_us")
         described = _described(durations, [group], "duration_us")

@@ -320,6 +320,21 @@ def test_statistics_keep_processes_apart():
     assert usage["Resource"].tolist() == ["cpu"] * len(usage)
 
 
+def test_statistics_keep_training_and_evaluation_apart():
+    train, evaluate = "Step:ModeKeys.TRAIN", "Step:ModeKeys.EVAL"
+    rows = [
+        (train, 0, 100, {"step": 0}),
+        ("Forward", 0, 40, {"step": 0}),
+        (evaluate, 1000, 50, {"step": 0}),
+        ("Forward", 1000, 20, {"step": 0}),
+    ]
+    analysis = PandasFrameAnalysis(system_frame(SystemColumns.empty()), framework_frame(events(*rows)))
+    statistics = analysis.get_step_statistics(StatsBy.PROCESS).set_index("process")
+    # The old library took the time from the training step's pass to the evaluation step's of the same number.
+    assert statistics.loc["Forward", ["duration_min_us", "duration_max_us"]].tolist() == [20, 40]
+    assert statistics.loc[evaluate, "duration_mean_us"] == 50
+
+
 def test_statistics_refuse_what_they_do_not_know(job):
     pf = PandasFrame(job)
     analysis = PandasFrameAnalysis(pf.get_all_system_metrics(), pf.get_all_framework_metrics())

@@ -196,7 +196,11 @@ def test_readers_of_folders(keep):
 
 
 def test_names_of_files():
+    from smdebug.core.access_layer.utils import is_s3
     from smdebug.profiler import utils
+
+    assert is_s3("s3://bucket/a/b") == (True, "bucket", "a/b")
+    assert is_s3("/a/b") == (False, None, None)
 
     name = "job/profiler-output/system/incremental/2020060500/1591160699.algo-1.json"
     assert utils.get_node_id_from_system_profiler_filename(name) == "algo-1"
