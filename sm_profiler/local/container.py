@@ -118,6 +118,11 @@ def input_data_config(request: JsonDict) -> JsonDict:
     }
 
 
+def machine_environment() -> dict[str, str]:
+    """What makes GPUs and libraries of this machine usable, as the endpoint has it."""
+    return {name: os.environ[name] for name in MACHINE_VARIABLES if name in os.environ}
+
+
 def base_environment(host: Host, python: Path, client: Mapping[str, str]) -> dict[str, str]:
     """What every process of a job gets; built, not inherited.
 
@@ -126,10 +131,9 @@ def base_environment(host: Host, python: Path, client: Mapping[str, str]) -> dic
         python: the job's python.
         client: endpoint address, region and credentials.
     """
-    machine = {name: os.environ[name] for name in MACHINE_VARIABLES if name in os.environ}
     return {
         "LANG": "C.UTF-8",
-        **machine,
+        **machine_environment(),
         **client,
         "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
         "VIRTUAL_ENV": str(python.parents[1]),

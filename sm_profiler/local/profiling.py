@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_profiler.formats.layout import END_MARKERS
-from sm_profiler.local.container import Host
+from sm_profiler.local.container import Host, machine_environment
 from sm_profiler.local.process import JobProcess
 from sm_profiler.local.records import TrainingJob
 from sm_profiler.local.services import Services
@@ -67,7 +67,12 @@ class Profiling:
             "--interval-ms",
             str(interval_ms),
         ]
-        environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "SM_PROFILER_ROOT": str(host.ml)}
+        environment = {
+            "PATH": "/usr/bin:/bin",
+            "LANG": "C.UTF-8",
+            **machine_environment(),
+            "SM_PROFILER_ROOT": str(host.ml),
+        }
         return JobProcess(
             command, environment, folder, lambda line: self._monitor_said.append(f"metrics of {host.name}: {line}"), 5.0
         )
