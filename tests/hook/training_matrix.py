@@ -317,7 +317,11 @@ def copied(truth):
 
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    train(truth, model, loader(), optimizer)
+    for x, y in loader():  # a checkpoint after each step, also inside the windows
+        train(Quiet(truth), model, [(x, y)], optimizer)
+        truth.add(train=1, forward=1, backward=1, optimizer=1, wait=1)
+        torch.save(model, io.BytesIO())
+        copy.deepcopy(model)(x)  # after the first optimizer step a copy is a model that nobody asked to watch
     assert not copy.deepcopy(model)._forward_hooks
     buffer = io.BytesIO()
     torch.save(model, buffer)

@@ -16,6 +16,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from sm_profiler.hook.modes import SUBMODULE
+from sm_profiler.hook.pytorch.forward import ShyHook
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,8 +146,8 @@ class DetailedWindow:
         for root in self._forwards.models():
             for count, (name, module) in enumerate(root.named_modules()):
                 if name and count < MOST_MODULES:
-                    self._handles.append(module.register_forward_pre_hook(before))
-                    self._handles.append(module.register_forward_hook(make_after(name), always_call=True))
+                    self._handles.append(module.register_forward_pre_hook(ShyHook(before)))
+                    self._handles.append(module.register_forward_hook(ShyHook(make_after(name)), always_call=True))
 
     def _unwatch(self) -> None:
         self._unpatch()

@@ -48,6 +48,35 @@ class PrivateHooks(OrderedDict[int, Any]):
         return OrderedDict((key, value) for key, value in self.items() if key not in self.ours).values()
 
 
+class ShyHook:
+    """A hook among a user's own: in a copy or a pickle of the model a call that does nothing stands in its place."""
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self._hook = hook
+
+    def __call__(self, *args: Any) -> None:
+        """What torch calls."""
+        self._hook(*args)
+
+    def __reduce__(self) -> Any:
+        return (getattr, (contextlib.nullcontext(), "__exit__"))
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
+        return contextlib.nullcontext().__exit__
+
+
+def _private(module: Any, table: str, hook: Callable[..., None]) -> Callable[..., None]:
+    """Make ready for a hook of ours: an empty table is replaced by one that keeps it private.
+
+    A table with hooks of the user's stays the object that it is, since the handles they hold know it.
+    """
+    hooks = module.__dict__.get(table)
+    if type(hooks) is OrderedDict and not hooks:
+        module.__dict__[table] = PrivateHooks()
+        return hook
+    return hook if isinstance(hooks, PrivateHooks) else ShyHook(hook)
+
+
 class Forwards:
     """Tells the tracker where outermost forwards begin and end."""
 
@@ -207,14 +236,9 @@ class Forwards:
 
     def _watch(self, module: Any) -> None:
         key = id(module)
-        for table in ("_forward_pre_hooks", "_forward_hooks"):
-            hooks = module.__dict__.get(table)
-            if type(hooks) is OrderedDict:
-                private = PrivateHooks(hooks)
-                module.__dict__[table] = private
         handles = [
-            module.register_forward_pre_hook(self.before),
-            module.register_forward_hook(self.after, always_call=True),
+            module.register_forward_pre_hook(_private(module, "_forward_pre_hooks", self.before)),
+            module.register_forward_hook(_private(module, "_forward_hooks", self.after), always_call=True),
         ]
         for table, handle in zip(("_forward_pre_hooks", "_forward_hooks"), handles, strict=True):
             hooks = module.__dict__.get(table)

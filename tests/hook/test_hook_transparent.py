@@ -1,0 +1,108 @@
+"""The wrapped calls keep their signatures, results, exceptions and tracebacks; taken out, torch is as it was."""
+
+import inspect
+import io
+import json
+import traceback
+from copy import deepcopy
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset, dataloader
+
+from sm_profiler.hook import entry
+
+
+@pytest.fixture
+def hook(tmp_path, monkeypatch):
+    monkeypatch.setenv("SM_PROFILER_CONFIG", json.dumps({"ProfilingParameters": {"LocalPath": str(tmp_path)}}))
+    hook = entry.install()
+    yield hook
+    entry.uninstall()
+
+
+def test_signatures_and_names(hook):
+    backward, fetch = torch.autograd.backward, dataloader._BaseDataLoaderIter.__next__
+    assert backward is not backward.__wrapped__
+    assert inspect.signature(backward) == inspect.signature(backward.__wrapped__)
+    assert (backward.__name__, backward.__module__) == ("backward", "torch.autograd")
+    assert inspect.signature(fetch) == inspect.signature(fetch.__wrapped__)
+
+
+def test_exceptions_come_through_with_their_traceback(hook):
+    class Records(TensorDataset):
+        def __getitem__(self, index):
+            raise LookupError("record 7")
+
+    with pytest.raises(LookupError, match="record 7") as caught:
+        next(iter(DataLoader(Records(torch.ones(4)))))
+    assert "__getitem__" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert hook.tracker.in_fetch == 0
+    leaf = torch.ones(1)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        leaf.sum().backward()
+    assert hook.tracker.in_backward == 0
+    assert hook.guard.failures == {}
+
+
+def test_ctrl_c_in_a_forward_does_not_hide_the_forwards_after_it(hook):
+    class Interrupted(torch.nn.Linear):
+        stop = True
+
+        def forward(self, x):
+            if self.stop:
+                raise KeyboardInterrupt
+            return super().forward(x)
+
+    model = Interrupted(2, 2)
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.ones(2))
+    model.stop = False
+    seen = []
+    hook.tracker.append = seen.append
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+    assert [record[0] for record in seen].count("Forward") == 3
+
+
+def test_a_users_own_hooks_stay_the_users(hook):
+    calls = []
+    model = torch.nn.Linear(2, 2)
+    handle = model.register_forward_hook(lambda *_: calls.append("mine"))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+    assert len(model._forward_hooks) == 2  # the user's and ours
+    handle.remove()
+    later = model.register_forward_pre_hook(lambda *_: calls.append("later"))
+    model(torch.ones(2))
+    later.remove()
+    model(torch.ones(2))
+    assert calls == ["mine", "mine", "later"]
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    assert b"sm_profiler" not in buffer.getvalue()
+    buffer.seek(0)
+    copy = torch.load(buffer, weights_only=False)
+    assert torch.equal(copy(torch.ones(2)), model(torch.ones(2)))
+    assert torch.equal(deepcopy(model)(torch.ones(2)), model(torch.ones(2)))
+
+
+def test_taken_out_torch_is_as_it_was(tmp_path, monkeypatch):
+    before = (torch.autograd.backward, dict(vars(dataloader._BaseDataLoaderIter)))
+    monkeypatch.setenv("SM_PROFILER_CONFIG", json.dumps({"ProfilingParameters": {"LocalPath": str(tmp_path)}}))
+    entry.install()
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    assert model._forward_hooks
+    entry.uninstall()
+    assert (torch.autograd.backward, dict(vars(dataloader._BaseDataLoaderIter))) == before
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    assert not torch.nn.modules.module._global_forward_hooks
+    assert torch.optim.Optimizer.__init__ is not None
