@@ -34,11 +34,12 @@ def load_module(path: Path) -> ModuleType:
     """
     with contextlib.suppress(ImportError):
         sm_profiler.install_as_smdebug()
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"rule_file_{path.stem}"  # no other module's name, whatever the file is called
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path.name} is no Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # attrs and dataclasses look their module up
+    sys.modules[name] = module  # attrs and dataclasses look their module up
     sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)

@@ -115,6 +115,8 @@ class Runner:
         custom = self._start_custom(source.uri)
         try:
             self._evaluate(source, report, decides)
+            if self._stopped.is_set():
+                write_status(self.settings.output, Status.STOPPING)
             self._render(source, report, finished=True)
             outcome = custom.wait(self.settings.timeout_s, self._stopped) if custom else None
         finally:

@@ -20,10 +20,12 @@ INPUT = "processing/input/profiler"
 OUTPUT = "processing/output/rule"
 PROFILER_OUTPUT = "profiler-output"
 STOP_FILE, GRACE = "SAGEMAKER_ENV_RULE_STOP_SIGNAL_FILE", "rule_stop_grace_time_secs"
+JOB = "TRAINING_JOB_NAME"
 SOURCE = "SM_PROFILER_SOURCE"  # our own: where the profile lies, whatever is mounted
 TRUE = {"1", "true", "yes", "on"}
 
-# Words of ours and the service's among the parameters; what remains belongs to the rule.
+# Words of ours and the service's among the parameters.  What remains belongs to the rule, but for names all in capitals:
+# those are the container's own variables.
 RULE, CODE, TIMEOUT, FOLLOW, COMPAT, STOP_JOB = (
     "rule_to_invoke",
     "source_s3_uri",
@@ -99,7 +101,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     root = Path(environ.get("SM_PROFILER_ROOT") or ML)
     config = _config(root / CONFIG)
     told = {**_texts(config.get("Environment")), **_parameters_in(environ)}
-    source, continuous = _source(root, config, environ)
+    source, continuous = _source(root, config, {**told, **environ})
     stop_file = environ.get(STOP_FILE) or told.get(STOP_FILE)
     follow = told.get(FOLLOW, "")
     return Settings(
@@ -107,14 +109,14 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         output=root / OUTPUT / PROFILER_OUTPUT,
         rule=told.get(RULE) or DEFAULT_RULE,
         code=told.get(CODE, ""),
-        parameters={name: value for name, value in told.items() if name not in WORDS and name != STOP_FILE},
+        parameters={name: value for name, value in told.items() if name not in WORDS and not name.isupper()},
         stop_file=Path(_moved(stop_file, root)) if stop_file else None,
         grace_s=_seconds(told, GRACE, 60.0),
         timeout_s=_seconds(told, TIMEOUT, 600.0),
         follow=follow.lower() in TRUE if follow else bool(stop_file) or continuous,
         compat=told.get(COMPAT) or None,
         allow_stop=told.get(STOP_JOB, "").lower() in TRUE,
-        job=environ.get("TRAINING_JOB_NAME") or str(config.get("TrainingJobArn") or "").rpartition("/")[2],
+        job=environ.get(JOB) or told.get(JOB) or str(config.get("TrainingJobArn") or "").rpartition("/")[2],
     )
 
 

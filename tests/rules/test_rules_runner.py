@@ -258,6 +258,22 @@ class TestSettings:
         assert found.parameters == {"stddev": "4", "scan_interval_us": "60000000"}
         assert found.output == tmp_path / "processing/output/rule/profiler-output"
 
+    def test_what_rules_start_sends(self, tmp_path):
+        """A processing job's variables stand in its configuration too: the container's own are no rule's parameters."""
+        (tmp_path / "config").mkdir()
+        environment = {
+            "SM_PROFILER_SOURCE": "s3://b/p",
+            "TRAINING_JOB_NAME": "my-job",
+            "rule_to_invoke": "ProfilerReport",
+            "rule_follow": "false",
+            "StepOutlier_stddev": "4",
+        }
+        (tmp_path / "config/processingjobconfig.json").write_text(json.dumps({"Environment": environment}))
+        for extra in ({}, environment):
+            found = read_settings({"SM_PROFILER_ROOT": str(tmp_path), **extra})
+            assert found.parameters == {"StepOutlier_stddev": "4"}
+            assert (found.source, found.job, found.follow) == ("s3://b/p", "my-job", False)
+
     def test_from_the_environment(self, tmp_path):
         environment = {
             "SM_PROFILER_ROOT": str(tmp_path),
@@ -416,6 +432,11 @@ class TestUsersRules:
         path = tmp_path / "rule.py"
         path.write_text(text)
         assert evaluate(tmp_path, calm, code=str(path), rule="Any")[:2] == (Status.ERROR, message)
+
+    def test_a_file_named_like_a_module(self, tmp_path, job):
+        path = tmp_path / "json.py"
+        path.write_text(RULES)
+        assert evaluate(tmp_path, job, code=str(path), rule="New")[0] is Status.ISSUES
 
     def test_a_file_that_does_not_exist(self, tmp_path, calm):
         assert "does not exist" in evaluate(tmp_path, calm, code="/nowhere/rule.py", rule="Any")[1]
