@@ -50,7 +50,7 @@ def system_frame(
         {
             "timestamp": texts(text_times(at_us if shown_us is None else shown_us)),
             "timestamp_us": at_us - start_us,
-            "value": system.value,
+            "value": own(system.value),
             "system_metric": category_texts(system.name),
             "dimension": category_texts(system.dimension),
             "nodeID": category_texts(system.node),
@@ -84,10 +84,10 @@ def framework_frame(events: EventColumns, start_us: int = 0, *, ordered: bool = 
             "end_time": texts(text_times(end)),
             "start_time_us": start - start_us,
             "end_time_us": end - start_us,
-            "tid": events.tid,
+            "tid": own(events.tid),
             "pid": pid,
             "framework_metric": category_texts(name),
-            "step": events.step,
+            "step": own(events.step),
             "bytes": size,
             "process": category_texts(events.phase),
             "nodeID": category_texts(events.node),
@@ -118,10 +118,10 @@ def dataloader_frame(events: EventColumns, start_us: int = 0) -> pd.DataFrame:
             "end_time": texts(text_times(end)),
             "start_time_us": start - start_us,
             "end_time_us": end - start_us,
-            "duration_us": whole_times(events.duration_us),
+            "duration_us": own(whole_times(events.duration_us)),
             "pid": pid,
             "framework_metric": category_texts(name),
-            "step": events.step,
+            "step": own(events.step),
             "worker_id": events.worker_id.astype(np.int64),
             "num_workers": events.num_workers.astype(np.int64),
             "pin_memory": category_texts(pinned),
@@ -148,6 +148,11 @@ def category_texts(category: Category) -> Any:
     """A category as a text column; the texts are put in place by Arrow, not by Python."""
     values = pa.array(category.values, pa.large_string())
     return texts(values.take(pa.array(category.codes)) if len(category) else pa.array([], pa.large_string()))
+
+
+def own(column: NDArray[Any]) -> NDArray[Any]:
+    """A copy for a frame to keep: its owner may write into it, and columns may be shared, or stand in a file."""
+    return np.array(column)
 
 
 def whole_times(times: NDArray[np.float64]) -> NDArray[Any]:

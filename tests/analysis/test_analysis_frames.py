@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm_profiler.analysis import PandasFrame, PandasFrameAnalysis, Resource, StatsBy
-from sm_profiler.analysis.frames import first_rows, framework_frame, system_frame
+from sm_profiler.analysis.frames import dataloader_frame, first_rows, framework_frame, system_frame
 from sm_profiler.analysis.latest import sampling_interval_us, steps_first, tick_times
 from sm_profiler.analysis.text_times import text_time, text_times
 from sm_profiler.analysis.times import TimeUnits, convert_utc_timestamp_to_microseconds, microseconds
@@ -117,6 +117,21 @@ def test_names_bytes_and_process_from_the_arguments():
     assert frame["tid"].tolist() == [-1, -1, 9]
     assert frame["step"].tolist() == [-1, -1, 4]
     assert frame["process"].tolist() == ["op", "op", "cpu_functions"]
+
+
+def test_frames_can_be_written_into():
+    trace, measured = (
+        events(("a", START_US, 5.5), ("b", START_US, 5)),
+        system((1.0, 2.0, "cpu", "cpu0", "CPUUtilization")),
+    )
+    for columns in (trace, measured):  # as a copy on disk is mapped into memory
+        for field in columns.__attrs_attrs__:
+            array = getattr(columns, field.name)
+            getattr(array, "codes", array).flags.writeable = False
+    for frame in (framework_frame(trace), dataloader_frame(trace), system_frame(measured)):
+        for column in frame.columns:
+            frame.loc[0, column] = frame[column].iloc[-1]
+    assert measured.value.tolist() == [2.0]
 
 
 def test_no_rows_are_empty_frames_of_the_right_types():
