@@ -31,9 +31,15 @@ class TrainingJob:
             SourceError: there is no such job, it cannot be asked for, or it is not profiled.
         """
         import boto3  # noqa: PLC0415 - it takes a third of a second to load
+        from botocore.exceptions import BotoCoreError  # noqa: PLC0415 - the same
 
         self.name = training_job_name
-        self.sm_client = boto3.client("sagemaker", region_name=region)
+        try:
+            self.sm_client = boto3.client("sagemaker", region_name=region)
+        except (BotoCoreError, ValueError) as error:
+            raise SourceError(
+                f"training job {training_job_name} cannot be asked for: {' '.join(str(error).split())}"
+            ) from error
         self.ds = describe(training_job_name, client=self.sm_client)
         self.profiler_config: dict[str, Any] | None = self.ds.get("ProfilerConfig")
         self.profiler_s3_output_path = profiler_output(training_job_name, client=self.sm_client)

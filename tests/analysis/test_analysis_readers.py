@@ -299,3 +299,11 @@ def test_a_job_that_left_nothing_is_not_waited_for(training_job, monkeypatch):
     _Clock(monkeypatch, [{"TrainingJobStatus": "Failed", "SecondaryStatus": "Failed"}])
     with pytest.raises(SourceError, match="failed and left no data"):
         TrainingJob("job", "us-east-1").wait_for_sys_profiling_data_to_be_available()
+
+
+def test_no_region(monkeypatch):
+    for name in ("AWS_DEFAULT_REGION", "AWS_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
+    with pytest.raises(SourceError, match="region"):
+        TrainingJob("job")
