@@ -91,8 +91,11 @@ def tell(report: Report, where: str) -> None:
     from sm_profiler.report import terminal_summary
 
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-    print(terminal_summary(report, colour))
     print(f"sm-profiler: {where}", file=sys.stderr)
+    try:
+        print(terminal_summary(report, colour), flush=True)
+    except BrokenPipeError:  # `| head` has seen enough; nothing more may be written at the end of the process either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def read_json(path: Path) -> dict[str, Any]:
