@@ -40,6 +40,10 @@ class _Phase:
     longest: list[tuple[float, float, int]] = attrs.field(factory=list)  # duration, start, step
     ran: list[tuple[float, float, int, WhatRan]] = attrs.field(factory=list)  # and what ran in it
 
+    def floor_s(self) -> float:
+        """Steps shorter than this cannot be among those that are listed."""
+        return self.longest[-1][0] if len(self.longest) >= LISTED else -np.inf
+
     def limit(self, stddev: float) -> tuple[float, float]:
         """Above which duration a step is an outlier, and the standard deviation."""
         values, counts = self.durations.values_and_counts()
@@ -96,10 +100,9 @@ class StepOutlier(BuiltinRule):
                 steps = rows[(nodes == node) & (names == name)]
                 durations_s = events.duration_us[steps] / 1e6
                 phase.durations.add(durations_s)
-                spans = zip(
-                    durations_s.tolist(), events.start_us[steps].tolist(), events.step[steps].tolist(), strict=True
-                )
-                phase.longest += spans
+                long = steps[durations_s >= phase.floor_s()]
+                columns = (events.duration_us[long] / 1e6, events.start_us[long], events.step[long])
+                phase.longest += zip(*(column.tolist() for column in columns), strict=True)
                 for row in self._candidates(phase, events.duration_us, steps):
                     if around is None:
                         around = np.flatnonzero(all_events.node.mask(process))
@@ -238,7 +241,7 @@ class StepOutlier(BuiltinRule):
 
 
 def _keep_longest(phase: _Phase) -> None:
-    if len(phase.longest) > LISTED:
+    if len(phase.longest) >= LISTED:
         phase.longest.sort(key=lambda item: (-item[0], item[1], item[2]))
         del phase.longest[LISTED:]
     phase.ran.sort(key=lambda item: (-item[0], item[1], item[2]))
