@@ -67,8 +67,14 @@ class ProfilerTrial:
         return not self._follow or self._source.finished or read_stop_signal()
 
     def get_latest_timestamp(self) -> int:
-        """Up to where data are there: the earlier of the last system and the last trace file, microseconds."""
+        """Up to where data are there, microseconds.
+
+        While the job runs that is the earlier of the last system and the last trace file; once it is over, the end of
+        the last one, so that the last minute of a job, or a job of one minute, is looked at, too.
+        """
         self._source.refresh()
+        if self.job_finished():
+            return self._source.last_timestamp_us or 0
         last: dict[bool, int] = {}
         for item in self._source.files:
             last[item.is_system] = max(item.at_us, last.get(item.is_system, 0))

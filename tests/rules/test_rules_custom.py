@@ -86,7 +86,12 @@ class TestOldApi:
         invoke_rule(rule)
         starts = [start for start, *_ in rule.calls]
         assert starts == [starts[0] + 60_000_000 * index for index in range(len(starts))]
-        assert len(starts) == 4
+        assert len(starts) == 5  # the last, half minute too
+
+    def test_a_job_of_less_than_a_minute_is_looked_at(self, tmp_path):
+        rule = Counting(trial(tmp_path, make_job(tmp_path, "--minutes", 0.5)))
+        invoke_rule(rule)
+        assert len(rule.calls) == 1
 
     def test_events_have_the_old_attributes(self, tmp_path, job):
         rule = Counting(trial(tmp_path, job))
@@ -133,7 +138,7 @@ class TestOldApi:
         assert (met.value.rule_name, met.value.step, met.value.end_of_rule) == ("Counting", 1, False)
         quiet = Counting(trial(tmp_path, job), meets_at=1)
         invoke_rule(quiet)
-        assert len(quiet.calls) == 4
+        assert len(quiet.calls) == 5
 
     def test_the_trial(self, tmp_path, job):
         one = trial(tmp_path, job)
