@@ -75,7 +75,11 @@ LONG_STEP_MADS = T(
 LONG_STEP_MS = T(5.0, "longer than the median by this much: shorter hiccups come from the operating system")
 STALL_COST = T(0.05, "share of the loop that steps with a period cost together; below 5 % repairing them gains little")
 OUTLIER_COST = T(0.08, "as above for steps without a period: the machine's own noise costs some percent, too")
-SAME_PART = T(0.7, "of the long steps are long in the same part; the noise of a busy machine hits parts at random")
+JITTER = T(0.2, "of a usual long step's excess; what is shorter is jitter beside it")
+SAME_PART = T(
+    0.7,
+    "of the time lost lies in steps that are long in the same part; the noise of a busy machine hits parts at random",
+)
 OUTLIER_LENGTH = T(3.0, "times the median; a busy machine makes steps twice as long, hardly three times")
 WARM_UP_STEPS = T(3, "the first steps allocate, compile and start workers; they are long in every job")
 RARE = T(0.10, "of the steps; what happens more often is how the loop works")

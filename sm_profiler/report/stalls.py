@@ -29,7 +29,7 @@ class Stalls:
         exact: whether the period holds to the step (else: about).
         where: the part of the turn in which most of the excess lies: wait, forward, backward, optimizer or outside.
         typical: seconds a long turn takes, median.
-        agreement: share of the long turns in which that part grows most.
+        agreement: share of the lost time that lies in turns in which that part grows most.
     """
 
     long: Mask
@@ -87,6 +87,9 @@ def _long_in(turns: Turns, values: Floats) -> Stalls:
         return nothing
     excess = values[long] - usual
     period, exact = find_period(turns.index[long], excess, int(turns.index[-1]))
+    if period is None:  # jitter beside a few really long turns is not what costs the time
+        long[long] = excess >= policy.JITTER.value * _heavy_median(excess)
+        excess = values[long] - usual
     part, agreement = _where(turns, long)
     return Stalls(
         long, middle, float(excess.sum()), float(excess.sum()) / total, period, exact, part,
@@ -95,7 +98,7 @@ def _long_in(turns: Turns, values: Floats) -> Stalls:
 
 
 def _where(turns: Turns, long: Mask) -> tuple[str, float]:
-    """The part of the turn that grows most in long turns, and in how many of them it is the one that grows most.
+    """The part of the turn that grows most in long turns, and how much of the lost time lies in turns where it does.
 
     A cause hits the same part each time; the noise of a busy machine hits now this part, now that.
     """
@@ -109,7 +112,16 @@ def _where(turns: Turns, long: Mask) -> tuple[str, float]:
         grown.append(values[rows] - (np.median(usual) if len(usual) else 0.0))
     table = np.asarray(grown)
     part = int(table.sum(axis=1).argmax())
-    return PARTS[part], float((table.argmax(axis=0) == part).mean())
+    weight = np.maximum(table.sum(axis=0), 0.0)
+    agrees = table.argmax(axis=0) == part
+    return PARTS[part], float(weight[agrees].sum() / weight.sum()) if weight.sum() > 0 else 1.0
+
+
+def _heavy_median(excess: Floats) -> float:
+    """The excess below which half of all lost time lies."""
+    ordered = np.sort(excess)
+    sums = np.cumsum(ordered)
+    return float(ordered[np.searchsorted(sums, sums[-1] / 2)])
 
 
 def find_period(
