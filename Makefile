@@ -18,7 +18,9 @@ demo: $(ENVS)/dev.done ## train, profile, store, judge and report on this machin
 	@$(BIN)/sm-profiler demo
 
 test: $(ENVS)/dev.done $(ENVS)/sdk3.done $(ENVS)/smdebug.done ## the whole test suite
-	@$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+	@echo "first what measures real time, one test after the other; then everything else, two at a time"
+	@$(BIN)/python -m pytest -m alone $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m 'not alone' -n 2 --dist worksteal $(PYTEST_ARGS)
 
 lint: $(ENVS)/dev.done ## ruff: every rule on, exceptions with their reasons in pyproject.toml
 	@$(BIN)/ruff check .

@@ -12,6 +12,8 @@ import pytest
 from sm_profiler.report import Class, build_report
 from sm_profiler.source import open_source
 
+pytestmark = pytest.mark.alone
+
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
