@@ -59,7 +59,19 @@ def test_no_backward_import(room):
         assert not backward, f"{module.relative_to(ROOT)} imports {backward}"
 
 
-HEAVY = ("sagemaker", "boto3", "botocore", "pandas", "numpy", "torch", "tensorflow", "psutil", "msgspec", "pyarrow", "moto")
+HEAVY = (
+    "sagemaker",
+    "boto3",
+    "botocore",
+    "pandas",
+    "numpy",
+    "torch",
+    "tensorflow",
+    "psutil",
+    "msgspec",
+    "pyarrow",
+    "moto",
+)
 
 
 @pytest.mark.parametrize("module", ["sm_profiler", "sm_profiler.debugger"])
@@ -69,7 +81,9 @@ def test_import_loads_nothing_heavy(module):
     assert shown.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["sm_profiler.hook", "sm_profiler.monitor", "sm_profiler.launch", "sm_profiler.config"])
+@pytest.mark.parametrize(
+    "module", ["sm_profiler.hook", "sm_profiler.monitor", "sm_profiler.launch", "sm_profiler.config"]
+)
 def test_the_rooms_of_the_training_container_load_no_data_stack(module):
     heavy = ("sagemaker", "boto3", "pandas", "numpy", "torch", "tensorflow", "pyarrow")
     program = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
@@ -78,5 +92,9 @@ def test_the_rooms_of_the_training_container_load_no_data_stack(module):
 
 
 def test_modules_stay_small():
-    long = {str(path.relative_to(ROOT)): size for path in PACKAGE.rglob("*.py") if (size := len(path.read_text().splitlines())) > 400}
+    long = {
+        str(path.relative_to(ROOT)): size
+        for path in PACKAGE.rglob("*.py")
+        if (size := len(path.read_text().splitlines())) > 400
+    }
     assert not long

@@ -44,5 +44,7 @@ def test_wrong_usage_ends_with_two(words, capsys):
 
 
 def test_module_entry():
-    shown = subprocess.run([sys.executable, "-m", "sm_profiler", "--version"], capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [sys.executable, "-m", "sm_profiler", "--version"], capture_output=True, text=True, check=True
+    )
     assert shown.stdout.startswith("sm-profiler ")

@@ -9,7 +9,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def tracked() -> list[Path]:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
     return [ROOT / name for name in listed if name and (ROOT / name).is_file()]
 
 
