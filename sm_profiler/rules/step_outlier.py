@@ -37,12 +37,12 @@ class _Phase:
     """The steps of one process and phase; durations in seconds."""
 
     durations: Spread = attrs.field(factory=Spread)
-    longest: list[tuple[float, float, int]] = attrs.field(factory=list)  # duration, start, step
+    longest: list[tuple[float, float, int]] = attrs.field(factory=list)  # minus duration, start, step: sorts by itself
     ran: list[tuple[float, float, int, WhatRan]] = attrs.field(factory=list)  # and what ran in it
 
     def floor_s(self) -> float:
         """Steps shorter than this cannot be among those that are listed."""
-        return self.longest[-1][0] if len(self.longest) >= LISTED else -np.inf
+        return -self.longest[-1][0] if len(self.longest) >= LISTED else -np.inf
 
     def limit(self, stddev: float) -> tuple[float, float]:
         """Above which duration a step is an outlier, and the standard deviation."""
@@ -101,7 +101,7 @@ class StepOutlier(BuiltinRule):
                 durations_s = events.duration_us[steps] / 1e6
                 phase.durations.add(durations_s)
                 long = steps[durations_s >= phase.floor_s()]
-                columns = (events.duration_us[long] / 1e6, events.start_us[long], events.step[long])
+                columns = (events.duration_us[long] / -1e6, events.start_us[long], events.step[long])
                 phase.longest += zip(*(column.tolist() for column in columns), strict=True)
                 for row in self._candidates(phase, events.duration_us, steps):
                     if around is None:
@@ -222,7 +222,7 @@ class StepOutlier(BuiltinRule):
         stats = {"mean": float(np.average(values, weights=counts)), "max": phase.durations.max, "p99": p99, "p95": p95}
         usual = values < limit
         probs, edges = np.histogram(values[usual], bins=BINS, weights=counts[usual])
-        listed = sorted((start, step) for duration, start, step in phase.longest if duration > limit)
+        listed = sorted((start, step) for minus_duration, start, step in phase.longest if -minus_duration > limit)
         if outliers > self.parameters.n_outliers:
             self.triggered += 1
             self.violations += outliers
@@ -242,7 +242,7 @@ class StepOutlier(BuiltinRule):
 
 def _keep_longest(phase: _Phase) -> None:
     if len(phase.longest) >= LISTED:
-        phase.longest.sort(key=lambda item: (-item[0], item[1], item[2]))
+        phase.longest.sort()
         del phase.longest[LISTED:]
     phase.ran.sort(key=lambda item: (-item[0], item[1], item[2]))
     del phase.ran[LONGEST:]
