@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import groupby
 from typing import Any
@@ -22,6 +22,9 @@ from sm_profiler.source.progress import progress_bar
 from sm_profiler.source.streams import Streams
 from sm_profiler.storage import FileInfo, Storage
 
+KEEP_BYTES = (
+    2 << 30
+)  # files of so many bytes at most are kept as columns, a third of that, while they are read by the minute
 SETTLED_S = 30.0  # a damaged file of a running job that changed within this time is looked at again
 
 
@@ -91,6 +94,7 @@ class ProfileSource:
         self._cache = Cache.of(storage.uri, wanted=self.options.cache)
         limit = self.options.memory_limit
         self._ahead_bytes = AHEAD_BYTES if limit is None else max(limit // 4, 1 << 20)
+        self._keep_bytes = KEEP_BYTES if limit is None else limit
         self.refresh()
 
     @property
@@ -146,6 +150,7 @@ class ProfileSource:
         copies = {system: self._copy(system=system) for system in (True, False)} if not self._delivered else {}
         if copied := copies.get(False):
             self._streams = copied.streams
+        kept: list[Piece] | None = [] if self._will_keep(items, copies) else None
         pieces = self._pieces(items, copies)
         for minute, group in groupby(pieces, key=lambda each: each.item.at_us // layout.MINUTE_US):
             system, events = Gathered(is_system=True), Gathered(is_system=False)
@@ -154,9 +159,16 @@ class ProfileSource:
                     continue
                 self._pending.pop(piece.item.info.key, None)
                 self._delivered.add(piece.item.info.key)
-                (system if piece.item.is_system else events).add(self._note(piece, self._streams))
+                noted = self._note(piece, self._streams)
+                (system if piece.item.is_system else events).add(noted)
+                if kept is not None:
+                    kept.append(noted)
             if system or events:
                 yield Batch(system.columns(), events.columns(), minute * layout.MINUTE_US)
+        if kept:
+            for is_system in (True, False):
+                own = [piece for piece in kept if piece.item.is_system == is_system]
+                self._save(sorted(own, key=lambda piece: piece.item.rank), self._streams)
 
     def system(self) -> SystemColumns:
         """All system metrics."""
@@ -180,17 +192,33 @@ class ProfileSource:
         items = [item for item in self.files if item.is_system == system]
         items.sort(key=lambda item: item.rank)
         copy = self._copy(system=system)
-        streams, readings = copy.streams if copy else Streams(), list[Reading]()
-        gathered = Gathered(is_system=system)
+        streams, gathered, kept = copy.streams if copy else Streams(), Gathered(is_system=system), list[Piece]()
         for piece in self._pieces(items, {system: copy}):
             noted = self._note(piece, streams)
             gathered.add(noted)
-            readings.append(Reading(piece.item, noted.count, noted.outcome, noted.metadata))
+            kept.append(noted)
         columns = gathered.columns()
-        is_new = copy is None or len(copy.readings) < len(items)
-        if self._cache and is_new and self._is_worth(items):
-            self._cache.save(Copy(columns, readings, streams), system=system)
+        if copy is None or len(copy.readings) < len(items):
+            self._save(kept, streams, columns)
         return columns
+
+    def _will_keep(self, items: Sequence[Item], copies: dict[bool, Copy | None]) -> bool:
+        """Whether reading by the minute leaves a copy: of a whole, finished job that fits into memory, and has none."""
+        whole = not self._delivered and not any(copies.values()) and self.finished
+        return self._cache is not None and whole and sum(item.info.size for item in items) <= self._keep_bytes
+
+    def _save(self, pieces: Sequence[Piece], streams: Streams, columns: Any = None) -> None:
+        """Write the copy of all files of a kind, in the order of `_all`."""
+        if self._cache is None or not self._is_worth(piece.item for piece in pieces):
+            return
+        is_system = pieces[0].item.is_system
+        if columns is None:
+            gathered = Gathered(is_system=is_system)
+            for piece in pieces:
+                gathered.add(piece)
+            columns = gathered.columns()
+        readings = [Reading(one.item, one.count, one.outcome, one.metadata) for one in pieces]
+        self._cache.save(Copy(columns, readings, streams), system=is_system)
 
     def _is_worth(self, items: Iterable[Item]) -> bool:
         return sum(item.info.size for item in items) >= WORTH_BYTES

@@ -67,6 +67,26 @@ def test_batches_come_from_the_copy_too(copy, parsed, assert_same):
         assert_same(one.events, other.events)
 
 
+def test_reading_by_the_minute_leaves_the_same_copy(copy, parsed, assert_same):
+    assert len(list(open_source(copy).batches())) > 1
+    cache.wait_for_copies()
+    parsed.clear()
+    again = open_source(copy)
+    system, events = again.system(), again.events()
+    assert parsed == []
+    plain = open_source(copy, cache=False)
+    assert_same(system, plain.system())
+    assert_same(events, plain.events())
+
+
+def test_a_running_job_read_by_the_minute_leaves_no_copy(copy):
+    (copy / "system/training_job_end.ts").unlink()
+    (copy / "framework/training_job_end.ts").unlink(missing_ok=True)
+    list(open_source(copy).batches())
+    cache.wait_for_copies()
+    assert not list(cache_root().rglob("*.arrow"))
+
+
 def test_off_by_an_argument(copy, parsed):
     read(copy, cache=False)
     assert not list(cache_root().rglob("*.arrow"))
