@@ -5,7 +5,8 @@
     sm-profiler local            # in one shell; it prints what the other one needs
     python examples/demo/launch.py
 
-Against AWS, give your own role and drop the local endpoint's environment.
+Against AWS, give your own role, drop the local endpoint's environment, add environment={"SM_PROFILER_AUTO": "1"}, which the
+local endpoint sets by itself, and name sm-profiler in a requirements.txt beside train.py.
 """
 
 import os
