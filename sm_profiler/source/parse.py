@@ -23,6 +23,7 @@ from sm_profiler.source.wire import Request, Rows, receive_rows, send_request
 from sm_profiler.storage import LocalStorage, MissingFileError, Storage, read_all
 
 WORTH_BYTES = 32 << 20  # below this a process takes longer to start than it saves
+ALONE_BYTES = 256 << 20  # below this this process parses too, as the last helper would start for little
 AHEAD_BYTES = 64 << 20
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, which Python 3.10 and others than Linux do not name
 _PIPE_BYTES = 1 << 20
@@ -49,7 +50,8 @@ def parse_all(
     Args:
         storage: where they are.
         items: the files.
-        processes: how many processes parse; None: one a processor, if there is enough to do.
+        processes: how many processes parse; None: one a processor, if there is enough to do.  This one is among them
+            unless there is a lot to do: then it only hands out and gathers, which keeps the others busy.
         ahead_bytes: how many bytes of files may be under way or waiting besides the file that is yielded.
 
     Raises:
@@ -57,10 +59,12 @@ def parse_all(
     """
     items = list(items)
     wanted = processes if processes is not None else _processors()
-    if processes is None and sum(item.info.size for item in items) < WORTH_BYTES:
+    size = sum(item.info.size for item in items)
+    if processes is None and size < WORTH_BYTES:
         wanted = 1
     if wanted > 1 and sys.executable:
-        yield from _in_processes(storage, items, wanted, ahead_bytes)
+        helps = size < ALONE_BYTES and isinstance(storage, LocalStorage)
+        yield from _in_processes(storage, items, wanted - helps, ahead_bytes, helps=helps)
         return
     fetched = read_all(storage, (item.info for item in items), ahead_bytes=ahead_bytes)
     for item, (_, data) in zip(items, fetched, strict=True):
@@ -86,7 +90,7 @@ def _request(item: Item, path: str = "", size: int = 0) -> Request:
 
 
 def _in_processes(
-    storage: Storage, items: list[Item], processes: int, ahead_bytes: int
+    storage: Storage, items: list[Item], processes: int, ahead_bytes: int, *, helps: bool
 ) -> Generator[Parsed, None, None]:
     waiting: deque[tuple[Item, Future[Parsed]]] = deque()
     held = 0
@@ -101,11 +105,37 @@ def _in_processes(
             while waiting and held + item.info.size > ahead_bytes:
                 done, future = waiting.popleft()
                 held -= done.info.size
-                yield future.result()
+                yield _result(future, waiting, storage, helps=helps)
             waiting.append((item, workers.parse(item, data, storage if local else None)))
             held += item.info.size
         while waiting:
-            yield waiting.popleft()[1].result()
+            yield _result(waiting.popleft()[1], waiting, storage, helps=helps)
+
+
+def _result(
+    future: Future[Parsed], waiting: deque[tuple[Item, Future[Parsed]]], storage: Storage, *, helps: bool
+) -> Parsed:
+    """What became of a file; until that is known, files that no process has begun are parsed here."""
+    for place in range(len(waiting)):
+        if not helps or future.done():
+            break
+        item, other = waiting[place]
+        if other.cancel():
+            waiting[place] = item, _read_here(item, storage)
+    return future.result()
+
+
+def _read_here(item: Item, storage: Storage) -> Future[Parsed]:
+    read: Future[Parsed] = Future()
+    try:
+        try:
+            data: bytes | SourceError = storage.read(item.info.key)
+        except MissingFileError as missing:
+            data = missing
+        read.set_result(_parse_here(item, data))
+    except SourceError as error:
+        read.set_exception(error)
+    return read
 
 
 class _Workers:

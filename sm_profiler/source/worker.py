@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 from sm_profiler.formats.outcome import REFUSED, Outcome
-from sm_profiler.formats.trace_reader import read_trace
 from sm_profiler.source.parse import parse_bytes
 from sm_profiler.source.wire import receive_request, send_rows
 
@@ -29,7 +28,7 @@ def main() -> None:
                     data = Path(request.path).read_bytes()
                 rows, outcome = parse_bytes(request, data)
             except OSError as error:
-                rows, outcome = read_trace(b"", request.node, request.kind)[0], Outcome(REFUSED, 0, str(error.strerror))
+                rows, outcome = parse_bytes(request, b"")[0], Outcome(REFUSED, 0, str(error.strerror))
             send_rows(answers, rows, outcome)
 
 

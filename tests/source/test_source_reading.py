@@ -52,6 +52,15 @@ def test_batches_hold_everything_minute_by_minute(job, assert_same):
     assert list(source.batches()) == []
 
 
+@pytest.fixture(params=["parses too", "only gathers"])
+def helpers(request, monkeypatch):
+    """How many processes three are: whether this one is among them goes by how much there is to read."""
+    if request.param == "only gathers":
+        monkeypatch.setattr(parse, "ALONE_BYTES", 0)
+    return 3 if request.param == "only gathers" else 2
+
+
+@pytest.mark.usefixtures("helpers")
 def test_processes_give_the_same(job, assert_same):
     alone = open_source(job, cache=False, processes=1)
     many = open_source(job, cache=False, processes=3, memory_limit=1 << 20)
@@ -60,7 +69,7 @@ def test_processes_give_the_same(job, assert_same):
     assert alone.quality() == many.quality()
 
 
-def test_a_killed_process_costs_nothing(job, assert_same, monkeypatch):
+def test_a_killed_process_costs_nothing(job, assert_same, monkeypatch, helpers):
     started = []
     real = subprocess.Popen
 
@@ -71,23 +80,35 @@ def test_a_killed_process_costs_nothing(job, assert_same, monkeypatch):
         return process
 
     monkeypatch.setattr(parse.subprocess, "Popen", dying)
-    crippled = open_source(job, cache=False, processes=2)
+    crippled = open_source(job, cache=False, processes=3)
     expected = open_source(job, cache=False, processes=1).system()
     assert_same(crippled.system(), expected)
-    assert len(started) == 2
+    assert len(started) == helpers
     assert all(process.returncode is not None for process in started)
 
 
-def test_leaving_early_ends_the_processes(job, monkeypatch):
+@pytest.mark.usefixtures("helpers")
+def test_a_file_that_goes_missing_is_refused(job, tmp_path):
+    copy = shutil.copytree(job, tmp_path / "copy")
+    source = open_source(copy, cache=False, processes=3)
+    gone = max(copy.rglob("system/incremental/*/*.json"))
+    gone.unlink()
+    rows = len(source.system())
+    assert 0 < rows < lines_of(job)[0]
+    (refused,) = [quality for quality in source.quality() if quality.status == "refused"]
+    assert copy / refused.path == gone
+
+
+def test_leaving_early_ends_the_processes(job, monkeypatch, helpers):
     started = []
     real = subprocess.Popen
     monkeypatch.setattr(
         parse.subprocess, "Popen", lambda *args, **kwargs: started.append(real(*args, **kwargs)) or started[-1]
     )
-    batches = open_source(job, cache=False, processes=2).batches()
+    batches = open_source(job, cache=False, processes=3).batches()
     next(batches)
     batches.close()
-    assert len(started) == 2
+    assert len(started) == helpers
     assert all(process.returncode is not None for process in started)
 
 
