@@ -77,6 +77,11 @@ class Rank:
         """A slice as a share of the loop."""
         return self.slices[which] / self.loop if self.loop > 0 else 0.0
 
+    @property
+    def stall_share(self) -> float:
+        """Time lost in long steps as a share of the loop, evaluation included: what the picture's slices are shares of."""
+        return self.stalls.excess / self.loop if self.loop > 0 else 0.0
+
     def _rows(self, *, without_stalls: bool) -> Mask:
         known = self.turns.known
         return known & ~self.stalls.long if without_stalls else known

@@ -102,7 +102,7 @@ def _rank_bars(facts: Facts) -> list[Picture]:
 
 def _strip(facts: Facts) -> list[Picture]:
     """The steps in order; of a long job with a period a stretch in which single steps can be told apart."""
-    rank = max(facts.ranks, key=lambda one: one.stalls.share)
+    rank = max(facts.ranks, key=lambda one: one.stall_share)
     lengths, long = rank.turns.length, rank.stalls.long
     first, last = 0, len(lengths)
     if rank.stalls.period and last > charts.STRIP_BARS:

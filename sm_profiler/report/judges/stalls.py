@@ -20,13 +20,13 @@ WHERE = {
 
 def _worst(case: Case) -> Rank | None:
     ranks = [rank for rank in case.ranks if rank.stalls.count and not input_bursts(rank, case.facts)]
-    return max(ranks, key=lambda rank: rank.stalls.share, default=None)
+    return max(ranks, key=lambda rank: rank.stall_share, default=None)
 
 
 def judge_periodic(case: Case) -> Finding | None:
     """Every N-th step is long."""
     rank = _worst(case)
-    if rank is None or rank.stalls.period is None or rank.stalls.share < policy.STALL_COST.value:
+    if rank is None or rank.stalls.period is None or rank.stall_share < policy.STALL_COST.value:
         return None
     stalls, period = rank.stalls, rank.stalls.period
     about = "" if stalls.exact else "about "
@@ -34,9 +34,11 @@ def judge_periodic(case: Case) -> Finding | None:
     return Finding(
         Class.PERIODIC_STALL,
         f"Every {about}{period} steps one takes {duration(stalls.typical)} instead of {duration(stalls.median)}, {where}; that costs "
-        f"{percent(stalls.share)} of the loop.",
+        f"{percent(rank.stall_share)} of the loop.",
         (
-            Evidence("time lost in long steps", round(stalls.share, 4), policy.STALL_COST.value, rank.name, "share"),
+            Evidence(
+                "time lost in long steps", round(rank.stall_share, 4), policy.STALL_COST.value, rank.name, "share"
+            ),
             Evidence("period", period, None, rank.name, "steps"),
             Evidence("long steps", stalls.count, policy.PERIOD_REPEATS.value, rank.name),
             Evidence(
@@ -44,8 +46,8 @@ def judge_periodic(case: Case) -> Finding | None:
             ),
         ),
         _periodic_advice(stalls.where, period, case),
-        stalls.share,
-        confidence=confidence(case, stalls.share, policy.STALL_COST.value, sure=stalls.exact),
+        rank.stall_share,
+        confidence=confidence(case, rank.stall_share, policy.STALL_COST.value, sure=stalls.exact),
     )
 
 
@@ -71,7 +73,7 @@ def judge_outliers(case: Case) -> Finding | None:
     if (
         rank is None
         or rank.stalls.period is not None
-        or rank.stalls.share < policy.OUTLIER_COST.value
+        or rank.stall_share < policy.OUTLIER_COST.value
         or not rank.stalls.is_rare
         or rank.stalls.typical < policy.OUTLIER_LENGTH.value * rank.stalls.median
         or rank.stalls.agreement < policy.SAME_PART.value
@@ -81,9 +83,11 @@ def judge_outliers(case: Case) -> Finding | None:
     return Finding(
         Class.STEP_OUTLIERS,
         f"{stalls.count} of {len(rank.turns)} steps take {duration(stalls.typical)} instead of {duration(stalls.median)}, "
-        f"{WHERE[stalls.where]}, without a period; they cost {percent(stalls.share)} of the loop.",
+        f"{WHERE[stalls.where]}, without a period; they cost {percent(rank.stall_share)} of the loop.",
         (
-            Evidence("time lost in long steps", round(stalls.share, 4), policy.OUTLIER_COST.value, rank.name, "share"),
+            Evidence(
+                "time lost in long steps", round(rank.stall_share, 4), policy.OUTLIER_COST.value, rank.name, "share"
+            ),
             Evidence("long steps", stalls.count, None, rank.name),
             Evidence(
                 "a long step takes", round(stalls.typical * 1e3, 3), round(stalls.median * 1e3, 3), rank.name, "ms"
@@ -91,6 +95,6 @@ def judge_outliers(case: Case) -> Finding | None:
         ),
         "See in the timeline what coincides with them: odd samples (very long sequences, large images), retries of a remote "
         "store, shapes that compile anew, other load on the machine.",
-        stalls.share,
-        confidence=confidence(case, stalls.share, policy.OUTLIER_COST.value),
+        rank.stall_share,
+        confidence=confidence(case, rank.stall_share, policy.OUTLIER_COST.value),
     )

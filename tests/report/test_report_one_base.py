@@ -1,0 +1,40 @@
+"""Headline, evidence, share_of_time and the bar are shares of one whole: the training loop, evaluation included."""
+
+import re
+
+import pytest
+from report_helpers import gpu_samples, report_from, training
+
+from sm_profiler.report import Class
+
+
+def with_evaluation(**loop):
+    """A loop of which a good part is evaluation."""
+    rows = training(361, number=1, **loop)
+    end = max(row[2] + row[3] for row in rows)
+    return rows + training(120, at=end, wait=0, forward=0.008, backward=0, optimizer=0, outside=0, mode="EVAL")
+
+
+CASES = {
+    Class.INPUT_BOUND: ("wait", {"wait": 0.012}),
+    Class.PERIODIC_STALL: ("outside", {"every": 40, "stall": 0.3, "outside": 0.0}),
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_the_headline_names_the_share_of_the_bars_slice(kind):
+    which, loop = CASES[kind]
+    report = report_from(with_evaluation(**loop))
+    main, slice_ = report.verdict.main, report.facts.average_share(which)
+    assert main.kind is kind
+    assert report.facts.average_share("evaluation") > 0.1
+    said = float(re.search(r"(\d+) % of the (?:loop|time)", main.headline)[1])
+    assert said == pytest.approx(100 * slice_, abs=1)
+    assert main.share_of_time == pytest.approx(slice_, abs=0.005)
+    assert main.evidence[0].value == pytest.approx(slice_, abs=0.005)
+
+
+def test_a_busy_gpu_is_not_called_healthy_beside_a_problem():
+    verdict = report_from(training(400, wait=0.01), gpu_samples(95, 8)).verdict
+    assert verdict.kind is Class.INPUT_BOUND
+    assert not [finding for finding in verdict.also if finding.kind.is_healthy]
