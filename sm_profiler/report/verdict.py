@@ -22,7 +22,7 @@ def decide(case: Case) -> Verdict:
     ranked = sorted(findings, key=lambda finding: (_TIER[finding.kind], -finding.weight))
     main, also = ranked[0], ranked[1:]
     if not main.kind.is_healthy:
-        also = [finding for finding in also if finding.kind is not Class.BALANCED]
+        also = [finding for finding in also if not finding.kind.is_healthy]
     return Verdict(main, tuple(also), tuple(missing))
 
 
