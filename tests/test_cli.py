@@ -43,6 +43,33 @@ def test_wrong_usage_ends_with_two(words, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["run", "--bogus"], "sm-profiler run: unrecognized arguments: --bogus (see sm-profiler run --help)"),
+        (
+            ["report", "x", "--bogus"],
+            "sm-profiler report: unrecognized arguments: --bogus (see sm-profiler report --help)",
+        ),
+        (
+            ["report"],
+            "sm-profiler report: the following arguments are required: SOURCE (see sm-profiler report --help)",
+        ),
+        (["reprot", "x"], "sm-profiler: no command reprot; did you mean report?"),
+        (["qqqq"], f"sm-profiler: no command qqqq; there are {', '.join(available())}"),
+        (
+            ["--bogus", "report", "x"],
+            "sm-profiler report: unrecognized arguments: --bogus (see sm-profiler report --help)",
+        ),
+    ],
+)
+def test_wrong_usage_is_said_in_one_line(words, line, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"{line}\n"
+
+
 def test_module_entry():
     shown = subprocess.run(
         [sys.executable, "-m", "sm_profiler", "--version"], capture_output=True, text=True, check=True

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from sm_profiler._version import __version__
 from sm_profiler.cli.command import USAGE
@@ -38,6 +39,14 @@ start here:
 """
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with a call in one line; sub-commands are parsers of this kind too."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with the code of wrong usage."""
+        self.exit(USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
 def module_of(name: str) -> str:
     """The module that holds a sub-command."""
     return f"sm_profiler.cli.{name.replace('-', '_')}"
@@ -48,9 +57,9 @@ def available() -> dict[str, str]:
     return {name: text for name, text in COMMANDS.items() if find_spec(module_of(name))}
 
 
-def build_parser(chosen: str | None) -> tuple[argparse.ArgumentParser, Command | None]:
-    """Build the parser; only the chosen sub-command is loaded, so that `--help` is instant."""
-    parser = argparse.ArgumentParser(
+def build_parser(chosen: str | None) -> tuple[Parser, Parser | None, Command | None]:
+    """Build the parser, and that of the chosen sub-command; only this one is loaded, so that `--help` is instant."""
+    parser = Parser(
         prog="sm-profiler",
         description="Why is my training job slow, and what do I do about it?",
         epilog=EPILOG,
@@ -58,14 +67,22 @@ def build_parser(chosen: str | None) -> tuple[argparse.ArgumentParser, Command |
     )
     parser.add_argument("--version", action="version", version=f"sm-profiler {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
+    parser_of_chosen: Parser | None = None
     loaded: Command | None = None
     for name, text in available().items():
         sub = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         if name == chosen:
             command: Command = import_module(module_of(name)).Command()
             command.add_arguments(sub)
-            loaded = command
-    return parser, loaded
+            parser_of_chosen, loaded = sub, command
+    return parser, parser_of_chosen, loaded
+
+
+def no_command(name: str) -> str:
+    """The line on a sub-command that does not exist."""
+    near = difflib.get_close_matches(name, available(), n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(available())}"
+    return f"sm-profiler: no command {name}; {hint}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,8 +90,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     chosen = next((word for word in words if not word.startswith("-")), None)
     try:
-        parser, command = build_parser(chosen)
-        options = parser.parse_args(words)
+        parser, parser_of_chosen, command = build_parser(chosen)
+        if command is None and chosen is not None and words[0] == chosen:
+            parser.exit(USAGE, f"{no_command(chosen)}\n")
+        options, unknown = parser.parse_known_args(words)
+        if unknown:
+            (parser_of_chosen or parser).error(f"unrecognized arguments: {' '.join(unknown)}")
         if command is None:  # argparse has already refused anything else
             parser.error("no command given")
         return command.run(options)
