@@ -30,6 +30,7 @@ CLEARLY = T(1.5, "times the threshold: a value this far beyond it is no matter o
 INPUT_WAIT = T(
     0.15, "a loader that is just fast enough shows a few percent; above 15 % of the loop more workers pay off visibly"
 )
+SAME_SHARE = T(0.02, "two points: shares of the loop and of a step that close are told as one")
 INPUT_SYSTEM = T(0.5, "CPUBottleneck's and IOBottleneck's own threshold: half of all moments")
 INPUT_WAIT_MS = T(1.5, "collating a small batch in the training process takes less than this, however small the step")
 GPU_IDLE = T(0.35, "a GPU below 10 % in over a third of the samples waits for something most of each step")

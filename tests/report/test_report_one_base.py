@@ -31,6 +31,8 @@ def test_the_headline_names_the_share_of_the_bars_slice(kind):
     said = float(re.search(r"(\d+) % of the (?:loop|time)", main.headline)[1])
     assert said == pytest.approx(100 * slice_, abs=1)
     assert main.share_of_time == pytest.approx(slice_, abs=0.005)
+    if kind is Class.INPUT_BOUND:
+        assert "(57 % of a training step: 12 of 21.2 ms)" in main.headline
     assert main.evidence[0].value == pytest.approx(slice_, abs=0.005)
 
 

@@ -29,13 +29,23 @@ def _by_waits(case: Case) -> Finding | None:
     ]
     cause, advice, more = _cause(case)
     turn = case.mean(lambda rank: rank.usual("length", without_stalls=False))
-    headline = f"The loop waits for data {percent(share)} of the time"
-    sentence = f"{headline}: {duration(typical)} of an average training step of {duration(turn)}{cause}."
+    sentence = f"{_waits(share, typical, turn)}{cause}."
     sure = case.waits_known
     return Finding(
         Class.INPUT_BOUND, sentence, (*evidence, *more), advice, share,
         confidence=confidence(case, wait, policy.INPUT_WAIT.value, sure=sure),
     )  # fmt: skip
+
+
+def _waits(share: float, wait: float, turn: float) -> str:
+    """`48 % of the time: 150 ms of …`; where evaluation makes the step's share another one, both."""
+    of_step = wait / turn if turn > 0 else 0.0
+    if abs(of_step - share) < policy.SAME_SHARE.value:
+        return f"The loop waits for data {percent(share)} of the time: {duration(wait)} of an average training step of {duration(turn)}"
+    short, unit = duration(wait).split(" ")
+    length, unit_of_step = duration(turn).split(" ")
+    both = f"{short} of {length} {unit}" if unit == unit_of_step else f"{short} {unit} of {length} {unit_of_step}"
+    return f"Training waits for data {percent(share)} of the loop ({percent(of_step)} of a training step: {both})"
 
 
 def _cause(case: Case) -> tuple[str, str, list[Evidence]]:
@@ -138,6 +148,6 @@ def _by_system(case: Case) -> Finding | None:
         Evidence("GPU samples below 10 % in the loop", round(idle, 4), policy.GPU_IDLE.value, unit="share"),
     )
     return Finding(
-        Class.INPUT_BOUND, f"The GPUs idle {percent(idle)} of the time while {cores_or_disk}: they wait for data.",
-        evidence, advice, idle, confidence=confidence(case, share, policy.INPUT_SYSTEM.value, sure=False),
+        Class.INPUT_BOUND, f"The GPUs idle while {cores_or_disk} {percent(share)} of the time: they wait for data.",
+        evidence, advice, share, confidence=confidence(case, share, policy.INPUT_SYSTEM.value, sure=False),
     )  # fmt: skip
