@@ -142,7 +142,11 @@ def mark_end(root: Path) -> None:
 
 
 def default_config(name: str) -> Path:
-    """The configuration for a run without one: everything in its default windows, under `./sm-profiler/<name>-<time>/`."""
+    """The configuration for a run without one, which writes under `./sm-profiler/<name>-<time>/`.
+
+    Operators, data loader and Python code in their default windows; not the timelines of Horovod and SMDDP: who has
+    asked for nothing needs no word on their absence.
+    """
     from sm_profiler.debugger import FrameworkProfile, ProfilerConfig
 
     folder = Path("sm-profiler", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
@@ -150,10 +154,13 @@ def default_config(name: str) -> Path:
         system_monitor_interval_millis=INTERVAL_MS,
         framework_profile_params=FrameworkProfile(local_path=str(folder)),
     )
+    request = config._to_request_dict()  # noqa: SLF001 - the SDK's name for its wire form
+    for unasked in ("HorovodProfilingConfig", "SMDataParallelProfilingConfig"):
+        del request["ProfilingParameters"][unasked]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "profilerconfig.json"
-        path.write_text(json.dumps(config._to_request_dict(), indent=1))  # noqa: SLF001 - the SDK's name for its wire form
+        path.write_text(json.dumps(request, indent=1))
     except OSError as error:
         raise ProfilerError(f"{folder}: {error.strerror}") from None
     return path
