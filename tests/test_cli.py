@@ -1,5 +1,6 @@
 """The command line's frame: help, version, usage errors."""
 
+import os
 import subprocess
 import sys
 
@@ -8,6 +9,9 @@ import pytest
 from sm_profiler import __version__
 from sm_profiler.cli import main
 from sm_profiler.cli.main import COMMANDS, available
+from sm_profiler.cli.report import newest_run
+from sm_profiler.cli.run import default_config
+from sm_profiler.config import load_profile
 
 
 def test_version(capsys):
@@ -68,6 +72,43 @@ def test_wrong_usage_is_said_in_one_line(words, line, capsys):
         main(words)
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"{line}\n"
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, kind, written in [
+        ("z-old", "system", 1000),
+        ("a-new", "framework/pevents", 3000),
+        ("middle", "profiler-output/system", 2000),
+    ]:
+        file = tmp_path / "runs" / name / kind / "x.json"
+        file.parent.mkdir(parents=True)
+        file.touch()
+        os.utime(file, (written, written))
+    (tmp_path / "runs/notes").mkdir()
+    return tmp_path / "runs"
+
+
+def test_of_a_folder_of_runs_the_newest_is_taken_and_named(runs, capsys):
+    assert newest_run("runs") == "runs/a-new"
+    assert capsys.readouterr().err == "sm-profiler: runs holds 3 runs; this is the newest: runs/a-new\n"
+
+
+@pytest.mark.parametrize("where", ["runs/a-new", "runs/middle", "runs/notes", "runs/nothing", "s3://runs/x", "runs"])
+def test_anything_else_is_taken_as_it_is(runs, where, capsys):
+    if where == "runs":
+        (runs / "system").mkdir()
+        (runs / "system/x.json").touch()
+    assert newest_run(where) == where
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_without_a_configuration_asks_only_for_what_there_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    profile = load_profile(default_config("train").read_text())
+    assert set(profile.collectors) == {"detailed", "dataloader", "python"}
+    assert profile.problems == []
 
 
 def test_module_entry():

@@ -22,7 +22,9 @@ class Command:
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the arguments."""
         parser.add_argument(
-            "source", metavar="SOURCE", help="a folder, an s3:// URI of a profiler-output, or a training job's name"
+            "source",
+            metavar="SOURCE",
+            help="a folder (of several runs, the newest), an s3:// URI of a profiler-output, or a training job's name",
         )
         parser.add_argument(
             "--out", metavar="DIR", help="folder or s3:// URI for the report (default: ./profiler-report/<job>)"
@@ -54,7 +56,7 @@ class Command:
 
         parameters = read_json(options.parameters) if options.parameters else None
         prices = read_json(options.prices) if options.prices else None
-        source = open_source(options.source, strict=options.strict)
+        source = open_source(newest_run(options.source), strict=options.strict)
         out = options.out or os.path.join("profiler-report", name_of(source.uri))  # noqa: PTH118 - may be an s3:// URI elsewhere
         job = JobInfo(instance_type=options.instance_type, prices=prices)
 
@@ -77,6 +79,28 @@ class Command:
             if options.fail_on and not report.verdict.kind.is_healthy and report.verdict.kind.value != "INCONCLUSIVE"
             else DONE
         )
+
+
+def newest_run(where: str) -> str:
+    """The newest run in a folder of runs, said on standard error; `where` itself if it is anything else."""
+    folder = Path(where)
+    if "://" in where or not folder.is_dir() or _newest_file(folder):
+        return where
+    times = {run: time for run in folder.iterdir() if run.is_dir() and (time := _newest_file(run))}
+    if not times:
+        return where
+    run = max(times, key=lambda each: (times[each], each.name))
+    if len(times) > 1:
+        print(f"sm-profiler: {where} holds {len(times)} runs; this is the newest: {run}", file=sys.stderr)
+    else:
+        print(f"sm-profiler: {where} holds one run: {run}", file=sys.stderr)
+    return str(run)
+
+
+def _newest_file(run: Path) -> float:
+    """When the profile in a run's folder was last written to, in seconds since the epoch; 0 if it has none."""
+    kinds = [place / kind for place in (run, run / "profiler-output") for kind in ("system", "framework")]
+    return max((file.stat().st_mtime for kind in kinds for file in kind.rglob("*") if file.is_file()), default=0.0)
 
 
 def _write(report: Report, out: str) -> str:
