@@ -56,8 +56,20 @@ def open_source(  # noqa: PLR0913 - keyword arguments, one an independent choice
 
 def _storage(where: str | os.PathLike[str], client: Any) -> Storage:
     text = os.fspath(where)
+    if "://" not in text and Path(text).is_file():
+        raise SourceError(f"{text} is a file, not a folder of profiler output")
     if isinstance(where, str) and _JOB_NAME.fullmatch(text) and not Path(text).exists():
         from sm_profiler.source.job import profiler_output  # noqa: PLC0415 - boto3 takes a third of a second to load
 
-        return open_storage(profiler_output(text), client=client)
+        try:
+            place = profiler_output(
+                text, region=os.environ.get("AWS_REGION") or None
+            )  # boto3 reads AWS_DEFAULT_REGION only
+        except SourceError as error:
+            if type(error.__cause__).__name__ != "NoRegionError":  # botocore's, not imported for its name
+                raise
+            raise SourceError(
+                f"there is no folder {text}, and to look up a training job of that name a region is needed (AWS_REGION)"
+            ) from error
+        return open_storage(place, client=client)
     return open_storage(text, client=client)

@@ -127,6 +127,24 @@ def test_what_cannot_be_opened(where, said):
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_is_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "train"):
+        (tmp_path / name).touch()
+        with pytest.raises(SourceError, match=f"^{name} is a file, not a folder of profiler output$"):
+            open_source(name)
+
+
+def test_a_name_without_a_region(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    said = r"^there is no folder nope, and to look up a training job of that name a region is needed \(AWS_REGION\)$"
+    with pytest.raises(SourceError, match=said):
+        open_source("nope")
+
+
 def test_folders_without_profiler_data(tmp_path):
     (tmp_path / "notes.txt").write_text("1")
     (tmp_path / "system").mkdir()
