@@ -239,7 +239,8 @@ class Facts:
 
     def average_share(self, which: str) -> float:
         """A slice as a share of the loop, averaged over ranks."""
-        return float(np.mean([rank.share(which) for rank in self.ranks])) if self.ranks else 0.0
+        loops = [rank for rank in self.ranks if rank.loop > 0]
+        return float(np.mean([rank.share(which) for rank in loops])) if loops else 0.0
 
     def mean_of(self, metric: str) -> float | None:
         """Mean of a system metric inside the loop, over all nodes; None where it was not recorded."""

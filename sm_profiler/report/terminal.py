@@ -6,9 +6,10 @@ import shutil
 import textwrap
 
 from sm_profiler.report.model import Report
+from sm_profiler.report.slices import loop_slices
 from sm_profiler.report.svg import clean, shorten
 from sm_profiler.report.view import shown
-from sm_profiler.report.words import NAMES, SLICES
+from sm_profiler.report.words import NAMES
 
 MAX_LINES = 15
 _CODES = {"bad": "33;1", "good": "32;1", "open": "36;1", "soft": "2", "bold": "1"}
@@ -71,14 +72,14 @@ def _wrap(words: str, width: int, most: int, indent: str) -> list[str]:
 
 def _bar(report: Report, width: int, *, colour: bool) -> list[str]:
     """Where the loop's time goes, as one line of blocks and its legend."""
-    if not report.facts.ranks:
+    slices = loop_slices(report.facts.ranks)
+    if not slices:
         return []
-    shares = {name: report.facts.average_share(name) for name in SLICES}
     room, drawn, legend = width - 4, "", []
-    for name, share in shares.items():
-        cells = round(share * room)
-        if share >= 0.005:  # noqa: PLR2004 - what the number means stands in the line
-            label = f"{SLICES[name][0].lower()} {100 * share:.0f} %"
+    for one in slices:
+        name, cells = one.key, round(one.share * room)
+        if one.is_named:
+            label = f"{one.label.lower()} {one.value}"
             legend.append(f"\x1b[{_BLOCKS[name]}m■\x1b[0m {label}" if colour else f"{_LETTERS[name]} {label}")
         drawn += f"\x1b[{_BLOCKS[name]}m{'█' * cells}\x1b[0m" if colour else _LETTERS[name] * cells
     lines, line, used = [f"  {drawn}"], "  ", 2

@@ -40,15 +40,13 @@ def _healthy(case: Case) -> Finding | None:
 
 
 def _balanced(case: Case, confidence: str) -> Finding:
-    wait = case.wait
     phases = case.mean(lambda rank: sum(rank.share(name) for name in ("forward", "backward", "optimizer", "between")))
     evaluation = case.mean(lambda rank: rank.share("evaluation"))
-    used = [
-        Evidence("time in forward, backward and optimizer", round(phases, 4), unit="share"),
-        Evidence(
-            "time in the training loop spent waiting for data", round(wait, 4), policy.INPUT_WAIT.value, unit="share"
-        ),
-    ]
+    used = [Evidence("time in forward, backward and optimizer", round(phases, 4), unit="share")]
+    if case.waits_known:
+        wait = case.facts.average_share("wait")
+        what = "time in the training loop spent waiting for data"
+        used.append(Evidence(what, round(wait, 4), policy.INPUT_WAIT.value, unit="share"))
     if evaluation > 0:
         used.append(Evidence("time in evaluation", round(evaluation, 4), policy.EVALUATION.value, unit="share"))
     return Finding(

@@ -12,6 +12,7 @@ from sm_profiler.report.facts import Facts, Rank
 from sm_profiler.report.judges.case import duration, mean_or_none, percent, size
 from sm_profiler.report.model import Evidence, Finding, Report
 from sm_profiler.report.section_parts import Picture
+from sm_profiler.report.slices import loop_slices
 from sm_profiler.report.svg import shorten
 
 MAX_RANKS = 12  # bars of single ranks on the first screen
@@ -56,21 +57,11 @@ def finding_view(finding: Finding) -> dict[str, Any]:
 
 def loop_bar(ranks: tuple[Rank, ...], title: str) -> Picture | None:
     """Where the loop's time goes, averaged over ranks."""
-    loops = [rank for rank in ranks if rank.loop > 0]
-    if not loops:
+    slices = loop_slices(ranks)
+    if not slices:
         return None
-    shares = {name: sum(rank.share(name) for rank in loops) / len(loops) for name in words.SLICES}
-    steps = sum(int(rank.train.sum()) for rank in loops) or 1
-    whole = sum(rank.loop for rank in loops)
-    parts = [
-        Part(label, shares[name], colour, f"{duration(shares[name] * whole / steps)} a step")
-        for name, (label, colour) in words.SLICES.items()
-    ]
-    legend = tuple(
-        (part.name, part.colour, f"{percent(part.value)}|{part.note}")
-        for part in parts
-        if part.value >= 0.0005  # noqa: PLR2004 - what the number means stands in the line
-    )
+    parts = [Part(one.label, one.share, words.SLICES[one.key][1], one.note) for one in slices]
+    legend = tuple((one.label, words.SLICES[one.key][1], f"{one.value}|{one.note}") for one in slices if one.is_named)
     return Picture(charts.bar(parts, title), title, legend, "bar")
 
 

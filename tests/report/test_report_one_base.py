@@ -5,7 +5,9 @@ import re
 import pytest
 from report_helpers import gpu_samples, report_from, training
 
-from sm_profiler.report import Class
+from sm_profiler.report import Class, terminal_summary
+from sm_profiler.report.page import render_html
+from sm_profiler.report.slices import loop_slices
 
 
 def with_evaluation(**loop):
@@ -40,3 +42,23 @@ def test_a_busy_gpu_is_not_called_healthy_beside_a_problem():
     verdict = report_from(training(400, wait=0.01), gpu_samples(95, 8)).verdict
     assert verdict.kind is Class.INPUT_BOUND
     assert not [finding for finding in verdict.also if finding.kind.is_healthy]
+
+
+def test_a_wait_that_nobody_recorded_is_not_shown_as_a_small_one():
+    rows = training(200, wait=0)
+    rows += [("DataLoaderIter", "DataLoaderIter", rows[0][2] + 0.0091 * 3 + 0.0275, 0.0001, "algo-1-0", 3)]
+    report = report_from(rows)
+    page, terminal = render_html(report), terminal_summary(report, width=100)
+    assert re.search(r"Waiting for data</span> <b>not recorded</b>", page)
+    assert "W waiting for data not recorded" in terminal
+
+
+def test_page_and_terminal_name_the_same_slices():
+    report = report_from(training(200, wait=0.004, outside=0.00004))
+    terminal = " ".join(terminal_summary(report, width=100).split())
+    named = [one for one in loop_slices(report.facts.ranks) if one.is_named]
+    assert len(named) == 5
+    page = render_html(report)
+    for one in named:
+        assert f"{one.label}</span> <b>{one.value}</b>" in page
+        assert f"{one.label.lower()} {one.value}" in terminal

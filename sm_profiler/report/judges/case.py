@@ -32,7 +32,7 @@ class Case:
     @property
     def waits_known(self) -> bool:
         """Waiting for data was recorded over the loop (not only in the dataloader window)."""
-        return bool(self.ranks) and all(rank.has_waits or rank.waits_seen > 0.9 for rank in self.ranks)  # noqa: PLR2004 - what the number means stands in the line
+        return waits_recorded(self.ranks)
 
     @property
     def wait(self) -> float:
@@ -78,6 +78,11 @@ def mean_or_none(values: Sequence[float]) -> float | None:
     """Mean of the finite values."""
     finite = [value for value in values if np.isfinite(value)]
     return float(np.mean(finite)) if finite else None
+
+
+def waits_recorded(ranks: Sequence[Rank]) -> bool:
+    """Waiting for data was recorded over the loop of all these processes."""
+    return bool(ranks) and all(rank.has_waits or rank.waits_seen > 0.9 for rank in ranks)  # noqa: PLR2004 - what the number means stands in the line
 
 
 def input_bursts(rank: Rank, facts: Facts) -> bool:
