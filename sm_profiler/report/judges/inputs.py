@@ -7,6 +7,7 @@ import math
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
 from sm_profiler.report.judges.case import Case, confidence, duration, percent
+from sm_profiler.report.judges.workers import workers_of
 from sm_profiler.report.model import Evidence, Finding
 
 
@@ -52,7 +53,7 @@ def _cause(case: Case) -> tuple[str, str, list[Evidence]]:
     """Why the loader is slow: a half sentence, the next step, and evidence."""
     facts = case.facts
     workers, cpu, io_wait = facts.loader.num_workers, facts.mean_of("cpu"), facts.mean_of("io_wait")
-    received, cores = facts.mean_of("received"), max(facts.system.cores.values(), default=0)
+    received, pool = facts.mean_of("received"), workers_of(case)
     more = []
     if workers >= 0:
         more.append(Evidence("DataLoader worker processes", workers, unit=""))
@@ -83,17 +84,16 @@ def _cause(case: Case) -> tuple[str, str, list[Evidence]]:
             more,
         )
     if workers == 0:
-        suggested = max(2, min(cores, 8)) if cores else 4
         return (
             ", because batches are prepared in the training process itself (num_workers=0)",
             (
-                f"Prepare batches in worker processes: DataLoader(…, num_workers={suggested}, persistent_workers=True, "
-                "pin_memory=True where there is a GPU). Then measure again."
+                f"Prepare batches in worker processes: DataLoader(…, num_workers={pool.suggested}, "
+                f"persistent_workers=True, pin_memory=True where there is a GPU). {pool.advice()}"
             ),
             more,
         )
     hot = cpu is not None and cpu >= 100 * policy.LOADER_HOT_CPU.value
-    if hot or (workers > 0 and cores and workers >= cores):
+    if hot or (workers > 0 and pool.room and workers >= pool.room):
         return (
             ", and the CPU cores have no room left for preprocessing"
             if hot
@@ -107,10 +107,10 @@ def _cause(case: Case) -> tuple[str, str, list[Evidence]]:
     if workers > 0:
         return (
             f": {workers} worker{'s' * (workers > 1)} cannot keep up",
-            f"Give the DataLoader more workers (now {workers}"
-            + (f", {cores} cores" if cores else "")
-            + ") and a larger "
-            "prefetch_factor; if that does not help, preprocess once and store the result.",
+            (
+                f"Give the DataLoader more workers (num_workers={pool.suggested} instead of {workers}) and a larger "
+                f"prefetch_factor. {pool.advice()}"
+            ),
             more,
         )
     return (
