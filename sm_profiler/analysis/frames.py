@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sm_profiler.analysis.readers import in_file_order
-from sm_profiler.analysis.text_times import text_times
+from sm_profiler.analysis.text_times import text_times, text_times_of
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 
 _CHUNK = 1 << 16  # rows at a time: what is worked on stays in the processor's cache
@@ -77,23 +77,20 @@ def framework_frame(events: EventColumns, start_us: int = 0, *, ordered: bool = 
     )
     if rows is not None:
         events, name, size, pid = events[rows], name[rows], size[rows], pid[rows]
-    start, end = whole_times(events.start_us), whole_times(events.end_us)
-    return pd.DataFrame(
-        {
-            "start_time": texts(text_times(start)),
-            "end_time": texts(text_times(end)),
-            "start_time_us": start - start_us,
-            "end_time_us": end - start_us,
-            "tid": own(events.tid),
-            "pid": pid,
-            "framework_metric": category_texts(name),
-            "step": own(events.step),
-            "bytes": size,
-            "process": category_texts(events.phase),
-            "nodeID": category_texts(events.node),
-        },
-        copy=False,
-    )
+    # What is done with is let go: an hour of a large job is hundreds of megabytes.
+    times = (whole_times(events.start_us), whole_times(events.end_us))
+    tid, step, phase, node = events.tid, events.step, events.phase, events.node
+    del events
+    columns = _time_columns(times, start_us)
+    del times
+    columns |= {"tid": own(tid), "pid": pid}
+    del tid
+    columns["framework_metric"] = category_texts(name)
+    del name
+    columns |= {"step": own(step), "bytes": size}
+    del step
+    columns |= {"process": category_texts(phase), "nodeID": category_texts(node)}
+    return pd.DataFrame(columns, copy=False)
 
 
 def dataloader_frame(events: EventColumns, start_us: int = 0) -> pd.DataFrame:
@@ -110,14 +107,10 @@ def dataloader_frame(events: EventColumns, start_us: int = 0) -> pd.DataFrame:
     rows = first_rows(*key, events.num_workers, events.pin_memory)
     if rows is not None:
         events, name, pid = events[rows], name[rows], pid[rows]
-    start, end = whole_times(events.start_us), whole_times(events.end_us)
     pinned = Category((events.pin_memory.astype(np.int32) + 1), ("NA", "False", "True"))
     return pd.DataFrame(
         {
-            "start_time": texts(text_times(start)),
-            "end_time": texts(text_times(end)),
-            "start_time_us": start - start_us,
-            "end_time_us": end - start_us,
+            **_time_columns((whole_times(events.start_us), whole_times(events.end_us)), start_us),
             "duration_us": own(whole_times(events.duration_us)),
             "pid": pid,
             "framework_metric": category_texts(name),
@@ -130,6 +123,16 @@ def dataloader_frame(events: EventColumns, start_us: int = 0) -> pd.DataFrame:
         },
         copy=False,
     )
+
+
+def _time_columns(times: tuple[NDArray[Any], NDArray[Any]], start_us: int) -> dict[str, Any]:
+    start, end = text_times_of(*times)
+    return {
+        "start_time": texts(start),
+        "end_time": texts(end),
+        "start_time_us": times[0] - start_us,
+        "end_time_us": times[1] - start_us,
+    }
 
 
 def spans(events: EventColumns) -> EventColumns:
@@ -188,27 +191,34 @@ def argument_numbers(args: Category, key: str) -> NDArray[np.int64]:
 def first_rows(*columns: NDArray[Any] | Category) -> NDArray[np.int64] | None:
     """The rows that no earlier row equals in all columns; None where that is every row.
 
-    Rows are told apart by a 64-bit mix of their columns; only those whose mix occurs twice are compared in full.
+    Rows are told apart by a 32-bit mix of their columns; those whose mix occurs twice are compared in full.
     """
     count = len(columns[0])
-    mixed = np.empty(count, np.uint64)
+    mixed = np.empty(count, np.uint32)
     for start in range(0, count, _CHUNK):
         part = np.zeros(min(_CHUNK, count - start), np.uint64)
         for column in columns:
             part *= np.uint64(0x9E3779B97F4A7C15)
             part ^= part >> np.uint64(29)
             part += _bits(column[start : start + _CHUNK])
-        mixed[start : start + _CHUNK] = part
+        part *= np.uint64(0x9E3779B97F4A7C15)
+        mixed[start : start + _CHUNK] = part >> np.uint64(32)
     ordered = np.sort(mixed)
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    del ordered
     if not len(twice):
         return None
-    again = np.isin(mixed, twice)
-    candidates = np.flatnonzero(again)
-    table = pd.DataFrame({number: _bits(column)[candidates] for number, column in enumerate(columns)})
-    keep = np.ones(len(mixed), np.bool_)
-    keep[candidates[table.duplicated().to_numpy()]] = False
-    return None if keep.all() else np.flatnonzero(keep)
+    near = np.zeros(1 << 20, np.bool_)  # most rows are far from any mix that occurs twice, and looked at no further
+    near[twice >> np.uint32(12)] = True
+    candidates = np.flatnonzero(near[mixed >> np.uint32(12)])
+    candidates = candidates[np.isin(mixed[candidates], twice)]
+    table = pd.DataFrame({number: _bits(column[candidates]) for number, column in enumerate(columns)})
+    again = candidates[table.duplicated().to_numpy()]
+    if not len(again):
+        return None
+    keep = np.ones(count, np.bool_)
+    keep[again] = False
+    return np.flatnonzero(keep)
 
 
 def _bits(column: NDArray[Any] | Category) -> NDArray[np.uint64]:

@@ -98,8 +98,7 @@ class PandasFrame:
             Columns start_time, end_time, start_time_us, end_time_us, tid, pid, framework_metric, step, bytes, process,
             nodeID.
         """
-        events = self._events()
-        return framework_frame(_chosen(events, named_events(events, selected_framework_metrics)), self.start_time)
+        return framework_frame(self._named(selected_framework_metrics), self.start_time)
 
     def get_all_dataloader_metrics(self, selected_framework_metrics: Sequence[str] = ()) -> pd.DataFrame:
         """All trace events, with what is known of the loaders' workers.
@@ -255,6 +254,12 @@ class PandasFrame:
         self._source.refresh()
         system: SystemColumns = self.system_metrics_reader.columns()
         return system
+
+    def _named(self, wanted: Sequence[str]) -> EventColumns:
+        # Not kept by who asks: the frame lets go of the columns while it is built.
+        events = self._events()
+        chosen: EventColumns = _chosen(events, named_events(events, wanted))
+        return chosen
 
     def _events(self) -> EventColumns:
         self._source.refresh()

@@ -21,12 +21,20 @@ def text_times(times_us: NDArray[Any]) -> pa.Array:
 
     Fractions of a microsecond are rounded; times that no calendar has are shown as the last that it has.
     """
-    count = len(times_us)
-    text = np.empty(count, _TEXT)
-    for start in range(0, count, _CHUNK):
-        _fill(text[start : start + _CHUNK], times_us[start : start + _CHUNK])
-    offsets = np.arange(0, (count + 1) * _WIDTH, _WIDTH, dtype=np.int64)
-    return pa.LargeStringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(text.view(np.uint8)))
+    return text_times_of(times_us)[0]
+
+
+def text_times_of(*columns_us: NDArray[Any]) -> list[pa.Array]:
+    """Several columns of the same length as `text_times` shows them; where each text begins stands in memory once."""
+    count = len(columns_us[0])
+    offsets = pa.py_buffer(np.arange(0, (count + 1) * _WIDTH, _WIDTH, dtype=np.int64))
+    arrays = []
+    for times_us in columns_us:
+        text = np.empty(count, _TEXT)
+        for start in range(0, count, _CHUNK):
+            _fill(text[start : start + _CHUNK], times_us[start : start + _CHUNK])
+        arrays.append(pa.LargeStringArray.from_buffers(count, offsets, pa.py_buffer(text.view(np.uint8))))
+    return arrays
 
 
 def _fill(text: NDArray[Any], times_us: NDArray[Any]) -> None:

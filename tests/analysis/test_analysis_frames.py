@@ -92,6 +92,13 @@ def test_first_rows_are_those_that_pandas_keeps(rows):
     assert (np.arange(len(rows)) if kept is None else kept).tolist() == expected.tolist()
 
 
+def test_rows_whose_mixes_meet_by_chance_are_kept():
+    # Of so many rows, some twenty pairs meet in 32 bits.
+    times = np.unique(np.random.default_rng(3).integers(0, 1 << 62, 400_000))
+    assert first_rows(times) is None
+    assert first_rows(np.concatenate([times, times[:5]])).tolist() == list(range(len(times)))
+
+
 def test_duplicates_are_dropped_and_rows_numbered_through():
     frame = framework_frame(events(("a", START_US, 5), ("a", START_US, 5), ("b", START_US, 5)), START_US)
     assert frame["framework_metric"].tolist() == ["a", "b"]
