@@ -15,6 +15,7 @@ from sm_profiler.report.section_parts import (
     cut_table,
     details,
     in_seconds,
+    not_judged,
     number,
     numbers,
     parameter,
@@ -84,9 +85,8 @@ def gpu_use(rules: Mapping[str, Object]) -> Section:  # noqa: C901 - one sentenc
         node: one["workloads"] for node, one in balance.items() if isinstance(one, Mapping) and one.get("workloads")
     }
     nodes = {node: one for node, one in low.items() if isinstance(one, Mapping) and one}
-    nodes.pop("not_evaluated", None)
     if not workloads and not nodes:
-        return Section(key, title, missing="No GPU metrics were recorded.")
+        return not_judged(key, title, low.get("not_evaluated") or balance.get("not_evaluated") or "no GPU metrics")
     p95, p5 = (number(parameter(rules, "LowGPUUtilization", name, "0")) for name in ("threshold_p95", "threshold_p5"))
     sentences: list[str] = []
     pictures: list[Picture] = []
@@ -133,13 +133,13 @@ def dataloading(rules: Mapping[str, Object]) -> Section:
     key, title = "loader", "Dataloading analysis"
     found = details(rules, "Dataloader")
     if not found.get("cores"):
-        why = (
-            found.get("not_evaluated")
-            or "No dataloader events were recorded: they need a dataloader window in the configuration."
-        )
-        return Section(key, title, missing=str(why))
+        why = "no dataloader events were recorded: they need a dataloader window in the configuration"
+        return not_judged(key, title, found.get("not_evaluated") or why)
     cores, loaders = plain(found.get("cores")), plain(found.get("dataloaders"))
-    sentences = [f"{loaders} data loading processes ran on {cores} CPU cores."]
+    one_process, one_core = loaders == "1", cores == "1"
+    sentences = [
+        f"{loaders} data loading process{'' if one_process else 'es'} ran on {cores} CPU core{'' if one_core else 's'}."
+    ]
     if found.get("num_workers") is not None:
         sentences.append(f"num_workers is {plain(found['num_workers'])}.")
     if found.get("pin_memory") is False:
@@ -168,14 +168,12 @@ def batch_size(rules: Mapping[str, Object]) -> Section:
         for node, one in list(found.items())[:4]
         for picture in box_picture(one, f"CPU, GPU and GPU memory on {node}")
     ]
+    why = details(rules, "BatchSize").get("not_evaluated")
+    if not pictures and why:
+        return not_judged(key, title, why)
     if not pictures:
-        return Section(
-            key,
-            title,
-            (
-                "CPU, GPUs and GPU memory are used well enough, or there is no GPU: nothing to say about the batch size.",
-            ),
-        )
+        good = "CPU, GPUs and GPU memory are used well enough: nothing to say about the batch size."
+        return Section(key, title, (good,))
     sentence = f"On {len(found)} node{'s' * (len(found) > 1)} CPU, GPU and GPU memory all have room left."
     return Section(key, title, (sentence,), (), tuple(pictures), RULES["BatchSize"][1], fired=True)
 
@@ -184,6 +182,8 @@ def bottleneck(rules: Mapping[str, Object], rule: str, title: str, key: str) -> 
     """Share of the moments, and what ran in them."""
     found, result = details(rules, rule), rules.get(rule, {})
     points = int(number(result.get("Datapoints")))
+    if found.get("not_evaluated"):
+        return not_judged(key, title, found["not_evaluated"])
     if not points:
         return Section(key, title, missing="No system metrics were recorded.")
     hits, low = int(number(result.get("Violations"))), int(number(found.get("low_gpu_utilization")))
@@ -217,9 +217,9 @@ def gpu_memory(rules: Mapping[str, Object]) -> Section:
     """Box plot and jumps of each node that grew."""
     key, title = "memory", "GPU memory"
     found = {node: one for node, one in details(rules, "GPUMemoryIncrease").items() if isinstance(one, Mapping) and one}
-    found.pop("not_evaluated", None)
     if not found:
-        return Section(key, title, ("No jump in GPU memory was seen.",))
+        why = details(rules, "GPUMemoryIncrease").get("not_evaluated")
+        return not_judged(key, title, why) if why else Section(key, title, ("No jump in GPU memory was seen.",))
     sentences: list[str] = []
     pictures: list[Picture] = []
     for node, gpus in list(found.items())[:4]:

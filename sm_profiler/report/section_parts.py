@@ -62,6 +62,11 @@ def times_fired(rules: Mapping[str, Object], rule: str) -> int:
     return int(rules.get(rule, {}).get("RuleTriggered", 0))
 
 
+def not_judged(key: str, title: str, why: object) -> Section:
+    """A section of a rule that says why it could not judge."""
+    return Section(key, title, missing=f"Not judged: {str(why).rstrip('.')}.")
+
+
 def moment(seconds: float) -> str:
     """A point in time, in UTC."""
     try:
