@@ -21,6 +21,9 @@ class Command:
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the file, and what it cannot know of the job."""
+        parser.epilog = (
+            "exit codes: 0 nothing is wrong; 1 something in it is wrong; 2 it cannot be read, or is no JSON object"
+        )
         parser.add_argument(
             "config",
             metavar="CONFIG.json",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,21 @@ _RULE_PARAMETERS = {
     "OverallSystemUsage": "",
     "StepOutlier": "stddev mode n_outliers",
 }
+_PROFILE_KEYS = (
+    "S3OutputPath",
+    "DisableProfiler",
+    "ProfilingIntervalInMilliseconds",
+    "ProfilingParameters",
+    "KmsKeyId",
+)
+_RULES_KEYS = {"profilerruleconfigurations", "profiler_rule_configurations"}  # beside the configuration, in any case
+_PARAMETERS = (
+    "LocalPath",
+    "RotateMaxFileSizeInBytes",
+    "RotateFileCloseIntervalInSeconds",
+    "FileOpenFailThreshold",
+    *(collector.wire for collector in COLLECTORS.values()),
+)
 _ALWAYS = {"rule_to_invoke", "scan_interval_us", "source_s3_uri"}
 
 
@@ -61,9 +77,9 @@ class Explanation:
     wrong: list[str]
 
     def __str__(self) -> str:
-        """All of it, a line each."""
+        """All of it, a line each; first what is wrong."""
         return "\n".join(
-            [*self.does, *(f"odd: {line}" for line in self.odd), *(f"wrong: {line}" for line in self.wrong)]
+            [*(f"wrong: {line}" for line in self.wrong), *(f"odd: {line}" for line in self.odd), *self.does]
         )
 
 
@@ -89,7 +105,8 @@ def explain(
     profile = load_profile(config)
     job = job or {}
     does = [*_system(profile), *_framework(profile), *_rules(rules), *_storage(profile, job)]
-    return Explanation(does, list(_odd(profile, job, now)), [*profile.problems, *_refused(profile, rules)])
+    wrong = [*profile.problems, *_unknown_keys(config, profile), *_refused(profile, rules)]
+    return Explanation(does, list(_odd(profile, job, now)), wrong)
 
 
 def _system(profile: Profile) -> Iterator[str]:
@@ -210,6 +227,34 @@ def _refused(profile: Profile, rules: Sequence[Mapping[str, Any]]) -> Iterator[s
         yield f"two rules are named {name}"
     for rule in rules:
         yield from _unknown_parameters(rule)
+
+
+def _unknown_keys(config: Mapping[str, Any], profile: Profile) -> Iterator[str]:
+    """Keys that are read by nobody, at the top and among the parameters."""
+    lowered = {str(key).lower(): value for key, value in config.items()}
+    inner = lowered.get("profilerconfig")
+    if isinstance(inner, Mapping) and not lowered.keys() & {key.lower() for key in _PROFILE_KEYS}:
+        config = inner
+    elif "trainingjobname" in lowered:
+        return  # a request without a profiler configuration: its keys are no mistakes
+    known = {key.lower() for key in _PROFILE_KEYS} | _RULES_KEYS
+    for key in map(str, config):
+        if key.lower() not in known:
+            place = "; its place is in ProfilingParameters" if key.lower() in _LOWER_PARAMETERS else ""
+            yield f"{key}: unknown, ignored{place or _near(key, (*_PROFILE_KEYS, 'ProfilerConfig'))}"
+    if "CPUProfilingDuration".lower() in map(str.lower, map(str, profile.parameters)):
+        return  # another product's
+    for key in map(str, profile.parameters):
+        if key.lower() not in _LOWER_PARAMETERS:
+            yield f"ProfilingParameters.{key}: unknown, ignored{_near(key, _PARAMETERS)}"
+
+
+_LOWER_PARAMETERS = {name.lower() for name in _PARAMETERS}
+
+
+def _near(key: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(key.lower(), [name.lower() for name in names], n=1)
+    return f"; did you mean {next(name for name in names if name.lower() == near[0])}?" if near else ""
 
 
 def _unknown_parameters(rule: Mapping[str, Any]) -> Iterator[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from sm_profiler.config.notation import parse_metrics
 from sm_profiler.config.profile import (
@@ -22,6 +22,7 @@ from sm_profiler.config.profile import (
 )
 from sm_profiler.errors import ConfigError
 
+_T = TypeVar("_T")
 _PROFILE_KEYS = {"s3outputpath", "disableprofiler", "profilingintervalinmilliseconds", "profilingparameters"}
 _METRICS_KEYS = {
     "startstep",
@@ -185,17 +186,16 @@ def _collector(collector: Collector, given: object, problems: list[str]) -> Coll
     """The collector's config; None where it was not asked for, or is invalid, which is added to the problems."""
     if given is None:
         return None
+    wrong: list[str] = []
     try:
         fields = _lowered(given if isinstance(given, Mapping) else parse_metrics(_need_text(given)))
-        config = _config(collector, fields) if fields else None  # `{}` has always meant off
     except ConfigError as error:
         problems.append(f"{collector.wire}: {error}; this collector stays off")
         return None
-    except _FieldError as error:
-        problems.append(f"{collector.wire}.{error}; this collector stays off")
-        return None
+    config = _config(collector, fields, wrong) if fields else None  # `{}` has always meant off
+    problems += [f"{collector.wire}.{error}; this collector stays off" for error in wrong]
     problems += [f"{collector.wire}.{key}: unknown, ignored" for key in fields if key not in _METRICS_KEYS]
-    return config
+    return None if wrong else config
 
 
 def _need_text(given: object) -> str:
@@ -204,32 +204,42 @@ def _need_text(given: object) -> str:
     raise ConfigError(f"expected a string, found {given!r}")
 
 
-def _config(collector: Collector, fields: Mapping[str, Any]) -> CollectorConfig:
+def _config(collector: Collector, fields: Mapping[str, Any], wrong: list[str]) -> CollectorConfig:
+    """The config; what is wrong with its fields, each of them, is added to `wrong`."""
+
+    def tried(read: Callable[[], _T], otherwise: _T) -> _T:
+        try:
+            return read()
+        except _FieldError as error:
+            wrong.append(str(error))
+            return otherwise
+
     duration_key = "Duration" if fields.get("duration") is not None else "DurationInSeconds"
-    start_step = _whole("StartStep", fields, least=0)
-    num_steps = _whole("NumSteps", fields, least=1)
-    start_time = _seconds("StartTimeInSecSinceEpoch", fields)
-    duration = _seconds(duration_key, fields)
+    start_step = tried(lambda: _whole("StartStep", fields, least=0), None)
+    num_steps = tried(lambda: _whole("NumSteps", fields, least=1), None)
+    start_time = tried(lambda: _seconds("StartTimeInSecSinceEpoch", fields), None)
+    duration = tried(lambda: _seconds(duration_key, fields), None)
     if start_time is not None and not math.isfinite(start_time):
-        raise _FieldError(f"StartTimeInSecSinceEpoch: expected a time, found {start_time}")
+        wrong.append(f"StartTimeInSecSinceEpoch: expected a time, found {start_time}")
     if duration is not None and duration <= 0:
-        raise _FieldError(f"{duration_key}: expected more than 0 seconds, found {duration:g}")
+        wrong.append(f"{duration_key}: expected more than 0 seconds, found {duration:g}")
     steps = start_step is not None or num_steps is not None
     times = start_time is not None or duration is not None
     if steps and times:
-        raise _FieldError("StartStep: a range of steps and one of time exclude each other")
+        wrong.append("StartStep: a range of steps and one of time exclude each other")
     asked_default = _boolean("DefaultProfiling", fields.get("defaultprofiling"), [])
     default = not steps and not times
     if default:
         start_step, num_steps = collector.start_step, collector.num_steps
-    timer = _choice("cProfileTimer", fields, TIMERS, "default" if asked_default else "total_time")
+    usual = "default" if asked_default else "total_time"
+    timer = tried(lambda: _choice("cProfileTimer", fields, TIMERS, usual), usual)
     return CollectorConfig(
         start_step=start_step,
         num_steps=num_steps,
         start_time=start_time,
         duration=duration,
-        metrics_regex=_regex(fields.get("metricsregex")),
-        profiler=_choice("ProfilerName", fields, PROFILERS, "cprofile"),
+        metrics_regex=tried(lambda: _regex(fields.get("metricsregex")), ".*"),
+        profiler=tried(lambda: _choice("ProfilerName", fields, PROFILERS, "cprofile"), "cprofile"),
         timer=timer,
         default=default or asked_default,
     )

@@ -247,6 +247,39 @@ def test_validate_says_where_the_files_go_without_network(tmp_path, capsys, flag
     assert f"written under {folder}," in capsys.readouterr().out
 
 
+def test_validate_names_all_that_is_wrong_and_that_first(tmp_path, capsys):
+    config = {
+        "S3OutputPat": "s3://b",
+        "LocalPath": "/x",
+        "Colour": 1,
+        "ProfilingParameters": {
+            "DetaildProfilingConfig": "{}",
+            "PythonProfilingConfig": '{"StartStep": -1, "NumSteps": 0, "ProfilerName": "perf", "Colour": 1, }',
+        },
+    }
+    assert main(["validate", write(tmp_path, config)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    off = "this collector stays off"
+    assert [line for line in lines if line.startswith("wrong: ")] == lines[:8]
+    assert lines[:8] == [
+        f"wrong: PythonProfilingConfig.StartStep: expected an integer of at least 0, found -1; {off}",
+        f"wrong: PythonProfilingConfig.NumSteps: expected an integer of at least 1, found 0; {off}",
+        f"wrong: PythonProfilingConfig.ProfilerName: expected one of cprofile, pyinstrument, found 'perf'; {off}",
+        "wrong: PythonProfilingConfig.colour: unknown, ignored",
+        "wrong: S3OutputPat: unknown, ignored; did you mean S3OutputPath?",
+        "wrong: LocalPath: unknown, ignored; its place is in ProfilingParameters",
+        "wrong: Colour: unknown, ignored",
+        "wrong: ProfilingParameters.DetaildProfilingConfig: unknown, ignored; did you mean DetailedProfilingConfig?",
+    ]
+    assert lines[8].startswith("System metrics")
+
+
+def test_validate_says_its_exit_codes(capsys):
+    with pytest.raises(SystemExit):
+        main(["validate", "--help"])
+    assert "exit codes: 0 nothing is wrong; 1" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("content", ["{", "[]", "5", ""])
 def test_validate_of_what_is_none_ends_in_one_line(tmp_path, capsys, content):
     assert main(["validate", write(tmp_path, content)]) == 2
