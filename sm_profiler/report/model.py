@@ -25,6 +25,8 @@ class Evidence:
         threshold: what it was held against, in the same unit; None where nothing was.
         where: rank, node or phase it was measured at; "" for the whole job.
         unit: `share` (0 to 1), `s`, `ms`, `percent`, `steps` … ; "" for counts and texts.
+        held: what the threshold is to the value: `limit` (good up to it), `good from`, `judged from`, `usually`,
+            `others` (what the other ranks take), `±` (the value's standard error).
     """
 
     metric: str
@@ -32,6 +34,7 @@ class Evidence:
     threshold: float | None = None
     where: str = ""
     unit: str = ""
+    held: str = "limit"
 
     def as_dict(self) -> dict[str, Any]:
         """As it stands in report.json."""

@@ -53,7 +53,7 @@ def terminal_summary(report: Report, colour: bool = False, *, width: int | None 
     bar = _bar(report, width, colour=colour)
     lines += bar
     lines += [
-        shorten(f"  {one.metric}: {shown(one, one.value)}" + (f" (compared with {shown(one, one.threshold)})" if one.threshold is not None else "")
+        shorten(f"  {one.metric}: {shown(one, one.value)}" + (f" ({one.held} {shown(one, one.threshold)})" if one.threshold is not None else "")
         + (f", {one.where}" if one.where else ""), width)
         for one in main.evidence[:3]
     ]  # fmt: skip

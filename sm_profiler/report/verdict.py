@@ -60,11 +60,16 @@ def _balanced(case: Case, confidence: str) -> Finding:
 def _inconclusive(case: Case) -> Finding:
     facts = case.facts
     evidence = [
-        Evidence("training steps recorded", sum(int(rank.train.sum()) for rank in facts.ranks), policy.MIN_STEPS.value)
+        Evidence(
+            "training steps recorded",
+            sum(int(rank.train.sum()) for rank in facts.ranks),
+            policy.MIN_STEPS.value,
+            held="judged from",
+        )
     ]
     gpu = case.gpu_mean
     if gpu is not None:
-        evidence.append(Evidence("mean GPU use", round(gpu, 1), policy.COMPUTE.value, unit="percent"))
+        evidence.append(Evidence("mean GPU use", round(gpu, 1), policy.COMPUTE.value, unit="percent", held="good from"))
     cpu = facts.mean_of("cpu")
     if cpu is not None:
         evidence.append(Evidence("mean CPU use", round(cpu, 1), unit="percent"))

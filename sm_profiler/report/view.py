@@ -47,7 +47,7 @@ def finding_view(finding: Finding) -> dict[str, Any]:
             {
                 "metric": one.metric,
                 "value": shown(one, one.value),
-                "threshold": shown(one, one.threshold) if one.threshold is not None else "",
+                "threshold": f"{one.held} {shown(one, one.threshold)}" if one.threshold is not None else "",
                 "where": shorten(one.where, 40),
             }
             for one in finding.evidence

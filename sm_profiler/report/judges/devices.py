@@ -46,7 +46,7 @@ def judge_compute(case: Case) -> Finding | None:
     return Finding(
         Class.COMPUTE_BOUND,
         f"The GPU works {gpu:.0f} % of the time: the accelerator itself is the limit, as it should be.",
-        (Evidence("mean GPU use in the loop", round(gpu, 1), policy.COMPUTE.value, unit="percent"),),
+        (Evidence("mean GPU use in the loop", round(gpu, 1), policy.COMPUTE.value, unit="percent", held="good from"),),
         "To go faster, make the arithmetic cheaper: bf16 or fp16 autocast, torch.compile, channels_last, flash attention; then more or "
         "faster GPUs.",
         0.0,

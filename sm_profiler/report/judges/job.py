@@ -151,7 +151,7 @@ def _process_memory(case: Case) -> Finding | None:
             name,
             "bytes",
         ),
-        Evidence("growth a minute", round(rate), round(growth.error * 60), name, "bytes"),
+        Evidence("growth a minute", round(rate), round(growth.error * 60), name, "bytes", "±"),
     ]
     if per_step is not None:
         evidence.append(Evidence("growth a step", round(per_step), None, name, "bytes"))
@@ -197,7 +197,7 @@ def _gpu_memory(case: Case) -> Finding | None:
             f"Memory of {device} on {node} grows by {growth.slope * 60:.2g} percent points a minute; it is full in {duration(left)}.",
             (
                 Evidence("GPU memory gained in the loop", round(growth.end - growth.start, 1), policy.GPU_GROWTH.value, f"{node} {device}", "percent"),
-                Evidence("growth a minute", round(growth.slope * 60, 3), round(growth.error * 60, 3), f"{node} {device}", "percent"),
+                Evidence("growth a minute", round(growth.slope * 60, 3), round(growth.error * 60, 3), f"{node} {device}", "percent", "±"),
                 Evidence("time to exhaustion", round(left), None, f"{node} {device}", "s"),
             ),
             "Look for tensors on the GPU kept from step to step (losses without .detach(), outputs collected for metrics); if the "
@@ -226,7 +226,9 @@ def _host_memory(case: Case) -> Finding | None:
                     node,
                     "percent",
                 ),
-                Evidence("growth a minute", round(growth.slope * 60, 3), round(growth.error * 60, 3), node, "percent"),
+                Evidence(
+                    "growth a minute", round(growth.slope * 60, 3), round(growth.error * 60, 3), node, "percent", "±"
+                ),
                 Evidence("time to exhaustion", round(left), None, node, "s"),
             ),
             "Look for objects kept from step to step in the training process or its loader workers: histories, caches, losses "

@@ -78,7 +78,9 @@ def _tiny_steps(case: Case) -> Finding | None:
         Class.HOST_BOUND,
         f"Steps of {duration(turn)} are too small: Python and the launch of operators take most of them, not the arithmetic.",
         (
-            Evidence("typical turn of the loop", round(turn * 1e3, 3), policy.TINY_STEP_MS.value, unit="ms"),
+            Evidence(
+                "typical turn of the loop", round(turn * 1e3, 3), policy.TINY_STEP_MS.value, unit="ms", held="good from"
+            ),
             Evidence("steps a second", round(rate, 1)),
         ),
         "Give each step more work: a larger batch (raise the learning rate with it), several batches per step, or torch.compile "
@@ -111,7 +113,9 @@ def _gpu_starves_in_phases(case: Case) -> Finding | None:
     memory = mean_or_none([one.memory for one in case.facts.gpus])
     lost = 1 - gpu / 100
     evidence = [
-        Evidence("mean GPU use in the loop", round(gpu, 1), policy.PHASES_GPU_LOW.value, unit="percent"),
+        Evidence(
+            "mean GPU use in the loop", round(gpu, 1), policy.PHASES_GPU_LOW.value, unit="percent", held="good from"
+        ),
         Evidence("GPU samples below 10 %", round(idle, 4), policy.GPU_IDLE_IN_PHASES.value, unit="share"),
     ]
     if memory is not None:
@@ -137,7 +141,7 @@ def _never_used(case: Case) -> Finding | None:
         return None
     return Finding(
         Class.HOST_BOUND, "The GPU was never used: the training ran on the CPU.",
-        (Evidence("mean GPU use in the loop", round(gpu, 2), policy.GPU_NEVER.value, unit="percent"),),
+        (Evidence("mean GPU use in the loop", round(gpu, 2), policy.GPU_NEVER.value, unit="percent", held="used from"),),
         'Move model and batches to the device (model.to("cuda"), batch.to("cuda")) and check that the container has a CUDA build '
         "of the framework; or take a CPU instance.",
         0.95, confidence="high",

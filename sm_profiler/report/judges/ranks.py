@@ -48,10 +48,10 @@ def judge_straggler(case: Case) -> Finding | None:
         f"they wait for it {percent(share)} of the time.",
         (
             Evidence("time the other ranks wait for this one", round(share, 4), policy.STRAGGLER.value, rank.name, "share"),
-            Evidence(f"mean time a step {WHERE[part]}", round(mine * 1e3, 3), round(theirs * 1e3, 3), rank.name, "ms"),
+            Evidence(f"mean time a step {WHERE[part]}", round(mine * 1e3, 3), round(theirs * 1e3, 3), rank.name, "ms", "others"),
             Evidence(
                 f"mean time a step {WHERE[meeting]}, where ranks meet", round(means[meeting][culprit] * 1e3, 3),
-                round(float(np.median(np.delete(means[meeting], culprit))) * 1e3, 3), rank.name, "ms",
+                round(float(np.median(np.delete(means[meeting], culprit))) * 1e3, 3), rank.name, "ms", "others",
             ),
         ),
         _advice(rank, part),

@@ -40,9 +40,14 @@ def judge_periodic(case: Case) -> Finding | None:
                 "time lost in long steps", round(rank.stall_share, 4), policy.STALL_COST.value, rank.name, "share"
             ),
             Evidence("period", period, None, rank.name, "steps"),
-            Evidence("long steps", stalls.count, policy.PERIOD_REPEATS.value, rank.name),
+            Evidence("long steps", stalls.count, policy.PERIOD_REPEATS.value, rank.name, held="judged from"),
             Evidence(
-                "a long step takes", round(stalls.typical * 1e3, 3), round(stalls.median * 1e3, 3), rank.name, "ms"
+                "a long step takes",
+                round(stalls.typical * 1e3, 3),
+                round(stalls.median * 1e3, 3),
+                rank.name,
+                "ms",
+                "usually",
             ),
         ),
         _periodic_advice(stalls.where, period, case),
@@ -90,7 +95,12 @@ def judge_outliers(case: Case) -> Finding | None:
             ),
             Evidence("long steps", stalls.count, None, rank.name),
             Evidence(
-                "a long step takes", round(stalls.typical * 1e3, 3), round(stalls.median * 1e3, 3), rank.name, "ms"
+                "a long step takes",
+                round(stalls.typical * 1e3, 3),
+                round(stalls.median * 1e3, 3),
+                rank.name,
+                "ms",
+                "usually",
             ),
         ),
         "See in the timeline what coincides with them: odd samples (very long sequences, large images), retries of a remote "
