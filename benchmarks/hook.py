@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import timeit
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def network() -> tuple[Callable[..., float], Any, Any]:
 
 
 def quartiles(values: list[float]) -> list[float]:
-    return [round(value, 1) for value in statistics.quantiles(values, n=4)]
+    return [round(value, 2) for value in statistics.quantiles(values, n=4)]
 
 
 Run = Callable[[], tuple[float, float]]
@@ -88,6 +89,7 @@ def measure_hook(pairs: int) -> dict[str, list[float]]:
 
     # What is measured is the steady state: models found, the global hook gone, the file open.
     def on() -> tuple[float, float]:
+        adapter.remove()  # two runs with it may follow each other
         adapter.install()
         run()
         return run()
@@ -114,6 +116,13 @@ def measure_idle_profiler(pairs: int) -> dict[str, list[float]]:
     )
     profiler.start()
     return paired(lambda: run(), lambda: run(after=profiler.step), pairs)  # noqa: PLW0108 - both with the same detour
+
+
+def measure_off(times: int = 100_000) -> list[float]:
+    """Quartiles of what the wheel's `.pth` line takes where SM_PROFILER_AUTO is not set, in µs; all that is there then."""
+    os.environ.pop("SM_PROFILER_AUTO", None)
+    line = Path(__file__).parents[1].joinpath("packaging/sm_profiler_auto.pth").read_text().strip()
+    return quartiles([seconds / times * 1e6 for seconds in timeit.repeat(line, number=times, repeat=9)])
 
 
 def measure_in_smdebug() -> dict[str, list[float]]:
@@ -164,6 +173,8 @@ def main() -> None:
     print("| what | step without, µs | added a step, µs | added CPU time a step (all threads), µs |\n|---|---|---|---|")
     for name, row in rows.items():
         print(f"| {name} | {row['step']} | {row['added']} | {row['added_cpu']} |")
+    print(f"off: nothing is installed; the `.pth` line at the interpreter's start takes {measure_off()} µs")
+    print(f"load: {os.getloadavg()[0]:.1f} over the last minute, {os.cpu_count()} cores")
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import attrs
 
@@ -40,6 +40,17 @@ class TraceEvent(NamedTuple):
     duration_us: int
     args: str = ""
     kind: str = "X"
+
+
+# What the hook notes of a span: phase, name, start and end in monotonic nanoseconds, step or -1, further arguments.
+Span: TypeAlias = tuple[str, str, int, int, int, dict[str, Any] | None]
+
+
+def span_args(pid: int, step: int, more: Mapping[str, Any] | None) -> str:
+    """The arguments of a span's event, as JSON."""
+    if more:
+        return json.dumps({"pid": pid, **({} if step < 0 else {"step_num": str(step)}), **more})
+    return f'{{"pid": {pid}}}' if step < 0 else f'{{"pid": {pid}, "step_num": "{step}"}}'
 
 
 def quoted(text: str) -> str:
@@ -89,6 +100,9 @@ class TraceWriter:
     _hour: str = attrs.field(default="", init=False)
     _phases: dict[str, int] = attrs.field(factory=dict, init=False)
     _announced: set[int] = attrs.field(factory=set, init=False)
+    _heads: dict[tuple[str, str], str] = attrs.field(
+        factory=dict, init=False
+    )  # first parts of spans, for the open file
     _names: dict[str, str] = attrs.field(factory=dict, init=False)
     _backlog: list[TraceEvent] = attrs.field(factory=list, init=False)
     _failures: int = attrs.field(default=0, init=False)
@@ -118,6 +132,44 @@ class TraceWriter:
             todo = todo[count:]
             if self._size >= self.max_bytes:
                 self.finish()
+
+    def write_spans(self, spans: Sequence[Span], offset_ns: int, pid: int) -> bool:
+        """Append spans to the open file, as `write` would their events but at a third of its cost.
+
+        Args:
+            spans: one or more.
+            offset_ns: wall clock minus the clock of the spans.
+            pid: the process, for the arguments.
+
+        Returns:
+            False, and nothing is written, where it takes the care that `write` takes: no file is open, another hour
+            begins, the file is nearly full, or the disk fails.
+        """
+        if self._fd < 0 or self._backlog or self.given_up or len(spans) > (self.max_bytes - self._size) // 64:
+            return False
+        if any(hour_folder((span[3] + offset_ns) // 1000) != self._hour for span in (spans[0], spans[-1])):
+            return False
+        heads, lines, announced = self._heads, list[str](), set[int]()
+        shift, last_ns, some_args = offset_ns - self._base_us * 1000, 0, f', "args": {{"pid": {pid}, "step_num": "'
+        for phase, name, start_ns, end_ns, step, more in spans:
+            head = heads.get((phase, name)) or self._head(phase, name, lines, announced)
+            start_us = (start_ns + shift) // 1000
+            length_us = (end_ns + shift) // 1000 - start_us
+            last_ns = max(last_ns, end_ns)
+            if more or step < 0:
+                lines.append(f'{head}{start_us}, "dur": {length_us}, "args": {span_args(pid, step, more)}}}')
+            else:
+                lines.append(f'{head}{start_us}, "dur": {length_us}{some_args}{step}"}}}}')
+        try:
+            self._put((",\n" + ",\n".join(lines)).encode())
+        except OSError:
+            heads.clear()
+            return False
+        self._announced |= announced
+        self._end_us = max(self._end_us, (last_ns + offset_ns) // 1000)
+        if self._size >= self.max_bytes:
+            self.finish()
+        return True
 
     def tick(self) -> None:
         """Close the open file if it is old enough, and try once more what a failing disk did not take."""
@@ -173,13 +225,9 @@ class TraceWriter:
             self.finish()
         if self._fd < 0:
             self._open(self.start_us or min(event.start_us for event in events), hour)
-        lines, announced = [], set[int]()
+        lines, announced = list[str](), set[int]()
         for event in events:
-            number = self._phases.setdefault(event.phase, len(self._phases) + 1)
-            if number not in self._announced and number not in announced:
-                announced.add(number)
-                lines.append(_metadata("process_name", number, f'{{"name": {quoted(event.phase)}}}'))
-                lines.append(_metadata("process_sort_index", number, f'{{"sort_index": {number}}}'))
+            number = self._number(event.phase, lines, announced)
             name = self._names.get(event.name)
             if name is None:
                 if len(self._names) > 10_000:  # noqa: PLR2004 - a bound on memory, not a quantity of the format
@@ -194,6 +242,23 @@ class TraceWriter:
         self._announced |= announced
         self._end_us = max(self._end_us, *(event.start_us + event.duration_us for event in events))
 
+    def _number(self, phase: str, lines: list[str], announced: set[int]) -> int:
+        """The phase's number; announced in the file before its first event."""
+        number = self._phases.setdefault(phase, len(self._phases) + 1)
+        if number not in self._announced and number not in announced:
+            announced.add(number)
+            lines.append(_metadata("process_name", number, f'{{"name": {quoted(phase)}}}'))
+            lines.append(_metadata("process_sort_index", number, f'{{"sort_index": {number}}}'))
+        return number
+
+    def _head(self, phase: str, name: str, lines: list[str], announced: set[int]) -> str:
+        """What the events of a phase and name begin with, up to their time."""
+        if len(self._heads) > 10_000:  # noqa: PLR2004 - a bound on memory, not a quantity of the format
+            self._heads.clear()
+        number = self._number(phase, lines, announced)
+        head = self._heads[phase, name] = f'{{"name": {quoted(name)}, "pid": {number}, "ph": "X", "ts": '
+        return head
+
     def _open(self, base_us: int, hour: str) -> None:
         folder = self.root / TRACE_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
@@ -202,6 +267,7 @@ class TraceWriter:
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self._size, self._opened_at, self._hour = 0, self.age_clock(), hour
         self._base_us, self._end_us, self._announced = base_us, 0, set()
+        self._heads.clear()
         lines = [
             _metadata("process_name", 0, f'{{"start_time_since_epoch_in_micros": {base_us}}}'),
             _metadata("process_sort_index", 0, '{"sort_index": 0}'),

@@ -256,14 +256,18 @@ class Hook:
         if self._next_profile is not None:
             profile, self._next_profile = self._next_profile, None
             self._take_ranges(profile)
+        if self.windows:
+            self._turn_all(step)
+        for action in self.on_step:
+            action(mode)
+
+    def _turn_all(self, step: int) -> None:
         if "dataloader" in self._to_shed:
             self.windows["dataloader"].ended = True
         for name, collector in self.collectors.items():
             window = self.windows.get(name)
             if window is not None and not window.ended:
                 self._turn(name, collector, window, step)
-        for action in self.on_step:
-            action(mode)
 
     def _turn(self, name: str, collector: Collector, window: Window, step: int) -> None:
         was = window.active

@@ -11,6 +11,8 @@ class ModeKeys(Enum):
     PREDICT = 3
     GLOBAL = 4
 
+    __hash__ = object.__hash__  # Enum's own is a call of a Python function, several times a step
+
 
 FORWARD = "Forward"
 BACKWARD = "Backward(post-forward)"

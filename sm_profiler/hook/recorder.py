@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
+from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter, span_args
 from sm_profiler.hook.guard import Guard
 from sm_profiler.hook.meter import Meter
 from sm_profiler.hook.modes import OWN_MEMORY, OWN_OVERHEAD
@@ -27,7 +27,7 @@ FLUSH_SECONDS = 1.0
 QUEUE_RECORDS = 100_000  # some 20 MB; what comes while the queue is longer is counted, not kept
 BYTES_A_MINUTE = 2_000_000
 MOST_SPARSE = 16  # beyond that the files hold little but steps, and those are always written
-CHUNK = 64  # events between two points where the training thread may take the interpreter back
+CHUNK = 256  # events between two points where the training thread may take the interpreter back
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -148,20 +148,20 @@ class Recorder:
             self.records.popleft()
             self.overflow += 1
         while self.records or self.events:
-            chunk = [self.events.popleft() for _ in range(min(len(self.events), CHUNK))]
-            chunk.extend(self._events(self.records.popleft() for _ in range(min(len(self.records), CHUNK))))
-            self.writer.write(chunk)
+            if self.events:
+                self.writer.write([self.events.popleft() for _ in range(min(len(self.events), CHUNK))])
+            records = [self.records.popleft() for _ in range(min(len(self.records), CHUNK))]
+            if records and not self.writer.write_spans(records, self.timebase.offset_ns, self._pid):
+                self.writer.write(self._events(records))
             if not self._stop.is_set():
                 time.sleep(0.0002)  # let the training thread have the interpreter
 
     def _events(self, records: Iterable[Record]) -> list[TraceEvent]:
-        to_us, head = self.timebase.to_us, f'{{"pid": {self._pid}'
+        to_us = self.timebase.to_us
         events = []
         for phase, name, start_ns, end_ns, step, more in records:
             start_us = to_us(start_ns)
-            args = f"{head}}}" if step < 0 else f'{head}, "step_num": "{step}"}}'
-            if more:
-                args = json.dumps(json.loads(args) | more)
+            args = span_args(self._pid, step, more)
             events.append(TraceEvent(phase, name, start_us, to_us(end_ns) - start_us, args))
         return events
 

@@ -16,6 +16,8 @@ from sm_profiler.hook.modes import BACKWARD, FORWARD, OPTIMIZER, STEP, WAIT, Mod
 Record: TypeAlias = tuple[str, str, int, int, int, dict[str, Any] | None]
 
 
+_TRAIN, _EVAL = ModeKeys.TRAIN, ModeKeys.EVAL
+
 METER_EVERY = 16  # the hook takes its own time in every 16th step
 METER_MOST_NS = 200_000  # a callback that took longer was put aside by the operating system in the middle
 
@@ -93,21 +95,23 @@ class StepTracker:
     def fetch_ends(self, stream: Stream, start_ns: int, end_ns: int, *, got: bool, gradients: bool) -> None:
         """A batch came, or the loader had no more (`got` false)."""
         self.in_fetch -= 1
-        if not self.streams or self.streams[-1] is not stream:
-            if stream in self.streams:
-                self.streams.remove(stream)
-            self.streams.append(stream)
+        streams = self.streams
+        if not streams or streams[-1] is not stream:
+            if stream in streams:
+                streams.remove(stream)
+            streams.append(stream)
         if not self._after_fetch:
             stream.burst = 0
         stream.burst += 1
         if got:
             stream.credits += 1
             stream.fetches += 1
-            number = self.counts[self._mode(gradients=gradients)] + stream.credits - 1
             if self.every == 1 or (self.global_step + 1) % self.every == 0:
+                mode = self.forced_mode or (_TRAIN if gradients else _EVAL)
+                number = self.counts[mode] + stream.credits - 1
                 self.append((WAIT, stream.name, start_ns, end_ns, number, None))
         elif stream.credits == 0:
-            self.streams.remove(stream)
+            streams.remove(stream)
         self._after_fetch = stream.credits > 0
         self._fetch_end = end_ns
 
@@ -186,19 +190,20 @@ class StepTracker:
         """A step begins here; one that is open ends with its last phase."""
         if self.is_open:
             self.end_step()
-        self.mode = mode = self._mode(gradients=gradients)
-        self.global_step += 1
-        self.number = self.counts[mode]
-        self.counts[mode] = self.number + 1
-        self.keep_phases = self.global_step % self.every == 0
-        self.metering = self.global_step % METER_EVERY == 0
+        self.mode = mode = self.forced_mode or (_TRAIN if gradients else _EVAL)
+        self.global_step = step = self.global_step + 1
+        counts = self.counts
+        self.number = number = counts[mode]
+        counts[mode] = number + 1
+        self.keep_phases = step % self.every == 0
+        self.metering = step % METER_EVERY == 0
         self._with_gradients = gradients
         self._after_fetch = self._saw_backward = self._saw_optimizer = False
         self._after_optimizer = self._after_optimizer and not gradients  # an evaluation in between takes nothing away
         self._first_key, self._one_root = 0, True
         self._step_start = self._last_end = start_ns
         self.is_open = True
-        self._on_step(self.global_step, mode)
+        self._on_step(step, mode)
 
     def end_step(self, end_ns: int | None = None) -> None:
         """The open step ended with its last phase, or at the time given."""
@@ -214,9 +219,6 @@ class StepTracker:
         self.number = self.counts[ModeKeys.TRAIN]
         self.counts[ModeKeys.TRAIN] += 1
 
-    def _mode(self, *, gradients: bool) -> ModeKeys:
-        return self.forced_mode or (ModeKeys.TRAIN if gradients else ModeKeys.EVAL)
-
     def _stream(self) -> Stream | None:
         """The loader that the loop reads from now, if it does."""
         while self.streams:
@@ -228,7 +230,8 @@ class StepTracker:
     def _begins_step(self, key: int, *, gradients: bool) -> bool:
         if self.in_backward:
             return False
-        stream = self._stream()
+        streams = self.streams
+        stream = streams[-1] if streams and streams[-1].alive else self._stream()
         if stream is None:  # a loop without a loader
             return not gradients or self._after_optimizer
         if stream.credits == 0:

@@ -61,6 +61,7 @@ class PyTorchAdapter:
         self._torch = torch
         self._known_optimizers: set[int] = set()
         self._known_modes: set[ModeKeys] = set()
+        self._detailed: DetailedWindow | None = None
         self._handles: list[Any] = []
         self._backward: Any = None
         self.forwards = Forwards(hook, torch)
@@ -91,9 +92,8 @@ class PyTorchAdapter:
         hook = self._hook
         if hook.collectors:
             return
-        detailed = DetailedWindow(hook, self._torch, self.forwards)
+        self._detailed = detailed = DetailedWindow(hook, self._torch, self.forwards)
         hook.collectors[DETAILED] = detailed
-        hook.on_step.append(lambda _mode: detailed.step_begins(hook.tracker.number))
         hook.after_close.append(detailed.wait)
         hook.on_broke.append(detailed.drop)
         hook.on_fork.append(detailed.forget)
@@ -156,6 +156,9 @@ class PyTorchAdapter:
             self._known_modes.add(mode)
         if self.forwards.discovering:
             self.forwards.step_begins()
+        detailed = self._detailed
+        if detailed is not None and detailed.profiler is not None:
+            detailed.step_begins(self._hook.tracker.number)
 
     def _wrap_backward(self, original: Any) -> Any:
         hook, tracker, forwards = self._hook, self._hook.tracker, self.forwards
@@ -186,6 +189,7 @@ class PyTorchAdapter:
     def _optimizer_hooks(self) -> tuple[Any, Any]:  # noqa: C901 - flat on purpose: every call costs the training time
         hook, tracker, forwards, passed = self._hook, self._hook.tracker, self.forwards, self._optimizer_passed
         is_compiling, get_ident = compiling_check(self._torch), threading.get_ident
+        known = self._known_optimizers
 
         def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             if is_compiling():
@@ -208,8 +212,10 @@ class PyTorchAdapter:
             try:
                 if hook.quiet:
                     return
-                tracker.optimizer_ends(id(optimizer), type(optimizer).__name__, end_ns)
-                passed(id(optimizer))
+                key = id(optimizer)
+                tracker.optimizer_ends(key, type(optimizer).__name__, end_ns)
+                if forwards.discovering or key not in known:
+                    passed(key)
                 if tracker.metering:
                     tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MOST_NS)
             except Exception as error:  # noqa: BLE001 - fail open

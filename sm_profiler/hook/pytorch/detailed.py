@@ -36,7 +36,7 @@ class DetailedWindow:
         self._hook = hook
         self._torch = torch
         self._forwards = forwards
-        self._profiler: Any = None
+        self.profiler: Any = None  # while the window is open
         self._unpatch: Callable[[], None] = lambda: None
         self._handles: list[Any] = []
         self._first_step = 0
@@ -56,13 +56,13 @@ class DetailedWindow:
             activities.append(self._torch.profiler.ProfilerActivity.CUDA)
         profiler = self._torch.profiler.profile(activities=activities)
         profiler.start()
-        self._profiler, self._first_step, self._steps = profiler, step, []
+        self.profiler, self._first_step, self._steps = profiler, step, []
         self._make_way()
         self._watch_modules()
 
     def leave(self, step: int) -> None:  # noqa: ARG002 - the protocol's
         """Stop the profiler; what it saw is exported elsewhere."""
-        profiler, self._profiler = self._profiler, None
+        profiler, self.profiler = self.profiler, None
         self._unwatch()
         if profiler is None:
             return
@@ -73,20 +73,20 @@ class DetailedWindow:
 
     def forget(self) -> None:
         """In a forked child: the profiler is the parent's, and must not be touched."""
-        self._profiler = None
+        self.profiler = None
         self._children = []
         self._unwatch()
 
     def drop(self) -> None:
         """Stop, and forget what was seen."""
-        profiler, self._profiler = self._profiler, None
+        profiler, self.profiler = self.profiler, None
         self._unwatch()
         if profiler is not None:
             profiler.stop()
 
     def step_begins(self, number: int) -> None:
         """A step of the window begins; a window without an end in sight is cut."""
-        if self._profiler is not None:
+        if self.profiler is not None:
             self._steps.append((number, self._hook.timebase.now_us()))
             if len(self._steps) > MOST_STEPS:
                 self._hook.notes["detailed"] = f"cut after {MOST_STEPS} steps"
@@ -105,7 +105,7 @@ class DetailedWindow:
 
     def _make_way(self) -> None:
         """A profiler that the script starts meanwhile gets the place; two at once are an error in torch."""
-        owner, ours, window = self._torch.autograd.profiler.profile, self._profiler.profiler, self
+        owner, ours, window = self._torch.autograd.profiler.profile, self.profiler.profiler, self
         original = owner._prepare_trace  # noqa: SLF001 - what every way of starting one comes through
 
         def _prepare_trace(this: Any, *args: Any, **kwargs: Any) -> Any:

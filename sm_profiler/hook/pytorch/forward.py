@@ -88,7 +88,7 @@ class Forwards:
         self._names: dict[int, str] = {}
         self._seen: dict[int, weakref.ref[Any]] = {}  # models that have hooks of ours
         self._found: dict[int, Any] = {}  # models found since discovery was switched on
-        self._handles: list[Any] = []
+        self.discovering: list[Any] = []  # handles of the global hook, while it is on
         self._instance_handles: list[Any] = []
         self._filter: Any = None
         self._steps = 0
@@ -100,7 +100,7 @@ class Forwards:
     def _make_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:  # noqa: C901 - flat on purpose: calls cost time
         hook, tracker = self._hook, self._hook.tracker
         is_compiling, gradients = compiling_check(self._torch), self._torch.is_grad_enabled
-        get_ident, forwards = threading.get_ident, self
+        get_ident, forwards, names = threading.get_ident, self, self._names
 
         def before(module: Any, _args: Any) -> None:
             if is_compiling():
@@ -121,9 +121,10 @@ class Forwards:
             if is_compiling():
                 return
             try:
-                if tracker.forward_key == id(module) and get_ident() == forwards.thread:
+                key = id(module)
+                if tracker.forward_key == key and get_ident() == forwards.thread:
                     end_ns = perf_counter_ns()
-                    tracker.forward_ends(forwards.name(module), end_ns)
+                    tracker.forward_ends(names.get(key) or forwards.name(module), end_ns)
                     if tracker.metering:
                         tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MOST_NS)
             except Exception as error:  # noqa: BLE001 - fail open
@@ -157,7 +158,7 @@ class Forwards:
     def discover(self) -> None:
         """Watch every module until the next optimizer step, or for a few steps; never once something was compiled."""
         self._steps = 0
-        if self._handles or self.compiled:
+        if self.discovering or self.compiled:
             return
         is_compiling, tracker = compiling_check(self._torch), self._hook.tracker
         before, after, found, seen = self.before, self.after, self._found, self._seen
@@ -181,7 +182,7 @@ class Forwards:
                 after(module, args, output)
 
         self._quiet()
-        self._handles = [
+        self.discovering = [
             self._module.register_module_forward_pre_hook(any_before),
             self._module.register_module_forward_hook(any_after, always_call=True),
         ]
@@ -191,11 +192,6 @@ class Forwards:
         known = [reference() for reference in self._seen.values()]
         return [*(model for model in known if model is not None), *self._found.values()]
 
-    @property
-    def discovering(self) -> bool:
-        """Whether the global hook is on."""
-        return bool(self._handles)
-
     def step_begins(self) -> None:
         """Count steps while discovering; a loop without an optimizer ends it here."""
         self._steps += 1
@@ -204,11 +200,11 @@ class Forwards:
 
     def settle(self, *, inside: bool = False) -> None:
         """Give what was found hooks of its own, and stop watching every module; not inside a forward, unless it must be."""
-        if not self._handles or (self._hook.tracker.forward_key and not inside):
+        if not self.discovering or (self._hook.tracker.forward_key and not inside):
             return
-        for handle in self._handles:
+        for handle in self.discovering:
             handle.remove()
-        self._handles = []
+        self.discovering = []
         self._loud()
         for key, module in self._found.items():
             if key not in self._seen:
@@ -227,9 +223,9 @@ class Forwards:
 
     def remove(self) -> None:
         """Take every hook back."""
-        for handle in [*self._handles, *self._instance_handles]:
+        for handle in [*self.discovering, *self._instance_handles]:
             handle.remove()
-        self._handles, self._instance_handles = [], []
+        self.discovering, self._instance_handles = [], []
         self._found.clear()
         self._seen.clear()
         self._loud()

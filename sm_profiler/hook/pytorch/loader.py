@@ -85,7 +85,7 @@ class Loaders:
             self._torch.is_grad_enabled,
             threading.get_ident,
         )
-        stream_of, collect, before = self._stream_of, self._collect, self._before_fetch
+        stream_of, collect, before, windows = self._stream_of, self._collect, self._before_fetch, hook.windows
 
         @functools.wraps(original)
         def __next__(self: Any) -> Any:  # noqa: N807 - it takes the place of a method of this name
@@ -93,7 +93,8 @@ class Loaders:
                 return original(self)
             try:
                 stream = self.__dict__.get(STREAM) or stream_of(self)
-                worker = before(self, stream)
+                window = windows.get(DATALOADER)
+                worker = None if window is None or window.ended else before(self, stream)
                 tracker.fetch_begins()
             except Exception as error:  # noqa: BLE001 - fail open
                 hook.broke(error)
