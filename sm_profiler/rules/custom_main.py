@@ -7,6 +7,8 @@ import importlib.util
 import inspect
 import json
 import logging
+import os
+import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -20,10 +22,14 @@ from sm_profiler.rules.conditions import RuleEvaluationConditionMet
 from sm_profiler.rules.engine import REPORTS, Following, windows
 from sm_profiler.rules.parameters import interval
 from sm_profiler.rules.rule import SCAN_INTERVAL_US, Rule, invoke_rule
-from sm_profiler.rules.settings import read_stop_signal
+from sm_profiler.rules.settings import WORDS, read_stop_signal
 from sm_profiler.rules.status import LONGEST, Status
 from sm_profiler.rules.trial import ProfilerTrial
 from sm_profiler.source import open_source
+
+INTERVAL = "scan_interval_us"
+OTHERS_WORDS = re.compile(r"\w+_proxy|npm_\w+")  # small letters in an environment that are about no rule
+log = logging.getLogger("sm_profiler.rules")
 
 
 def load_module(path: Path) -> ModuleType:
@@ -73,18 +79,53 @@ def find_rule(module: ModuleType, name: str, file: str) -> type[Any]:
     return found
 
 
+def taken_by(kind: type[Any]) -> set[str]:
+    """The names of a rule's own parameters."""
+    return set(list(inspect.signature(kind).parameters)[1 if issubclass(kind, Rule) else 0 :])
+
+
+def own_parameters(kind: type[Any], given: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The rule's parameters: what the configuration gives, and what of the environment is the rule's.
+
+    Both may name them with the rule's name before them, `<Rule>_<parameter>`.  An environment is full of other things:
+    of it counts what has this prefix, and what the constructor takes; other names in small letters are warned of.
+    """
+    known = taken_by(kind)
+    prefix = f"{kind.__name__}_".lower()
+
+    def bare(name: str) -> str:
+        return name[len(prefix) :] if name not in known and name.lower().startswith(prefix) else name
+
+    candidates = {
+        name: value
+        for name, value in environ.items()
+        if name not in WORDS and name not in given and name != INTERVAL and not name.isupper()
+    }
+    told = {name: value for name, value in candidates.items() if name in known or name.lower().startswith(prefix)}
+    unknown = [
+        name
+        for name in sorted(candidates.keys() - told.keys())
+        if re.fullmatch("[a-z][a-z0-9_]*", name) and not OTHERS_WORDS.fullmatch(name)
+    ]
+    if unknown:
+        offered = ", ".join(sorted(known)) or "none"
+        log.warning(
+            "in the environment, but no parameter of %s: %s; it has: %s", kind.__name__, ", ".join(unknown), offered
+        )
+    return {bare(name): value for name, value in (*told.items(), *given.items())}
+
+
 def build_rule(kind: type[Any], parameters: Mapping[str, str], trial: Any = None) -> Any:
     """An instance, given those parameters that its constructor takes; values are strings.
 
     Raises:
         ConfigError: a parameter that the constructor does not take, or the constructor fails.
     """
-    signature = inspect.signature(kind)
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in inspect.signature(kind).parameters.values())
     first = [trial] if issubclass(kind, Rule) else []
-    known = set(list(signature.parameters)[len(first) :])
+    known = taken_by(kind)
     given = {name: value for name, value in parameters.items() if takes_all or name in known}
-    unknown = [name for name in parameters if name not in given and name != "scan_interval_us"]
+    unknown = [name for name in parameters if name not in given and name != INTERVAL]
     if unknown:
         raise ConfigError(
             f"{kind.__name__} has no parameter {unknown[0]!r}; it has: {', '.join(sorted(known)) or 'none'}"
@@ -100,7 +141,7 @@ def evaluate(request: Mapping[str, Any]) -> tuple[Status, str, Any]:
     """Evaluate the rule; returns status, details and its report."""
     path, name = Path(request["code"]), str(request["rule"])
     kind = find_rule(load_module(path), name, path.name)
-    parameters = dict(request["parameters"])
+    parameters = own_parameters(kind, request["parameters"], os.environ)
     if issubclass(kind, Rule):
         trial = ProfilerTrial(name, request["source"], request["output"], follow=request["follow"])
         rule = build_rule(kind, parameters, trial)
@@ -110,7 +151,7 @@ def evaluate(request: Mapping[str, Any]) -> tuple[Status, str, Any]:
             return Status.ISSUES, str(met), rule.report
         return Status.NO_ISSUES, "", rule.report
     rule = build_rule(kind, parameters)
-    interval_us = interval(parameters.get("scan_interval_us", SCAN_INTERVAL_US))
+    interval_us = interval(parameters.get(INTERVAL, SCAN_INTERVAL_US))
     follow: Any = Following(stop=read_stop_signal) if request["follow"] else False
     met_at = None
     for step, window in enumerate(

@@ -1,7 +1,11 @@
 """The documents' rules of one's own, as they stand there; and the old API."""
 
 import json
+import logging
+import os
 import re
+import shlex
+import subprocess
 import sys
 
 import numpy as np
@@ -19,12 +23,16 @@ from sm_profiler.rules import (
     run_folds,
 )
 from sm_profiler.rules.actions import Actions
+from sm_profiler.rules.custom_main import own_parameters
 from sm_profiler.rules.runner import Runner
 from sm_profiler.rules.settings import Settings
 from sm_profiler.rules.status import Status
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (REPO / "docs/custom-rules.md").read_text(), re.DOTALL)
 NEW, TRY, LAUNCH, OLD = BLOCKS
+LOCALLY = re.search(
+    r"^    (SM_PROFILER_ROOT=.*?rules run)$", (REPO / "docs/custom-rules.md").read_text(), re.DOTALL | re.MULTILINE
+)[1]
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +47,14 @@ def trial(tmp_path, job):
 class TestDocuments:
     def test_the_new_rule_on_a_folder(self, job, capsys, monkeypatch):
         monkeypatch.chdir(job.parent)
-        exec(compile(NEW + TRY, "custom-rules.md", "exec"), {})  # noqa: S102 - the document's own lines
+        (job.parent / "memory_margin.py").write_text(NEW)
+        monkeypatch.syspath_prepend(job.parent)
+        monkeypatch.delitem(sys.modules, "memory_margin", raising=False)
+        exec(compile(TRY, "custom-rules.md", "exec"), {})  # noqa: S102 - the document's own lines
         found = capsys.readouterr().out
         assert "'RuleTriggered': 1" in found
 
-    @pytest.mark.parametrize(("limit", "status"), [("70", Status.ISSUES), ("95", Status.NO_ISSUES)])
+    @pytest.mark.parametrize(("limit", "status"), [("20", Status.ISSUES), ("95", Status.NO_ISSUES)])
     def test_the_new_rule_in_the_runner(self, job, tmp_path, limit, status):
         code = tmp_path / "memory_margin.py"
         code.write_text(NEW)
@@ -52,7 +63,30 @@ class TestDocuments:
         )
         assert Runner(settings).run()[0] is status
         report = json.loads((tmp_path / "out/profiler-reports/MemoryMargin.json").read_text())
-        assert report["Datapoints"] == 2 * 480
+        system = read(job).system()
+        assert report["Datapoints"] == np.count_nonzero(system.name.mask("MemoryUsedPercent")) > 400
+
+    @pytest.mark.parametrize(
+        ("parameter", "fires"),
+        [("limit=20", 1), ("limit=95", 0), ("MemoryMargin_limit=20", 1), ("memorymargin_limit=95", 0)],
+    )
+    def test_the_command_on_this_machine(self, job, tmp_path, parameter, fires):
+        (tmp_path / "memory_margin.py").write_text(NEW)
+        (tmp_path / "profiler-output").symlink_to(job)
+        *variables, _, _, _ = words = shlex.split(LOCALLY.replace("\\\n", " "))
+        assert words[-3:] == ["sm-profiler", "rules", "run"]
+        assert "limit=20" in variables
+        environment = dict(each.split("=", 1) for each in variables if each != "limit=20")
+        environment |= dict([parameter.split("=")], SM_PROFILER_ROOT=str(tmp_path))
+        subprocess.run(
+            [sys.executable, "-m", "sm_profiler.rules.runner"],
+            env={**os.environ, **environment},
+            cwd=tmp_path,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        report = tmp_path / "processing/output/rule/profiler-output/profiler-reports/MemoryMargin.json"
+        assert json.loads(report.read_text())["RuleTriggered"] == fires
 
     def test_the_launch_is_a_rule_configuration(self):
         names = {}
@@ -78,6 +112,35 @@ class Counting(Rule):
     def invoke_for_timerange(self, start_us, end_us, system_events, framework_events):
         self.calls.append((start_us, end_us, system_events, framework_events))
         return len(self.calls) - 1 == self.meets_at
+
+
+class Sized:
+    def __init__(self, limit="1", sized_by="x"):
+        pass
+
+
+class TestParameters:
+    def test_the_environment_gives_what_the_rule_takes(self, caplog):
+        environ = {
+            "PATH": "/bin",
+            "http_proxy": "http://p",
+            "rule_to_invoke": "Sized",
+            "limit": "3",
+            "limti": "4",
+            "sized_by": "y",
+            "CPUBottleneck_threshold": "5",
+        }
+        with caplog.at_level(logging.WARNING):
+            assert own_parameters(Sized, {}, environ) == {"limit": "3", "sized_by": "y"}
+        assert caplog.messages == [
+            "in the environment, but no parameter of Sized: limti; it has: limit, sized_by",
+        ]
+
+    def test_the_configuration_comes_first(self, caplog):
+        assert own_parameters(Sized, {"Sized_limit": "1"}, {"limit": "2"}) == {"limit": "1"}
+        assert own_parameters(Sized, {"limits": "1"}, {"SIZED_LIMIT": "2"}) == {"limits": "1"}
+        assert own_parameters(Sized, {}, {"sized_colour": "1"}) == {"colour": "1"}  # refused by build_rule
+        assert caplog.messages == []
 
 
 class TestOldApi:
