@@ -14,7 +14,6 @@ from sm_profiler.report.section_parts import (
     box_picture,
     cut_table,
     details,
-    in_seconds,
     not_judged,
     number,
     numbers,
@@ -22,6 +21,7 @@ from sm_profiler.report.section_parts import (
     plain,
     readable,
     shares,
+    spoken,
     step_entries,
     times_fired,
     what_ran,
@@ -52,17 +52,22 @@ def step_durations(rules: Mapping[str, Object]) -> Section:
             (
                 node,
                 readable(str(one.get("phase", ""))),
-                *(in_seconds(stats.get(name)) for name in ("mean", "max", "p99", "p95", "p50", "min")),
+                *(spoken(stats.get(name)) for name in ("mean", "max", "p99", "p95", "p50", "min")),
                 str(outliers),
             )
         )
         if len(pictures) < 4:  # noqa: PLR2004 - what the number means stands in the line
-            name = f"Step durations of {shorten(node, 40)}, seconds"
-            drawn = charts.histogram(numbers(one.get("probs")), numbers(one.get("binedges")), name, "seconds")
+            edges = numbers(one.get("binedges"))
+            unit, scale = ("ms", 1e3) if max(edges, default=0.0) < 1 else ("seconds", 1.0)
+            name = f"Step durations of {shorten(node, 40)} without waiting, {unit}"
+            drawn = charts.histogram(numbers(one.get("probs")), [edge * scale for edge in edges], name, unit)
             if drawn:
                 pictures.append(Picture(drawn, name))
     deviations = parameter(rules, "StepOutlier", "stddev", "3")
-    sentence = f"{total} steps lie more than {deviations} standard deviations above the mean of their kind."
+    sentence = (
+        "The time of a step from the start of its forward pass to the end of the optimizer, without waiting for data. "
+        f"{total} step{' lies' if total == 1 else 's lie'} more than {deviations} standard deviations above the mean of their kind."
+    )
     ran = what_ran(found, "What ran inside the outliers")
     head = ("Process", "Phase", "Mean", "Max", "p99", "p95", "p50", "Min", "Outliers")
     fired = bool(times_fired(rules, "StepOutlier"))

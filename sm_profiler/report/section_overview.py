@@ -113,7 +113,7 @@ def framework(rules: Mapping[str, Object]) -> Section:
             tables.append(cut_table((title, "Share", "Time in all"), rows))
     kept = tuple(picture for picture in pictures if picture)
     if not kept:
-        why = "No framework data were recorded: start the script with `sm-profiler run`, or set SM_PROFILER_AUTO=1."
+        why = "No framework data were recorded: start the script with 'sm-profiler run', or set SM_PROFILER_AUTO=1."
         return Section("framework", "Framework metrics summary", missing=why)
     return Section("framework", "Framework metrics summary", (), tuple(tables), kept)
 

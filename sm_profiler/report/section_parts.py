@@ -165,9 +165,10 @@ def numbers(found: Any) -> list[float]:
     return [number(value) for value in found] if isinstance(found, Sequence) and not isinstance(found, str) else []
 
 
-def in_seconds(value: Any) -> str:
-    """Seconds for a table."""
-    return f"{number(value):.4g} s"
+def spoken(value: Any) -> str:
+    """Seconds for a table: in ms below a second."""
+    found = number(value)
+    return f"{found * 1e3:.4g} ms" if found < 1 else f"{found:.4g} s"
 
 
 def plain(value: Any) -> str:

@@ -12,6 +12,7 @@ from sm_profiler.report.svg import shorten
 from sm_profiler.report.system_fold import Buckets
 
 POINTS = 1000  # points a series; a screen has hardly more columns
+MAX_STRETCHES = 200  # of evaluation; more would run into one band, and some of them alone would mislead
 LANES = (
     ("gpu", "GPU use", "%", (("gpu", "GPU use", "forward"),)),
     ("gpu_memory", "GPU memory", "%", (("gpu_memory", "GPU memory", "backward"),)),
@@ -36,11 +37,13 @@ def timeline(facts: Facts) -> dict[str, Any]:
                 {"id": key, "title": title, "unit": unit, "top": 100 if unit == "%" else None, "series": series}
             )
     loop = facts.loop
+    stretches = _stretches(facts.ranks[0], facts.start) if facts.ranks else []
     return {
         "start": round(facts.start, 3),
         "length": round(facts.duration, 3),
         "loop": [round(edge - facts.start, 3) for edge in loop] if loop else None,
-        "evaluation": _stretches(facts.ranks[0], facts.start) if facts.ranks else [],
+        "evaluation": stretches if len(stretches) <= MAX_STRETCHES else [],
+        "stretches_left_out": len(stretches) if len(stretches) > MAX_STRETCHES else 0,
         "lanes": lanes,
     }
 
@@ -109,11 +112,11 @@ def _metric(facts: Facts, metric: str, name: str, colour: str) -> dict[str, Any]
 
 
 def _stretches(rank: Rank, start: float) -> list[list[float]]:
-    """Where evaluation ran; neighbours are joined when there are too many to see."""
+    """Where evaluation ran, seconds since the job's start."""
     evaluation = rank.steps.mode != TRAIN
     edges = np.flatnonzero(np.diff(np.concatenate([[0], evaluation.astype(np.int8), [0]])))
     spans = [
         [float(rank.steps.start[a] / 1e6 - start), float(rank.steps.end[b - 1] / 1e6 - start)]
         for a, b in zip(edges[0::2], edges[1::2], strict=True)
     ]
-    return [[round(a, 2), round(b, 2)] for a, b in spans[:400]]
+    return [[round(a, 2), round(b, 2)] for a, b in spans]

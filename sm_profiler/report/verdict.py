@@ -52,7 +52,7 @@ def _balanced(case: Case, confidence: str) -> Finding:
     return Finding(
         Class.BALANCED, f"Nothing holds this job back: it computes {percent(phases + evaluation)} of the time.", tuple(used),
         "Nothing to repair. To go faster: mixed precision, torch.compile, a larger batch, or faster hardware. Compare before and "
-        "after with `sm-profiler compare`.",
+        "after with 'sm-profiler compare'.",
         0.0, confidence=confidence,
     )  # fmt: skip
 
@@ -82,12 +82,12 @@ def _inconclusive(case: Case) -> Finding:
         seen = f" (mean GPU use {gpu:.0f} %)" if gpu is not None else ""
         text = f"There are system metrics only{seen}: without training steps nobody can say what the job waits for."
         advice = (
-            "Switch on step and phase recording: start the script with `sm-profiler run`, set SM_PROFILER_AUTO=1 in the container, or "
+            "Switch on step and phase recording: start the script with 'sm-profiler run', set SM_PROFILER_AUTO=1 in the container, or "
             "call Hook.create_from_config() in the script; steps, phases and waits are then recorded all the time."
         )
     else:
         text = "There is no data to judge: neither system metrics nor training steps were found."
-        advice = "Check that the profiler was on (profiler_config of the estimator, or `sm-profiler run`) and that the source is its output."
+        advice = "Check that the profiler was on (profiler_config of the estimator, or 'sm-profiler run') and that the source is its output."
     return Finding(Class.INCONCLUSIVE, text, tuple(evidence), advice, 0.0, confidence="low")
 
 
@@ -96,7 +96,7 @@ def not_judged(case: Case) -> list[tuple[str, str]]:
     facts, missing = case.facts, []
     if not facts.ranks:
         missing.append(
-            ("the training loop", "no steps recorded: start the script with `sm-profiler run` or SM_PROFILER_AUTO=1")
+            ("the training loop", "no steps recorded: start the script with 'sm-profiler run' or SM_PROFILER_AUTO=1")
         )
     elif not case.waits_known:
         missing.append(

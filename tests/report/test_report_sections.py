@@ -1,9 +1,11 @@
 """What sections say where a rule had nothing to judge, and how numbers and nouns agree."""
 
 import pytest
-from report_helpers import facts_of
+from report_helpers import facts_of, report_from, training
 
+from sm_profiler.report import Class
 from sm_profiler.report.sections import build_sections
+from sm_profiler.report.timeline_data import MAX_STRETCHES, timeline
 
 
 def sections_of(rules):
@@ -31,3 +33,33 @@ def test_without_gpus_the_sections_of_gpus_say_why(key, rule):
 def test_one_process_is_no_processes(processes, cores, words):
     section = sections_of({"Dataloader": result(9, cores=cores, dataloaders=processes)})["loader"]
     assert words in section.sentences
+
+
+def test_steps_are_told_in_milliseconds_and_what_they_are():
+    one = {
+        "step_stats": {"mean": 0.0123, "max": 1.5},
+        "probs": [3, 1],
+        "binedges": [0.01, 0.02, 0.03],
+        "phase": "Step:ModeKeys.TRAIN",
+    }
+    section = sections_of({"StepOutlier": result(500, step_details={"algo-1-0": one})})["steps"]
+    assert section.tables[0].rows[0][2:4] == ("12.3 ms", "1.5 s")
+    assert "without waiting for data" in section.sentences[0]
+    assert section.pictures[0].caption.endswith("without waiting, ms")
+
+
+@pytest.mark.parametrize(("times", "marked"), [(5, 5), (MAX_STRETCHES + 1, 0)])
+def test_evaluation_is_marked_each_time_or_not_at_all(times, marked):
+    rows = []
+    for number in range(times):
+        rows += training(1, at=1 + number, number=number)
+        rows += training(1, at=1.5 + number, number=number, mode="EVAL", backward=0, optimizer=0)
+    data = timeline(facts_of(rows))
+    assert len(data["evaluation"]) == marked
+    assert data["stretches_left_out"] == times - marked
+
+
+def test_advice_has_no_markup():
+    verdict = report_from(training(200)).verdict
+    assert verdict.main.kind is Class.BALANCED
+    assert "`" not in verdict.main.next_step
