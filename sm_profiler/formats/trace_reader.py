@@ -88,9 +88,12 @@ def _by_column(events: list[Event], fold: Fold) -> TraceRows | None:
     announcements = Announcements()
     others = np.flatnonzero(~mask)
     first = int(mask.argmax()) if mask.any() else count
-    for row in others.tolist():
-        if not announcements.take(events[row], fold.node, may_change=False, may_start=row < first):
-            return None
+    try:
+        for row in others.tolist():
+            if not announcements.take(events[row], fold.node, may_change=False, may_start=row < first):
+                return None
+    except BROKEN:
+        return None
     if len(others) > _FEW:
         events = [event for event in events if event.ph == "X"]
     else:

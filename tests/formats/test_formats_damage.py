@@ -175,3 +175,15 @@ def test_negative_durations_and_missing_ones_are_counted():
     assert len(rows.start_us) == 1
     assert (outcome.status, outcome.lost) == ("repaired", 2)
     assert "negative duration: 1" in outcome.reason
+
+
+@pytest.mark.parametrize("number", [b"1e999", b"-1e400", b"[" * 3000 + b"]" * 3000])
+@pytest.mark.parametrize("name", [b"process_name", b"sm_profiler/process", b"thread_name"])
+def test_announcements_with_numbers_out_of_range_are_counted(name, number):
+    broken = (
+        b'{"name": "' + name + b'", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": %b}}' % number
+    )
+    for lines in ([*HEAD, broken, *EVENTS], [broken, *HEAD, *EVENTS], [*HEAD, *EVENTS, broken]):
+        rows, outcome = read_trace(b"[\n" + b",\n".join(lines) + b"\n]", "n", "k")
+        assert (len(rows.start_us), rows.metadata) == (len(EVENTS), ())
+        assert (outcome.status, outcome.lost) == ("repaired", 1)
