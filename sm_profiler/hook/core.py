@@ -26,6 +26,7 @@ from sm_profiler.hook.recorder import Recorder
 from sm_profiler.hook.steps import Record, StepTracker
 from sm_profiler.hook.timebase import Timebase
 from sm_profiler.hook.windows import Range, Window
+from sm_profiler.monitor.limits import memory_total
 
 MISSING = "not available in this version"
 MOST_SPARSE = 1024
@@ -57,6 +58,7 @@ class Hook:
         self.on_step: list[Callable[[ModeKeys], None]] = []
         self.on_fork: list[Callable[[], None]] = []
         self.windows: dict[str, Window] = {}
+        self.batch_sizes: set[int] = set()  # of the loaders that were read with gradients enabled
         self.notes: dict[str, str] = {}  # collector → why it is not there, for the report
         self.on_close: list[Callable[[], None]] = []
         self.on_exit: list[Callable[[], None]] = []
@@ -373,6 +375,9 @@ class Hook:
             "dropped": recorder.dropped if recorder else 0,
             "phases_every": self.tracker.every,
             "collectors": states,
+            "batch_size": next(iter(self.batch_sizes)) if len(self.batch_sizes) == 1 else None,
+            "instance_type": settings.instance_type(),
+            "memory_total": memory_total(),
         }
 
 

@@ -75,6 +75,14 @@ def node_name(environment: Mapping[str, str] = os.environ) -> str:
         return DEFAULT_NODE
 
 
+def instance_type(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The machine's type as resourceconfig.json says, e.g. `ml.g5.xlarge`; None without that file."""
+    try:
+        return str(json.loads(rooted(RESOURCE_PATH, environment).read_text())["current_instance_type"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def is_first_node(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this node is the first of the job's hosts."""
     try:

@@ -134,6 +134,13 @@ class Limits:
         return best
 
 
+def memory_total() -> int:
+    """Bytes of memory that this container, or without a limit this machine, may use."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    allowed = Limits().memory()
+    return min(machine, allowed.limit) if allowed else machine
+
+
 def core_list(text: str) -> frozenset[int]:
     """`0-3,8` as numbers."""
     cores: set[int] = set()

@@ -347,6 +347,13 @@ def evaluation_seconds(rows: StepRows) -> float:
     return float((rows.end[last] - begin).sum() / 1e6)
 
 
+def _batch_size(metadata: tuple[dict[str, Any], ...]) -> int | None:
+    """What all processes agree on; None otherwise."""
+    told = {one.get("batch_size") for one in metadata}
+    size = told.pop() if len(told) == 1 else None
+    return size if isinstance(size, int) and size > 0 else None
+
+
 def prepare(  # noqa: PLR0913 - one argument a part, all but the first are options
     found: StepFacts,
     system: SystemSeries,
@@ -382,5 +389,5 @@ def prepare(  # noqa: PLR0913 - one argument a part, all but the first are optio
     ]
     return Facts(
         name, start, end, running, tuple(nodes), ranks, gpus, system, found.loader,
-        max(spent, default=None), instance_type, metadata, memory or {}, None, found.operators,
+        max(spent, default=None), instance_type, metadata, memory or {}, _batch_size(metadata), found.operators,
     )  # fmt: skip

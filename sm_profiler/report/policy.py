@@ -120,6 +120,7 @@ HOST_GROWTH = T(5.0, "percent points of the node's memory gained over the loop; 
 GROWTH_WEIGHT = T(
     0.15, "memory growth costs no time until the job dies; this ranks it above small losses, below large ones"
 )
+FATAL_S = T(900.0, "memory that is full within a quarter of an hour ends the job: no faster step matters before that")
 
 # Several processes, several GPUs.
 STRAGGLER = T(

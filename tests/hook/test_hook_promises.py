@@ -200,3 +200,17 @@ def test_memory_and_own_cost_are_in_the_file(tmp_path):
     assert memory[0]["args"]["peak_bytes"] >= memory[0]["args"]["resident_bytes"] // 2 > 1_000_000
     assert overhead
     assert all(row["args"]["dropped"] == 0 and row["args"]["steps"] > 0 for row in overhead)
+
+
+def test_the_files_say_what_a_report_needs_of_the_machine_and_the_batches(tmp_path):
+    opt_ml = tmp_path / "opt_ml"
+    (opt_ml / "input/config").mkdir(parents=True)
+    told = {"current_host": "algo-1", "hosts": ["algo-1"], "current_instance_type": "ml.c5.xlarge"}
+    (opt_ml / "input/config/resourceconfig.json").write_text(json.dumps(told))
+    more = environment(SM_PROFILER_CONFIG=config(tmp_path / "profile"), SM_PROFILER_ROOT=str(opt_ml))
+    subprocess.run(LAUNCH, check=True, timeout=120, env=more, capture_output=True)
+    (file,) = (tmp_path / "profile").glob("framework/pevents/*/*.json")
+    (args,) = [record["args"] for record in json.loads(file.read_text()) if record["name"] == "sm_profiler/process"]
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert (args["batch_size"], args["instance_type"]) == (8, "ml.c5.xlarge")
+    assert 0 < args["memory_total"] <= machine

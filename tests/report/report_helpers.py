@@ -92,7 +92,17 @@ def gpu_samples(value, seconds, *, node="algo-1", name="gpu0", memory=50.0):
     return rows
 
 
-def facts_of(event_rows=(), system_rows=(), *, memory=None, name="job", running=False, instance_type=None, window_s=60):  # noqa: PLR0913 - one argument a part, each with a default
+def facts_of(
+    event_rows=(),
+    system_rows=(),
+    *,
+    memory=None,
+    name="job",
+    running=False,
+    instance_type=None,
+    window_s=60,
+    metadata=(),
+):  # noqa: PLR0913 - one argument a part, each with a default
     """Facts from rows, fed window by window as the engine does."""
     folds, all_events, all_system = FactFolds(), events(list(event_rows)), system(list(system_rows))
     base, width = START_S * 1_000_000, window_s * 1_000_000
@@ -110,6 +120,7 @@ def facts_of(event_rows=(), system_rows=(), *, memory=None, name="job", running=
         running=running,
         instance_type=instance_type,
         memory=memory,
+        metadata=metadata,
     )
 
 

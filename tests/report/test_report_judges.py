@@ -157,6 +157,16 @@ def test_memory_growth_with_its_rate_and_error():
     assert rate.value == pytest.approx(4e7 * 60, rel=0.03)
 
 
+@pytest.mark.parametrize(("total", "first"), [(8e9, Class.MEMORY_GROWTH), (512e9, Class.SYNC_BOUND)])
+def test_memory_that_will_soon_be_full_leads(total, first):
+    seconds = START_S + 1 + np.arange(0, 20.0)
+    grown = {"algo-1-0": (seconds, 1e9 + 4e7 * np.arange(20))}
+    used = [(1 + second, 25.0, "algo-1", "memory", "MemoryUsedPercent", "") for second in range(20)]
+    verdict = verdict_of(training(1500, outside=0.005), used, memory=grown, metadata=({"memory_total": total},))
+    assert verdict.kind is first
+    assert {verdict.main.kind, *(one.kind for one in verdict.also)} == {Class.MEMORY_GROWTH, Class.SYNC_BOUND}
+
+
 def test_memory_that_warms_up_and_stays_is_no_growth():
     seconds = START_S + 1 + np.arange(0, 20.0)
     flat = {"algo-1-0": (seconds, 1e9 + 6e8 * (1 - np.exp(-np.arange(20) / 2)))}

@@ -6,6 +6,7 @@ from report_helpers import facts_of, report_from, training
 from sm_profiler.report import Class
 from sm_profiler.report.sections import build_sections
 from sm_profiler.report.timeline_data import MAX_STRETCHES, timeline
+from sm_profiler.report.view import glance
 
 
 def sections_of(rules):
@@ -63,3 +64,13 @@ def test_advice_has_no_markup():
     verdict = report_from(training(200)).verdict
     assert verdict.main.kind is Class.BALANCED
     assert "`" not in verdict.main.next_step
+
+
+@pytest.mark.parametrize(("sizes", "samples"), [((32,), "32 a batch"), ((32, 64), None), ((None,), None)])
+def test_samples_a_second_where_all_processes_agree_on_the_batch(sizes, samples):
+    report = report_from(training(200), metadata=tuple({"batch_size": size} for size in sizes))
+    tiles = {name: (value, note) for name, value, note in glance(report)}
+    assert tiles.get("Samples", (None, None))[1] == samples
+    if samples:
+        speed = report.facts.steps_per_second
+        assert tiles["Samples"][0] == f"{speed * 32:,.0f} /s"

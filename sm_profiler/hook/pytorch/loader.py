@@ -170,6 +170,9 @@ class Loaders:
             return existing  # type: ignore[no-any-return]
         stream = LoaderStream(type(iterator).__name__)
         stream.settings = {"num_workers": iterator._num_workers, "pin_memory": bool(iterator._pin_memory)}  # noqa: SLF001 - torch has no public name for it
+        batch_size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+        if isinstance(batch_size, int) and self._torch.is_grad_enabled():
+            self._hook.batch_sizes.add(batch_size)
         stream.workers = [worker.pid for worker in getattr(iterator, "_workers", ())]
         iterator.__dict__[STREAM] = stream
         stream.watch = weakref.ref(iterator, stream.died)

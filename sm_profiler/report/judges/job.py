@@ -163,9 +163,14 @@ def _process_memory(case: Case) -> Finding | None:
         tuple(evidence),
         "Look for tensors kept from step to step: losses appended to a list without .item() or .detach(), growing caches, histories "
         "in callbacks. tracemalloc, or torch.cuda.memory_summary() on a GPU, names the holder.",
-        policy.GROWTH_WEIGHT.value,
+        _weight(left),
         confidence=confidence(case, growth.slope, policy.GROWTH_SIGMAS.value * growth.error),
     )
+
+
+def _weight(left: float | None) -> float:
+    """Against what other findings lose: everything where the job will die soon."""
+    return 1.0 if left is not None and left < policy.FATAL_S.value else policy.GROWTH_WEIGHT.value
 
 
 def _exhaustion(case: Case, growth: Growth) -> float | None:
@@ -202,7 +207,7 @@ def _gpu_memory(case: Case) -> Finding | None:
             ),
             "Look for tensors on the GPU kept from step to step (losses without .detach(), outputs collected for metrics); if the "
             "growth is meant (longer sequences), take an instance with more GPU memory before it fails.",
-            policy.GROWTH_WEIGHT.value,
+            _weight(left),
             confidence=confidence(case, growth.end - growth.start, policy.GPU_GROWTH.value),
         )  # fmt: skip
     return None
@@ -233,7 +238,7 @@ def _host_memory(case: Case) -> Finding | None:
             ),
             "Look for objects kept from step to step in the training process or its loader workers: histories, caches, losses "
             "without .item(), Python lists in a dataset that forked workers copy page by page.",
-            policy.GROWTH_WEIGHT.value,
+            _weight(left),
             confidence="medium",
         )
     return None
