@@ -55,7 +55,7 @@ $(ENVS)/sdk3.done: pyproject.toml
 	@echo "preparing $(ENVS)/sdk3: sagemaker SDK v3 …"
 	@$(PYTHON) -m venv $(ENVS)/sdk3
 	@$(ENVS)/sdk3/bin/pip install $(PIP_QUIET) --upgrade pip
-	@$(ENVS)/sdk3/bin/pip install $(PIP_QUIET) -e '.[sagemaker3]' pytest
+	@$(ENVS)/sdk3/bin/pip install $(PIP_QUIET) -e '.[local,sagemaker3]' pytest
 	@touch $@
 
 $(ENVS)/smdebug.done: pyproject.toml

@@ -108,7 +108,7 @@ print("fine")
 def test_isinstance_in_both_orders_and_both_ways(python, package, order):
     if not Path(python).exists():
         if os.environ.get("CI"):
-            pytest.fail("no environment of the SDK v3: make it with `make envs`")
+            pytest.fail("no environment of the SDK v3: make it with `make test`")
         pytest.skip("no environment of the SDK v3")
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     shown = subprocess.run(
