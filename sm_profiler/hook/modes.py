@@ -27,3 +27,7 @@ GARBAGE = "GC"
 STEP = {mode: f"Step:ModeKeys.{mode.name}" for mode in ModeKeys}
 OWN_MEMORY = "sm_profiler/memory"
 OWN_OVERHEAD = "sm_profiler/overhead"
+CUDA_FORWARD = "sm_profiler/Forward-gpu"  # as the device ran them; of our own, so that nobody adds them to the host's
+CUDA_BACKWARD = "sm_profiler/Backward-gpu"
+CUDA_OPTIMIZER = "sm_profiler/Optimizer-gpu"
+CUDA_MEMORY = "sm_profiler/cuda_memory"

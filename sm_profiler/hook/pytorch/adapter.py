@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sm_profiler.hook.auto import when_loaded
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.python_window import add_python_window, why_not
+from sm_profiler.hook.pytorch.cuda import CudaWatch
 from sm_profiler.hook.pytorch.detailed import DetailedWindow
 from sm_profiler.hook.pytorch.forward import Forwards, compiling_check
 from sm_profiler.hook.pytorch.loader import DATALOADER, Loaders
@@ -25,7 +26,17 @@ if TYPE_CHECKING:
 
 RUNS_WHILE_TRAINING = tuple(
     f"sm_profiler.hook.{name}"
-    for name in ("core", "guard", "steps", "windows", "pytorch.adapter", "pytorch.forward", "pytorch.loader")
+    for name in (
+        "core",
+        "guard",
+        "steps",
+        "windows",
+        "pytorch.adapter",
+        "pytorch.cuda",
+        "pytorch.cuda_events",
+        "pytorch.forward",
+        "pytorch.loader",
+    )
 )
 
 
@@ -66,6 +77,7 @@ class PyTorchAdapter:
         self._backward: Any = None
         self.forwards = Forwards(hook, torch)
         self.loaders = Loaders(hook, torch, self.forwards)
+        self._cuda = CudaWatch(hook, torch, self.forwards.models)
 
     def install(self) -> None:
         """Install everything; nothing is started before the first step."""
@@ -85,6 +97,7 @@ class PyTorchAdapter:
         ]
         self.forwards.discover()
         self._add_windows()
+        self._cuda.install()
         when_loaded("torch._dynamo", self._dynamo_loaded)
 
     def _add_windows(self) -> None:
@@ -132,6 +145,7 @@ class PyTorchAdapter:
         """Leave torch as it was."""
         self.forwards.remove()
         self.loaders.remove()
+        self._cuda.stop()
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -1,0 +1,58 @@
+"""A device for tests: a queue of events that gets on only when told to, with a clock of its own."""
+
+from sm_profiler.hook.pytorch.cuda import Device
+
+
+class FakeGpu:
+    """`now_ns` is the host's clock; the device's runs `offset_ns` beside it, and reaches what was recorded `lag_ns` later."""
+
+    def __init__(self, *, lag_ns: int = 0, offset_ns: int = 77_000_000_000) -> None:
+        self.now_ns = 1_000_000_000
+        self.lag_ns = lag_ns
+        self.offset_ns = offset_ns
+        self.capturing = False
+        self.made = 0
+        self.waits = 0
+        self.calls = 0
+        self.broken: Exception | None = None
+        self.stream = object()
+
+    def clock(self) -> int:
+        return self.now_ns
+
+    def device(self, index: int = 0) -> Device:
+        return Device(index, self._event, lambda: self.stream, lambda: self.capturing, lambda: (100, 200, 300))
+
+    def _event(self) -> "FakeEvent":
+        self.made += 1
+        return FakeEvent(self)
+
+
+class FakeEvent:
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._gpu = gpu
+        self.reached_ns: int | None = None  # by the device's clock
+
+    def _check(self) -> None:
+        self._gpu.calls += 1
+        assert not self._gpu.capturing, "an event was touched during a capture"
+        if self._gpu.broken:
+            raise self._gpu.broken
+
+    def record(self, stream: object) -> None:
+        self._check()
+        assert stream is self._gpu.stream
+        self.reached_ns = self._gpu.now_ns + self._gpu.lag_ns + self._gpu.offset_ns
+
+    def query(self) -> bool:
+        self._check()
+        return self.reached_ns is not None and self.reached_ns <= self._gpu.now_ns + self._gpu.offset_ns
+
+    def synchronize(self) -> None:
+        self._gpu.waits += 1
+        self._gpu.now_ns = max(self._gpu.now_ns, self.reached_ns - self._gpu.offset_ns)
+
+    def elapsed_time(self, end: "FakeEvent") -> float:
+        assert self.query()
+        assert end.query()
+        return (end.reached_ns - self.reached_ns) / 1e6

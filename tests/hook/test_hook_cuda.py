@@ -1,0 +1,347 @@
+"""Phases by CUDA events, on a device that does what the test says."""
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from fake_cuda import FakeGpu
+from test_hook_promises import config
+from test_hook_training import environment, events
+
+from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.pytorch.cuda import Boundaries, CudaWatch
+from sm_profiler.hook.pytorch.cuda_events import ANCHOR_MS, PHASES, CudaPhases
+from sm_profiler.hook.steps import StepTracker
+
+MS = 1_000_000
+
+
+class Loop:
+    """A training loop on a tracker: each phase takes the host a millisecond."""
+
+    def __init__(self, gpu: FakeGpu, **options) -> None:
+        self.gpu, self.records, self.failures = gpu, [], []
+        self.tracker = StepTracker(self.records.append, self._step)
+        self.phases = CudaPhases(
+            self.tracker, gpu.device(3), failed=self._failed, clock=gpu.clock, **options
+        )  # fmt: skip
+        self.boundaries = Boundaries(self.tracker, self.phases)
+        self.boundaries.install()
+
+    def _step(self, _step: int, mode: ModeKeys) -> None:
+        if not self.failures:  # the watch takes it out of the hook's list
+            self.phases.step_begins(mode)
+
+    def _failed(self, error: BaseException) -> None:
+        self.failures.append(error)
+        self.boundaries.remove()
+        self.phases.on = False
+
+    def _passes(self) -> int:
+        self.gpu.now_ns += MS
+        return self.gpu.now_ns
+
+    def forward(self) -> None:
+        self.tracker.forward_begins(7, self._passes(), gradients=True)
+        self.tracker.forward_ends("Net", self._passes())
+
+    def backward(self) -> None:
+        self.tracker.backward_begins(self._passes())
+        self.tracker.backward_ends(self._passes())
+
+    def optimizer(self) -> None:
+        self.tracker.optimizer_begins(9, self._passes())
+        self.tracker.optimizer_ends(9, "SGD", self._passes())
+
+    def step(self) -> None:
+        self.forward()
+        self.backward()
+        self.optimizer()
+
+    def of(self, *phases: str) -> list:
+        return [record for record in self.records if record[0] in phases]
+
+
+def test_the_device_s_phases_run_from_where_it_began_to_where_it_ended():
+    loop = Loop(FakeGpu())
+    loop.step()
+    loop.gpu.lag_ns = 3 * MS
+    loop.step()
+    loop.step()
+    loop.gpu.now_ns += 10 * MS
+    loop.phases.close()
+    found = loop.of(*PHASES)
+    assert [(phase, name, step) for phase, name, _, _, step, _ in found] == [
+        (phase, name, step) for step in range(3) for phase, name in zip(PHASES, ("Net", "backward", "SGD"), strict=True)
+    ]
+    host = loop.of("Forward", "Backward(post-forward)", "Optimizer")
+    late = [record[2] - same[2] for record, same in zip(found, host, strict=True)]
+    assert late[3:] == [pytest.approx(3 * MS, abs=2)] * 6
+    assert [record[3] - record[2] for record in found[1:]] == [
+        pytest.approx(MS, abs=2)
+    ] * 8  # clocks are tied in the first
+
+
+def test_the_host_waits_for_the_device_once_and_never_again():
+    loop = Loop(FakeGpu(lag_ns=MS))
+    loop.step()
+    assert loop.gpu.waits == 2  # until the device had nothing to do, and for the event that ties the clocks
+    for _ in range(50):
+        loop.step()
+    assert loop.gpu.waits == 2
+
+
+def test_a_phase_is_recorded_when_the_device_has_ended_it_however_late_that_is():
+    loop = Loop(FakeGpu())
+    loop.step()
+    loop.gpu.lag_ns = 20 * MS
+    loop.step()
+    loop.step()
+    told = [record[4] for record in loop.of(*PHASES)]
+    assert told == [0, 0, 0]
+    loop.gpu.now_ns += 20 * MS
+    loop.step()
+    assert [record[4] for record in loop.of(*PHASES)] == [0] * 3 + [1] * 3 + [2] * 3
+
+
+def test_events_are_used_again():
+    loop = Loop(FakeGpu(lag_ns=MS // 2))
+    for _ in range(100):
+        loop.step()
+    assert loop.gpu.made <= 13
+    assert len(loop.of(*PHASES)) == 3 * 99
+    assert loop.phases.dropped == 0
+
+
+def test_a_device_that_is_far_behind_costs_spans_and_no_memory():
+    loop = Loop(FakeGpu(lag_ns=1000 * MS), most_events=13)
+    for _ in range(20):
+        loop.step()
+    assert loop.gpu.made == 14  # and the anchor
+    assert loop.of(*PHASES) == []
+    assert loop.phases.dropped > 0
+    loop.gpu.now_ns += 1000 * MS
+    loop.gpu.lag_ns = 0
+    dropped = loop.phases.dropped
+    for _ in range(5):
+        loop.step()
+    assert loop.phases.dropped == dropped
+    assert {record[4] for record in loop.of(*PHASES)} == {0, 1, 20, 21, 22, 23}
+    assert loop.of("sm_profiler/cuda_memory")[-1][5]["dropped"] == dropped
+
+
+def test_nothing_is_recorded_or_asked_for_during_a_capture():
+    loop = Loop(FakeGpu())
+    loop.step()
+    loop.forward()  # of step 1; its end and its beginning are there
+    loop.tracker.backward_begins(loop.gpu.now_ns)
+    loop.gpu.capturing = True  # the fake fails when an event is touched now
+    loop.tracker.backward_ends(loop.gpu.now_ns)
+    loop.optimizer()
+    loop.step()  # step 2, whole
+    loop.phases.close()
+    loop.gpu.capturing = False
+    loop.step()
+    loop.step()
+    assert loop.failures == []
+    found = [(phase, step) for phase, _, _, _, step, _ in loop.of(*PHASES)]
+    assert found == [(phase, 0) for phase in PHASES] + [(PHASES[0], 1)] + [(phase, 3) for phase in PHASES]
+    assert len(loop.of("Forward")) == 5  # the host's are always there
+
+
+def test_a_capture_at_the_very_start_puts_it_off():
+    loop = Loop(FakeGpu())
+    loop.gpu.capturing = True
+    loop.step()
+    assert (loop.gpu.made, loop.gpu.calls) == (0, 0)
+    loop.gpu.capturing = False
+    loop.step()
+    loop.step()
+    assert {record[4] for record in loop.of(*PHASES)} == {1}
+
+
+def test_a_failure_ends_it_and_the_host_s_phases_go_on():
+    loop = Loop(FakeGpu())
+    loop.step()
+    loop.gpu.broken = RuntimeError("CUDA error: an illegal memory access was encountered")
+    for _ in range(4):
+        loop.step()
+    assert len(loop.failures) == 1
+    assert [len(loop.of(phase)) for phase in ("Forward", "Backward(post-forward)", "Optimizer")] == [5, 5, 5]
+    assert not any(name in vars(loop.tracker) for name in ("forward_begins", "optimizer_ends"))
+
+
+def test_only_steps_whose_phases_are_recorded_are_marked():
+    loop = Loop(FakeGpu())
+    loop.tracker.every = 4
+    for _ in range(9):
+        loop.step()
+    loop.phases.close()
+    assert {record[4] for record in loop.of(*PHASES)} == {0, 4, 8}
+    assert [record[4] for record in loop.of("sm_profiler/cuda_memory")] == [0, 4, 8]
+
+
+def test_what_is_too_dear_is_done_for_every_nth_step():
+    gpu = FakeGpu()
+    loop = Loop(gpu)
+
+    def stream() -> object:  # marking takes the host 20 µs: 120 a step of 6 ms, of which 30 are allowed
+        gpu.now_ns += 20_000
+        return object.__getattribute__(gpu, "stream")
+
+    object.__setattr__(loop.phases._device, "stream", stream)
+    for _ in range(100):
+        loop.step()
+    assert loop.phases.every == 4
+    numbers = [record[4] for record in loop.of("sm_profiler/cuda_memory")]
+    assert numbers[-3:] == [88, 92, 96]
+    assert loop.of("sm_profiler/cuda_memory")[-1][5]["every"] == 4
+
+
+def test_clocks_that_drift_apart_are_held_together_by_what_must_be_so():
+    loop = Loop(FakeGpu())
+    for _ in range(200):
+        loop.gpu.offset_ns += 50_000  # the device's clock gains 50 µs a step
+        loop.step()
+        loop.gpu.now_ns += 100_000
+    for record, host in zip(loop.of(PHASES[0]), loop.of("Forward"), strict=False):
+        assert -1000 <= record[2] - host[2] <= 7 * MS  # not before the host said it, nor after it saw it
+
+
+def test_the_anchor_moves_on_so_that_single_floats_suffice():
+    loop = Loop(FakeGpu())
+    loop.step()
+    first = loop.phases._anchor
+    loop.gpu.now_ns += int(ANCHOR_MS) * MS + MS
+    loop.step()
+    loop.step()
+    assert loop.phases._anchor is not first
+    loop.step()
+    late = [record[2] - host[2] for record, host in zip(loop.of(PHASES[0]), loop.of("Forward"), strict=False)]
+    assert late == [pytest.approx(0, abs=5)] * len(late)
+
+
+def test_an_optimizer_that_calls_the_model_has_its_own_work_only():
+    loop = Loop(FakeGpu())
+    for _ in range(2):  # as LBFGS does, and Lightning with any optimizer
+        loop.tracker.optimizer_begins(9, loop.gpu.now_ns)
+        for _ in range(2):
+            loop.forward()
+            loop.backward()
+        loop._passes()
+        loop.tracker.optimizer_ends(9, "LBFGS", loop.gpu.now_ns)
+    loop.phases.close()
+    counts = {phase: len(loop.of(phase)) for phase in PHASES}
+    assert counts == {PHASES[0]: 4, PHASES[1]: 4, PHASES[2]: 4}
+    spans = sorted(record[2:4] for record in loop.of(*PHASES)[1:])
+    assert all(later[0] >= earlier[1] - 2 for earlier, later in itertools.pairwise(spans))  # none in another
+
+
+class FakeHook:
+    def __init__(self, loop: Loop) -> None:
+        self.tracker, self.on_step, self.on_fork, self.on_close, self.on_broke = loop.tracker, [], [], [], []
+        self.quiet, self.notes = False, {}
+        self.guard = self
+        self.failures = {}
+
+    def failed(self, what: str, error: BaseException) -> None:
+        self.failures[what] = error
+
+
+class FakeTorch:
+    """torch with a CUDA that is initialised when the test says so."""
+
+    class cuda:  # noqa: N801 - the name it has in torch
+        queued: ClassVar[list] = []
+
+        @classmethod
+        def _lazy_call(cls, call) -> None:
+            cls.queued.append(call)
+
+    class backends:  # noqa: N801 - as above
+        class cuda:  # noqa: N801 - as above
+            @staticmethod
+            def is_built() -> bool:
+                return True
+
+
+def test_nothing_is_there_before_cuda_is_initialised_and_nothing_after_it_is_stopped():
+    loop = Loop(FakeGpu())
+    loop.boundaries.remove()
+    hook = FakeHook(loop)
+    watch = CudaWatch(hook, FakeTorch, list)
+    watch.install()
+    assert hook.on_step == []
+    assert not any(callable(value) and hasattr(StepTracker, name) for name, value in vars(loop.tracker).items())
+    FakeTorch.cuda.queued.pop()()
+    assert len(hook.on_step) == 1
+    loop.tracker.metering = True
+    hook.on_step[0](ModeKeys.TRAIN)  # no model on a device yet
+    watch.begin(loop.gpu.device(), ModeKeys.TRAIN)
+    assert len(hook.on_step) == 1
+    assert "forward_begins" in vars(loop.tracker)
+    watch.stop()
+    assert hook.on_step == []
+    assert "forward_begins" not in vars(loop.tracker)
+    assert hook.failures == {}
+
+
+def test_a_torch_without_cuda_gets_nothing():
+    class Without:
+        class backends:  # noqa: N801 - the name it has in torch
+            class cuda:  # noqa: N801 - as above
+                @staticmethod
+                def is_built() -> bool:
+                    return False
+
+    hook = FakeHook(Loop(FakeGpu()))
+    CudaWatch(hook, Without, list).install()
+    assert (hook.on_step, hook.on_close, hook.notes) == ([], [], {})
+
+
+PROGRAM = """
+import json, sys, time
+sys.path.insert(0, sys.argv[1])
+from fake_cuda import FakeGpu
+import torch
+from sm_profiler.hook import entry, get_hook
+class Gpu(FakeGpu):  # a device whose clock is the host's own, 5 s beside it
+    now_ns = property(lambda self: time.perf_counter_ns(), lambda self, value: None)
+gpu = Gpu(offset_ns=5_000_000_000)
+hook, adapter = get_hook(), entry._installed["adapter"]
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(12):
+    if step == 2:
+        adapter._cuda.begin(gpu.device(), hook.tracker.mode)
+    if step == 8 and sys.argv[2] == "breaks":
+        gpu.broken = RuntimeError("CUDA error")
+    optimizer.zero_grad()
+    model(torch.randn(2, 8)).sum().backward()
+    optimizer.step()
+print(json.dumps(hook.guard.failures))
+"""
+
+
+@pytest.mark.parametrize(("what", "last"), [("works", 11), ("breaks", 7)])
+def test_a_whole_training_with_such_a_device(tmp_path, what, last):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), what],
+        capture_output=True, text=True, check=False, timeout=100, env=environment(SM_PROFILER_CONFIG=config(tmp_path)),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    failures = json.loads(done.stdout)
+    assert set(failures) == ({"cuda"} if what == "breaks" else set())
+    assert done.stderr.count("sm-profiler") == len(failures)
+    rows = events(tmp_path)
+    for phase, name in zip(PHASES, ("Sequential", "backward", "SGD"), strict=True):
+        found = [(row["name"], int(row["args"]["step_num"])) for row in rows if row["phase"] == phase]
+        assert set(found) <= {(name, step) for step in range(2, last + 1)}
+        assert len(found) == len(set(found)) >= last - 4
+    assert sum(row["phase"] == "Forward" for row in rows) == 12
+    memory = [row for row in rows if row["phase"] == "sm_profiler/cuda_memory"]
+    assert memory[0]["args"]["allocated_bytes"] == 100
