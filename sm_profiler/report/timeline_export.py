@@ -217,7 +217,7 @@ _LANES = {
 
 
 def _lane_name(phase: str, tid: int, worker: int) -> str:
-    if phase == "DataLoaderWorker":
+    if phase.startswith("DataLoaderWorker"):
         return f"loader worker {worker}" if worker >= 0 else "loader workers"
     if phase == "cpu_functions":
         return f"operators, thread {tid}" if tid >= 0 else "operators"

@@ -200,7 +200,7 @@ def glance(report: Report) -> list[tuple[str, str, str]]:
     if speed:
         steps = sum(int(rank.train.sum()) for rank in facts.ranks[:1])
         note = f"{steps:,} steps" + (f" on each of {len(facts.ranks)} ranks" if len(facts.ranks) > 1 else "")
-        tiles.append(("Steps a second, while training", f"{speed:.3g}", note))
+        tiles.append(("Training speed", f"{speed:.3g} steps/s", note))
         if facts.batch_size:
             tiles.append(
                 ("Samples", f"{speed * facts.batch_size * len(facts.ranks):,.0f} /s", f"{facts.batch_size} a batch")

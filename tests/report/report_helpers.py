@@ -92,7 +92,7 @@ def gpu_samples(value, seconds, *, node="algo-1", name="gpu0", memory=50.0):
     return rows
 
 
-def facts_of(
+def facts_of(  # noqa: PLR0913 - one argument a part, each with a default
     event_rows=(),
     system_rows=(),
     *,
@@ -102,7 +102,7 @@ def facts_of(
     instance_type=None,
     window_s=60,
     metadata=(),
-):  # noqa: PLR0913 - one argument a part, each with a default
+):
     """Facts from rows, fed window by window as the engine does."""
     folds, all_events, all_system = FactFolds(), events(list(event_rows)), system(list(system_rows))
     base, width = START_S * 1_000_000, window_s * 1_000_000
