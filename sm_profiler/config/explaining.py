@@ -209,6 +209,8 @@ _LOADER_NAMES = (
     "_MultiProcessingDataLoaderIter::GetNext",
     "DataLoaderIter::GetNext",
     "DataLoaderWorker",
+    "DataLoaderWorkerFetch",
+    "DataLoaderPinMemory",
 )
 
 

@@ -23,6 +23,7 @@ LOADER_INIT = "DataLoaderIterInitialize"
 LOADER_NEXT = "DataLoaderIter"
 LOADER_WORKER = "DataLoaderWorker"
 LOADER_FETCH = "DataLoaderWorkerFetch"
+LOADER_PIN = "DataLoaderPinMemory"
 GARBAGE = "GC"
 STEP = {mode: f"Step:ModeKeys.{mode.name}" for mode in ModeKeys}
 OWN_MEMORY = "sm_profiler/memory"

@@ -10,8 +10,9 @@ import weakref
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from sm_profiler.hook.modes import LOADER_INIT, LOADER_NEXT, LOADER_WORKER
+from sm_profiler.hook.modes import LOADER_FETCH, LOADER_INIT, LOADER_NEXT, LOADER_PIN, LOADER_WORKER
 from sm_profiler.hook.pytorch.forward import compiling_check
+from sm_profiler.hook.pytorch.worker import FetchTimes, watched
 from sm_profiler.hook.steps import METER_MOST_NS, Stream
 
 if TYPE_CHECKING:
@@ -21,13 +22,14 @@ if TYPE_CHECKING:
     from sm_profiler.hook.pytorch.forward import Forwards
 
 STREAM = "_sm_profiler_stream"
+TIMES = "_sm_profiler_times"
 DATALOADER = "dataloader"
 
 
 class LoaderStream(Stream):
     """The batches of one iterator, and what is known of its workers."""
 
-    __slots__ = ("__weakref__", "collected", "created_ns", "settings", "watch", "workers")
+    __slots__ = ("__weakref__", "collected", "created_ns", "settings", "times", "watch", "workers")
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -35,6 +37,7 @@ class LoaderStream(Stream):
         self.settings: dict[str, Any] = {}
         self.workers: list[int] = []
         self.collected = False  # inside the window at least once
+        self.times: FetchTimes | None = None  # what its workers note
         self.watch: weakref.ref[Any] | None = None
 
     def died(self, _: Any) -> None:
@@ -60,8 +63,8 @@ class Loaders:
         base = self._module._BaseDataLoaderIter  # noqa: SLF001 - torch has no public name for it
         multi = self._module._MultiProcessingDataLoaderIter  # noqa: SLF001 - as above
         self._replace(base, "__next__", self._wrap_next)
-        for kind in (self._module._SingleProcessDataLoaderIter, multi):  # noqa: SLF001 - as above
-            self._replace(kind, "__init__", self._wrap_init)
+        self._replace(self._module._SingleProcessDataLoaderIter, "__init__", self._wrap_init)  # noqa: SLF001 - as above
+        self._replace(multi, "__init__", lambda original: self._wrap_init(self._with_times(original)))
         self._replace(multi, "_shutdown_workers", self._wrap_shutdown)
         self._hook.on_close.append(self._workers_end_with_job)
 
@@ -85,7 +88,7 @@ class Loaders:
             self._torch.is_grad_enabled,
             threading.get_ident,
         )
-        stream_of, collect, before, windows = self._stream_of, self._collect, self._before_fetch, hook.windows
+        stream_of, collect, before, windows = self._stream_of, self._collect_batch, self._before_fetch, hook.windows
 
         @functools.wraps(original)
         def __next__(self: Any) -> Any:  # noqa: N807 - it takes the place of a method of this name
@@ -119,7 +122,7 @@ class Loaders:
                     else:
                         tracker.fetch_ends(stream, start_ns, end_ns, got=got, gradients=gradients())
                         if worker is not None and got:
-                            collect(LOADER_NEXT, f"{stream.name}::GetNext", start_ns, end_ns, stream, worker)
+                            collect(self, stream, worker, start_ns, end_ns)
                         if tracker.metering:
                             tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MOST_NS)
                 except Exception as error:  # noqa: BLE001 - fail open
@@ -142,6 +145,29 @@ class Loaders:
                 created(stream, start_ns, end_ns)
             except Exception as error:  # noqa: BLE001 - fail open
                 guard.failed(DATALOADER, error)
+
+        return __init__
+
+    def _with_times(self, original: Any) -> Any:
+        """Let the workers of an iterator note their times, if a window may ask for them."""
+        hook, guard = self._hook, self._hook.guard
+
+        @functools.wraps(original)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it takes the place of a method of this name
+            times = None
+            try:
+                window = hook.windows.get(DATALOADER)
+                if window is not None and not (window.ended or hook.quiet or guard.is_off(DATALOADER)):
+                    loader = args[0] if args else kwargs["loader"]
+                    times = FetchTimes(2 * loader.num_workers * (loader.prefetch_factor + 1))
+            except Exception as error:  # noqa: BLE001 - fail open
+                guard.failed(DATALOADER, error)
+            if times is None:
+                original(self, *args, **kwargs)
+                return
+            with watched(times):
+                original(self, *args, **kwargs)
+            self.__dict__[TIMES] = times
 
         return __init__
 
@@ -174,6 +200,7 @@ class Loaders:
         if isinstance(batch_size, int) and self._torch.is_grad_enabled():
             self._hook.batch_sizes.add(batch_size)
         stream.workers = [worker.pid for worker in getattr(iterator, "_workers", ())]
+        stream.times = iterator.__dict__.pop(TIMES, None)
         iterator.__dict__[STREAM] = stream
         stream.watch = weakref.ref(iterator, stream.died)
         self._alive.add(stream)
@@ -197,6 +224,20 @@ class Loaders:
             return int(iterator._task_info[iterator._rcvd_idx][0])  # noqa: SLF001 - torch has no public name for it
         except (AttributeError, KeyError, IndexError):
             return -1
+
+    def _collect_batch(self, iterator: Any, stream: LoaderStream, worker: int, start_ns: int, end_ns: int) -> None:
+        """A batch of the window came: the loop's wait for it, and what the worker and the pinning thread noted of it."""
+        self._collect(LOADER_NEXT, f"{stream.name}::GetNext", start_ns, end_ns, stream, worker)
+        times = stream.times
+        if times is None or not getattr(iterator, "_in_order", True):  # out of order, nothing says which one came
+            return
+        task = iterator._rcvd_idx - 1  # noqa: SLF001 - torch has no public name for it
+        fetch, pin = times.fetch_of(task), times.pin_of(task)
+        if fetch is not None:
+            spent = fetch.start_ns, fetch.end_ns
+            self._collect(LOADER_FETCH, LOADER_FETCH, *spent, stream, fetch.worker, fetch.pid)
+            if pin is not None and pin[0] >= fetch.end_ns:
+                self._collect(LOADER_PIN, LOADER_PIN, *pin, stream, fetch.worker)
 
     def _created(self, stream: LoaderStream, start_ns: int, end_ns: int) -> None:
         if self._is_on(1):

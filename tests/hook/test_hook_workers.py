@@ -1,0 +1,140 @@
+"""What loader workers note of each batch, in real trainings: fork and spawn, persistent workers, a thread that pins."""
+
+import json
+import queue
+import re
+import subprocess
+import sys
+
+import pytest
+from test_hook_training import environment, events
+
+from sm_profiler.hook.pytorch.worker import FetchTimes, Incoming, Outgoing, Span, watched
+
+SCRIPT = """
+import json, os, sys
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+class Plain:
+    def __init__(self, pids): self.pids = pids
+
+class Pids(Dataset):  # each sample says who made it
+    def __len__(self): return 40
+    def __getitem__(self, index): return os.getpid()
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        while True: yield os.getpid()
+
+def prepare(worker): os.environ["PREPARED"] = str(worker)
+
+def main(what):
+    if what == "pinned":  # a device for the loader alone
+        torch.accelerator.is_available = lambda: True
+        torch.accelerator.current_accelerator = lambda: torch.device("cuda")
+        torch.accelerator.current_device_index = lambda: 0
+        torch.accelerator.set_device_index = lambda index: None
+    options = {"num_workers": 2, "batch_size": 4, "collate_fn": Plain, "pin_memory": what == "pinned"}
+    if what in ("persistent", "spawned"):
+        options["persistent_workers"] = True
+    if what == "spawned":
+        options |= {"multiprocessing_context": "spawn", "worker_init_fn": prepare}
+    loader = DataLoader(Endless() if what == "pinned" else Pids(), **options)
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    made = []
+    for epoch in range(3):
+        for number, batch in enumerate(loader):
+            made.append(batch.pids[0])
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            if number == (3 if epoch == 0 else 7):  # an epoch that ends early leaves batches under way
+                break
+    print(json.dumps({"made": made, "main": os.getpid(), "init": loader.worker_init_fn is (prepare if what == "spawned" else None)}))
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+"""
+FETCH, PIN = "DataLoaderWorkerFetch", "DataLoaderPinMemory"
+
+
+def run(folder, what, window='{"StartStep": 2, "NumSteps": 6, }'):
+    script = folder / "train.py"
+    script.write_text(SCRIPT)
+    profile = json.dumps({"ProfilingParameters": {"LocalPath": str(folder), "DataloaderProfilingConfig": window}})
+    done = subprocess.run(
+        [sys.executable, "-m", "sm_profiler.hook.launch", script, what],
+        capture_output=True, text=True, check=False, timeout=120, env=environment(SM_PROFILER_CONFIG=profile),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout), events(folder)
+
+
+@pytest.mark.parametrize("what", ["forked", "persistent", "spawned", "pinned"])
+def test_each_batch_of_the_window_says_who_made_it_and_how_long_that_took(tmp_path, what):
+    said, rows = run(tmp_path, what)
+    assert said["init"]
+    fetches = [row for row in rows if row["phase"] == FETCH]
+    waits = [row for row in rows if row["phase"] == "DataLoaderIter"]
+    assert [row["args"]["pid"] for row in fetches] == said["made"][2:8]  # steps 2 to 7, over two epochs
+    assert [row["args"]["worker_id"] for row in fetches] == [row["args"]["worker_id"] for row in waits]
+    assert said["main"] not in {row["args"]["pid"] for row in fetches}
+    for fetch, wait in zip(fetches, waits, strict=True):
+        assert fetch["dur"] >= 0
+        assert fetch["ts"] + fetch["dur"] <= wait["ts"] + wait["dur"] + 1
+    pins = [row for row in rows if row["phase"] == PIN]
+    assert len(pins) == (6 if what == "pinned" else 0)
+    for fetch, pin in zip(fetches, pins, strict=False):
+        assert pin["ts"] >= fetch["ts"] + fetch["dur"] - 1
+
+
+def test_the_regex_keeps_and_leaves_out_batches(tmp_path):
+    _, rows = run(tmp_path, "forked", '{"StartStep": 2, "NumSteps": 2, "MetricsRegex": "dataloaderworkerf", }')
+    phases = {row["phase"] for row in rows if re.match("DataLoader(?!Wait)", row["phase"])}
+    assert phases == {FETCH}
+
+
+def test_a_place_tells_only_of_the_batch_that_was_noted_last():
+    times = FetchTimes(4)
+    assert times.fetch_of(0) is None
+    times.fetched(1, Span(0, 11, 100, 200))
+    times.pinned(1, 300, 400)
+    times.fetched(5, Span(1, 12, 500, 600))
+    assert times.fetch_of(1) is None
+    assert times.fetch_of(5) == Span(1, 12, 500, 600)
+    assert (times.pin_of(1), times.pin_of(5)) == ((300, 400), None)
+
+
+def test_a_note_that_fails_does_not_keep_a_batch_back():
+    tasks, results = queue.Queue(), queue.Queue()
+
+    def note(*_) -> None:
+        raise OSError
+
+    incoming = Incoming(tasks)
+    outgoing = Outgoing(results, incoming, note)
+    tasks.put((0, [1, 2]))
+    assert incoming.get(timeout=1) == (0, [1, 2])
+    outgoing.put((0, "batch"), timeout=1)
+    outgoing.put(("resume", None))
+    assert [results.get(), results.get()] == [(0, "batch"), ("resume", None)]
+    assert outgoing.empty()  # all else is the queue's own
+
+
+def test_the_loader_s_functions_are_put_back_whatever_happens():
+    from torch.utils.data._utils import pin_memory, worker
+
+    before = worker._worker_loop, pin_memory._pin_memory_loop
+    seen = []
+
+    def breaks() -> None:
+        with watched(FetchTimes(1)):
+            seen.append(worker._worker_loop)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        breaks()
+    assert seen[0] is not before[0]
+    assert (worker._worker_loop, pin_memory._pin_memory_loop) == before
