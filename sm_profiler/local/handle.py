@@ -7,16 +7,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from sm_profiler.errors import ProfilerError
-from sm_profiler.local.services import ROLE, Services
+from sm_profiler.local.face import Face
+from sm_profiler.local.services import Services
 
 STOP_S = 60.0  # then it is killed; the wardens of its jobs see that, and end them
 
 
-class LocalSageMaker:
+class LocalSageMaker(Face):
     """A SageMaker, S3, IAM, STS and CloudWatch Logs endpoint on this machine that really runs jobs.
 
         with LocalSageMaker() as local:
@@ -36,43 +36,7 @@ class LocalSageMaker:
     def __init__(self, port: int = 0, folder: str | Path | None = None) -> None:
         self._port, self._wanted = port, folder
         self._process: subprocess.Popen[str] | None = None
-        self._services: Services | None = None
         self.environment: dict[str, str] = {}
-
-    @property
-    def services(self) -> Services:
-        """How to reach it.
-
-        Raises:
-            ProfilerError: it does not run.
-        """
-        if self._services is None:
-            raise ProfilerError("the local endpoint does not run: call start(), or use it in a with statement")
-        return self._services
-
-    @property
-    def url(self) -> str:
-        """http://127.0.0.1:port."""
-        return self.services.url
-
-    @property
-    def folder(self) -> Path:
-        """Where jobs stand."""
-        return self.services.folder
-
-    @property
-    def bucket(self) -> str:
-        """The default bucket; it exists."""
-        return self.services.bucket
-
-    @property
-    def role(self) -> str:
-        """ARN of a role that exists."""
-        return ROLE
-
-    def client(self, service: str, region: str | None = None) -> Any:
-        """A boto3 client for this endpoint."""
-        return self.services.client(service, region)
 
     def start(self) -> LocalSageMaker:
         """Start it; the environment is complete when this returns.
@@ -120,11 +84,3 @@ class LocalSageMaker:
         finally:
             if process.stdout is not None:
                 process.stdout.close()
-
-    def __enter__(self) -> LocalSageMaker:  # noqa: PYI034 - Self needs Python 3.11 or another dependency
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 from moto import backends
@@ -22,6 +21,7 @@ from werkzeug.serving import BaseWSGIServer, make_server
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.local.backend import swapped_urls
+from sm_profiler.local.face import Face
 from sm_profiler.local.jobs import Jobs
 from sm_profiler.local.services import REGION, ROLE, Services
 
@@ -74,7 +74,7 @@ class QuietHandler(MotoRequestHandler):
 _only = threading.Lock()  # moto keeps its state in modules: one endpoint in a process
 
 
-class Endpoint:
+class Endpoint(Face):
     """The endpoint in this process; `LocalSageMaker` runs one in a process of its own, which is what users want.
 
     Args:
@@ -92,33 +92,8 @@ class Endpoint:
         self._port, self._wanted, self._say = port, folder, say
         self._server: BaseWSGIServer | None = None
         self._stack = contextlib.ExitStack()
-        self.services: Services
         self.jobs: Jobs
         self.environment: dict[str, str] = {}
-
-    @property
-    def url(self) -> str:
-        """http://127.0.0.1:port."""
-        return self.services.url
-
-    @property
-    def folder(self) -> Path:
-        """Where jobs stand."""
-        return self.services.folder
-
-    @property
-    def bucket(self) -> str:
-        """The default bucket; it exists."""
-        return self.services.bucket
-
-    @property
-    def role(self) -> str:
-        """ARN of a role that exists."""
-        return ROLE
-
-    def client(self, service: str, region: str | None = None) -> Any:
-        """A boto3 client for this endpoint."""
-        return self.services.client(service, region)
 
     def start(self) -> Endpoint:
         """Start to listen; the environment is complete when it returns.
@@ -161,7 +136,7 @@ class Endpoint:
                 ADDRESS, self._port, application, threaded=True, request_handler=QuietHandler, fd=listener.fileno()
             )
         self._server.daemon_threads = True  # type: ignore[attr-defined] # of the threaded server class
-        self.services = Services(f"http://{ADDRESS}:{self._server.port}", folder, say=self._say)
+        self._services = Services(f"http://{ADDRESS}:{self._server.port}", folder, say=self._say)
         self.jobs = Jobs(self.services)
         self._stack.callback(self._remove_outside)
         for service in SERVICES:
@@ -187,11 +162,3 @@ class Endpoint:
     def stop(self) -> None:
         """Stop jobs and server; no process of a job is left when it returns."""
         self._stack.close()
-
-    def __enter__(self) -> Endpoint:  # noqa: PYI034 - Self needs Python 3.11 or another dependency
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()

@@ -9,12 +9,11 @@ import numpy as np
 
 from sm_profiler.formats.columns import Floats
 from sm_profiler.rules.builtin import BuiltinRule
-from sm_profiler.rules.gpus import GPU_MEMORY, GPU_USE, per_gpu
-from sm_profiler.rules.low_gpu_utilization import whole_box, why_not
+from sm_profiler.rules.gpus import GPU_MEMORY, GPU_USE, per_gpu, why_not
 from sm_profiler.rules.node_sums import sums_per_moment
 from sm_profiler.rules.nodes import natural
 from sm_profiler.rules.parameters import count, percentile
-from sm_profiler.rules.spread import Series
+from sm_profiler.rules.spread import Series, whole_box
 from sm_profiler.rules.tracks import Chunk, Judge, Track, merge_tracks
 from sm_profiler.rules.window import Window
 

@@ -9,16 +9,12 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from sm_profiler.formats.columns import Floats, Ints
-from sm_profiler.rules.builtin import BuiltinRule
+from sm_profiler.rules.gpu_rule import VALUES, GpuRule
 from sm_profiler.rules.gpus import GPU_MEMORY, per_gpu
-from sm_profiler.rules.low_gpu_utilization import whole_box, why_not
-from sm_profiler.rules.nodes import natural
 from sm_profiler.rules.parameters import count, positive
-from sm_profiler.rules.spread import Series
-from sm_profiler.rules.tracks import Chunk, Judge, Track, merge_tracks
+from sm_profiler.rules.spread import Series, Spread, whole_box
+from sm_profiler.rules.tracks import Chunk, Judge
 from sm_profiler.rules.window import Window
-
-MEMORY = "memory"
 
 
 @attrs.frozen
@@ -40,18 +36,18 @@ class _Jump(Judge):
 
     def judge(self, before: dict[str, int], tails: Chunk, new: Chunk) -> tuple[int, dict[str, Any]]:
         size = self.parameters.window
-        values = tails[MEMORY]
+        values = tails[VALUES]
         if len(values) < 2 * size:
             return 0, {}
         means = sliding_window_view(values, size).mean(axis=-1)
         rise = means[size:] - means[:-size]  # one for each value from the (2 * size)-th on
-        rise = rise[-len(new[MEMORY]) :]
-        positions = before[MEMORY] + len(new[MEMORY]) - np.arange(len(rise) - 1, -1, -1)
+        rise = rise[-len(new[VALUES]) :]
+        positions = before[VALUES] + len(new[VALUES]) - np.arange(len(rise) - 1, -1, -1)
         jumps = rise[(rise > self.parameters.increase) & (positions > self.parameters.patience)]
         return len(jumps), {"increase": float(jumps[-1])} if len(jumps) else {}
 
 
-class GPUMemoryIncrease(BuiltinRule):
+class GPUMemoryIncrease(GpuRule):
     """Fires at each value whose `window` last ones lie on average more than `increase` points above the ones before."""
 
     description = "Steep increases of a GPU's memory use."
@@ -59,25 +55,11 @@ class GPUMemoryIncrease(BuiltinRule):
         "If memory use comes close to the limit, use an instance with more GPU memory; else look for what grows."
     )
     Parameters = GPUMemoryIncreaseParameters
+    Judge = _Jump
+    metric = GPU_MEMORY
 
-    def start(self) -> None:
-        """Nothing has been seen yet."""
-        self._judge = _Jump(self.parameters)
-        self._tracks: dict[tuple[str, str], Track] = {}
-        self._series: dict[tuple[str, str], Series] = {}
-
-    def update(self, window: Window) -> bool:
-        """Take the window's values of each GPU; True once it has fired."""
-        if self.service:
-            if window.looked_at_by_service:
-                self._update_as_service(window)
-            return self.triggered > 0
-        for node, gpu, values in per_gpu(window.new_system, GPU_MEMORY):
-            track = self._tracks.setdefault((node, gpu), Track(self._judge))
-            self.triggered += track.feed(window.start_us, {MEMORY: values})
-        return self.triggered > 0
-
-    def _update_as_service(self, window: Window) -> None:
+    def update_as_service(self, window: Window) -> None:
+        """Take a window as the managed service does."""
         for node, gpu, values in per_gpu(window.system, GPU_MEMORY):
             series = self._series.setdefault((node, gpu), Series())
             before = len(series)
@@ -108,25 +90,6 @@ class GPUMemoryIncrease(BuiltinRule):
         jumps = rises > self.parameters.increase
         return lengths[jumps], rises[jumps]
 
-    def absorb(self, other: GPUMemoryIncrease) -> None:
-        """Take in other nodes or other minutes of the same job."""
-        merge_tracks(self._tracks, other._tracks)
-        self.triggered = sum(track.hits for track in self._tracks.values())
-
-    def finish(self) -> None:
-        """Write the details of each GPU that fired."""
-        if self.service:
-            return
-        tracks = sorted(self._tracks.items(), key=lambda item: (natural(item[0][0]), natural(item[0][1])))
-        self.triggered = self.violations = sum(track.hits for _, track in tracks)
-        self.datapoints = max((track.count(MEMORY) for _, track in tracks), default=0)
-        self.details = {}
-        for (node, gpu), track in tracks:
-            if track.last_hit:
-                spread = track.spread(MEMORY)
-                found = {**track.last_hit[1], "gpu_max": spread.max, "p05": spread.quantiles([0.05])[0], **spread.box()}
-                self.details.setdefault(node, {})[gpu] = found
-        hits = [track.last_hit[0] for _, track in tracks if track.last_hit]
-        if hits:
-            self.details["last_timestamp"] = max(hits)
-        self.not_evaluated(why_not(self.datapoints, self.parameters.patience))
+    def describe(self, found: dict[str, Any], spread: Spread) -> dict[str, Any]:
+        """The last jump, and the box plot of all values."""
+        return {**found, "gpu_max": spread.max, "p05": spread.quantiles([0.05])[0], **spread.box()}

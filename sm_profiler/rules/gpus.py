@@ -24,3 +24,10 @@ def per_gpu(system: SystemColumns, dimension: str) -> Iterator[tuple[str, str, F
     for index in np.argsort(first):
         node, name = divmod(int(distinct[index]), width)
         yield system.node.values[node], system.name.values[name], parts[index]
+
+
+def why_not(datapoints: int, patience: int) -> str | None:
+    """Why GPUs could not be judged, if so."""
+    if datapoints == 0:
+        return "no GPU metrics"
+    return f"{datapoints} data points per GPU, patience is {patience}" if datapoints <= patience else None

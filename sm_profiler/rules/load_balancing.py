@@ -10,8 +10,7 @@ import numpy as np
 
 from sm_profiler.formats.columns import Floats, Ints
 from sm_profiler.rules.builtin import BuiltinRule
-from sm_profiler.rules.gpus import GPU_USE, per_gpu
-from sm_profiler.rules.low_gpu_utilization import why_not
+from sm_profiler.rules.gpus import GPU_USE, per_gpu, why_not
 from sm_profiler.rules.nodes import natural
 from sm_profiler.rules.parameters import count, positive
 from sm_profiler.rules.window import Window

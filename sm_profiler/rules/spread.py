@@ -153,3 +153,10 @@ class Series:
     def values(self) -> Floats:
         """All values, a view."""
         return self._buffer[: self._length]
+
+
+def whole_box(values: Floats, reach_from: float | None = None) -> dict[str, float]:
+    """The box plot of all values; `reach_from`: the lower quartile that the whiskers are taken from, if another's."""
+    p25, p50, p75, p95 = map(float, np.quantile(values, [0.25, 0.5, 0.75, 0.95]))
+    reach = None if reach_from is None else p75 - reach_from
+    return box((p25, p50, p75), p95, (float(values.min()), float(values.max())), reach)
