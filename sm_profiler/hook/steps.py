@@ -18,6 +18,7 @@ Record: TypeAlias = tuple[str, str, int, int, int, dict[str, Any] | None]
 
 _TRAIN, _EVAL = ModeKeys.TRAIN, ModeKeys.EVAL
 
+UNUSED = 2  # batches that came without a forward: fetched ahead, or used by a model that is not known
 METER_EVERY = 16  # the hook takes its own time in every 16th step
 METER_MOST_NS = 200_000  # a callback that took longer was put aside by the operating system in the middle
 
@@ -45,6 +46,8 @@ class StepTracker:
         self._on_step = on_step
         self.forced_mode: ModeKeys | None = None
         self.on_forward_end: Callable[[], None] | None = None
+        self.on_iterator: Callable[[int], None] | None = None  # a loader's new iterator gives its first batch now
+        self.on_unused: Callable[[], None] | None = None  # it gave batches, and no forward was seen
         self.manual = False  # the script marks its own steps
         self.reset(append)
 
@@ -70,7 +73,9 @@ class StepTracker:
         self.compiles = False  # parts of the loop run compiled
         self._forward_start = 0
         self._backward_start = 0
-        self._optimizer_start = 0
+        self._optimizer_start = 0  # or where the last phase inside the optimizer's step ended
+        self._optimizer_name = ""
+        self._pieces = False  # what comes now is the optimizer's own work
         self._step_start = 0
         self._last_end = 0
         self._after_fetch = False  # a batch was asked for since the last step began
@@ -99,6 +104,8 @@ class StepTracker:
         if not streams or streams[-1] is not stream:
             if stream in streams:
                 streams.remove(stream)
+            elif self.on_iterator is not None:
+                self.on_iterator(end_ns)
             streams.append(stream)
         if not self._after_fetch:
             stream.burst = 0
@@ -106,6 +113,8 @@ class StepTracker:
         if got:
             stream.credits += 1
             stream.fetches += 1
+            if stream.fetches == stream.credits == UNUSED and self.on_unused is not None:
+                self.on_unused()
             if self.every == 1 or (self.global_step + 1) % self.every == 0:
                 mode = self.forced_mode or (_TRAIN if gradients else _EVAL)
                 number = self.counts[mode] + stream.credits - 1
@@ -128,6 +137,8 @@ class StepTracker:
             self._first_key = key
         elif key != self._first_key:
             self._one_root = False
+        if self.optimizers:  # the optimizer calls the model itself
+            self._optimizer_piece(start_ns)
         self.forward_key = key
         self._forwards += 1
         self._forward_start = start_ns
@@ -135,7 +146,7 @@ class StepTracker:
     def forward_ends(self, name: str, end_ns: int) -> None:
         """It returned, or raised."""
         self.forward_key = 0
-        self._last_end = end_ns
+        self._last_end = self._optimizer_start = end_ns
         if self.keep_phases:
             self.append((FORWARD, name, self._forward_start, end_ns, self.number, None))
         if self.on_forward_end is not None:
@@ -147,6 +158,7 @@ class StepTracker:
         if self.in_backward == 1:
             self._backward_start = start_ns
             self._saw_backward = True
+            self._pieces = False
             self._begin_unseen(start_ns)
             if self.is_open and not self._with_gradients and self.forced_mode is None:
                 self._is_training()
@@ -155,20 +167,26 @@ class StepTracker:
         """It returned, or raised."""
         self.in_backward -= 1
         if self.in_backward == 0:
-            self._last_end = end_ns
+            self._last_end = self._optimizer_start = end_ns
+            self._pieces = True
             if self.compiles and not self._optimizers:  # the optimizer may be compiled, and cannot be seen
                 self._after_optimizer = True
             if self.keep_phases:
                 self.append((BACKWARD, "backward", self._backward_start, end_ns, self.number, None))
 
-    def optimizer_begins(self, key: int, start_ns: int) -> None:
-        """An optimizer's step begins; an optimizer within an optimizer counts as part of the outermost."""
+    def optimizer_begins(self, key: int, start_ns: int, name: str = "") -> None:
+        """An optimizer's step begins; an optimizer within an optimizer counts as part of the outermost.
+
+        Forwards and backwards inside it (a closure: LBFGS, Lightning) are phases of their own; the optimizer's is what
+        lies after each backward.
+        """
         if key in self.optimizers:  # it raised the last time
             del self.optimizers[self.optimizers.index(key) :]
         self.optimizers.append(key)
         if len(self.optimizers) == 1:
             self._optimizer_start = start_ns
-            self._saw_optimizer = True
+            self._optimizer_name = name
+            self._pieces = self._saw_optimizer = True
 
     def optimizer_ends(self, key: int, name: str, end_ns: int) -> None:
         """An optimizer's step ends."""
@@ -183,6 +201,12 @@ class StepTracker:
             self._optimizers += 1
             if self.keep_phases:
                 self.append((OPTIMIZER, name, self._optimizer_start, end_ns, self.number, None))
+
+    def _optimizer_piece(self, end_ns: int) -> None:
+        """A forward begins inside an optimizer's step; before the first one the step has not begun."""
+        if self._pieces and self.keep_phases and self.is_open and self._optimizer_start >= self._step_start:
+            self.append((OPTIMIZER, self._optimizer_name, self._optimizer_start, end_ns, self.number, None))
+        self._pieces = False
 
     # steps
 

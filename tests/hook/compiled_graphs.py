@@ -9,28 +9,53 @@ import torch
 from torch import nn
 
 torch.set_num_threads(1)
-KINDS = ["model", "in_place", "forward_and_loss", "whole_step"]
+KINDS = [
+    "model",
+    "in_place",
+    "forward_and_loss",
+    "whole_step",
+    "reset_before",
+    "reset_between",
+    "nested",
+    "breaks",
+    "late",
+]
 
 
-def train(kind: str, *, fullgraph: bool) -> float:
+def train(kind: str, *, fullgraph: bool) -> float:  # noqa: C901 - as many ways as there are
     torch.manual_seed(0)
+
+    class Body(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.layer(x).relu()
 
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+            self.body = Body()
             self.head = nn.Linear(8, 4)
 
         def forward(self, x):
-            return self.head(self.body(x))
+            x = self.body(x)
+            if kind == "breaks":
+                torch._dynamo.graph_break()
+            return self.head(x)
 
     def compiled(thing):
         return torch.compile(thing, backend="eager", fullgraph=fullgraph)
 
     model, criterion = Net(), nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    run = compiled(model) if kind == "model" else model
-    if kind == "in_place":
+    run = compiled(model) if kind in {"model", "reset_before", "reset_between"} else model
+    if kind == "reset_before":
+        torch._dynamo.reset()
+    if kind == "nested":
+        model.body.compile(backend="eager", fullgraph=fullgraph)
+    if kind in {"in_place", "nested", "breaks"}:
         model.compile(backend="eager", fullgraph=fullgraph)
 
     def forward(x, y):
@@ -48,7 +73,11 @@ def train(kind: str, *, fullgraph: bool) -> float:
 
     if kind == "whole_step":
         step = compiled(step)
-    for _ in range(6):
+    for number in range(6):
+        if kind == "reset_between" and number == 3:
+            torch._dynamo.reset()
+        if kind == "late" and number == 2:
+            model.compile(backend="eager", fullgraph=fullgraph)
         loss = step(torch.randn(4, 8), torch.randint(0, 4, (4,)))
     return loss.item()
 
@@ -58,7 +87,7 @@ def count(mode: str, folder: Path) -> None:
 
     for kind in KINDS:
         for fullgraph in (False, True):
-            if kind == "whole_step" and fullgraph:
+            if kind in {"whole_step", "breaks"} and fullgraph:
                 continue  # torch refuses a backward inside one graph
             if mode == "on":
                 profile = {"ProfilingParameters": {"LocalPath": str(folder / f"{kind}-{fullgraph}")}}
@@ -80,6 +109,7 @@ def count(mode: str, folder: Path) -> None:
             if mode == "on":
                 assert hook.guard.failures == {}, hook.guard.failures
                 entry.uninstall()
+            torch._dynamo.reset()  # the next kind is compiled anew
             sys.stdout.write(json.dumps(row) + "\n")
 
 

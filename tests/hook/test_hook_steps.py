@@ -143,3 +143,16 @@ def test_sparse_phases_keep_every_step():
     loop.run("nfbo" * 16 + "x")
     assert len(loop.steps()) == 16
     assert [loop.count(phase) for phase in (WAIT, FORWARD, BACKWARD, OPTIMIZER)] == [4, 4, 4, 4]
+
+
+def test_an_optimizer_that_calls_the_model_itself_is_what_lies_between_the_calls():
+    loop = Loop()
+    for _ in range(2):  # a closure called twice, as LBFGS does; Lightning calls it once
+        loop.run("n")
+        loop.tracker.optimizer_begins(OPTIMIZER_ID, loop.tick(), "LBFGS")
+        loop.run("fbfb")
+        loop.tracker.optimizer_ends(OPTIMIZER_ID, "LBFGS", loop.tick())
+    steps = loop.steps()
+    spans = [record[2:5] for record in loop.records if record[0] == OPTIMIZER]
+    assert spans == [(70, 80, 0), (110, 120, 0), (190, 200, 1), (230, 240, 1)]
+    assert [step[2:5] for step in steps] == [(40, 120, 0), (160, 240, 1)]

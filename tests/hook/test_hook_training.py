@@ -97,7 +97,7 @@ def test_phases_lie_within_their_steps(matrix, name):
     rows = events(folder / name)
     steps = sorted((row["ts"], row["ts"] + row["dur"]) for row in rows if row["phase"].startswith("Step:"))
     assert all(before[1] <= after[0] + 1 for before, after in itertools.pairwise(steps))  # they do not overlap
-    inside = [row for row in rows if row["phase"] in {"Forward", "Backward(post-forward)"}]
+    inside = [row for row in rows if row["phase"] in {"Forward", "Backward(post-forward)", "Optimizer"}]
     for row in inside:
         assert any(start - 1 <= row["ts"] and row["ts"] + row["dur"] <= end + 1 for start, end in steps), row
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import threading
@@ -60,6 +61,8 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
 
 
 DETAILED, PYTHON = "detailed", "python"
+FIRST_ITERATORS = 8  # of a loader, at whose beginning unknown models are looked for; later ones no more than
+LOOK_EVERY_NS = 1_000_000_000
 
 
 class PyTorchAdapter:
@@ -75,6 +78,11 @@ class PyTorchAdapter:
         self._detailed: DetailedWindow | None = None
         self._handles: list[Any] = []
         self._backward: Any = None
+        self._optimizer: Any = None
+        self._compilations: Any = None  # torch's handler of callbacks
+        self._iterators = 0
+        self._looked_ns = 0
+        self._made: Any = None  # the optimizers' own constructor
         self.forwards = Forwards(hook, torch)
         self.loaders = Loaders(hook, torch, self.forwards)
         self._cuda = CudaWatch(hook, torch, self.forwards.models)
@@ -91,10 +99,15 @@ class PyTorchAdapter:
         torch.autograd.backward = self._wrap_backward(self._backward)
         before, after = self._optimizer_hooks()
         optimizers = import_module("torch.optim.optimizer")  # torch.optim hides the name
+        self._optimizer = optimizers.Optimizer
+        self._made = self._optimizer.__init__
+        self._optimizer.__init__ = self._wrap_made(self._made)
         self._handles = [
             optimizers.register_optimizer_step_pre_hook(before),
             optimizers.register_optimizer_step_post_hook(after),
         ]
+        hook.tracker.on_iterator, hook.tracker.on_unused = self._iterator_begins, self.forwards.discover
+        self.forwards.watch_compile()
         self.forwards.discover()
         self._add_windows()
         self._cuda.install()
@@ -123,11 +136,23 @@ class PyTorchAdapter:
     def _dynamo_loaded(self) -> None:
         """Keep torch.compile away from our wrappers, and the wrappers out of its guards."""
         try:
-            skip = import_module("torch._dynamo.eval_frame").skip_code
+            frames = import_module("torch._dynamo.eval_frame")
             for code in own_code():
-                skip(code)
+                frames.skip_code(code)
+            self.forwards.watch_wrappers(frames.OptimizedModule)
             handler = import_module("torch._dynamo.callback").callback_handler
             handler.register_start_callback(self._compiling)
+            self._compilations, clear = handler, handler.clear
+
+            @functools.wraps(clear)
+            def clear_but_ours() -> None:  # torch._dynamo.reset() calls it
+                try:
+                    clear()
+                finally:
+                    if self._compiling not in handler.start_callbacks:
+                        handler.register_start_callback(self._compiling)
+
+            handler.clear = clear_but_ours
         except (ImportError, AttributeError) as error:
             self._hook.notes["compile"] = f"older torch, models may be compiled once more: {error}"
         except Exception as error:  # noqa: BLE001 - fail open
@@ -143,6 +168,12 @@ class PyTorchAdapter:
 
     def remove(self) -> None:
         """Leave torch as it was."""
+        handler, self._compilations = self._compilations, None
+        if handler is not None:
+            handler.__dict__.pop("clear", None)
+            with contextlib.suppress(ValueError):
+                handler.remove_start_callback(self._compiling)
+        self._hook.tracker.on_iterator = self._hook.tracker.on_unused = None
         self.forwards.remove()
         self.loaders.remove()
         self._cuda.stop()
@@ -152,6 +183,9 @@ class PyTorchAdapter:
         if self._backward is not None:
             self._torch.autograd.backward = self._backward
             self._backward = None
+        if self._made is not None:
+            self._optimizer.__init__ = self._made
+            self._made = None
         if self._step_begins in self._hook.on_step:
             self._hook.on_step.remove(self._step_begins)
 
@@ -213,7 +247,7 @@ class PyTorchAdapter:
                 if hook.quiet:
                     return
                 forwards.thread = get_ident()  # who updates the parameters is who trains
-                tracker.optimizer_begins(id(optimizer), start_ns)
+                tracker.optimizer_begins(id(optimizer), start_ns, type(optimizer).__name__)
                 if tracker.metering:
                     tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MOST_NS)
             except Exception as error:  # noqa: BLE001 - fail open
@@ -236,6 +270,29 @@ class PyTorchAdapter:
                 hook.broke(error)
 
         return before, after
+
+    def _iterator_begins(self, now_ns: int) -> None:
+        """A new iterator may feed a model that is not known: what DDP wraps, an average of the weights, a teacher."""
+        self._iterators += 1
+        if self._iterators <= FIRST_ITERATORS or now_ns - self._looked_ns > LOOK_EVERY_NS:
+            self._looked_ns = now_ns
+            self.forwards.discover()
+
+    def _wrap_made(self, original: Any) -> Any:
+        """A new optimizer is the sign of a new model: without this its first forwards would not be seen."""
+        hook, forwards, known = self._hook, self.forwards, self._known_optimizers
+
+        @functools.wraps(original)
+        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it takes the place of a method of this name
+            original(optimizer, *args, **kwargs)
+            try:
+                known.discard(id(optimizer))  # of one that is gone
+                if not hook.quiet:
+                    forwards.discover()
+            except Exception as error:  # noqa: BLE001 - fail open
+                hook.broke(error)
+
+        return __init__
 
     def _optimizer_passed(self, key: int) -> None:
         """The models are known after the first optimizer step; an unknown optimizer may come with unknown models."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import re
 import sys
 import threading
 import warnings
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
     from sm_profiler.hook.core import Hook
 
-GLOBAL_HOOK_WARNING = r"Using `torch.compile\(module\)` when there are global hooks"
+GLOBAL_HOOK_WARNING = re.compile(r"Using `torch.compile\(module\)` when there are global hooks")
+WRAPPED = {"module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}  # names by which wrappers hold a model
 COMPILATIONS_LOOKED_AT = 3  # looking for compiled models costs some milliseconds
 DISCOVERY_STEPS = 8  # a loop without an optimizer has shown its models by then
 
@@ -94,6 +97,10 @@ class Forwards:
         self._steps = 0
         self.compiled = 0  # compilations that torch began
         self.before, self.after = self._make_hooks()
+        self._compile: Any = None  # torch's own Module.compile
+        self._wrapper: Any = None  # class and constructor of what torch.compile(model) returns
+        self._in_place: list[tuple[weakref.ref[Any], Any, Any]] = []  # module, our call, torch's own
+        self._codes = {self._module.Module._call_impl.__code__}  # noqa: SLF001 - what runs while a module is called
 
     # hooks
 
@@ -139,19 +146,74 @@ class Forwards:
             inner = module
             while (wrapped := inner._modules.get("_orig_mod") or _wrapped(inner)) is not None:  # noqa: SLF001 - torch's own table; attribute access may be overridden
                 inner = wrapped
-            name = self._names[id(module)] = type(inner).__name__
+            name = self._names[id(module)] = _class_name(inner)
         return name
 
     def is_stale(self, key: int) -> bool:
         """Whether the forward that is said to run has been left by an exception that no hook is told of (Ctrl-C)."""
-        code, frame = self._module.Module._call_impl.__code__, sys._getframe(2)  # noqa: SLF001 - the stack is the only witness
-        walker: Any = frame
+        walker: Any = sys._getframe(2)  # noqa: SLF001 - the stack is the only witness
         while walker is not None:
-            if walker.f_code is code and id(walker.f_locals.get("self")) == key:
+            if walker.f_code in self._codes and id(walker.f_locals.get("self")) == key:
                 return False
             walker = walker.f_back
         self._hook.tracker.forward_key = 0
         return True
+
+    # models compiled in place
+
+    def watch_compile(self) -> None:
+        """See `model.compile()`: calls of such a model pass by every hook that dynamo does not put into the graph."""
+        compile_module = getattr(self._module.Module, "compile", None)
+        if compile_module is None:
+            return
+        hook = self._hook
+
+        @functools.wraps(compile_module)
+        def compile(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A001 - it takes the place of a method of this name
+            result = compile_module(module, *args, **kwargs)
+            try:
+                if not hook.quiet and next(module.parameters(), None) is not None:
+                    self._see_calls(module)
+            except Exception as error:  # noqa: BLE001 - fail open
+                hook.broke(error)
+            return result
+
+        self._compile = compile_module
+        self._module.Module.compile = compile
+
+    def watch_wrappers(self, wrapper: Any) -> None:
+        """See what `torch.compile(model)` returns from its first call on; once something is compiled nobody looks."""
+        original, hook = wrapper.__init__, self._hook
+
+        @functools.wraps(original)
+        def __init__(module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it takes the place of a method of this name
+            original(module, *args, **kwargs)
+            try:
+                if not hook.quiet and next(module.parameters(), None) is not None:
+                    self._watch(module)
+            except Exception as error:  # noqa: BLE001 - fail open
+                hook.broke(error)
+
+        wrapper.__init__ = __init__
+        self._wrapper = (wrapper, original)
+
+    def _see_calls(self, module: Any) -> None:
+        before, after, is_compiling = self.before, self.after, compiling_check(self._torch)
+        original, attribute = module._compiled_call_impl, "_compiled_call_impl"  # noqa: SLF001 - what torch itself calls
+
+        def seen(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return original(*args, **kwargs)
+            before(self, args)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                after(self, args, None)
+
+        self._codes.add(seen.__code__)
+        call = functools.wraps(original)(functools.partial(seen, module))
+        module.__dict__[attribute] = call
+        self._in_place.append((weakref.ref(module), call, original))
 
     # discovery
 
@@ -229,6 +291,15 @@ class Forwards:
         self._found.clear()
         self._seen.clear()
         self._loud()
+        if self._compile is not None:
+            self._module.Module.compile, self._compile = self._compile, None
+        if self._wrapper is not None:
+            self._wrapper[0].__init__, self._wrapper = self._wrapper[1], None
+        for reference, ours, theirs in self._in_place:
+            module = reference()
+            if module is not None and module.__dict__.get("_compiled_call_impl") is ours:
+                module.__dict__["_compiled_call_impl"] = theirs
+        self._in_place.clear()
 
     def _watch(self, module: Any) -> None:
         key = id(module)
@@ -251,9 +322,10 @@ class Forwards:
 
     def _quiet(self) -> None:
         """PyTorch warns of global hooks beside compiled modules; ours do not fire twice, so the user need not know."""
-        before = len(warnings.filters)
-        warnings.filterwarnings("ignore", message=GLOBAL_HOOK_WARNING)
-        self._filter = warnings.filters[0] if len(warnings.filters) > before else None
+        # Not by filterwarnings(): it makes Python forget which warnings the user has seen already, and show them again.
+        self._filter = ("ignore", GLOBAL_HOOK_WARNING, Warning, None, 0)
+        filters: Any = warnings.filters
+        filters.insert(0, self._filter)
 
     def _loud(self) -> None:
         if self._filter is not None:
@@ -264,9 +336,15 @@ class Forwards:
 
 
 def _wrapped(module: Any) -> Any:
-    """The model inside DistributedDataParallel and its like: modules that hold nothing but `module`."""
+    """The model inside DistributedDataParallel, FSDP and their like: modules that hold nothing but the model."""
     inside = module._modules  # noqa: SLF001 - torch's own table; attribute access may be overridden
-    return inside["module"] if len(inside) == 1 and "module" in inside else None
+    return next(iter(inside.values())) if len(inside) == 1 and next(iter(inside)) in WRAPPED else None
+
+
+def _class_name(module: Any) -> str:
+    """The class as its author called it: `fully_shard` puts one of its own before it."""
+    classes = (kind for kind in type(module).__mro__ if not kind.__module__.startswith("torch.distributed."))
+    return next(classes).__name__
 
 
 def compiling_check(torch: Any) -> Callable[[], bool]:

@@ -1,0 +1,119 @@
+"""Real trainings with transformers, accelerate, Lightning, FSDP, DDP, torch.compile and mixed precision: what the hook
+recorded, against what each script counted itself, and bit for bit the same results with the hook off and on.
+
+The scripts know nothing of a hook; all scenarios of a group follow each other in one process, as in a notebook.
+"""
+
+import itertools
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from test_hook_training import PHASES, environment
+
+SCRIPT = Path(__file__).with_name("framework_loops.py")
+TRANSFORMERS = ["transformers_trainer", "transformers_resumed", "transformers_workers"]
+ACCELERATE = ["accelerate_accumulation", "accelerate_bf16"]
+LIGHTNING = ["lightning_trainer", "lightning_without_length", "lightning_manual"]
+PLAIN = ["scaled", "averaged", "lbfgs_without_loader", "alternating"]
+COMPILED = ["compiled_inductor", "compiled_model", "compiled_step"]
+RANKS = ["sharded", "fully_sharded", "distributed"]
+WINDOW = '{"StartStep": 2, "NumSteps": 3, "MetricsRegex": ".*"}'
+WINDOWS = {
+    "DataloaderProfilingConfig": WINDOW,
+    "DetailedProfilingConfig": WINDOW,
+    "PythonProfilingConfig": '{"StartStep": 6, "NumSteps": 2, "ProfilerName": "cprofile", "cProfileTimer": "total_time"}',
+}
+
+
+def start(folder: Path, scenarios: list[str], profile: Path | None, **more: str) -> subprocess.Popen:
+    """Start a process; without `profile` the hook is off."""
+    folder.mkdir(exist_ok=True)
+    if profile is not None:
+        more["SM_PROFILER_CONFIG"] = json.dumps({"ProfilingParameters": {"LocalPath": str(profile), **WINDOWS}})
+    command = [sys.executable, "-m", "sm_profiler.hook.launch", SCRIPT, folder, *scenarios]
+    log = (folder / f"log-{more.get('RANK', 0)}").open("w", encoding="utf-8")  # a pipe that nobody reads would fill
+    with log:
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment(**more))
+
+
+def told(process: subprocess.Popen, folder: Path, rank: int = 0) -> dict[str, dict]:
+    """What the process said of its scenarios."""
+    try:
+        code = process.wait(timeout=240)
+    finally:
+        process.kill()
+    log = (folder / f"log-{rank}").read_text(encoding="utf-8")
+    assert code == 0, log[-4000:]
+    assert "sm-profiler" not in log
+    lines = [json.loads(line) for line in log.splitlines() if line.startswith('{"scenario"')]
+    return {line["scenario"]: line for line in lines}
+
+
+def rows(profile: Path, rank: int | None = None) -> list[dict]:
+    """All events, with times since the epoch in seconds."""
+    found = []
+    for file in sorted(profile.glob(f"framework/pevents/*/*_{'*' if rank is None else rank}-algo-1_*.json")):
+        records = json.loads(file.read_text())
+        base = next(r["args"]["start_time_since_epoch_in_micros"] for r in records if r["name"] == "process_name")
+        phases = {r["pid"]: r["args"]["name"] for r in records if r["name"] == "process_name" and "name" in r["args"]}
+        for record in records:
+            if record["ph"] == "X":
+                first = (record["ts"] + base) / 1e6
+                last = first + record["dur"] / 1e6
+                found.append({"phase": phases[record["pid"]], "name": record["name"], "start": first, "end": last})
+    return found
+
+
+def compare(off: dict[str, dict], on: dict[str, dict], events: list[dict]) -> None:
+    """Same results, everything recorded once, phases inside steps that do not overlap."""
+    assert list(off) == list(on)
+    for name, said in on.items():
+        assert said["digest"] == off[name]["digest"], name
+        mine = [event for event in events if said["begin"] <= event["start"] <= said["end"]]
+        seen = Counter(event["phase"] for event in mine)
+        assert {key: seen[phase] for key, phase in PHASES.items()} == {key: off[name][key] for key in PHASES}, name
+        steps = sorted((event["start"], event["end"]) for event in mine if event["phase"].startswith("Step:"))
+        assert all(before[1] <= after[0] + 2e-6 for before, after in itertools.pairwise(steps)), name
+        for event in mine:
+            if event["phase"] in {"Forward", "Backward(post-forward)", "Optimizer"}:
+                start, end = event["start"] + 2e-6, event["end"] - 2e-6
+                assert any(first <= start and end <= last for first, last in steps), (name, event)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "scenarios", [[*TRANSFORMERS, *ACCELERATE], LIGHTNING, PLAIN, COMPILED], ids=lambda names: names[0]
+)
+def test_loops_are_recorded_as_they_are_and_not_changed(tmp_path, scenarios):
+    if scenarios is COMPILED:  # the second process finds what the first has compiled
+        cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        off = told(start(tmp_path / "off", scenarios, None, **cache), tmp_path / "off")
+        on = told(start(tmp_path / "on", scenarios, tmp_path / "profile", **cache), tmp_path / "on")
+    else:
+        both = start(tmp_path / "off", scenarios, None), start(tmp_path / "on", scenarios, tmp_path / "profile")
+        off, on = (told(process, tmp_path / name) for process, name in zip(both, ("off", "on"), strict=True))
+    assert list(on) == scenarios
+    events = rows(tmp_path / "profile")
+    compare(off, on, events)
+    assert any(event["phase"] == "cpu_functions" for event in events)  # the windows were open meanwhile
+    assert len(list((tmp_path / "profile").rglob("*cprofile*/**/*stats"))) > 0
+
+
+@pytest.mark.slow
+def test_sharded_and_distributed_trainings_rank_by_rank(tmp_path):
+    said = {}
+    for mode in ("off", "on"):
+        profile = tmp_path / "profile" if mode == "on" else None
+        ranks = [
+            start(tmp_path / mode, RANKS, profile, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
+            for rank in (0, 1)
+        ]
+        said[mode] = [told(process, tmp_path / mode, rank) for rank, process in enumerate(ranks)]
+    for rank in (0, 1):
+        events = rows(tmp_path / "profile", rank)
+        compare(said["off"][rank], said["on"][rank], events)
+        assert {event["name"] for event in events if event["phase"] == "Forward"} == {"Counted"}  # not its wrappers
