@@ -6,7 +6,7 @@ from sm_profiler.errors import SourceError
 
 try:
     import pandas as pd
-    import pyarrow as pa
+    import pyarrow as pa  # noqa: F401 - the text columns are Arrow's
 except ImportError as missing:  # pragma: no cover - the extra is installed where the tests run
     raise SourceError("the notebook API needs pandas: pip install 'sm-profiler[analysis]'") from missing
 
@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sm_profiler.analysis.readers import in_file_order
-from sm_profiler.analysis.text_times import text_times, text_times_of
+from sm_profiler.analysis.text_columns import category_texts, texts
+from sm_profiler.analysis.text_times import text_times
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 
 _CHUNK = 1 << 16  # rows at a time: what is worked on stays in the processor's cache
@@ -32,7 +33,7 @@ DATALOADER_COLUMNS = (
 
 
 def system_frame(
-    system: SystemColumns, start_us: int = 0, *, shown_us: NDArray[np.int64] | None = None
+    system: SystemColumns, start_us: int = 0, *, shown_us: NDArray[np.int64] | None = None, spent: bool = False
 ) -> pd.DataFrame:
     """System metrics as a frame, one row a measurement, without duplicates.
 
@@ -40,57 +41,57 @@ def system_frame(
         system: the measurements.
         start_us: what `timestamp_us` counts from, microseconds since the epoch.
         shown_us: what `timestamp` shows instead of the time of measurement, microseconds since the epoch.
+        spent: nobody needs the measurements any more: their memory may become the frame's.
     """
-    at_us = (system.timestamp * 1e6).astype(np.int64)
+    at_us = _microseconds(own(system.timestamp, spent=spent))
     rows = first_rows(at_us, system.value, system.name, system.dimension, system.node, system.type)
     if rows is not None:
-        system, at_us = system[rows], at_us[rows]
+        system, at_us, spent = system[rows], at_us[rows], True
         shown_us = None if shown_us is None else shown_us[rows]
+    value, columns = own(system.value, spent=spent), (system.name, system.dimension, system.node, system.type)
+    del system
+    name, dimension, node, kind = map(category_texts, columns)
+    del columns
+    timestamp = texts(text_times(at_us if shown_us is None else shown_us))
+    at_us -= start_us
     return pd.DataFrame(
-        {
-            "timestamp": texts(text_times(at_us if shown_us is None else shown_us)),
-            "timestamp_us": at_us - start_us,
-            "value": own(system.value),
-            "system_metric": category_texts(system.name),
-            "dimension": category_texts(system.dimension),
-            "nodeID": category_texts(system.node),
-            "type": category_texts(system.type),
-        },
-        copy=False,
+        dict(zip(SYSTEM_COLUMNS, (timestamp, at_us, value, name, dimension, node, kind), strict=True)), copy=False
     )
 
 
-def framework_frame(events: EventColumns, start_us: int = 0, *, ordered: bool = False) -> pd.DataFrame:
+def framework_frame(
+    events: EventColumns, start_us: int = 0, *, ordered: bool = False, spent: bool = False
+) -> pd.DataFrame:
     """Trace events as a frame, one row an event, without duplicates; instants, which take no time, are left out.
 
     Args:
         events: the events.
         start_us: what `start_time_us` and `end_time_us` count from, microseconds since the epoch.
         ordered: leave the events in their order; else they go by timeline, the hook's first, and by file.
+        spent: nobody needs the events any more: their memory may become the frame's.
     """
     events = spans(events) if ordered else in_file_order(spans(events))
     name = shown_names(events)
     size = argument_numbers(events.args, "bytes_fetched")
-    pid = np.where(events.pid < 0, events.track, events.pid)
+    pid = process_numbers(events, spent=spent)
     rows = first_rows(
         events.start_us, events.duration_us, name, events.phase, events.node, events.step, events.tid, pid, size
     )
     if rows is not None:
-        events, name, size, pid = events[rows], name[rows], size[rows], pid[rows]
+        events, name, size, pid, spent = events[rows], name[rows], size[rows], pid[rows], True
     # What is done with is let go: an hour of a large job is hundreds of megabytes.
-    times = (whole_times(events.start_us), whole_times(events.end_us))
-    tid, step, phase, node = events.tid, events.step, events.phase, events.node
+    tid, step, phase, node = own(events.tid, spent=spent), own(events.step, spent=spent), events.phase, events.node
+    start, end = own(events.start_us, spent=spent), own(events.duration_us, spent=spent)
     del events
-    columns = _time_columns(times, start_us)
-    del times
-    columns |= {"tid": own(tid), "pid": pid}
-    del tid
-    columns["framework_metric"] = category_texts(name)
+    end += start
+    columns = {"framework_metric": category_texts(name)}
     del name
-    columns |= {"step": own(step), "bytes": size}
-    del step
-    columns |= {"process": category_texts(phase), "nodeID": category_texts(node)}
-    return pd.DataFrame(columns, copy=False)
+    columns["process"] = category_texts(phase)
+    del phase
+    columns["nodeID"] = category_texts(node)
+    del node
+    columns |= _time_columns(start, end, start_us) | {"tid": tid, "pid": pid, "step": step, "bytes": size}
+    return pd.DataFrame({column: columns[column] for column in FRAMEWORK_COLUMNS}, copy=False)
 
 
 def dataloader_frame(events: EventColumns, start_us: int = 0) -> pd.DataFrame:
@@ -102,7 +103,7 @@ def dataloader_frame(events: EventColumns, start_us: int = 0) -> pd.DataFrame:
     """
     events = in_file_order(spans(events))
     name = shown_names(events)
-    pid = np.where(events.pid < 0, events.track, events.pid)
+    pid = process_numbers(events)
     key = (events.start_us, events.duration_us, name, events.phase, events.node, events.step, pid, events.worker_id)
     rows = first_rows(*key, events.num_workers, events.pin_memory)
     if rows is not None:
@@ -110,8 +111,8 @@ def dataloader_frame(events: EventColumns, start_us: int = 0) -> pd.DataFrame:
     pinned = Category((events.pin_memory.astype(np.int32) + 1), ("NA", "False", "True"))
     return pd.DataFrame(
         {
-            **_time_columns((whole_times(events.start_us), whole_times(events.end_us)), start_us),
-            "duration_us": own(whole_times(events.duration_us)),
+            **_time_columns(own(events.start_us), events.end_us, start_us),
+            "duration_us": whole_times(own(events.duration_us)),
             "pid": pid,
             "framework_metric": category_texts(name),
             "step": own(events.step),
@@ -125,14 +126,13 @@ def dataloader_frame(events: EventColumns, start_us: int = 0) -> pd.DataFrame:
     )
 
 
-def _time_columns(times: tuple[NDArray[Any], NDArray[Any]], start_us: int) -> dict[str, Any]:
-    start, end = text_times_of(*times)
-    return {
-        "start_time": texts(start),
-        "end_time": texts(end),
-        "start_time_us": times[0] - start_us,
-        "end_time_us": times[1] - start_us,
-    }
+def _time_columns(start: NDArray[Any], end: NDArray[Any], offset_us: int) -> dict[str, Any]:
+    """The columns of times; the arrays become part of them."""
+    shown = [whole_times(start), whole_times(end)]
+    start_time, end_time = (texts(text_times(times)) for times in shown)
+    for times in shown:
+        np.subtract(times, offset_us, out=times)
+    return {"start_time": start_time, "end_time": end_time, "start_time_us": shown[0], "end_time_us": shown[1]}
 
 
 def spans(events: EventColumns) -> EventColumns:
@@ -142,26 +142,39 @@ def spans(events: EventColumns) -> EventColumns:
     return taken
 
 
-def texts(array: pa.Array) -> Any:
-    """An Arrow array of texts as the text column of the installed pandas."""
-    return _TEXT.__from_arrow__(array)
+def own(column: NDArray[Any], *, spent: bool = False) -> NDArray[Any]:
+    """The column for a frame to keep, whose owner may write into it: a copy, as columns may be shared or stand in a file.
+
+    With `spent` the column itself where it can be written into.
+    """
+    return column if spent and column.flags.writeable else np.array(column)
 
 
-def category_texts(category: Category) -> Any:
-    """A category as a text column; the texts are put in place by Arrow, not by Python."""
-    values = pa.array(category.values, pa.large_string())
-    return texts(values.take(pa.array(category.codes)) if len(category) else pa.array([], pa.large_string()))
-
-
-def own(column: NDArray[Any]) -> NDArray[Any]:
-    """A copy for a frame to keep: its owner may write into it, and columns may be shared, or stand in a file."""
-    return np.array(column)
+def process_numbers(events: EventColumns, *, spent: bool = False) -> NDArray[np.int64]:
+    """The process of each event; the track where it is unknown."""
+    pid = own(events.pid, spent=spent)
+    np.copyto(pid, events.track, where=pid < 0)
+    return pid
 
 
 def whole_times(times: NDArray[np.float64]) -> NDArray[Any]:
-    """Times as whole numbers, if all of them are."""
-    rounded = np.rint(times)
-    return rounded.astype(np.int64) if np.array_equal(rounded, times) else times
+    """Times as whole numbers in the same memory, if all of them are; else the times."""
+    chunks = [slice(start, start + _CHUNK) for start in range(0, len(times), _CHUNK)]
+    if not all(np.array_equal(np.rint(times[chunk]), times[chunk]) for chunk in chunks):
+        return times
+    whole = times.view(np.int64)
+    for chunk in chunks:
+        whole[chunk] = times[chunk].astype(np.int64)
+    return whole
+
+
+def _microseconds(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Whole microseconds, in the same memory."""
+    whole = seconds.view(np.int64)
+    for start in range(0, len(seconds), _CHUNK):
+        chunk = slice(start, start + _CHUNK)
+        whole[chunk] = (seconds[chunk] * 1e6).astype(np.int64)
+    return whole
 
 
 def shown_names(events: EventColumns) -> Category:
@@ -180,12 +193,14 @@ def shown_names(events: EventColumns) -> Category:
 def argument_numbers(args: Category, key: str) -> NDArray[np.int64]:
     """A whole number of each row's arguments; -1 where there is none."""
     quoted = f'"{key}"'
+    found = {number: _decoded(text).get(key, -1) for number, text in enumerate(args.values) if quoted in text}
+    if not found:
+        return np.full(len(args), -1, np.int64)
     numbers = np.full(len(args.values), -1, np.int64)
-    for number, text in enumerate(args.values):
-        if quoted in text:
-            value = _decoded(text).get(key, -1)
-            numbers[number] = value if isinstance(value, int) and abs(value) < 1 << 63 else -1
-    return numbers[args.codes] if len(args.values) else np.full(len(args.codes), -1, np.int64)
+    for number, value in found.items():
+        numbers[number] = value if isinstance(value, int) and abs(value) < 1 << 63 else -1
+    taken: NDArray[np.int64] = numbers[args.codes]
+    return taken
 
 
 def first_rows(*columns: NDArray[Any] | Category) -> NDArray[np.int64] | None:
@@ -199,9 +214,9 @@ def first_rows(*columns: NDArray[Any] | Category) -> NDArray[np.int64] | None:
         part = np.zeros(min(_CHUNK, count - start), np.uint64)
         for column in columns:
             part *= np.uint64(0x9E3779B97F4A7C15)
-            part ^= part >> np.uint64(29)
             part += _bits(column[start : start + _CHUNK])
-        part *= np.uint64(0x9E3779B97F4A7C15)
+        part ^= part >> np.uint64(29)
+        part *= np.uint64(0xBF58476D1CE4E5B9)
         mixed[start : start + _CHUNK] = part >> np.uint64(32)
     ordered = np.sort(mixed)
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
@@ -240,14 +255,3 @@ def _own_name(text: str) -> str | None:
 def _decoded(text: str) -> dict[str, Any]:
     args = msgspec.json.decode(text)
     return args if isinstance(args, dict) else {}
-
-
-def _text_dtype() -> Any:
-    try:
-        return pd.StringDtype("pyarrow", na_value=np.nan)
-    except TypeError:  # pandas 2.2 has another name for it
-        named: Any = "pyarrow_numpy"
-        return pd.StringDtype(named)
-
-
-_TEXT = _text_dtype()

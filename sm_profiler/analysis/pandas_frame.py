@@ -85,8 +85,12 @@ class PandasFrame:
         Returns:
             Columns timestamp, timestamp_us, value, system_metric, dimension, nodeID, type.
         """
-        system = self._system()
-        return system_frame(_chosen(system, named_metrics(system, selected_system_metrics)), self.start_time)
+        # Not kept here: the frame lets go of the columns while it is built.  Whose they are is known once they are read.
+        return system_frame(
+            self._named_metrics(selected_system_metrics),
+            self.start_time,
+            spent=self.system_metrics_reader.hands_over,
+        )
 
     def get_all_framework_metrics(self, selected_framework_metrics: Sequence[str] = ()) -> pd.DataFrame:
         """All trace events.
@@ -98,7 +102,11 @@ class PandasFrame:
             Columns start_time, end_time, start_time_us, end_time_us, tid, pid, framework_metric, step, bytes, process,
             nodeID.
         """
-        return framework_frame(self._named(selected_framework_metrics), self.start_time)
+        return framework_frame(
+            self._named_events(selected_framework_metrics),
+            self.start_time,
+            spent=self.framework_metrics_reader.hands_over,
+        )
 
     def get_all_dataloader_metrics(self, selected_framework_metrics: Sequence[str] = ()) -> pd.DataFrame:
         """All trace events, with what is known of the loaders' workers.
@@ -255,8 +263,12 @@ class PandasFrame:
         system: SystemColumns = self.system_metrics_reader.columns()
         return system
 
-    def _named(self, wanted: Sequence[str]) -> EventColumns:
-        # Not kept by who asks: the frame lets go of the columns while it is built.
+    def _named_metrics(self, wanted: Sequence[str]) -> SystemColumns:
+        system = self._system()
+        chosen: SystemColumns = _chosen(system, named_metrics(system, wanted))
+        return chosen
+
+    def _named_events(self, wanted: Sequence[str]) -> EventColumns:
         events = self._events()
         chosen: EventColumns = _chosen(events, named_events(events, wanted))
         return chosen

@@ -16,6 +16,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns, Mask, SystemColumns
 from sm_profiler.source import ProfileSource, open_source
+from sm_profiler.source.cache import is_writing
 from sm_profiler.source.catalog import TIMELINES, Item
 from sm_profiler.storage import open_storage
 
@@ -90,6 +91,11 @@ class MetricsReaderBase:
 
     def _read(self) -> Any:
         raise NotImplementedError
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether columns are whoever's who asked for them: nobody keeps them, or is writing them to disk just now."""
+        return not self._keep and not is_writing()
 
     def columns(self) -> Any:
         """All there is, as columns; kept from one call to the next if the reader was made so."""

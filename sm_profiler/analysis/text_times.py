@@ -16,25 +16,24 @@ _TEXT = np.dtype([("head", "V20"), ("milli", "V3"), ("micro", "V3")])
 _DIGITS = np.frombuffer("".join(f"{number:03d}" for number in range(1000)).encode(), "V3")
 
 
-def text_times(times_us: NDArray[Any]) -> pa.Array:
-    """The texts of times in microseconds since the epoch, as one Arrow array without a Python object a row.
+def text_times(times_us: NDArray[Any]) -> pa.ChunkedArray:
+    """The texts of times in microseconds since the epoch, as Arrow has them, without a Python object a row.
 
     Fractions of a microsecond are rounded; times that no calendar has are shown as the last that it has.
     """
-    return text_times_of(times_us)[0]
-
-
-def text_times_of(*columns_us: NDArray[Any]) -> list[pa.Array]:
-    """Several columns of the same length as `text_times` shows them; where each text begins stands in memory once."""
-    count = len(columns_us[0])
-    offsets = pa.py_buffer(np.arange(0, (count + 1) * _WIDTH, _WIDTH, dtype=np.int64))
-    arrays = []
-    for times_us in columns_us:
-        text = np.empty(count, _TEXT)
-        for start in range(0, count, _CHUNK):
-            _fill(text[start : start + _CHUNK], times_us[start : start + _CHUNK])
-        arrays.append(pa.LargeStringArray.from_buffers(count, offsets, pa.py_buffer(text.view(np.uint8))))
-    return arrays
+    count = len(times_us)
+    # All texts are of the same length: where they begin stands in memory once, for all chunks.
+    begins = pa.py_buffer(np.arange(0, (min(count, _CHUNK) + 1) * _WIDTH, _WIDTH, dtype=np.int64))
+    text = np.empty(count, _TEXT)
+    for start in range(0, count, _CHUNK):
+        _fill(text[start : start + _CHUNK], times_us[start : start + _CHUNK])
+    raw = pa.py_buffer(text.view(np.uint8))
+    chunks = [
+        pa.LargeStringArray.from_buffers(rows, begins, raw.slice(start * _WIDTH, rows * _WIDTH))
+        for start in range(0, count, _CHUNK)
+        for rows in [min(_CHUNK, count - start)]
+    ]
+    return pa.chunked_array(chunks, pa.large_string())
 
 
 def _fill(text: NDArray[Any], times_us: NDArray[Any]) -> None:
@@ -45,9 +44,9 @@ def _fill(text: NDArray[Any], times_us: NDArray[Any]) -> None:
     heads = np.datetime_as_string(distinct.astype("datetime64[s]"), unit="s").astype("S19")
     micros = (whole - seconds * _SECOND_US).astype(np.int32)
     thousands = micros // np.int32(1000)
-    text["head"] = np.char.add(heads, b":").view("V20")[place]
-    text["milli"] = _DIGITS[thousands]
-    text["micro"] = _DIGITS[micros - thousands * np.int32(1000)]
+    text["head"] = np.char.add(heads, b":").view("V20").take(place)
+    text["milli"] = _DIGITS.take(thousands)
+    text["micro"] = _DIGITS.take(micros - thousands * np.int32(1000))
 
 
 def text_time(time_us: float) -> str:

@@ -1,4 +1,4 @@
-"""The rows of many files as one table, each column allocated once."""
+"""The rows of many files as one table."""
 
 from __future__ import annotations
 
@@ -14,80 +14,142 @@ from sm_profiler.formats.system_reader import SystemRows
 from sm_profiler.formats.trace_rows import TraceRows
 
 
-class _Texts:
+class _Column:
+    """A column that is filled file by file."""
+
+    def __init__(self, kind: type[np.generic], capacity: int) -> None:
+        self._rows: NDArray[Any] = np.empty(capacity, kind)
+
+    def part(self, span: slice, capacity: int) -> NDArray[Any]:
+        """The rows of a span, to be filled."""
+        if span.stop > len(self._rows):
+            grown = np.empty(capacity, self._rows.dtype)
+            grown[: span.start] = self._rows[: span.start]
+            self._rows = grown
+        return self._rows[span]
+
+    def rows(self, count: int) -> NDArray[Any]:
+        """The column.  Memory that it was given and has not used was never touched, and so takes no place."""
+        return self._rows[:count]
+
+
+class _Texts(_Column):
     """A category column that is filled file by file."""
 
-    def __init__(self, count: int) -> None:
-        self.codes = np.empty(count, np.int32)
+    def __init__(self, capacity: int) -> None:
+        super().__init__(np.int32, capacity)
         self._numbers = Numbering()
 
-    def fill(self, span: slice, table: Iterable[str], rows: NDArray[np.int32]) -> None:
-        """Set the codes of a span: `rows` says which text of the table each row has."""
-        codes = np.fromiter(map(self._numbers.__getitem__, table), np.int32)
-        self.codes[span] = codes[rows] if len(codes) else 0
+    def fill(self, codes: NDArray[Any], table: Iterable[str], rows: NDArray[np.int32]) -> None:
+        """Set the codes of a part: `rows` says which text of the table each row has."""
+        numbers = np.fromiter(map(self._numbers.__getitem__, table), np.int32)
+        if len(numbers):
+            np.take(numbers, rows, out=codes, mode="clip")
 
-    def fill_one(self, span: slice, text: str) -> None:
-        """Set the same text for a span."""
-        self.codes[span] = self._numbers[text]
+    def fill_one(self, codes: NDArray[Any], text: str) -> None:
+        """Set the same text for a part."""
+        codes[:] = self._numbers[text]
 
-    def category(self) -> Category:
+    def category(self, count: int) -> Category:
         """The column."""
-        return Category(self.codes, tuple(self._numbers))
+        return Category(self.rows(count), tuple(self._numbers))
 
 
-def system_columns(parts: list[SystemRows]) -> SystemColumns:
-    """The rows of all parts, in their order; empties the list, so that its memory is free as the columns fill."""
-    count = sum(len(part.value) for part in parts)
-    timestamp, value = np.empty(count), np.empty(count)
-    texts = [_Texts(count) for _ in range(4)]
-    for span, part in _spans(parts):
-        timestamp[span], value[span] = part.timestamp, part.value
-        for column, text in enumerate(texts):
-            text.fill(span, (head[column] for head in part.heads), part.head)
-    kind, name, dimension, node = (text.category() for text in texts)
-    return SystemColumns(timestamp, value, node, kind, name, dimension)
+class _Assembly:
+    """A table that grows file by file, so that what a file gave can be let go at once."""
+
+    def __init__(self, capacity: int) -> None:
+        """`capacity`: how many rows it will probably have."""
+        self._count = 0
+        self._capacity = capacity
+
+    def _span(self, rows: int) -> slice:
+        span = slice(self._count, self._count + rows)
+        self._count = span.stop
+        if span.stop > self._capacity:
+            self._capacity = max(span.stop, 2 * self._capacity)
+        return span
 
 
-def event_columns(parts: list[TraceRows]) -> EventColumns:
-    """The events of all parts, in their order; empties the list, so that its memory is free as the columns fill."""
-    count = sum(len(part.start_us) for part in parts)
-    start, duration = np.empty(count), np.empty(count)
-    name, phase, node, kind, args = (_Texts(count) for _ in range(5))
-    step, pid, tid, track = (np.empty(count, np.int64) for _ in range(4))
-    worker, workers, pin = np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.int8)
-    table: tuple[NDArray[Any], ...] = (step, pid, tid, worker, workers, pin)
-    for span, part in _spans(parts):
-        head, argument = part.head, part.argument
-        start[span], duration[span] = part.start_us, part.duration_us
-        heads: Any = list(zip(*part.heads, strict=True)) or [(), (), (), ()]
-        name.fill(span, heads[0], head)
-        phase.fill(span, heads[1], head)
-        node.fill_one(span, part.node)
-        kind.fill_one(span, part.kind)
-        if part.others:
-            args.fill(span, part.others, argument)
+class SystemAssembly(_Assembly):
+    """Rows of files of system metrics, in their order."""
+
+    def __init__(self, capacity: int = 0) -> None:
+        super().__init__(capacity)
+        self._numbers = [_Column(np.float64, capacity) for _ in range(2)]
+        self._texts = [_Texts(capacity) for _ in range(4)]
+
+    def add(self, rows: SystemRows) -> None:
+        """Take a file's rows."""
+        span = self._span(len(rows.head))
+        for column, values in zip(self._numbers, (rows.timestamp, rows.value), strict=True):
+            column.part(span, self._capacity)[:] = values
+        for place, text in enumerate(self._texts):
+            text.fill(text.part(span, self._capacity), (head[place] for head in rows.heads), rows.head)
+
+    def columns(self) -> SystemColumns:
+        """All rows."""
+        timestamp, value = (column.rows(self._count) for column in self._numbers)
+        kind, name, dimension, node = (text.category(self._count) for text in self._texts)
+        return SystemColumns(timestamp, value, node, kind, name, dimension)
+
+
+class EventAssembly(_Assembly):
+    """Events of trace files, in their order."""
+
+    def __init__(self, capacity: int = 0) -> None:
+        super().__init__(capacity)
+        self._times = [_Column(np.float64, capacity) for _ in range(2)]
+        self._name, self._phase, self._node, self._kind, self._args = (_Texts(capacity) for _ in range(5))
+        numbers = (np.int64, np.int64, np.int64, np.int32, np.int32, np.int8)  # as in TraceRows.numbers
+        self._numbers = [_Column(kind, capacity) for kind in numbers]
+        self._track = _Column(np.int64, capacity)
+
+    def add(self, rows: TraceRows) -> None:
+        """Take a file's events."""
+        head, argument = rows.head, rows.argument
+        span = self._span(len(head))
+        for column, values in zip(self._times, (rows.start_us, rows.duration_us), strict=True):
+            column.part(span, self._capacity)[:] = values
+        heads: Any = list(zip(*rows.heads, strict=True)) or [(), (), (), ()]
+        texts = (self._name, self._phase, self._node, self._kind, self._args)
+        name, phase, node, kind, args = (text.part(span, self._capacity) for text in texts)
+        self._name.fill(name, heads[0], head)
+        self._phase.fill(phase, heads[1], head)
+        self._node.fill_one(node, rows.node)
+        self._kind.fill_one(kind, rows.kind)
+        if rows.others:
+            self._args.fill(args, rows.others, argument)
         else:
-            args.fill_one(span, "")
-        for column, values in zip(table, part.numbers.T, strict=True):
-            _look_up(column[span], values, argument)
-        _look_up(track[span], heads[2], head)
+            self._args.fill_one(args, "")
+        numbers = [column.part(span, self._capacity) for column in self._numbers]
+        for part, values in zip(numbers, rows.numbers.T, strict=True):
+            _look_up(part, values, argument)
+        _look_up(self._track.part(span, self._capacity), heads[2], head)
         if any(thread >= 0 for thread in heads[3]):
             own = np.empty(len(head), np.int64)
             _look_up(own, heads[3], head)
-            tid[span] = np.where(tid[span] < 0, own, tid[span])
-    columns = (name.category(), phase.category(), node.category(), kind.category(), step, pid, tid)
-    return EventColumns(start, duration, *columns, worker, workers, pin, args.category(), track)
+            np.copyto(numbers[2], own, where=numbers[2] < 0)
+
+    def columns(self) -> EventColumns:
+        """All events."""
+        count = self._count
+        start, duration = (column.rows(count) for column in self._times)
+        texts = (self._name, self._phase, self._node, self._kind, self._args)
+        name, phase, node, kind, args = (text.category(count) for text in texts)
+        step, pid, tid, worker, workers, pin = (column.rows(count) for column in self._numbers)
+        track = self._track.rows(count)
+        return EventColumns(start, duration, name, phase, node, kind, step, pid, tid, worker, workers, pin, args, track)
+
+
+def event_columns(parts: Iterable[TraceRows]) -> EventColumns:
+    """The events of all parts, in their order."""
+    assembly = EventAssembly()
+    for part in parts:
+        assembly.add(part)
+    return assembly.columns()
 
 
 def _look_up(column: NDArray[Any], values: Any, rows: NDArray[np.int32]) -> None:
     if len(rows):
         np.take(np.array(values, column.dtype), rows, out=column, mode="clip")
-
-
-def _spans(parts: list[Any]) -> Iterable[tuple[slice, Any]]:
-    at = 0
-    parts.reverse()
-    while parts:
-        part = parts.pop()
-        yield slice(at, at + len(part.head)), part
-        at += len(part.head)

@@ -200,6 +200,11 @@ def wait_for_copies() -> None:
         _writing.pop().join()
 
 
+def is_writing() -> bool:
+    """Whether this process is writing a copy, and so still needs the columns of it."""
+    return any(thread.is_alive() for thread in _writing)
+
+
 def _is_between(items: Sequence[Item], mine: Sequence[Item]) -> bool:
     """Whether a file not in the copy comes before one that is, in the same stream: what it leaves open ends there."""
     last: dict[tuple[str, str], tuple[int, bool, int, str]] = {}

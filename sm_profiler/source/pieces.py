@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from sm_profiler.formats.assemble import event_columns, system_columns
+from sm_profiler.formats.assemble import EventAssembly, SystemAssembly
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.outcome import Outcome
 from sm_profiler.formats.system_reader import SystemRows
@@ -15,6 +15,8 @@ from sm_profiler.source.cache import Copy, Reading
 from sm_profiler.source.catalog import Item
 from sm_profiler.source.streams import Streams
 from sm_profiler.source.wire import Rows
+
+_TOGETHER = 1 << 16  # so many rows are put into the table together
 
 
 @attrs.frozen(eq=False)
@@ -53,6 +55,11 @@ class Piece:
         """How many rows it has."""
         return self.stop - self.start + sum(len(rows.head) for rows in self.rows)
 
+    @property
+    def reading(self) -> Reading:
+        """What became of the file, without its rows."""
+        return Reading(self.item, self.count, self.outcome, self.metadata)
+
     def joined(self, streams: Streams) -> Piece:
         """The piece with the events that began in earlier files; a copy has them already."""
         if not self.rows or not isinstance(self.rows[0], TraceRows):
@@ -64,14 +71,19 @@ class Piece:
 class Gathered:
     """Pieces in their order, to become one table."""
 
-    def __init__(self, *, is_system: bool) -> None:
+    def __init__(self, *, is_system: bool, size: int = 0) -> None:
+        """`size`: how many bytes of files there will be; 0: unknown."""
         self._is_system = is_system
+        self._size = size
+        self._seen_bytes = self._seen_rows = 0
         self._tables: list[Any] = []
-        self._rows: list[Any] = []
+        self._waiting: list[SystemRows | TraceRows] = []
+        self._waiting_rows = 0
+        self._assembly: Any = None
         self._span: tuple[Copy, int, int] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._tables or self._rows or self._span)
+        return bool(self._tables or self._waiting or self._assembly or self._span)
 
     def add(self, piece: Piece) -> None:
         """Take the next piece."""
@@ -84,7 +96,12 @@ class Gathered:
             self._span = (piece.copy, piece.start, piece.stop)
         elif piece.rows:
             self._close_span()
-            self._rows.extend(piece.rows)
+            self._waiting.extend(piece.rows)
+            self._waiting_rows += piece.count
+            self._seen_rows += piece.count
+            self._seen_bytes += piece.item.info.size
+            if self._waiting_rows > _TOGETHER:
+                self._assemble()
 
     def columns(self) -> Any:
         """All rows; where they are one stretch of a copy nothing is copied again."""
@@ -93,12 +110,21 @@ class Gathered:
         kind: Any = SystemColumns if self._is_system else EventColumns
         return kind.concat(self._tables)
 
+    def _assemble(self) -> None:
+        if self._assembly is None:
+            probable = int(1.05 * self._seen_rows * self._size / self._seen_bytes) if self._seen_bytes else 0
+            kind = SystemAssembly if self._is_system else EventAssembly
+            self._assembly = kind(max(probable, self._waiting_rows))
+        for rows in self._waiting:
+            self._assembly.add(rows)
+        self._waiting, self._waiting_rows = [], 0
+
     def _close_rows(self) -> None:
-        if self._rows:
-            whole: list[SystemRows | TraceRows] = self._rows
-            assemble: Any = system_columns if self._is_system else event_columns
-            self._tables.append(assemble(whole))
-            self._rows = []
+        if self._waiting:
+            self._assemble()
+        if self._assembly is not None:
+            self._tables.append(self._assembly.columns())
+            self._assembly = None
 
     def _close_span(self) -> None:
         if self._span:

@@ -167,8 +167,13 @@ class ProfileSource:
                 yield Batch(system.columns(), events.columns(), minute * layout.MINUTE_US)
         if kept:
             for is_system in (True, False):
-                own = [piece for piece in kept if piece.item.is_system == is_system]
-                self._save(sorted(own, key=lambda piece: piece.item.rank), self._streams)
+                own = sorted(
+                    (each for each in kept if each.item.is_system == is_system), key=lambda each: each.item.rank
+                )
+                gathered = Gathered(is_system=is_system)
+                for piece in own:
+                    gathered.add(piece)
+                self._save([piece.reading for piece in own], self._streams, gathered.columns())
 
     def system(self) -> SystemColumns:
         """All system metrics."""
@@ -192,14 +197,15 @@ class ProfileSource:
         items = [item for item in self.files if item.is_system == system]
         items.sort(key=lambda item: item.rank)
         copy = self._copy(system=system)
-        streams, gathered, kept = copy.streams if copy else Streams(), Gathered(is_system=system), list[Piece]()
+        streams, readings = copy.streams if copy else Streams(), list[Reading]()
+        gathered = Gathered(is_system=system, size=sum(item.info.size for item in items))
         for piece in self._pieces(items, {system: copy}):
             noted = self._note(piece, streams)
             gathered.add(noted)
-            kept.append(noted)
+            readings.append(noted.reading)
         columns = gathered.columns()
         if copy is None or len(copy.readings) < len(items):
-            self._save(kept, streams, columns)
+            self._save(readings, streams, columns)
         return columns
 
     def _will_keep(self, items: Sequence[Item], copies: dict[bool, Copy | None]) -> bool:
@@ -207,18 +213,10 @@ class ProfileSource:
         whole = not self._delivered and not any(copies.values()) and self.finished
         return self._cache is not None and whole and sum(item.info.size for item in items) <= self._keep_bytes
 
-    def _save(self, pieces: Sequence[Piece], streams: Streams, columns: Any = None) -> None:
+    def _save(self, readings: Sequence[Reading], streams: Streams, columns: Any) -> None:
         """Write the copy of all files of a kind, in the order of `_all`."""
-        if self._cache is None or not self._is_worth(piece.item for piece in pieces):
-            return
-        is_system = pieces[0].item.is_system
-        if columns is None:
-            gathered = Gathered(is_system=is_system)
-            for piece in pieces:
-                gathered.add(piece)
-            columns = gathered.columns()
-        readings = [Reading(one.item, one.count, one.outcome, one.metadata) for one in pieces]
-        self._cache.save(Copy(columns, readings, streams), system=is_system)
+        if self._cache is not None and self._is_worth(reading.item for reading in readings):
+            self._cache.save(Copy(columns, readings, streams), system=readings[0].item.is_system)
 
     def _is_worth(self, items: Iterable[Item]) -> bool:
         return sum(item.info.size for item in items) >= WORTH_BYTES
