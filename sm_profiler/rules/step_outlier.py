@@ -91,27 +91,22 @@ class StepOutlier(BuiltinRule):
         events, all_events = window.new_events, window.events
         rows = np.flatnonzero(self._is_step(events))
         self.datapoints += len(rows)
-        nodes, names = events.node.codes[rows], events.name.codes[rows]
-        for node in np.unique(nodes):
-            process = events.node.values[node]
-            around: Ints | None = None  # the rows of all events of this process
-            for name in np.unique(names[nodes == node]):
-                phase = self._phases.setdefault(process, {}).setdefault(events.name.values[name], _Phase())
-                steps = rows[(nodes == node) & (names == name)]
-                durations_s = events.duration_us[steps] / 1e6
-                phase.durations.add(durations_s)
-                long = steps[durations_s >= phase.floor_s()]
-                columns = (events.duration_us[long] / -1e6, events.start_us[long], events.step[long])
-                phase.longest += zip(*(column.tolist() for column in columns), strict=True)
-                for row in self._candidates(phase, events.duration_us, steps):
-                    if around is None:
-                        around = np.flatnonzero(all_events.node.mask(process))
-                        starts_us, ends_us = all_events.start_us[around], all_events.end_us[around]
-                    start_us, duration_us = float(events.start_us[row]), float(events.duration_us[row])
-                    ran = WhatRan()
-                    ran.add(all_events, around[(starts_us <= start_us + duration_us) & (ends_us >= start_us)])
-                    phase.ran.append((duration_us / 1e6, start_us, int(events.step[row]), ran))
-                _keep_longest(phase)
+        around: _Processes | None = None
+        groups = events.node.codes[rows].astype(np.int64) * len(events.name.values) + events.name.codes[rows]
+        order = np.argsort(groups, kind="stable")
+        for steps in np.split(rows[order], np.flatnonzero(np.diff(groups[order])) + 1) if len(rows) else []:
+            process, name = (each.values[each.codes[steps[0]]] for each in (events.node, events.name))
+            phase = self._phases.setdefault(process, {}).setdefault(name, _Phase())
+            durations_s = events.duration_us[steps] / 1e6
+            phase.durations.add(durations_s)
+            long = steps[durations_s >= phase.floor_s()]
+            columns = (events.duration_us[long] / -1e6, events.start_us[long], events.step[long])
+            phase.longest += zip(*(column.tolist() for column in columns), strict=True)
+            candidates = self._candidates(phase, events.duration_us, steps)
+            if candidates:
+                around = around or _Processes(all_events)
+                _look_into(phase, events, candidates, around, process)
+            _keep_longest(phase)
         return False
 
     @staticmethod
@@ -240,9 +235,47 @@ class StepOutlier(BuiltinRule):
         }
 
 
+class _Processes:
+    """The events of a window by process."""
+
+    def __init__(self, events: EventColumns) -> None:
+        self.events = events
+        codes, values = events.node.codes, events.node.values
+        # Numbers of 16 bits are sorted in one go.
+        order = np.argsort(codes.astype(np.uint16) if len(values) <= 1 << 16 else codes, kind="stable")
+        ends = np.cumsum(np.bincount(codes, minlength=len(values))).tolist()
+        self._spans = {value: slice(start, end) for value, start, end in zip(values, [0, *ends], ends, strict=False)}
+        self._rows, self._starts_us, self._ends_us = order, events.start_us[order], events.end_us[order]
+
+    def what_ran(self, process: str, start_us: float, end_us: float) -> WhatRan:
+        """What ran in a process in a stretch of time."""
+        span = self._spans.get(process, slice(0))
+        inside = (self._starts_us[span] <= end_us) & (self._ends_us[span] >= start_us)
+        ran = WhatRan()
+        ran.add(self.events, self._rows[span][inside])
+        return ran
+
+
+def _look_into(phase: _Phase, events: EventColumns, candidates: list[int], processes: _Processes, process: str) -> None:
+    """Note what ran in those of the steps that are among the longest."""
+    columns = (events.duration_us[candidates], events.start_us[candidates], events.step[candidates])
+    found = zip(*(column.tolist() for column in columns), strict=True)
+    new = [(duration_us / 1e6, start_us, step, duration_us) for duration_us, start_us, step in found]
+    known = [(*each[:3], None) for each in phase.ran]
+    for duration_s, start_us, step, duration_us in sorted([*known, *new], key=_by_length)[:LONGEST]:
+        if duration_us is not None:
+            ran = processes.what_ran(process, start_us, start_us + duration_us)
+            phase.ran.append((duration_s, start_us, step, ran))
+
+
 def _keep_longest(phase: _Phase) -> None:
     if len(phase.longest) >= LISTED:
         phase.longest.sort()
         del phase.longest[LISTED:]
-    phase.ran.sort(key=lambda item: (-item[0], item[1], item[2]))
+    phase.ran.sort(key=_by_length)
     del phase.ran[LONGEST:]
+
+
+def _by_length(step: tuple[Any, ...]) -> tuple[float, float, int]:
+    """The longest first; of equal ones the earliest."""
+    return -step[0], step[1], step[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import attrs
@@ -15,8 +16,11 @@ KINDS_OF_OTHERS = ("horovod", "smdataparallel")
 FORWARD, BACKWARD = "Forward-SubModuleInternal", "Backward-SubModuleInternal"
 _NO_EVENTS = EventColumns.empty()
 CPU, GPU, STEP, FORWARD_PASS, BACKWARD_PASS, GENERAL, NOTHING, HOROVOD = range(8)
+PASSES = ((FORWARD_PASS, "Forward pass"), (BACKWARD_PASS, "Backward pass"))
+FEW = 32  # events up to which they are added one by one
 
 
+@lru_cache(1024)
 def class_of(phase: str) -> int:
     """What an event of this phase is; the first that fits."""
     lower = phase.lower()
@@ -68,6 +72,9 @@ class WhatRan:
             chosen: row numbers, in the order in which they are met; default: all.
             weights: how many times each chosen one counts; default: once.
         """
+        if chosen is not None and weights is None and len(chosen) <= FEW:
+            self._add_few(events, chosen)
+            return
         phase = events.phase if chosen is None else events.phase[chosen]
         name = events.name if chosen is None else events.name[chosen]
         durations = events.duration_us if chosen is None else events.duration_us[chosen]
@@ -76,13 +83,7 @@ class WhatRan:
 
     def _add(self, phase: Category, name: Category, durations: Floats, found: Ints) -> None:
         present = np.bincount(found, minlength=HOROVOD + 1) > 0
-        for kind, by_phase, by_name in (
-            (CPU, self.cpu_phases, self.cpu_operators),
-            (GPU, self.gpu_phases, self.gpu_operators),
-            (STEP, self.steps, None),
-            (GENERAL, self.general, None),
-            (HOROVOD, None, self.horovod),
-        ):
+        for kind, by_phase, by_name in self._kinds():
             if not present[kind]:
                 continue
             rows = np.flatnonzero(found == kind)
@@ -90,15 +91,47 @@ class WhatRan:
                 add_sums(by_phase, phase[rows], durations[rows])
             if by_name is not None:
                 add_sums(by_name, name[rows], durations[rows])
-        for kind, title in ((FORWARD_PASS, "Forward pass"), (BACKWARD_PASS, "Backward pass")):
+        for kind, title in PASSES:
             if present[kind]:
                 self.passes[title] = self.passes.get(title, 0) + float(durations[found == kind].sum())
+
+    def _add_few(self, events: EventColumns, chosen: Ints) -> None:
+        """The same, faster for a handful of events: what a step usually holds."""
+        texts = (events.phase, events.name, events.kind)
+        phases, names, timelines = ([each.values[code] for code in each.codes[chosen].tolist()] for each in texts)
+        durations = events.duration_us[chosen]
+        found = [
+            HOROVOD if class_of(phase) == GENERAL and timeline.startswith(KINDS_OF_OTHERS) else class_of(phase)
+            for phase, timeline in zip(phases, timelines, strict=True)
+        ]
+        sums: dict[int, tuple[dict[str, float], dict[str, float]]] = {}
+        for kind, phase, name, duration in zip(found, phases, names, durations.tolist(), strict=True):
+            by_phase, by_name = sums.setdefault(kind, ({}, {}))
+            by_phase[phase] = by_phase.get(phase, 0.0) + duration
+            by_name[name] = by_name.get(name, 0.0) + duration
+        for kind, *ours in self._kinds():
+            for mine, new in zip(ours, sums.get(kind, ({}, {})), strict=True):
+                if mine is not None:
+                    _add_to(mine, new)
+        for kind, title in PASSES:
+            if kind in sums:
+                of_pass = durations[[each == kind for each in found]]
+                self.passes[title] = self.passes.get(title, 0) + float(of_pass.sum())
+
+    def _kinds(self) -> tuple[tuple[int, dict[str, float] | None, dict[str, float] | None], ...]:
+        """Where the sums of each class by phase and by name go."""
+        return (
+            (CPU, self.cpu_phases, self.cpu_operators),
+            (GPU, self.gpu_phases, self.gpu_operators),
+            (STEP, self.steps, None),
+            (GENERAL, self.general, None),
+            (HOROVOD, None, self.horovod),
+        )
 
     def merge(self, other: WhatRan) -> None:
         """Add the sums of another part."""
         for name, sums in vars(self).items():
-            for key, value in getattr(other, name).items():
-                sums[key] = sums.get(key, 0) + value
+            _add_to(sums, getattr(other, name))
 
     def write_details(self, details: dict[str, Any], *, swapped: bool = False) -> None:
         """Write the report's keys into `details`, keeping the place of those that are there.
@@ -124,6 +157,11 @@ class WhatRan:
             )
         if self.horovod:
             details["horovod"] = percentages(kept_operators(self.horovod))
+
+
+def _add_to(sums: dict[str, float], more: dict[str, float]) -> None:
+    for key, value in more.items():
+        sums[key] = sums.get(key, 0) + value
 
 
 def add_sums(sums: dict[str, float], category: Category, values: Floats) -> None:
