@@ -57,6 +57,7 @@ class Hook:
         self.is_helper: Callable[[], bool] = lambda: False  # a loader's worker: it has no steps
         self.on_step: list[Callable[[ModeKeys], None]] = []
         self.on_fork: list[Callable[[], None]] = []
+        self.on_profile: list[Callable[[], None]] = []  # a changed configuration takes effect, at a step's start
         self.windows: dict[str, Window] = {}
         self.batch_sizes: set[int] = set()  # of the loaders that were read with gradients enabled
         self.notes: dict[str, str] = {}  # collector → why it is not there, for the report
@@ -258,6 +259,9 @@ class Hook:
         if self._next_profile is not None:
             profile, self._next_profile = self._next_profile, None
             self._take_ranges(profile)
+            for changed in self.on_profile:
+                with self.guarded("configuration"):
+                    changed()
         if self.windows:
             self._turn_all(step)
         for action in self.on_step:

@@ -1,106 +1,35 @@
 """The Python window: where the interpreter spends its time, from step start to forward end and on to the next step.
 
 A window of its own also lies around the loop: before step 0 and after the last step.  Times are wall, process or off-CPU
-time at their real resolution.  Only one profiler can run in an interpreter: where a debugger, coverage or another profiler
+time at their real resolution.  What is around the loop is watched for a minute at most: loading data may take hours, and
+a profiler makes it slower.  Only one profiler can run in an interpreter: where a debugger, coverage or another profiler
 is at work already, the window is left out and the report says so.
 """
 
 from __future__ import annotations
 
-import cProfile
 import importlib.util
-import marshal
 import sys
-import time
+import threading
 from collections.abc import Callable
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 
 from sm_profiler.config import CollectorConfig
 from sm_profiler.formats.layout import StatsWindow, stats_path
 from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.python_sessions import CProfileSession, Limit, PyinstrumentSession, Session
 
 if TYPE_CHECKING:
     from sm_profiler.hook.core import Hook
 
 PYTHON = "python"
 ROTATION = ("total_time", "cpu_time", "off_cpu_time")
+AROUND_SECONDS = 60.0  # before step 0, and after the loop
 TOOL_ID = 2  # sys.monitoring's number for profilers
-
-
-def off_cpu() -> float:
-    """Seconds that passed without this process having a processor."""
-    return time.perf_counter() - time.process_time()
-
-
-TIMERS: dict[str, Callable[[], float]] = {
-    "total_time": time.perf_counter,
-    "cpu_time": time.process_time,
-    "off_cpu_time": off_cpu,
-}
-
-
-class Session(Protocol):
-    """One profiler from start to stop."""
-
-    def start(self) -> None:
-        """Begin."""
-
-    def stop(self) -> None:
-        """End; nothing is written yet."""
-
-    def files(self) -> dict[str, bytes]:
-        """File name → content."""
-
-
-class CProfileSession:
-    """The standard library's deterministic profiler."""
-
-    def __init__(self, timer: str) -> None:
-        self._profile = cProfile.Profile(TIMERS[timer])
-
-    def start(self) -> None:
-        """Begin."""
-        self._profile.enable()
-
-    def stop(self) -> None:
-        """End."""
-        self._profile.disable()
-
-    def files(self) -> dict[str, bytes]:
-        """The statistics in pstats' form."""
-        self._profile.create_stats()
-        return {"python_stats": marshal.dumps(self._profile.stats)}
-
-
-class PyinstrumentSession:
-    """Pyinstrument, version 5 or newer."""
-
-    def __init__(self) -> None:
-        from pyinstrument import Profiler  # noqa: PLC0415 - an extra; only where a configuration asks for it
-
-        self._profiler: Any = Profiler(async_mode="disabled")
-        self._session: Any = None
-
-    def start(self) -> None:
-        """Begin."""
-        self._profiler.start()
-
-    def stop(self) -> None:
-        """End."""
-        self._session = self._profiler.stop()
-
-    def files(self) -> dict[str, bytes]:
-        """The session as JSON and as a page."""
-        from pyinstrument.renderers import HTMLRenderer, JSONRenderer  # noqa: PLC0415 - as above
-
-        return {
-            "python_stats.json": JSONRenderer().render(self._session).encode(),
-            "python_stats.html": HTMLRenderer().render(self._session).encode(),
-        }
 
 
 @attrs.frozen
@@ -135,7 +64,7 @@ def why_not(config: CollectorConfig) -> str | None:
 class PythonWindow:
     """Runs one session after the other while its window is open; sessions are written when the window is over."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part that tests replace
         self,
         root: Path,
         source: Callable[[], str],
@@ -143,10 +72,15 @@ class PythonWindow:
         *,
         now_us: Callable[[], int],
         later: Callable[[Callable[[], None]], None],
+        limit: Callable[[float, Callable[[], None]], Limit] = Limit,
     ) -> None:
         self._root = root
         self._source = source
-        self._config = config
+        self.config = config
+        self.guarded: Callable[[Callable[[], None]], None] = lambda action: action()
+        self._new_limit = limit
+        self._limit: Limit | None = None  # to the session that runs
+        self._cut_us: int | None = None  # the session that runs was stopped then
         self._now_us = now_us
         self._later = later
         self._session: Session | None = None
@@ -159,14 +93,15 @@ class PythonWindow:
 
     def before_loop(self) -> None:
         """The hook is in place; the first step has not begun."""
-        self._start(Point("prestepzero", None, "start", self._now_us()))
+        if threading.current_thread() is threading.main_thread():  # where else would the profiler be stopped?
+            self._start(Point("prestepzero", None, "start", self._now_us()), AROUND_SECONDS)
 
     def after_loop(self, mode: str, step: int) -> None:
         """The hook is closed by the script: the last step's session ends, and what follows is watched."""
         self.is_open = False
         here = Point(mode, step, "stepend", self._now_us())
         self._stop(here)
-        self._start(Point("posthookclose", None, "start", here.at_us))
+        self._start(Point("posthookclose", None, "start", here.at_us), AROUND_SECONDS)
 
     def end(self) -> None:
         """The process ends."""
@@ -208,26 +143,47 @@ class PythonWindow:
         self.is_open = False
         session, self._session, self._began = self._session, None, None
         self._done.clear()
-        if session is not None:
+        was_cut, self._cut_us = self._cut_us is not None, None
+        self._unlimit()
+        if session is not None and not was_cut:
             session.stop()
 
     def _timer(self) -> str:
-        return ROTATION[self._steps % len(ROTATION)] if self._config.timer == "default" else self._config.timer
+        return ROTATION[self._steps % len(ROTATION)] if self.config.timer == "default" else self.config.timer
 
-    def _start(self, point: Point) -> None:
+    def _start(self, point: Point, seconds: float | None = None) -> None:
         if (other := other_profiler()) is not None:
             raise RuntimeError(other)
         session: Session
-        session = PyinstrumentSession() if self._config.profiler == "pyinstrument" else CProfileSession(self._timer())
+        session = PyinstrumentSession() if self.config.profiler == "pyinstrument" else CProfileSession(self._timer())
         session.start()
         self._session, self._began = session, point
+        if seconds is not None:
+            self._limit = self._new_limit(seconds, lambda: self.guarded(lambda: self._cut(point)))
+
+    def _unlimit(self) -> None:
+        limit, self._limit = self._limit, None
+        if limit is not None:
+            limit.cancel()
+
+    def _cut(self, point: Point) -> None:
+        """The session that began there has run for long enough: it ends now, in the name of the point where it should."""
+        if self._session is not None and self._began is point and self._cut_us is None:
+            self._cut_us = self._now_us()
+            self._session.stop()
 
     def _stop(self, point: Point) -> None:
         session, began = self._session, self._began
         self._session = self._began = None
-        if session is not None and began is not None:
+        cut_us, self._cut_us = self._cut_us, None
+        self._unlimit()
+        if session is None or began is None:
+            return
+        if cut_us is None:
             session.stop()
-            self._done.append((began, point, session))
+        else:
+            point = attrs.evolve(point, at_us=cut_us)
+        self._done.append((began, point, session))
 
     def write(self) -> None:
         """Write the sessions that have ended.
@@ -241,15 +197,15 @@ class PythonWindow:
                 began.mode, began.step, began.phase, began.at_us, ended.mode, ended.step, ended.phase, ended.at_us
             )
             for name, content in session.files().items():
-                path = self._root / stats_path("pytorch", self._config.profiler, self._source(), window, name)
+                path = self._root / stats_path("pytorch", self.config.profiler, self._source(), window, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 temporary = path.with_name(path.name + ".tmp")
                 temporary.write_bytes(content)
                 temporary.rename(path)
 
 
-def add_python_window(hook: Hook, config: CollectorConfig) -> PythonWindow:
-    """Make the window and tie it to a hook's steps; the phase before the loop begins here."""
+def add_python_window(hook: Hook, config: CollectorConfig, *, before_loop: bool = True) -> PythonWindow:
+    """Make the window and tie it to a hook's steps; the phase before the loop begins here, if it is not running yet."""
     tracker = hook.tracker
     window = PythonWindow(
         hook.root,
@@ -268,6 +224,8 @@ def add_python_window(hook: Hook, config: CollectorConfig) -> PythonWindow:
             window.drop()
             hook.guard.failed(PYTHON, error)
 
+    window.guarded = failing
+
     def step_starts(mode: ModeKeys) -> None:
         failing(lambda: window.step_starts(mode.name.lower(), tracker.number))
 
@@ -275,6 +233,10 @@ def add_python_window(hook: Hook, config: CollectorConfig) -> PythonWindow:
         if window.is_open:
             failing(lambda: window.forward_ends(tracker.mode.name.lower(), tracker.number))
 
+    def profile_changes() -> None:
+        window.config = hook.profile.collectors.get(PYTHON, window.config)
+
+    hook.on_profile.append(profile_changes)
     hook.on_step.append(step_starts)
     tracker.on_forward_end = forward_ends
     hook.on_close.append(
@@ -285,6 +247,6 @@ def add_python_window(hook: Hook, config: CollectorConfig) -> PythonWindow:
     hook.on_exit.append(lambda: failing(window.end))
     hook.on_fork.append(window.drop)
     hook.on_broke.append(window.drop)
-    if parent_process() is None:  # a loader's worker that was spawned has no loop to come before
+    if before_loop and parent_process() is None:  # a loader's worker that was spawned has no loop to come before
         failing(window.before_loop)
     return window

@@ -123,15 +123,22 @@ class PyTorchAdapter:
         hook.after_close.append(detailed.wait)
         hook.on_broke.append(detailed.drop)
         hook.on_fork.append(detailed.forget)
+        hook.on_profile.append(self._add_python)
+        self._add_python(before_loop=True)
+
+    def _add_python(self, *, before_loop: bool = False) -> None:
+        """The Python window, when the configuration asks for it: at the start, or while the job runs."""
+        hook = self._hook
         config = hook.profile.collectors.get(PYTHON)
-        if config is None:
+        if config is None or PYTHON in hook.collectors:
             return
         reason = why_not(config)
         if reason is not None:
             hook.notes[PYTHON] = f"unavailable: {reason}"
             hook.guard.warn(f"the Python window is left out: {reason}")
             return
-        hook.collectors[PYTHON] = add_python_window(hook, config)
+        hook.notes.pop(PYTHON, None)
+        hook.collectors[PYTHON] = add_python_window(hook, config, before_loop=before_loop)
 
     def _dynamo_loaded(self) -> None:
         """Keep torch.compile away from our wrappers, and the wrappers out of its guards."""

@@ -1,0 +1,223 @@
+"""The Python window: a configuration that asks for it while the job runs, and a limit to what is around the loop."""
+
+import json
+import pstats
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from test_hook_promises import config
+from test_hook_training import environment
+
+from sm_profiler.config import CollectorConfig
+from sm_profiler.formats.layout import PythonStats, parse_path
+from sm_profiler.hook import python_sessions
+from sm_profiler.hook.python_sessions import CProfileSession, Limit
+from sm_profiler.hook.python_window import AROUND_SECONDS, PythonWindow, other_profiler
+
+needs_the_place = pytest.mark.skipif(other_profiler() is not None, reason=f"did not run: {other_profiler()}")
+
+
+def parsed(folder) -> list:
+    paths = (path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file())
+    return [found for found in map(parse_path, paths) if isinstance(found, PythonStats)]
+
+
+class Around:
+    """A set-up that is profiled, on a clock of its own."""
+
+    def __init__(self, folder, profiler: str) -> None:
+        self.now, self.tasks, self.limits, self.cancelled = 0.0, [], [], 0
+        self.window = PythonWindow(
+            folder,
+            lambda: "0-algo-1",
+            CollectorConfig(start_step=5, num_steps=1, profiler=profiler),
+            now_us=lambda: int(self.now * 1e6),
+            later=self.tasks.append,
+            limit=self._limit,
+        )
+
+    def _limit(self, seconds, reached):
+        self.limits.append((seconds, reached))
+        return self
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+    def is_watched(self) -> bool:
+        return sys.getprofile() is not None or other_profiler() is not None
+
+
+def early() -> int:
+    return sum(number for number in range(10))
+
+
+def late() -> int:
+    return sum(number for number in range(10))
+
+
+@needs_the_place
+@pytest.mark.parametrize("profiler", ["cprofile", "pyinstrument"])
+def test_a_long_set_up_is_watched_for_a_minute(tmp_path, profiler):
+    pytest.importorskip(profiler.replace("cprofile", "cProfile"))
+    around = Around(tmp_path, profiler)
+    around.window.before_loop()
+    early()
+    assert around.is_watched()
+    ((seconds, reached),) = around.limits
+    assert seconds == AROUND_SECONDS
+    around.now = 60.0
+    reached()
+    assert not around.is_watched()
+    around.now = 5000.0
+    late()
+    around.window.step_starts("train", 0)
+    reached()  # too late to matter
+    for task in around.tasks:
+        task()
+    (stats, *_) = parsed(tmp_path)
+    window = stats.window
+    assert (window.start_mode, window.start_us) == ("prestepzero", 0)
+    assert (window.end_mode, window.end_step, window.end_phase) == ("train", 0, "stepstart")  # as where nothing was cut
+    assert window.end_us == 60_000_000  # and the time at which it was
+    if profiler == "cprofile":
+        names = {name for _, _, name in pstats.Stats(str(tmp_path / stats.path)).stats}
+        assert "early" in names
+        assert "late" not in names
+
+
+@needs_the_place
+def test_what_follows_the_loop_is_watched_for_a_minute_too(tmp_path):
+    around = Around(tmp_path, "cprofile")
+    around.window.after_loop("train", 9)
+    around.now = 60.0
+    around.limits[0][1]()
+    assert not around.is_watched()
+    around.now = 5000.0
+    around.window.end()
+    (stats,) = parsed(tmp_path)
+    assert (stats.window.start_mode, stats.window.end_phase, stats.window.end_us) == ("posthookclose", "end", 60e6)
+
+
+@needs_the_place
+def test_a_step_that_comes_sooner_ends_it_and_its_limit(tmp_path):
+    around = Around(tmp_path, "cprofile")
+    around.window.before_loop()
+    around.now = 2.0
+    around.window.step_starts("train", 0)
+    assert around.cancelled == 1
+    around.limits[0][1]()
+    around.window.write()
+    assert [stats.window.end_us for stats in parsed(tmp_path)] == [2_000_000]
+
+
+@needs_the_place
+def test_a_window_that_is_dropped_after_the_minute_has_nothing_left_to_stop(tmp_path):
+    around = Around(tmp_path, "cprofile")
+    around.window.before_loop()
+    around.limits[0][1]()
+    around.window.drop()
+    around.window.end()
+    assert parsed(tmp_path) == []
+
+
+def until(happened) -> bool:
+    for _ in range(2000):
+        if happened():
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def test_a_limit_calls_back_on_the_main_thread():
+    threads = []
+    Limit(0.0, lambda: threads.append(threading.current_thread()))
+    assert until(lambda: threads)
+    assert threads == [threading.main_thread()]
+
+
+def test_a_limit_that_is_cancelled_does_nothing():
+    called = []
+    limit = Limit(3600.0, lambda: called.append(1))
+    limit.cancel()
+    limit.cancel()
+    assert until(lambda: not any(thread.name == "sm-profiler-limit" for thread in threading.enumerate()))
+    assert called == []
+
+
+def test_a_profiler_is_not_stopped_from_within_its_own_callback(monkeypatch):
+    """The interpreter crashes otherwise."""
+    called, inside = [], [True]
+
+    def clock() -> float:  # a profiler's timer that takes long
+        Limit(0.0, lambda: called.append(list(asked)))
+        while inside[0]:
+            pass
+        return 0.0
+
+    monkeypatch.setattr(python_sessions, "off_cpu", clock)
+    monkeypatch.setattr(python_sessions, "AGAIN_SECONDS", 0.001)
+    asked, real = [], python_sessions.in_profiler
+
+    def counted(frame) -> bool:
+        asked.append(real(frame))
+        inside[0] = len(asked) < 3
+        return asked[-1]
+
+    monkeypatch.setattr(python_sessions, "in_profiler", counted)
+    clock()
+    assert until(lambda: called)
+    assert called[0][:3] == [True] * 3
+    assert called[0][-1] is False
+
+
+@needs_the_place
+@pytest.mark.parametrize("timer", ["total_time", "off_cpu_time"])
+def test_a_real_profiler_is_ended_by_its_limit(timer):
+    session = CProfileSession(timer)
+    session.start()
+    Limit(0.0, session.stop)
+    assert until(lambda: other_profiler() is None)
+    assert session.files()
+
+
+PROGRAM = """
+import json, os, sys, time
+import torch
+from sm_profiler.hook import get_hook
+path, changed = sys.argv[1:]
+hook = get_hook()
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+def step():
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+for _ in range(5):
+    step()
+with open(path, "w") as file:
+    file.write(changed)
+os.utime(path, ns=(1, 1))  # whatever the clock's resolution: not the time that it had
+hook._watch()  # as the hook's thread does once a second
+for _ in range(20):
+    step()
+print(json.dumps({"failures": hook.guard.failures, "notes": hook.notes}))
+"""
+
+
+def test_a_python_window_begins_while_the_job_runs(tmp_path):
+    path, folder = tmp_path / "profilerconfig.json", tmp_path / "profile"
+    path.write_text(config(folder))
+    asked = '{"StartStep": 8, "NumSteps": 2, "ProfilerName": "cprofile", "cProfileTimer": "total_time", }'
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, path, config(folder, PythonProfilingConfig=asked)],
+        capture_output=True, text=True, check=False, timeout=100, env=environment(SM_PROFILER_CONFIG=str(path)),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {"failures": {}, "notes": {}}
+    spans = [(w.start_mode, w.start_step, w.start_phase) for w in (stats.window for stats in parsed(folder))]
+    assert sorted(spans) == [("train", step, phase) for step in (8, 9) for phase in ("forwardpassend", "stepstart")]
