@@ -8,6 +8,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import Floats, Ints, Mask
+from sm_profiler.report.attempts import Attempts, evaluation_seconds, find_attempts, follows, join_successors
 from sm_profiler.report.stalls import Stalls, find_stalls
 from sm_profiler.report.step_fold import (
     BACKWARD,
@@ -38,10 +39,10 @@ class Rank:
         node: `algo-1`.
         steps: its steps.
         start, end: of its loop, seconds since the epoch.
+        attempts: how often the job was begun: above 1 it was interrupted and went on.
         slices: where the loop's time went, by the names in SLICES; they add up to the loop's length.
         gc, gc_in_wait: collections of Python's garbage collector, within the slices.
         communication: collectives seen, within the slices.
-        attempts: processes seen under this name; above 1 the job was interrupted and went on.
         has_waits: whether waiting for data was recorded for the whole loop.
         waits_seen: share of the training steps for which a wait was recorded.
         turns: the training steps that directly follow each other, from one fetch to the next.
@@ -57,7 +58,7 @@ class Rank:
     gc: float
     gc_in_wait: float
     communication: float
-    attempts: int
+    attempts: Attempts
     has_waits: bool
     waits_seen: float
     turns: Turns
@@ -65,8 +66,8 @@ class Rank:
 
     @property
     def loop(self) -> float:
-        """Length of the loop."""
-        return self.end - self.start
+        """Length of the loop, without what lies between two attempts."""
+        return self.end - self.start - self.attempts.down_s
 
     @property
     def train(self) -> Mask:
@@ -132,13 +133,13 @@ class Turns:
         return len(self.length)
 
 
-def turns_of(steps: StepRows, waits: Floats) -> Turns:
-    """Turn a process's steps into turns of the loop; turns that begin in evaluation are left out.
+def turns_of(steps: StepRows, waits: Floats, breaks: tuple[int, ...] = ()) -> Turns:
+    """Turn a process's steps into turns of the loop; turns that begin in evaluation, or in an attempt before, are left out.
 
     `waits`: seconds, for each step.
     """
     train = steps.mode == TRAIN
-    rows = np.flatnonzero(train[:-1] & train[1:]) + 1
+    rows = np.flatnonzero(train[:-1] & train[1:] & follows(steps, breaks)) + 1
     ends = steps.end / 1e6
     length = np.maximum(ends[rows] - ends[rows - 1], 0.0)
     seconds = steps.parts[rows] / 1e6
@@ -237,6 +238,12 @@ class Facts:
         span = rank.loop - rank.slices["evaluation"]
         return float(rank.train.sum() / span) if span > 0 else None
 
+    @property
+    def interruptions(self) -> tuple[int, float]:
+        """How often the job was interrupted and went on, and for how many seconds nobody trained meanwhile."""
+        attempts = [rank.attempts for rank in self.ranks]
+        return max((one.count - 1 for one in attempts), default=0), max((one.down_s for one in attempts), default=0.0)
+
     def average_share(self, which: str) -> float:
         """A slice as a share of the loop, averaged over ranks."""
         loops = [rank for rank in self.ranks if rank.loop > 0]
@@ -285,7 +292,8 @@ class Facts:
                     "seconds": {name: _number(value) for name, value in rank.slices.items()},
                     "gc_s": _number(rank.gc),
                     "communication_s": _number(rank.communication),
-                    "attempts": rank.attempts,
+                    "attempts": rank.attempts.count,
+                    "interrupted_s": _number(rank.attempts.down_s),
                 }
                 for rank in self.ranks
             ],
@@ -296,7 +304,7 @@ def _number(value: float | None) -> float | None:
     return None if value is None or not np.isfinite(value) else round(float(value), 6)
 
 
-def make_rank(name: str, rows: StepRows, span_us: tuple[float, float], attempts: int) -> Rank:
+def make_rank(name: str, rows: StepRows, span_us: tuple[float, float], attempts: Attempts) -> Rank:
     """Cut the loop of one process into its slices."""
     start, end = span_us[0] / 1e6, span_us[1] / 1e6
     seconds, steps = rows.parts / 1e6, rows.duration / 1e6
@@ -311,7 +319,7 @@ def make_rank(name: str, rows: StepRows, span_us: tuple[float, float], attempts:
         waits = np.minimum(seconds[:, LOADER], np.where(gaps > 0, gaps, 0.0))
     known = seconds[:, [FORWARD, BACKWARD, OPTIMIZER]].sum(axis=1)
     between = np.maximum(steps - known, 0.0)
-    turns = turns_of(rows, waits)
+    turns = turns_of(rows, waits, attempts.breaks)
     recorded_length = float(turns.length[turns.known].sum())
     scale = float(turns.length.sum()) / recorded_length if recorded_length > 0 else 1.0  # for steps without phases
     slices = {
@@ -320,31 +328,21 @@ def make_rank(name: str, rows: StepRows, span_us: tuple[float, float], attempts:
         "backward": float(seconds[train, BACKWARD].sum()) * scale,
         "optimizer": float(seconds[train, OPTIMIZER].sum()) * scale,
         "between": float(between[train & (known > 0)].sum()) * scale,
-        "evaluation": evaluation_seconds(rows),
+        "evaluation": evaluation_seconds(rows, attempts.breaks),
     }
     if not (known[train] > 0).any():  # a job that records steps only: all of a step is work
         slices["forward"] = float(steps[train].sum())
-    room = max(end - start - slices["evaluation"], 0.0)
+    loop = end - start - attempts.down_s
+    room = max(loop - slices["evaluation"], 0.0)
     whole = sum(slices.values()) - slices["evaluation"]
     if whole > room > 0:  # scaled up beyond the loop
         slices |= {name: value * room / whole for name, value in slices.items() if name != "evaluation"}
-    slices["outside"] = max(end - start - sum(slices.values()), 0.0)
+    slices["outside"] = max(loop - sum(slices.values()), 0.0)
     return Rank(
         name, name.rpartition("-")[0] or name, rows, start, end, slices,
         float(seconds[:, GC].sum()), float(rows.gc_in_wait.sum() / 1e6), float(seconds[train, COMMUNICATION].sum()),
         attempts, bool(recorded), waits_seen, turns, find_stalls(turns),
     )  # fmt: skip
-
-
-def evaluation_seconds(rows: StepRows) -> float:
-    """Time from the first fetch to the last step of each stretch of evaluation."""
-    evaluation = rows.mode != TRAIN
-    if not evaluation.any():
-        return 0.0
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], evaluation.astype(np.int8), [0]])))
-    first, last = edges[0::2], edges[1::2] - 1
-    begin = rows.start[first] - rows.parts[first, WAIT]
-    return float((rows.end[last] - begin).sum() / 1e6)
 
 
 def _batch_size(metadata: tuple[dict[str, Any], ...]) -> int | None:
@@ -365,8 +363,10 @@ def prepare(  # noqa: PLR0913 - one argument a part, all but the first are optio
     memory: dict[str, tuple[Floats, Floats]] | None = None,
 ) -> Facts:
     """Facts from what the folds saw."""
+    found, told = join_successors(found, metadata)
     ranks = tuple(
-        make_rank(node, rows, found.loop[node], found.pids.get(node, 1)) for node, rows in each_process(found)
+        make_rank(node, rows, found.loop[node], find_attempts(node, rows, told, found.pids.get(node, 1)))
+        for node, rows in each_process(found)
     )
     edges = [edge for rank in ranks for edge in (rank.start, rank.end)] + [system.first_s, system.last_s]
     edges = [edge for edge in edges if np.isfinite(edge)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import textwrap
 
+from sm_profiler.report.judges.case import duration
 from sm_profiler.report.model import Report
 from sm_profiler.report.slices import loop_slices
 from sm_profiler.report.svg import clean, shorten
@@ -57,6 +58,12 @@ def terminal_summary(report: Report, colour: bool = False, *, width: int | None 
         + (f", {one.where}" if one.where else ""), width)
         for one in main.evidence[:3]
     ]  # fmt: skip
+    interrupted, down = report.facts.interruptions
+    if interrupted:
+        times = "once" if interrupted == 1 else f"{interrupted} times"
+        lines.append(
+            shorten(f"  interrupted {times} and taken up again; {duration(down)} in between do not count", width)
+        )
     lines += _wrap(f"Next: {main.next_step}", width, 4, "  ")
     others = [finding.kind.value for finding in report.verdict.also if not finding.kind.is_healthy]
     if others:

@@ -224,9 +224,13 @@ def glance(report: Report) -> list[tuple[str, str, str]]:
     if memory is not None:
         tiles.append(("Memory", f"{memory:.0f} %", "of the node's" if len(facts.nodes) == 1 else "of the nodes'"))
     if facts.ranks:
-        attempts = max(rank.attempts for rank in facts.ranks) - 1
+        interrupted, down = facts.interruptions
         tiles.append(
-            ("Interruptions", str(attempts) if attempts > 0 else "none", "restarts seen" if attempts > 0 else "")
+            (
+                "Interruptions",
+                str(interrupted) if interrupted else "none",
+                f"{duration(down)} in between" if down else "",
+            )
         )
     tiles.append(
         (

@@ -14,6 +14,7 @@ from sm_profiler.rules.builtin import Compat
 from sm_profiler.rules.profiler_report import ProfilerReport, reason
 from sm_profiler.rules.window import MINUTE_US, BatchLike, Window, WindowCutter
 
+LATE_S = 90.0  # a node that still runs uploads a system file a minute
 POLL_S = 10.0
 REPORTS = "profiler-reports"
 
@@ -98,6 +99,15 @@ def service_limit_us(source: SourceLike, interval_us: int = MINUTE_US) -> int | 
     return min(last.values()) if source.finished else min(last.values()) - interval_us + 1
 
 
+def others_may_follow(source: SourceLike) -> bool:
+    """Whether files of other nodes may still come after the end marker, which the first one writes when it is done."""
+    files = getattr(source, "files", ())
+    if len({item.host for item in files}) < 2:  # noqa: PLR2004 - one node alone has nobody to wait for
+        return False
+    last_us: int = max(item.at_us + MINUTE_US * item.is_system for item in files)
+    return time.time() < last_us / 1e6 + LATE_S
+
+
 def windows(source: SourceLike, *, follow: bool | Following = False, interval_us: int = MINUTE_US) -> Iterator[Window]:
     """Cut a source into windows, each as soon as its rows have come."""
     waiting = Following() if follow is True else follow
@@ -108,7 +118,7 @@ def windows(source: SourceLike, *, follow: bool | Following = False, interval_us
         for batch in source.batches():
             cutter.add(batch)
             yield from cutter.ready()
-        if not waiting or finished or waiting.stop():
+        if not waiting or (finished and not others_may_follow(source)) or waiting.stop():
             break
         yield from cutter.ready(eager=True)
         waiting.caught_up()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import calendar
 import os
+import re
 import time
 from collections.abc import Iterable
 
@@ -22,6 +23,7 @@ TIMELINES = (
     layout.SMDATAPARALLEL_TIMELINE,
 )
 TRAILING_US = 5 * layout.MINUTE_US
+_HOST = re.compile(r"algo-(\d{1,9})(?!\d)")
 _CLOCKS_US = layout.MINUTE_US  # how far the clock that names files may be ahead of the one that stamps them
 
 
@@ -63,6 +65,12 @@ class Item:
         return not self.kind
 
     @property
+    def host(self) -> int:
+        """The host's number: 1 for `algo-1`; 0 for one with another kind of name."""
+        match = _HOST.match(self.node)
+        return int(match[1]) if match else 0
+
+    @property
     def order(self) -> tuple[int, bool, int, str]:
         """Files are delivered by minute, system metrics first."""
         return self.at_us // layout.MINUTE_US, not self.is_system, self.at_us, self.info.key
@@ -88,6 +96,7 @@ class Catalog:
         self._metadata: dict[str, TraceMetadata] = {}
         self._markers: dict[str, FileInfo] = {}
         self._latest = {layout.SYSTEM: 0, layout.FRAMEWORK: 0}
+        self._latest_of_host: dict[int, int] = {}
 
     def refresh(self) -> list[Item]:
         """List what may have come since the last time; returns the items that are new or whose content changed."""
@@ -100,11 +109,15 @@ class Catalog:
 
     @property
     def finished(self) -> bool:
-        """Whether the job has ended: a marker stands, and no file is named by a later time."""
+        """Whether the job has ended: a marker stands, and no file of the host that writes markers is named by a later time.
+
+        That is the first host.  Later files of it are a run that was taken up again; those of others are only late.
+        """
         if not self._markers:
             return False
         marked_us = max(info.mtime for info in self._markers.values()) * layout.SECOND_US
-        return max(self._latest.values()) <= marked_us + _CLOCKS_US
+        latest_us = self._latest_of_host[min(self._latest_of_host)] if self._latest_of_host else 0
+        return latest_us <= marked_us + _CLOCKS_US
 
     def _list(self, *, everything: bool) -> list[Item]:
         trailing = duration_us("TRAILING_DURATION_MICROSECONDS", TRAILING_US)
@@ -148,6 +161,8 @@ class Catalog:
                 self.items[info.key] = item
                 found.append(item)
                 self._latest[part] = max(self._latest[part], item.at_us)
+                host = item.host
+                self._latest_of_host[host] = max(self._latest_of_host.get(host, 0), item.at_us)
         return found
 
     def _item(self, info: FileInfo) -> Item | None:
