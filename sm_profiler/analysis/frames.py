@@ -48,15 +48,16 @@ def system_frame(
     if rows is not None:
         system, at_us, spent = system[rows], at_us[rows], True
         shown_us = None if shown_us is None else shown_us[rows]
-    value, columns = own(system.value, spent=spent), (system.name, system.dimension, system.node, system.type)
+    # What is done with is let go, here too.
+    columns: dict[str, Any] = {"timestamp_us": at_us, "value": own(system.value, spent=spent)}
+    left = {"nodeID": system.node, "type": system.type, "dimension": system.dimension, "system_metric": system.name}
     del system
-    name, dimension, node, kind = map(category_texts, columns)
-    del columns
-    timestamp = texts(text_times(at_us if shown_us is None else shown_us))
+    while left:
+        column, category = left.popitem()
+        columns[column] = category_texts(category)
+    columns["timestamp"] = texts(text_times(at_us if shown_us is None else shown_us))
     at_us -= start_us
-    return pd.DataFrame(
-        dict(zip(SYSTEM_COLUMNS, (timestamp, at_us, value, name, dimension, node, kind), strict=True)), copy=False
-    )
+    return pd.DataFrame({column: columns[column] for column in SYSTEM_COLUMNS}, copy=False)
 
 
 def framework_frame(

@@ -31,9 +31,9 @@ def texts(array: pa.Array | pa.ChunkedArray) -> Any:
 def category_texts(category: Category) -> Any:
     """A category as a text column."""
     values, codes = pa.array(category.values, pa.large_string()), category.codes
-    edges = np.flatnonzero(codes[1:] != codes[:-1]) + 1
-    if (len(edges) + 1) * _LONG <= len(codes):
-        chunks = _runs(codes, [0, *edges.tolist(), len(codes)], values)
+    changes = codes[1:] != codes[:-1]
+    if (np.count_nonzero(changes) + 1) * _LONG <= len(codes):
+        chunks = _runs(codes, [0, *(np.flatnonzero(changes) + 1).tolist(), len(codes)], values)
     elif len(category.values) <= _FEW and len(codes) > 2 * _STRETCH:
         chunks = _repetitions(codes, values)
     else:

@@ -61,13 +61,12 @@ def read_system(data: bytes, node: str) -> tuple[SystemRows, Outcome]:
     tally = Tally()
     if not data.strip():
         tally.mend("empty")
-        return _rows([], node, tally), attrs.evolve(tally.close(0), status="refused")
+        return _rows([], node), attrs.evolve(tally.close(0), status="refused")
     try:
         records = _DECODER.decode_lines(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         records = _salvage(data, tally)
-    rows = _rows(records, node, tally)
-    return rows, tally.close(len(rows.timestamp))
+    return account(_rows(records, node), tally)
 
 
 def _salvage(data: bytes, tally: Tally) -> list[_Record]:
@@ -80,20 +79,21 @@ def _salvage(data: bytes, tally: Tally) -> list[_Record]:
     return records
 
 
-def _rows(records: list[_Record], node: str, tally: Tally) -> SystemRows:
+def _rows(records: list[_Record], node: str) -> SystemRows:
     heads = Numbering()
     count = len(records)
     head = np.fromiter(map(heads.__getitem__, map(_HEAD, records)), np.int32, count)
     timestamp = np.fromiter(map(_TIMESTAMP, records), np.float64, count)
     value = np.fromiter(map(_VALUE, records), np.float64, count)
     table: Any = tuple((kind, name or "", dimension or "", on or node) for kind, name, dimension, on in heads)
-    return checked(SystemRows(timestamp, value, head, table), tally)
+    return SystemRows(timestamp, value, head, table)
 
 
-def checked(rows: SystemRows, tally: Tally) -> SystemRows:
-    """The rows without those whose time or value is out of every range, counted."""
-    good = (rows.timestamp >= 0) & (rows.timestamp * 1e6 < LAST_US) & np.isfinite(rows.value)
-    if good.all():
-        return rows
-    tally.drop("time or value out of range", int((~good).sum()))
-    return SystemRows(rows.timestamp[good], rows.value[good], rows.head[good], rows.heads)
+def account(rows: SystemRows, tally: Tally | None = None) -> tuple[SystemRows, Outcome]:
+    """The rows without those whose time or value is out of every range, and what became of their file."""
+    tally = tally or Tally()
+    good = (rows.timestamp >= 0) & (rows.timestamp < LAST_US / 1e6) & np.isfinite(rows.value)
+    if not good.all():
+        tally.drop("time or value out of range", int((~good).sum()))
+        rows = SystemRows(rows.timestamp[good], rows.value[good], rows.head[good], rows.heads)
+    return rows, tally.close(len(rows.timestamp))

@@ -11,12 +11,13 @@ from collections import deque
 from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.outcome import REFUSED, Outcome
-from sm_profiler.formats.system_reader import read_system
+from sm_profiler.formats.system_reader import account, read_system
 from sm_profiler.formats.trace_reader import read_trace
 from sm_profiler.source.catalog import Item
 from sm_profiler.source.wire import Request, Rows, receive_rows, send_request
@@ -50,8 +51,9 @@ def parse_all(
     Args:
         storage: where they are.
         items: the files.
-        processes: how many processes parse; None: one a processor, if there is enough to do.  This one is among them
-            unless there is a lot to do: then it only hands out and gathers, which keeps the others busy.
+        processes: how many processes parse (threads, where there are only system metrics and Arrow is installed); None:
+            one a processor, if there is enough to do.  This one is among them unless there is a lot to do: then it only
+            hands out and gathers, which keeps the others busy.
         ahead_bytes: how many bytes of files may be under way or waiting besides the file that is yielded.
 
     Raises:
@@ -62,6 +64,9 @@ def parse_all(
     size = sum(item.info.size for item in items)
     if processes is None and size < WORTH_BYTES:
         wanted = 1
+    if wanted > 1 and find_spec("pyarrow") and all(item.is_system for item in items):
+        yield from _in_threads(storage, items, wanted, ahead_bytes)
+        return
     if wanted > 1 and sys.executable:
         helps = size < ALONE_BYTES and isinstance(storage, LocalStorage)
         yield from _in_processes(storage, items, wanted - helps, ahead_bytes, helps=helps)
@@ -69,6 +74,26 @@ def parse_all(
     fetched = read_all(storage, (item.info for item in items), ahead_bytes=ahead_bytes)
     for item, (_, data) in zip(items, fetched, strict=True):
         yield _parse_here(item, data)
+
+
+def _in_threads(storage: Storage, items: list[Item], threads: int, ahead_bytes: int) -> Generator[Parsed, None, None]:
+    """System metrics alone: Arrow splits them while other threads do the same, and no process is needed."""
+    from sm_profiler.formats.system_table import read_table, release_unused  # noqa: PLC0415 - a process that parses needs no Arrow
+
+    def parse(item: Item, data: bytes | SourceError) -> Parsed:
+        rows = None if isinstance(data, SourceError) else read_table(data, item.node)
+        return _parse_here(item, data) if rows is None else (item, *account(rows))
+
+    waiting: deque[Future[Parsed]] = deque()
+    with ThreadPoolExecutor(threads, "sm-profiler-parse") as pool:
+        fetched = read_all(storage, (item.info for item in items), ahead_bytes=ahead_bytes)
+        for item, (_, data) in zip(items, fetched, strict=True):
+            waiting.append(pool.submit(parse, item, data))
+            if len(waiting) > threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    release_unused()
 
 
 def _processors() -> int:
