@@ -51,17 +51,17 @@ def main() -> None:
             [sys.executable, str(MAKE_JOB), "--out", str(job), *shape], check=True, capture_output=True, text=True
         )
         print(made.stdout.strip().rpartition(": ")[2])
+        print("\n| read | seconds | MiB | verdict |\n|---|---|---|---|")
         for label, cache in (
             ("from JSON, no cache", "none"),
             ("from JSON, writing the cache", "cache"),
             ("from the cache", "cache"),
         ):
             found = measure(job, out, cache)
-            print(
-                f"{label:32} {found['total_s']:6.1f} s   peak {found['peak_mb']:6.0f} MB (+ workers of up to {found['largest_child_mb']:.0f} MB)   {found['verdict']}"
-            )
+            memory = f"{found['peak_mb']:.0f} and {found['largest_child_mb']:.0f} of the largest helper"
+            print(f"| {label} | {found['total_s']:.1f} | {memory} | {found['verdict']} |")
         size = (out / "profiler-report.html").stat().st_size
-        print(f"profiler-report.html: {size / 1024:.0f} kB")
+        print(f"\nprofiler-report.html: {size / 1024:.0f} kB")
 
 
 if __name__ == "__main__":
