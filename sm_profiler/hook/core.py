@@ -61,6 +61,7 @@ class Hook:
         self.windows: dict[str, Window] = {}
         self.batch_sizes: set[int] = set()  # of the loaders that were read with gradients enabled
         self.notes: dict[str, str] = {}  # collector → why it is not there, for the report
+        self.on_beat: list[Callable[[], None]] = []  # once a second, on the background thread
         self.on_close: list[Callable[[], None]] = []
         self.on_exit: list[Callable[[], None]] = []
         self.exiting = False
@@ -217,6 +218,8 @@ class Hook:
     def _beat(self) -> None:
         """On the background thread, once a second."""
         self._watch()
+        for action in self.on_beat:
+            action()
         if self._recorder is not None and self._recorder.meter.is_over_budget():
             self._shed()
 

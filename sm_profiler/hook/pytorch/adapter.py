@@ -12,6 +12,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from sm_profiler.hook.auto import when_loaded
+from sm_profiler.hook.horovod_window import HOROVOD, add_horovod_window
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.python_window import add_python_window, why_not
 from sm_profiler.hook.pytorch.cuda import CudaWatch
@@ -68,7 +69,7 @@ LOOK_EVERY_NS = 1_000_000_000
 class PyTorchAdapter:
     """Everything that is installed into torch for one hook."""
 
-    provides = frozenset({DATALOADER, DETAILED, PYTHON})
+    provides = frozenset({DATALOADER, DETAILED, PYTHON, HOROVOD})
 
     def __init__(self, hook: Hook, torch: Any) -> None:
         self._hook = hook
@@ -123,6 +124,8 @@ class PyTorchAdapter:
         hook.after_close.append(detailed.wait)
         hook.on_broke.append(detailed.drop)
         hook.on_fork.append(detailed.forget)
+        with hook.guarded(HOROVOD):
+            add_horovod_window(hook)
         hook.on_profile.append(self._add_python)
         self._add_python(before_loop=True)
 

@@ -1,0 +1,158 @@
+"""Turns the part of Horovod's own timeline that lies inside a window into the job's files.
+
+Runs as a process of its own, beside the training: `python -m sm_profiler.hook.convert_horovod`, its order as JSON on
+standard input, as one line.  Horovod writes an array that grows: its last `]` is overwritten by the next event's comma, or never comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sm_profiler.formats.layout import HOROVOD_TIMELINE
+from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
+
+CHUNK = 1 << 20
+WAIT_SECONDS = 0.5
+MOST_EVENTS = 500_000
+NO_TENSOR = "Horovod"  # phase of what belongs to no tensor: markers of cycles
+BETWEEN = " \t\r\n,[]\x00"  # zeros stand where a file was cut
+_NEXT = re.compile(r"[,\[\]]\s*(?=\{\"(?:ph|name)\")")  # an object begins; those within others follow a colon
+_DECODER = json.JSONDecoder()
+
+
+class Timeline:
+    """Reads a timeline as it grows.
+
+    Attributes:
+        base_us: what its times count from, microseconds since the epoch.
+        last_us: time of the last event so far.
+        broken: objects that could not be read.
+    """
+
+    def __init__(self, base_us: float, pid: int) -> None:
+        self.base_us = base_us
+        self.last_us = 0.0
+        self.broken = 0
+        self._pid = pid
+        self._rest = ""
+        self._names: dict[Any, str] = {}
+        self._open: dict[Any, list[tuple[str, float]]] = {}
+
+    def take(self, data: bytes) -> Iterator[TraceEvent]:
+        """The events that are whole with what was read now; begins and ends are joined."""
+        text = self._rest + data.decode("latin-1")  # one character a byte: a name may be cut anywhere
+        at = 0
+        while True:
+            while at < len(text) and text[at] in BETWEEN:
+                at += 1
+            if at >= len(text):
+                break
+            try:
+                found, end = _DECODER.raw_decode(text, at)
+            except ValueError:
+                after = _NEXT.search(text, at + 1)
+                if after is None:  # not whole yet
+                    break
+                self.broken += 1
+                at = after.end()
+                continue
+            at = end
+            if isinstance(found, dict):
+                try:
+                    yield from self._event(found)
+                except (TypeError, ValueError, KeyError, AttributeError):
+                    self.broken += 1
+        self._rest = text[at:]
+
+    def _event(self, found: dict[str, Any]) -> Iterator[TraceEvent]:
+        kind, tensor, args = found.get("ph"), found.get("pid"), found.get("args") or {}
+        if kind == "M":
+            if found.get("name") == "process_name" and "name" in args:
+                self._names[tensor] = _plain(args["name"])
+            self.base_us = float(args.get("start_time_since_epoch_in_micros", self.base_us))
+            return
+        at_us = self.base_us + float(found["ts"])
+        self.last_us = max(self.last_us, at_us)
+        phase = self._names.get(tensor, NO_TENSOR)
+        if kind == "B":
+            self._open.setdefault(tensor, []).append((_plain(found["name"]), at_us))
+        elif kind == "E":
+            begun = self._open.get(tensor)
+            if begun:
+                name, start_us = begun.pop()
+                yield self._made(phase, name, start_us, at_us - start_us, args)
+        elif kind in {"X", "i"}:
+            yield self._made(phase, _plain(found["name"]), at_us, float(found.get("dur", 0)), args, kind)
+
+    def _made(self, phase: str, name: str, at_us: float, length_us: float, args: Any, kind: str = "X") -> TraceEvent:  # noqa: PLR0913, PLR0917 - what an event is made of
+        text = json.dumps({"pid": self._pid, **args})
+        return TraceEvent(phase, name, int(at_us), max(round(length_us), 0), text, kind)
+
+
+def _plain(text: str) -> str:
+    return str(text).encode("latin-1", "replace").decode("utf-8", "replace")
+
+
+def training_ends(seconds: float) -> bool:
+    """Wait so long, or until the training that gave the order ends or wants no more: whether that is so."""
+    return bool(select.select([0], [], [], seconds)[0])  # standard input stays open until then
+
+
+def events(order: Mapping[str, Any], *, wait: Callable[[float], bool] = training_ends) -> Iterator[TraceEvent]:
+    """The events that touch the window, in the order in which they end.
+
+    Horovod keeps some of them to itself for a while: they are waited for until one comes from after the window, the
+    training ends, or `patience_s` is over.
+    """
+    start_us, end_us, patience_s = float(order["start_us"]), float(order["end_us"]), float(order["patience_s"])
+    timeline = Timeline(float(order["monotonic_us"]), int(order["pid"]))
+    with Path(order["timeline"]).open("rb") as file:
+        while True:
+            data = file.read(CHUNK)
+            for event in timeline.take(data):
+                if event.start_us <= end_us and event.start_us + event.duration_us >= start_us:
+                    yield event
+            if data:
+                continue
+            if timeline.last_us > end_us or patience_s <= 0:
+                return
+            patience_s = 0 if wait(WAIT_SECONDS) else patience_s - WAIT_SECONDS
+
+
+def convert(order: Mapping[str, Any]) -> None:
+    """Write the files that an order asks for.
+
+    Raises:
+        OSError: the timeline cannot be read.
+    """
+    writer = TraceWriter(Path(order["root"]), order["source"], HOROVOD_TIMELINE, close_seconds=float("inf"))
+    batch: list[TraceEvent] = []
+    for count, event in enumerate(events(order)):
+        if count >= MOST_EVENTS:
+            break
+        batch.append(event)
+        if len(batch) >= 4096:  # noqa: PLR2004 - a batch, any size
+            writer.write(batch)
+            batch = []
+    if batch:
+        writer.write(batch)
+    writer.close()
+
+
+def main() -> None:
+    """Read an order and carry it out, at the lowest priority."""
+    with contextlib.suppress(OSError):
+        os.nice(10)
+    convert(json.loads(sys.stdin.buffer.readline()))
+
+
+if __name__ == "__main__":
+    main()
