@@ -12,6 +12,7 @@ from fake_cuda import FakeGpu
 from test_hook_promises import config
 from test_hook_training import environment, events
 
+from sm_profiler.hook.core import Hook
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.pytorch.cuda import Boundaries, CudaWatch
 from sm_profiler.hook.pytorch.cuda_events import ANCHOR_MS, PHASES, CudaPhases
@@ -250,6 +251,9 @@ class FakeHook:
 
     def failed(self, what: str, error: BaseException) -> None:
         self.failures[what] = error
+
+    def guarded(self, what: str):
+        return Hook.guarded(self, what)
 
 
 class FakeTorch:

@@ -120,11 +120,12 @@ class CudaWatch:
     def _initialised(self) -> None:
         """Called by torch, in whichever thread: what follows waits for the next step."""
         hook = self._hook
-        if not hook.quiet and self._look not in hook.on_step:
-            hook.on_step.append(self._look)
-            hook.on_fork.append(self.stop)  # a forked child cannot use its parent's CUDA
-            hook.on_close.append(self._close)
-            hook.on_broke.append(self.stop)
+        with hook.guarded(CUDA):  # an error here would be one of the script's CUDA
+            if not hook.quiet and self._look not in hook.on_step:
+                hook.on_step.append(self._look)
+                hook.on_fork.append(self.stop)  # a forked child cannot use its parent's CUDA
+                hook.on_close.append(self._close)
+                hook.on_broke.append(self.stop)
 
     def _look(self, mode: ModeKeys) -> None:
         """At a step's start: which device a model lies on; asked now and then until there is one."""
