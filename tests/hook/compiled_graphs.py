@@ -19,6 +19,7 @@ KINDS = [
     "nested",
     "breaks",
     "late",
+    "raw",
 ]
 
 
@@ -50,7 +51,7 @@ def train(kind: str, *, fullgraph: bool) -> float:  # noqa: C901 - as many ways 
 
     model, criterion = Net(), nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    run = compiled(model) if kind in {"model", "reset_before", "reset_between"} else model
+    run = compiled(model) if kind in {"model", "reset_before", "reset_between", "raw"} else model
     if kind == "reset_before":
         torch._dynamo.reset()
     if kind == "nested":
@@ -79,6 +80,9 @@ def train(kind: str, *, fullgraph: bool) -> float:  # noqa: C901 - as many ways 
         if kind == "late" and number == 2:
             model.compile(backend="eager", fullgraph=fullgraph)
         loss = step(torch.randn(4, 8), torch.randint(0, 4, (4,)))
+        if kind == "raw":  # what was compiled is evaluated as it is
+            with torch.no_grad():
+                model(torch.ones(1, 8))
     return loss.item()
 
 

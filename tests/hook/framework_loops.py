@@ -57,6 +57,13 @@ def transformers_workers(truth: Truth, folder: Path) -> None:
     truth.see_all(trainer.model)
 
 
+def transformers_compiled(truth: Truth, folder: Path) -> None:
+    """The Trainer trains the compiled model, and evaluates the one that it compiled."""
+    trainer = _trainer(truth, folder, rows=56, accumulate=2, torch_compile=True, torch_compile_backend="eager")
+    trainer.train()
+    truth.see_all(trainer.model)
+
+
 def _trainer(truth: Truth, folder: Path, *, rows: int, accumulate: int, **more):  # noqa: C901 - a Trainer has that many parts
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 

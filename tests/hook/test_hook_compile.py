@@ -27,11 +27,12 @@ def test_graphs_and_breaks_are_those_of_a_run_without_the_hook(tmp_path):
         assert done.returncode == 0, done.stderr
         assert "sm-profiler" not in done.stderr
         rows[mode] = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(rows["on"]) == 16
+    assert len(rows["on"]) == 18
     assert rows["on"] == rows["off"]
     for row in rows["on"]:
         seen = Counter(event["phase"] for event in events(tmp_path / f"{row['kind']}-{row['fullgraph']}"))
         assert seen["Step:ModeKeys.TRAIN"] == 6, (row, seen)
         assert seen["Backward(post-forward)"] == 6, (row, seen)
         unseen = row["kind"] in {"forward_and_loss", "whole_step"}  # the model is called inside the compiled region
-        assert seen["Forward"] == (0 if unseen else 6), (row, seen)
+        assert seen["Forward"] == (0 if unseen else 12 if row["kind"] == "raw" else 6), (row, seen)
+        assert seen["Step:ModeKeys.EVAL"] == (6 if row["kind"] == "raw" else 0), (row, seen)

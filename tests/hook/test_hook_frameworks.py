@@ -86,7 +86,9 @@ def compare(off: dict[str, dict], on: dict[str, dict], events: list[dict]) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "scenarios", [[*TRANSFORMERS, *ACCELERATE], LIGHTNING, PLAIN, COMPILED], ids=lambda names: names[0]
+    "scenarios",
+    [[*TRANSFORMERS, *ACCELERATE, "transformers_compiled"], LIGHTNING, PLAIN, COMPILED],
+    ids=lambda names: names[0],
 )
 def test_loops_are_recorded_as_they_are_and_not_changed(tmp_path, scenarios):
     if scenarios is COMPILED:  # the second process finds what the first has compiled

@@ -256,4 +256,7 @@ def _compiled(truth: Truth, what: str, *, backend: str = "aot_eager", fullgraph:
         truth.add(train=1, backward=1)
         if what != "step":
             truth.add(forward=1, optimizer=1)
+    if what == "model":  # evaluated as it is
+        evaluate(truth, model)
+        truth.add(forward=3)
     truth.see_all(model)

@@ -298,7 +298,7 @@ class PyTorchAdapter:
             try:
                 known.discard(id(optimizer))  # of one that is gone
                 if not hook.quiet:
-                    forwards.discover()
+                    forwards.adopt() if forwards.compiled else forwards.discover()
             except Exception as error:  # noqa: BLE001 - fail open
                 hook.broke(error)
 

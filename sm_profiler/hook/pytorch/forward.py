@@ -11,7 +11,6 @@ import threading
 import warnings
 import weakref
 from collections import OrderedDict
-from importlib import import_module
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +22,15 @@ if TYPE_CHECKING:
     from sm_profiler.hook.core import Hook
 
 GLOBAL_HOOK_WARNING = re.compile(r"Using `torch.compile\(module\)` when there are global hooks")
-WRAPPED = {"module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}  # names by which wrappers hold a model
-COMPILATIONS_LOOKED_AT = 3  # looking for compiled models costs some milliseconds
+# Names by which wrappers (torch.compile, DDP, FSDP, Fabric) hold a model.
+WRAPPED = (
+    "_orig_mod",
+    "_original_module",
+    "module",
+    "_fsdp_wrapped_module",
+    "_checkpoint_wrapped_module",
+    "_forward_module",
+)
 DISCOVERY_STEPS = 8  # a loop without an optimizer has shown its models by then
 
 
@@ -144,7 +150,7 @@ class Forwards:
         name = self._names.get(id(module))
         if name is None:
             inner = module
-            while (wrapped := inner._modules.get("_orig_mod") or _wrapped(inner)) is not None:  # noqa: SLF001 - torch's own table; attribute access may be overridden
+            while (wrapped := _wrapped(inner)) is not None:
                 inner = wrapped
             name = self._names[id(module)] = _class_name(inner)
         return name
@@ -172,7 +178,7 @@ class Forwards:
         def compile(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A001 - it takes the place of a method of this name
             result = compile_module(module, *args, **kwargs)
             try:
-                if not hook.quiet and next(module.parameters(), None) is not None:
+                if not hook.quiet and _has_parameters(module):
                     self._see_calls(module)
             except Exception as error:  # noqa: BLE001 - fail open
                 hook.broke(error)
@@ -189,7 +195,7 @@ class Forwards:
         def __init__(module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it takes the place of a method of this name
             original(module, *args, **kwargs)
             try:
-                if not hook.quiet and next(module.parameters(), None) is not None:
+                if not hook.quiet and _has_parameters(module):
                     self._watch(module)
             except Exception as error:  # noqa: BLE001 - fail open
                 hook.broke(error)
@@ -277,11 +283,23 @@ class Forwards:
         """Something is about to be compiled: the global hook must be gone, or its going would compile everything again."""
         self.compiled += 1
         self.settle(inside=True)
-        if self.compiled <= COMPILATIONS_LOOKED_AT:
-            wrapper = import_module("torch._dynamo.eval_frame").OptimizedModule
-            for module in gc.get_referrers(wrapper):
-                if type(module) is wrapper and id(module) not in self._seen:
-                    self._watch(module)
+        if self.compiled == 1:
+            self.adopt()
+
+    def adopt(self) -> None:
+        """Watch every model there is, for when nobody may look any more: before the first compilation, or a new optimizer.
+
+        Hooks that stand before a model is compiled become nothing in its graph; later ones would compile it once more.
+        """
+        kind, known = self._module.Module, self._seen
+        modules = [one for one in gc.get_objects() if issubclass(type(one), kind) and not _is_traced(one)]
+        inside = {id(child) for one in modules for child in one._modules.values()}  # noqa: SLF001 - torch's own table
+        for module in modules:
+            outer = None if id(module) in inside else module
+            while outer is not None:  # what it wraps may be called by itself as well
+                if id(outer) not in known and _has_parameters(outer):
+                    self._watch(outer)
+                outer = _wrapped(outer)
 
     def remove(self) -> None:
         """Take every hook back."""
@@ -335,10 +353,21 @@ class Forwards:
             self._filter = None
 
 
+def _has_parameters(module: Any) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _is_traced(module: Any) -> bool:
+    """A graph that dynamo or TorchScript made of a model: not a user's own."""
+    return any(kind.__name__ in {"GraphModule", "ScriptModule"} for kind in type(module).__mro__)
+
+
 def _wrapped(module: Any) -> Any:
-    """The model inside DistributedDataParallel, FSDP and their like: modules that hold nothing but the model."""
+    """The model inside what torch.compile returned, DistributedDataParallel and their like: modules that hold nothing but the model."""
     inside = module._modules  # noqa: SLF001 - torch's own table; attribute access may be overridden
-    return next(iter(inside.values())) if len(inside) == 1 and next(iter(inside)) in WRAPPED else None
+    if not inside or not all(name in WRAPPED for name in inside):
+        return None
+    return next(inside[name] for name in WRAPPED if name in inside)
 
 
 def _class_name(module: Any) -> str:
