@@ -85,16 +85,17 @@ def measure(python: Path | str, setup: str, call: str, job: Path, repeat: int, *
 def largest_helper(process: subprocess.Popen[str]) -> float:
     """MiB at most of the largest process that this one has started, watched until it ends.
 
-    What the kernel reports of ended children (ru_maxrss) counts the parent's memory at their start as theirs.
+    What the kernel reports of ended children (ru_maxrss) counts the parent's memory at their start as theirs, and so does
+    what it shows of one that has not begun its program: so the last value of each counts.
     """
-    largest = 0
+    peaks: dict[str, int] = {}
     while process.poll() is None:
         with suppress(OSError):
             for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
                 peak = re.search(r"VmHWM:\s*(\d+)", Path(f"/proc/{child}/status").read_text())
-                largest = max(largest, int(peak[1]) if peak else 0)
+                peaks[child] = int(peak[1]) if peak else peaks.get(child, 0)
         time.sleep(0.02)
-    return largest / 1024
+    return max(peaks.values(), default=0) / 1024
 
 
 def loops(count: int) -> float:
