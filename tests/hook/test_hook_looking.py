@@ -1,0 +1,82 @@
+"""How models are looked for: it leaves no trace in torch, and none in what Python shows of warnings."""
+
+import json
+import warnings
+
+import pytest
+import torch
+from torch._dynamo.callback import callback_handler
+from torch._dynamo.eval_frame import OptimizedModule
+
+from sm_profiler.hook import entry
+
+PATCHED = [
+    (torch.optim.Optimizer, "__init__"),
+    (torch.nn.Module, "compile"),
+    (OptimizedModule, "__init__"),
+]
+
+
+@pytest.fixture
+def hook(tmp_path, monkeypatch):
+    monkeypatch.setenv("SM_PROFILER_CONFIG", json.dumps({"ProfilingParameters": {"LocalPath": str(tmp_path)}}))
+    hook = entry.install()
+    yield hook
+    entry.uninstall()
+
+
+def test_taken_out_nothing_stays(tmp_path, monkeypatch):
+    before = [getattr(owner, name) for owner, name in PATCHED], list(callback_handler.start_callbacks)
+    monkeypatch.setenv("SM_PROFILER_CONFIG", json.dumps({"ProfilingParameters": {"LocalPath": str(tmp_path)}}))
+    hook = entry.install()
+    assert all(getattr(owner, name) is not was for (owner, name), was in zip(PATCHED, before[0], strict=True))
+    model = torch.nn.Linear(2, 2)
+    model.compile(backend="eager")
+    ours = model._compiled_call_impl
+    model(torch.ones(1, 2))
+    assert hook.guard.failures == {}
+    entry.uninstall()
+    assert ([getattr(owner, name) for owner, name in PATCHED], list(callback_handler.start_callbacks)) == before
+    assert "clear" not in vars(callback_handler)
+    assert model._compiled_call_impl is not ours
+    assert not model._forward_hooks
+    assert model(torch.ones(1, 2)).shape == (1, 2)
+
+
+def test_a_reset_of_dynamo_does_not_take_the_callback_away(hook):
+    ours = list(callback_handler.start_callbacks)
+    assert ours
+    torch._dynamo.reset()
+    assert callback_handler.start_callbacks == ours
+
+
+def test_a_warning_that_was_shown_once_is_not_shown_again(hook):
+    """Whoever changes the filters by the warnings module makes Python forget what was shown."""
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+
+        def warn() -> None:
+            warnings.warn("mine", UserWarning, stacklevel=1)
+
+        warn()
+        for _ in range(3):  # looked for anew, and no longer, each time
+            model = torch.nn.Linear(2, 2)
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            warn()
+    assert [str(one.message) for one in shown] == ["mine"]
+    assert hook.guard.failures == {}
+
+
+def test_models_of_a_second_training_are_seen_from_their_first_forward(hook):
+    records = []
+    hook.tracker.append = records.append
+    for _ in range(2):
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    assert sum(record[0] == "Forward" for record in records) == 6
