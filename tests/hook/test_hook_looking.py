@@ -80,3 +80,26 @@ def test_models_of_a_second_training_are_seen_from_their_first_forward(hook):
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
     assert sum(record[0] == "Forward" for record in records) == 6
+
+
+def test_before_a_compilation_whatever_modules_there_are_do_no_harm(hook):
+    class Unfinished(torch.nn.Module):
+        def __init__(self) -> None:
+            """Does not call its parent's: it has no tables."""
+
+    class Strange(torch.nn.Linear):
+        def parameters(self, **_):
+            raise RuntimeError("not yet")
+
+    class Mine(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x).relu()
+
+    kept = [Unfinished(), Strange(2, 2), torch.nn.ReLU()]
+    other, model = Mine(2, 2), Mine(2, 2)
+    model.compile(backend="eager")
+    model(torch.ones(1, 2))
+    assert hook.guard.failures == {}
+    assert other._forward_hooks  # may be evaluated as it is
+    assert not kept[1]._forward_hooks
+    assert not kept[2]._forward_hooks

@@ -292,7 +292,7 @@ class Forwards:
         Hooks that stand before a model is compiled become nothing in its graph; later ones would compile it once more.
         """
         kind, known = self._module.Module, self._seen
-        modules = [one for one in gc.get_objects() if issubclass(type(one), kind) and not _is_traced(one)]
+        modules = [one for one in gc.get_objects() if issubclass(type(one), kind) and _is_a_users(one)]
         inside = {id(child) for one in modules for child in one._modules.values()}  # noqa: SLF001 - torch's own table
         for module in modules:
             outer = None if id(module) in inside else module
@@ -354,12 +354,16 @@ class Forwards:
 
 
 def _has_parameters(module: Any) -> bool:
-    return next(module.parameters(), None) is not None
+    try:
+        return next(module.parameters(), None) is not None
+    except Exception:  # noqa: BLE001 - a module of the user's that cannot say so (yet) is not one that trains
+        return False
 
 
-def _is_traced(module: Any) -> bool:
-    """A graph that dynamo or TorchScript made of a model: not a user's own."""
-    return any(kind.__name__ in {"GraphModule", "ScriptModule"} for kind in type(module).__mro__)
+def _is_a_users(module: Any) -> bool:
+    """A whole module, and no graph that dynamo or TorchScript made of one."""
+    made = any(kind.__name__ in {"GraphModule", "ScriptModule"} for kind in type(module).__mro__)
+    return "_modules" in module.__dict__ and not made
 
 
 def _wrapped(module: Any) -> Any:
