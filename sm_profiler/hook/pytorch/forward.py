@@ -113,10 +113,11 @@ class Forwards:
     def _make_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:  # noqa: C901 - flat on purpose: calls cost time
         hook, tracker = self._hook, self._hook.tracker
         is_compiling, gradients = compiling_check(self._torch), self._torch.is_grad_enabled
+        is_exporting = compiling_check(self._torch, exporting=True)
         get_ident, forwards, names = threading.get_ident, self, self._names
 
         def before(module: Any, _args: Any) -> None:
-            if is_compiling():
+            if is_exporting():
                 return
             try:
                 if tracker.in_backward or tracker.in_fetch or get_ident() != forwards.thread or hook.quiet:
@@ -380,9 +381,15 @@ def _class_name(module: Any) -> str:
     return next(classes).__name__
 
 
-def compiling_check(torch: Any) -> Callable[[], bool]:
-    """`torch.compiler.is_compiling`, or what it was called before 2.3."""
-    check: Callable[[], bool] | None = getattr(torch.compiler, "is_compiling", None)
+def compiling_check(torch: Any, *, exporting: bool = False) -> Callable[[], bool]:
+    """`torch.compiler.is_dynamo_compiling`, or what it was called before 2.3; it is asked seven times a step.
+
+    Args:
+        torch: the module.
+        exporting: be told of `torch.export`, too, which runs a module's hooks; that check takes three times as long.
+    """
+    name = "is_compiling" if exporting else "is_dynamo_compiling"
+    check: Callable[[], bool] | None = getattr(torch.compiler, name, None)
     if check is None:
         from torch._dynamo.external_utils import is_compiling  # noqa: PLC0415 - old versions only
 
