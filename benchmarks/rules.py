@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -212,11 +214,13 @@ if __name__ == "__main__":
     parser.add_argument("--hours", type=int, default=24)
     parser.add_argument("--only", choices=["folds", "hours", "apis"])
     options = parser.parse_args()
-    if options.only in {None, "folds"}:
+    if options.only is None:  # each in a process of its own, so that memory is its own
+        for number, part in enumerate(("folds", "hours", "apis")):
+            print("\n" if number else "", end="", flush=True)
+            subprocess.run([sys.executable, __file__, "--only", part, *sys.argv[1:]], check=True)
+    elif options.only == "folds":
         folds(max(1, round(60 * options.scale)), 91_700)
-    if options.only in {None, "hours"}:
-        print()
+    elif options.only == "hours":
         hours(options.hours)
-    if options.only in {None, "apis"}:
-        print()
+    else:
         apis(91_700)
