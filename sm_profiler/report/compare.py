@@ -110,6 +110,8 @@ def compare(before: Report, after: Report) -> Comparison:
     parts: tuple[str, ...] = PARTS
     if not all(Case(one.facts, {}).waits_known for one in (before, after)):
         parts = tuple(part for part in PARTS if part not in ("wait", "outside"))  # one run does not know them
+    if len({rank.on_device for one in (before, after) for rank in one.facts.ranks}) > 1:
+        parts = ("length",)  # a GPU's own phases and a host's are not the same thing
     changes = tuple(_change(part, a[part], b[part], draw) for part in parts if a[part].any() and len(b[part]))
     return Comparison(*names, changes, _sentence(changes), verdicts, steps)
 

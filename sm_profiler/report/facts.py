@@ -7,8 +7,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from sm_profiler.formats.columns import Floats, Ints, Mask
-from sm_profiler.report.attempts import Attempts, evaluation_seconds, find_attempts, follows, join_successors
+from sm_profiler.formats.columns import Floats, Mask
+from sm_profiler.report.attempts import Attempts, evaluation_seconds, find_attempts, join_successors
+from sm_profiler.report.device_phases import as_the_device_saw
 from sm_profiler.report.stalls import Stalls, find_stalls
 from sm_profiler.report.step_fold import (
     BACKWARD,
@@ -25,8 +26,9 @@ from sm_profiler.report.step_fold import (
     each_process,
 )
 from sm_profiler.report.system_fold import SystemSeries
+from sm_profiler.report.turns import TRAIN, Turns, turns_of
 
-TRAIN, EVAL = MODES.index("TRAIN"), MODES.index("EVAL")
+EVAL = MODES.index("EVAL")
 SLICES = ("wait", "forward", "backward", "optimizer", "between", "evaluation", "outside")  # of the loop, disjoint
 
 
@@ -45,6 +47,7 @@ class Rank:
         communication: collectives seen, within the slices.
         has_waits: whether waiting for data was recorded for the whole loop.
         waits_seen: share of the training steps for which a wait was recorded.
+        on_device: phases are those of the GPU, and waits what it waited; else both are the host's.
         turns: the training steps that directly follow each other, from one fetch to the next.
         stalls: the long ones among them.
     """
@@ -61,6 +64,7 @@ class Rank:
     attempts: Attempts
     has_waits: bool
     waits_seen: float
+    on_device: bool
     turns: Turns
     stalls: Stalls
 
@@ -102,59 +106,6 @@ class Rank:
         """Median of a part of the turns where it was recorded, seconds."""
         values = getattr(self.turns, which)[self.turns.known]
         return float(np.median(values)) if len(values) else 0.0
-
-
-@attrs.frozen(eq=False)
-class Turns:
-    """Turns of the training loop: from the end of one training step to the end of the next.
-
-    The hook may record the phases of every n-th step only; steps themselves are always there.
-
-    Attributes:
-        index: number of the step that ends the turn, counted over training steps of the process.
-        start: seconds since the epoch.
-        length: seconds.
-        wait, forward, backward, optimizer, outside, gc: seconds; parts of the length, 0 where `known` is False.
-        known: whether the step's phases were recorded.
-    """
-
-    index: Ints
-    start: Floats
-    length: Floats
-    wait: Floats
-    forward: Floats
-    backward: Floats
-    optimizer: Floats
-    outside: Floats
-    gc: Floats
-    known: Mask
-
-    def __len__(self) -> int:
-        return len(self.length)
-
-
-def turns_of(steps: StepRows, waits: Floats, breaks: tuple[int, ...] = ()) -> Turns:
-    """Turn a process's steps into turns of the loop; turns that begin in evaluation, or in an attempt before, are left out.
-
-    `waits`: seconds, for each step.
-    """
-    train = steps.mode == TRAIN
-    rows = np.flatnonzero(train[:-1] & train[1:] & follows(steps, breaks)) + 1
-    ends = steps.end / 1e6
-    length = np.maximum(ends[rows] - ends[rows - 1], 0.0)
-    seconds = steps.parts[rows] / 1e6
-    phases = seconds[:, [FORWARD, BACKWARD, OPTIMIZER]].sum(axis=1)
-    step = steps.duration[rows] / 1e6
-    known = (phases > 0) | (waits[rows] > 0)
-    if not known.any():  # steps and nothing else: all of a step counts as work
-        known = np.ones(len(rows), np.bool_)
-    used = np.where(phases > 0, np.minimum(phases, step), step)
-    outside = np.where(known, np.maximum(length - waits[rows] - used, 0.0), 0.0)
-    index = np.cumsum(train) - 1
-    return Turns(
-        index[rows].astype(np.int64), ends[rows - 1], length, waits[rows], seconds[:, FORWARD], seconds[:, BACKWARD],
-        seconds[:, OPTIMIZER], outside, seconds[:, GC], known,
-    )  # fmt: skip
 
 
 @attrs.frozen(eq=False)
@@ -289,6 +240,7 @@ class Facts:
                     "train_steps": int(rank.train.sum()),
                     "eval_steps": int((rank.steps.mode == EVAL).sum()),
                     "loop_s": _number(rank.loop),
+                    "phases": "device" if rank.on_device else "host",
                     "seconds": {name: _number(value) for name, value in rank.slices.items()},
                     "gc_s": _number(rank.gc),
                     "communication_s": _number(rank.communication),
@@ -317,9 +269,13 @@ def make_rank(name: str, rows: StepRows, span_us: tuple[float, float], attempts:
         waits_seen = float(loaded.sum() / train.sum())
         gaps = np.maximum(rows.start - np.concatenate([[rows.start[0]], rows.end[:-1]]), 0) / 1e6
         waits = np.minimum(seconds[:, LOADER], np.where(gaps > 0, gaps, 0.0))
+    device = as_the_device_saw(rows)
+    if device is not None:
+        seconds = device.parts / 1e6
+        waits = seconds[:, WAIT]
     known = seconds[:, [FORWARD, BACKWARD, OPTIMIZER]].sum(axis=1)
-    between = np.maximum(steps - known, 0.0)
-    turns = turns_of(rows, waits, attempts.breaks)
+    between = np.maximum(steps - known, 0.0) * (device is None)  # what a GPU did meanwhile nobody knows
+    turns = turns_of(device or rows, waits, attempts.breaks, on_device=device is not None)
     recorded_length = float(turns.length[turns.known].sum())
     scale = float(turns.length.sum()) / recorded_length if recorded_length > 0 else 1.0  # for steps without phases
     slices = {
@@ -341,7 +297,7 @@ def make_rank(name: str, rows: StepRows, span_us: tuple[float, float], attempts:
     return Rank(
         name, name.rpartition("-")[0] or name, rows, start, end, slices,
         float(seconds[:, GC].sum()), float(rows.gc_in_wait.sum() / 1e6), float(seconds[train, COMMUNICATION].sum()),
-        attempts, bool(recorded), waits_seen, turns, find_stalls(turns),
+        attempts, bool(recorded), waits_seen, device is not None, turns, find_stalls(turns),
     )  # fmt: skip
 
 

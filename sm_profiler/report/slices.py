@@ -45,7 +45,7 @@ def loop_slices(ranks: Sequence[Rank]) -> list[Slice]:
         return []
     steps = sum(int(rank.train.sum()) for rank in loops) or 1
     whole = sum(rank.loop for rank in loops)
-    made = []
+    made, on_device = [], all(rank.on_device for rank in loops)
     for key, (label, _) in words.SLICES.items():
         share = sum(rank.share(key) for rank in loops) / len(loops)
         value, note = percent(share), f"{duration(share * whole / steps)} a step"
@@ -56,5 +56,6 @@ def loop_slices(ranks: Sequence[Rank]) -> list[Slice]:
                 if share >= LEGEND
                 else "nor told by a dataloader window"
             )
-        made.append(Slice(key, label, share, value, note))
+        of_gpu = " (GPU)" if on_device and key in ("forward", "backward", "optimizer") else ""
+        made.append(Slice(key, label + of_gpu, share, value, note))
     return made

@@ -14,7 +14,8 @@ from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints
 STEP = "Step:ModeKeys."
 MODES = ("TRAIN", "EVAL", "PREDICT", "GLOBAL")
 WAIT, FORWARD, BACKWARD, OPTIMIZER, GC, LOADER, COMMUNICATION = range(7)  # the columns of StepRows.parts
-PARTS = 7
+DEVICE_FORWARD, DEVICE_BACKWARD, DEVICE_OPTIMIZER = range(7, 10)  # the same phases, as a GPU ran them
+PARTS = 10
 OVERHEAD = "sm_profiler/overhead"
 _COMMUNICATION = ("nccl", "allreduce", "all_reduce", "allgather", "reducescatter", "reduce_scatter", "broadcast")
 
@@ -41,7 +42,7 @@ class StepRows:
         number: the step's number within its mode, -1 where unknown.
         mode: index into MODES.
         parts: shape (steps, PARTS): time in each part, in the order WAIT, FORWARD, BACKWARD, OPTIMIZER, GC, LOADER,
-            COMMUNICATION.  WAIT and LOADER belong to the step whose batch they brought.
+            COMMUNICATION, DEVICE_FORWARD, DEVICE_BACKWARD, DEVICE_OPTIMIZER.  WAIT and LOADER belong to the step whose batch they brought.
         gc_in_wait: collections that fell into the wait.
     """
 
@@ -99,7 +100,7 @@ class StepFacts:
 
 
 class StepFold:
-    """Collects steps window by window; partial folds of other minutes or nodes merge.  Memory: 96 bytes a step."""
+    """Collects steps window by window; partial folds of other minutes or nodes merge.  Memory: 120 bytes a step."""
 
     def __init__(self) -> None:
         self._chunks: dict[tuple[str, int], _Chunk] = {}
@@ -175,6 +176,18 @@ class StepFold:
 _STEP, _OVERHEAD, _IGNORED = 100, 101, -1
 
 
+_PHASES = {
+    "DataLoaderWait": WAIT,
+    "Forward": FORWARD,
+    "Optimizer": OPTIMIZER,
+    "GC": GC,
+    "DataLoaderIter": LOADER,
+    "sm_profiler/Forward-gpu": DEVICE_FORWARD,
+    "sm_profiler/Backward-gpu": DEVICE_BACKWARD,
+    "sm_profiler/Optimizer-gpu": DEVICE_OPTIMIZER,
+}
+
+
 def classify(events: EventColumns) -> NDArray[np.int8]:
     """Which part of a step each event is; -1 for what this fold does not use.  Asked once a text, not once a row."""
     by_phase = np.asarray([_kind_of_phase(text) for text in events.phase.values] or [_IGNORED], np.int8)
@@ -185,9 +198,8 @@ def classify(events: EventColumns) -> NDArray[np.int8]:
 
 
 def _kind_of_phase(phase: str) -> int:
-    exact = {"DataLoaderWait": WAIT, "Forward": FORWARD, "Optimizer": OPTIMIZER, "GC": GC, "DataLoaderIter": LOADER}
-    if phase in exact:
-        return exact[phase]
+    if phase in _PHASES:
+        return _PHASES[phase]
     if phase.startswith("Backward") and "SubModule" not in phase:
         return BACKWARD
     if phase.startswith(STEP):
@@ -219,12 +231,30 @@ def _chunk(events: EventColumns, kinds: NDArray[np.int8]) -> _Chunk:
     # a phase belongs to the last step that began before it, a wait to the next one that begins after it
     row = np.searchsorted(steps.start_us, others.start_us + np.where(ahead, 0.0, 0.5), side="right")
     row = np.where(ahead, np.searchsorted(steps.start_us, others.start_us, side="right") + 1, row)
+    late = kinds >= DEVICE_FORWARD  # a device runs behind: the host may be some steps further
+    row[late] = _rows_by_number(steps, others[late])
     np.add.at(padded, (row, kinds), others.duration_us)
     gc_in_wait = _overlap_with_waits(others, kinds, steps.start_us)
     rows = StepRows(
         steps.start_us, steps.duration_us, steps.step, _modes(steps), padded[1:-1], gc_in_wait[1 : count + 1]
     )
     return _Chunk(rows, padded[0], padded[-1], float(events.start_us[0]), float(events.end_us.max()))
+
+
+def _rows_by_number(steps: EventColumns, events: EventColumns) -> NDArray[np.intp]:
+    """The padded row of the step of each event's own number; of several (modes count by themselves) the last begun."""
+    if not len(steps) or not len(events):
+        return np.zeros(len(events), np.intp)
+
+    def keys(of: EventColumns) -> Ints:  # number, then time; a window is shorter than the hours that 34 bits hold
+        since = np.clip(of.start_us - steps.start_us[0], 0, (1 << 34) - 1).astype(np.int64)
+        found: Ints = (of.step << 34) + since
+        return found
+
+    known = keys(steps)
+    order = np.argsort(known, kind="stable")
+    at = order[np.maximum(np.searchsorted(known[order], keys(events), side="right") - 1, 0)]
+    return np.where((steps.step[at] == events.step) & (steps.start_us[at] <= events.start_us), at + 1, 0)
 
 
 def _overlap_with_waits(others: EventColumns, kinds: NDArray[np.int8], step_starts: Floats) -> Floats:

@@ -15,7 +15,9 @@ _TIER = {kind: tier for tier, kinds in enumerate(policy.PRECEDENCE) for kind in 
 
 def decide(case: Case) -> Verdict:
     """Ask every judge, then pick the finding that leads."""
-    findings = [finding for judge in JUDGES if (finding := judge(case)) is not None]
+    findings = [
+        finding for judge in JUDGES if (finding := judge(case)) is not None and not case.gpu_hides(finding.kind)
+    ]
     missing = not_judged(case)
     if not findings or all(finding.kind.is_healthy for finding in findings):
         findings.append(_healthy(case) or _inconclusive(case))

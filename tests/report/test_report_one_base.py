@@ -39,7 +39,7 @@ def test_the_headline_names_the_share_of_the_bars_slice(kind):
 
 
 def test_a_busy_gpu_is_not_called_healthy_beside_a_problem():
-    verdict = report_from(training(400, wait=0.01), gpu_samples(95, 8)).verdict
+    verdict = report_from(training(400, wait=0.01), gpu_samples(82, 8)).verdict
     assert verdict.kind is Class.INPUT_BOUND
     assert not [finding for finding in verdict.also if finding.kind.is_healthy]
 

@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.report import policy
+from sm_profiler.report.classes import Class
 from sm_profiler.report.facts import Facts, Rank
 from sm_profiler.report.model import Finding
 
@@ -49,6 +50,13 @@ class Case:
     def gpu_mean(self) -> float | None:
         """Mean use of all GPUs in the loop, percent."""
         return mean_or_none([gpu.mean for gpu in self.facts.gpus])
+
+    def gpu_hides(self, kind: Class) -> bool:
+        """Whether the GPUs are too busy for what the host's times say, and their own times are not known."""
+        gpu, limit = self.gpu_mean, policy.HIDDEN_ABOVE.get(kind)
+        if gpu is None or limit is None or any(rank.on_device for rank in self.ranks):
+            return False
+        return gpu > limit.value
 
     @property
     def gpu_busiest(self) -> float | None:

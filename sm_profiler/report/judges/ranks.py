@@ -10,6 +10,7 @@ from sm_profiler.report.facts import Rank
 from sm_profiler.report.judges.case import Case, confidence, duration, percent
 from sm_profiler.report.judges.stalls import WHERE
 from sm_profiler.report.model import Evidence, Finding
+from sm_profiler.report.step_fold import COMMUNICATION
 
 # Where ranks wait for each other, most usual place first; and where work may differ between them.
 MEETINGS = ("backward", "optimizer", "outside")
@@ -79,9 +80,9 @@ def judge_communication(case: Case) -> Finding | None:
     """Collectives take a large part of the steps in which they were recorded."""
     shares = []
     for rank in case.ranks:
-        rows = (rank.steps.parts[:, -1] > 0) & rank.train
+        rows = (rank.steps.parts[:, COMMUNICATION] > 0) & rank.train
         if rows.sum() >= policy.MIN_STEPS.value:
-            shares.append(float(rank.steps.parts[rows, -1].sum() / rank.steps.duration[rows].sum()))
+            shares.append(float(rank.steps.parts[rows, COMMUNICATION].sum() / rank.steps.duration[rows].sum()))
     share = min(float(np.mean(shares)), 1.0) if shares else 0.0
     if share < policy.COMMUNICATION.value:
         return None
