@@ -1,5 +1,7 @@
 """A device for tests: a queue of events that gets on only when told to, with a clock of its own."""
 
+import time
+
 from sm_profiler.hook.pytorch.cuda import Device
 
 
@@ -56,3 +58,24 @@ class FakeEvent:
         assert self.query()
         assert end.query()
         return (end.reached_ns - self.reached_ns) / 1e6
+
+
+class QueueGpu(FakeGpu):
+    """A device that works off, in real time, what the host launches; its clock runs five seconds beside the host's."""
+
+    def __init__(self) -> None:
+        super().__init__(offset_ns=5_000_000_000)
+        self.free_ns = 0  # when it is through with all it was given
+
+    def __getattribute__(self, name: str):
+        if name == "now_ns":
+            return time.perf_counter_ns()
+        if name == "lag_ns":
+            return max(self.free_ns - time.perf_counter_ns(), 0)
+        return super().__getattribute__(name)
+
+    def launch(self, seconds: float) -> None:
+        self.free_ns = max(self.free_ns, self.now_ns) + round(seconds * 1e9)
+
+    def wait(self) -> None:
+        time.sleep(self.lag_ns / 1e9)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 from fake_cuda import FakeGpu
 from test_hook_promises import config
@@ -17,6 +18,8 @@ from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.pytorch.cuda import Boundaries, CudaWatch
 from sm_profiler.hook.pytorch.cuda_events import ANCHOR_MS, PHASES, CudaPhases
 from sm_profiler.hook.steps import StepTracker
+from sm_profiler.report import build_report
+from sm_profiler.source import open_source
 
 MS = 1_000_000
 
@@ -349,3 +352,56 @@ def test_a_whole_training_with_such_a_device(tmp_path, what, last):
     assert sum(row["phase"] == "Forward" for row in rows) == 12
     memory = [row for row in rows if row["phase"] == "sm_profiler/cuda_memory"]
     assert memory[0]["args"]["allocated_bytes"] == 100
+
+
+QUEUED = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from fake_cuda import QueueGpu
+import torch
+from sm_profiler.hook import entry, get_hook
+gpu = QueueGpu()
+class Work(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        gpu.launch(0.006)
+        return x * 2
+    @staticmethod
+    def backward(context, gradient):
+        gpu.launch(0.010)
+        return gradient * 2
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 1)
+    def forward(self, x):
+        return Work.apply(self.layer(x))
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+data = torch.utils.data.DataLoader(torch.zeros(110, 8), batch_size=1)
+for step, x in enumerate(data):
+    if step == 2:
+        get_hook() and entry._installed["adapter"]._cuda.begin(gpu.device(), get_hook().tracker.mode)
+    optimizer.zero_grad()
+    model(x).sum().backward()
+    optimizer.step()
+    gpu.wait()  # what .item() does
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("pause", "kind"), [(0.0, "BALANCED"), (0.02, "SYNC_BOUND")])
+def test_a_training_that_waits_for_such_a_device_is_judged_by_the_devices_times(tmp_path, pause, kind):
+    done = subprocess.run(
+        [sys.executable, "-c", QUEUED, str(Path(__file__).parent), str(pause)],
+        capture_output=True, text=True, check=False, timeout=100, env=environment(SM_PROFILER_CONFIG=config(tmp_path)),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    report = build_report(open_source(tmp_path, progress=False, cache=False))
+    (rank,) = report.facts.ranks
+    assert rank.on_device
+    assert report.verdict.main.kind.value == kind
+    turns = rank.turns.known
+    assert np.median(rank.turns.forward[turns]) == pytest.approx(0.006, rel=0.25)
+    assert np.median(rank.turns.backward[turns]) == pytest.approx(0.010, rel=0.25)
+    assert np.median(rank.turns.outside[turns]) >= pause

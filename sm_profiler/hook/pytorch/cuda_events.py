@@ -227,7 +227,7 @@ class CudaPhases:
         first, said_ns = begun
         after_ms = anchor.elapsed_time(first)
         start_ns = self._anchor_ns + round(after_ms * 1e6)
-        end_ns = start_ns + round(first.elapsed_time(last) * 1e6)
+        end_ns = start_ns + max(round(first.elapsed_time(last) * 1e6), 0)  # two streams may say that the end came first
         # The device's clock drifts from the host's.  Without waiting it is held by what must be so: the device gets to
         # an event after the host has said it, and before the host sees it.
         shift = max(said_ns - start_ns, 0) or min(self._clock() - end_ns, 0)
