@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from sm_profiler.formats.outcome import LAST_US, Tally
+from sm_profiler.formats.process_record import understood
 from sm_profiler.formats.trace_rows import (
     NO_ARGUMENTS,
     Arguments,
@@ -89,7 +90,9 @@ class Announcements:
                     return False
                 self.base_us = float(start)
         elif event.name and event.name.startswith(OWN_METADATA):
-            self.metadata.append({"name": event.name, "ph": "M", "pid": event.pid, "args": args, "node": node})
+            self.metadata.append(
+                {"name": event.name, "ph": "M", "pid": event.pid, "args": understood(args), "node": node}
+            )
         self.count += 1
         return True
 

@@ -6,6 +6,7 @@ import contextlib
 import cProfile
 import ctypes
 import marshal
+import operator
 import sys
 import threading
 import time
@@ -13,11 +14,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
-
-def off_cpu() -> float:
-    """Seconds that passed without this process having a processor."""
-    return time.perf_counter() - time.process_time()
-
+# Seconds that passed without this process having a processor.  No function in Python, which the profiler would call twice a
+# call, and inside of which the interpreter likes to take up what Limit asks for: the profiler must not be stopped there.
+off_cpu: Callable[[], float] = map(operator.sub, iter(time.perf_counter, None), iter(time.process_time, None)).__next__
 
 TIMERS: dict[str, Callable[[], float]] = {
     "total_time": time.perf_counter,
@@ -48,7 +47,7 @@ MOST_TRIES = 1000  # a few microseconds each
 def in_profiler(frame: FrameType | None) -> bool:
     """Whether the interpreter is inside a profiler's callback, where that profiler must not be stopped."""
     while frame is not None:
-        if frame.f_code is off_cpu.__code__ or str(frame.f_globals.get("__name__", "")).startswith("pyinstrument"):
+        if str(frame.f_globals.get("__name__", "")).startswith("pyinstrument"):
             return True
         frame = frame.f_back
     return False
@@ -92,7 +91,7 @@ class Limit:
     def _answered(self, _: Any) -> int:
         """On the main thread."""
         if in_profiler(sys._getframe()):  # noqa: SLF001 - the stack is the only witness
-            self._tries += 1  # a timer in Python is where most calls end up, but it is left after a few instructions
+            self._tries += 1  # it is left after a few instructions
             if self._tries % MOST_TRIES and self._add(self._call, None) == 0:
                 return 0
         else:

@@ -177,7 +177,7 @@ def test_negative_durations_and_missing_ones_are_counted():
     assert "negative duration: 1" in outcome.reason
 
 
-@pytest.mark.parametrize("number", [b"1e999", b"-1e400", b"[" * 3000 + b"]" * 3000])
+@pytest.mark.parametrize("number", [b"1e999", b"-1e400", b"[" * 200_000 + b"]" * 200_000])
 @pytest.mark.parametrize("name", [b"process_name", b"sm_profiler/process", b"thread_name"])
 def test_announcements_with_numbers_out_of_range_are_counted(name, number):
     broken = (

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 from test_hook_promises import config
@@ -151,13 +152,14 @@ def test_a_profiler_is_not_stopped_from_within_its_own_callback(monkeypatch):
     """The interpreter crashes otherwise."""
     called, inside = [], [True]
 
-    def clock() -> float:  # a profiler's timer that takes long
+    def sample() -> float:  # a profiler's callback that takes long
         Limit(0.0, lambda: called.append(list(asked)))
         while inside[0]:
             pass
         return 0.0
 
-    monkeypatch.setattr(python_sessions, "off_cpu", clock)
+    names = {**globals(), "__name__": "pyinstrument.stack_sampler"}
+    sample = types.FunctionType(sample.__code__, names, "sample", None, sample.__closure__)
     monkeypatch.setattr(python_sessions, "AGAIN_SECONDS", 0.001)
     asked, real = [], python_sessions.in_profiler
 
@@ -167,10 +169,16 @@ def test_a_profiler_is_not_stopped_from_within_its_own_callback(monkeypatch):
         return asked[-1]
 
     monkeypatch.setattr(python_sessions, "in_profiler", counted)
-    clock()
+    sample()
     assert until(lambda: called)
     assert called[0][:3] == [True] * 3
     assert called[0][-1] is False
+
+
+def test_the_timer_of_time_without_a_processor():
+    begun = python_sessions.off_cpu()
+    time.sleep(0.05)
+    assert 0.045 < python_sessions.off_cpu() - begun < 5
 
 
 @needs_the_place

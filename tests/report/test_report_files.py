@@ -7,7 +7,9 @@ import pytest
 from report_helpers import gpu_samples, make_job, report_from, training
 
 from sm_profiler.cli import main
+from sm_profiler.formats.process_record import COLLECTORS, NUMBERS, TEXTS
 from sm_profiler.report import Class, build_report, terminal_summary, write_report
+from sm_profiler.report.timeline_export import export_timeline
 from sm_profiler.report.write import to_json
 from sm_profiler.rules import Following
 from sm_profiler.source import open_source
@@ -193,3 +195,24 @@ def test_following_brings_the_report_up_to_date_until_the_end(tmp_path):
     assert seen[0].facts.end < seen[1].facts.end
     assert not report.facts.running
     assert report.facts.duration == pytest.approx(240, abs=3)
+
+
+@pytest.mark.parametrize("odd", ['"x"', "[[1]]", '{"a": {"b": []}}', "true", "1" + "0" * 400, "-5", "0.5", "null"])
+def test_a_process_that_says_strange_things_of_itself_is_reported_all_the_same(tmp_path, odd):
+    said = ", ".join(f'"{name}": {odd}' for name in sorted(NUMBERS | TEXTS | {COLLECTORS, "new"}))
+    rows = [
+        '{"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": 1700000000000000}}',
+        f'{{"name": "sm_profiler/process", "ph": "M", "pid": 0, "args": {{{said}}}}}',
+        '{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "Step:ModeKeys.TRAIN"}}',
+        *(
+            f'{{"name": "Step:ModeKeys.TRAIN", "ph": "X", "pid": 1, "ts": {step * 5000}, "dur": 4000, "args": {{"step_num": "{step}"}}}}'
+            for step in range(30)
+        ),
+    ]
+    file = tmp_path / "framework/pevents/2023111422/1700000000200000_0-algo-1_pythontimeline.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("[\n" + ",\n".join(rows) + "\n]")
+    report = build_report(open_source(tmp_path, cache=False))
+    assert report.facts.ranks[0].train.sum() == 30
+    write_report(report, tmp_path / "out")
+    assert export_timeline(open_source(tmp_path, cache=False), tmp_path / "timeline.json").events

@@ -1,0 +1,36 @@
+"""What a process says of itself at the head of its files, as far as it makes sense."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+NUMBERS = frozenset({
+    "batch_size", "clock_error_us", "clock_jumps", "clock_offset_us", "dropped", "loaded_us", "memory_total", "phases_every", "pid", "rank",
+    "start_us",
+})  # fmt: skip
+TEXTS = frozenset({"framework", "instance_type", "node", "version"})
+COLLECTORS = "collectors"
+_LARGEST = 2**63
+
+
+def understood(args: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a `sm_profiler/process` record that are what they should be.
+
+    A file may be damaged, or made by anybody: whoever asks for a number gets a number or nothing.  Of what later
+    versions may add plain values are kept.
+    """
+    return {name: value for name, given in args.items() if (value := _value(name, given)) is not None or given is None}
+
+
+def _value(name: str, given: Any) -> Any:
+    if name == COLLECTORS:
+        return (
+            {key: state for key, state in given.items() if isinstance(state, str)} if isinstance(given, dict) else None
+        )
+    is_number = isinstance(given, (int, float)) and not isinstance(given, bool) and -_LARGEST < given < _LARGEST
+    if name in NUMBERS:
+        return given if is_number else None
+    if name in TEXTS:
+        return given if isinstance(given, str) else None
+    return given if is_number or isinstance(given, (str, bool)) else None
