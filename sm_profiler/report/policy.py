@@ -35,6 +35,11 @@ INPUT_SYSTEM = T(0.5, "CPUBottleneck's and IOBottleneck's own threshold: half of
 INPUT_WAIT_MS = T(1.5, "collating a small batch in the training process takes less than this, however small the step")
 GPU_IDLE = T(0.35, "a GPU below 10 % in over a third of the samples waits for something most of each step")
 WORKERS = T(8, "workers to try first: more start slowly and take memory, and few loops need them")
+LOADER_IDLE = T(
+    0.5,
+    "of the cores that loading would keep busy if it computed: below it loading mostly waits, for storage or a network",
+)
+IDLE_WORKERS = T(32, "workers that mostly wait take no core, but each takes a process's memory")
 LOADER_HOT_CPU = T(0.75, "mean CPU use above 75 % of all cores while the loop waits: preprocessing has no cores left")
 IO_WAIT = T(
     20.0, "cores stand in I/O wait for a fifth of the time: the disk, not the CPU, is what the loader waits for"

@@ -37,7 +37,8 @@ def cost_of(facts: Facts, verdict: Verdict, prices: Mapping[str, float] | None =
         sentence = f"Estimate: the job costs about ${hourly:.2f} an hour ({nodes} x {kind}; {origin})."
     smaller = smaller_instance(facts, kind, known)
     if smaller:
-        sentence += f" Its GPUs, their memory and its CPUs all have room: {smaller} would cost ${float(known[smaller]) * nodes:.2f} an hour."
+        parts = "GPUs, their memory and its CPUs all" if facts.gpus else "CPUs and its memory"
+        sentence += f" Its {parts} have room: {smaller} would cost ${float(known[smaller]) * nodes:.2f} an hour."
     return {
         "instance_type": kind, "nodes": nodes, "per_hour": round(hourly, 4), "lost_per_hour": round(lost, 4), "prices": origin,
         "smaller_instance": smaller, "estimate": True, "sentence": sentence,

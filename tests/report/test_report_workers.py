@@ -43,3 +43,25 @@ def test_workers_that_there_are_count():
     found = workers_of(case_of(16, 1, wait=0.0092, num_workers=2))
     assert found.needed == 4  # two bring a batch in 18.4 ms: twice what is needed
     assert "num_workers=8 instead of 2" in decide(case_of(16, 1, wait=0.0092, num_workers=2)).main.next_step
+
+
+@pytest.mark.parametrize(
+    ("cpu", "num_workers", "idle"),
+    [(4.0, 0, True), (45.0, 0, False), (4.0, 2, True), (90.0, 2, False), (None, 0, False)],
+)
+def test_loading_that_only_waits_may_have_more_workers_than_cores(cpu, num_workers, idle):
+    samples = [
+        (second, cpu, "algo-1", "cpu", f"cpu{core}", "CPUUtilization") for second in range(1, 9) for core in (0, 1)
+    ]
+    facts = facts_of(training(200, wait=0.08), samples if cpu is not None else ())
+    case = Case(attrs.evolve(facts, loader=Loader(num_workers, 0)), {})
+    found = workers_of(case)
+    assert found.idle is idle
+    step = decide(case).main.next_step
+    if idle:
+        assert f"num_workers={found.needed}" in step
+        assert found.needed > 2
+        assert "2 cores is no matter" in step
+        assert "cheaper" not in step
+    elif cpu is not None:
+        assert "cheaper" in step

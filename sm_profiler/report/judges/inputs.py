@@ -93,7 +93,7 @@ def _cause(case: Case) -> tuple[str, str, list[Evidence]]:
             more,
         )
     hot = cpu is not None and cpu >= 100 * policy.LOADER_HOT_CPU.value
-    if hot or (workers > 0 and pool.room and workers >= pool.room):
+    if hot or (workers > 0 and pool.room and workers >= pool.room and not pool.idle):
         return (
             ", and the CPU cores have no room left for preprocessing"
             if hot
