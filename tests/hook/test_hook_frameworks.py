@@ -40,10 +40,10 @@ def start(folder: Path, scenarios: list[str], profile: Path | None, **more: str)
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment(**more))
 
 
-def told(process: subprocess.Popen, folder: Path, rank: int = 0) -> dict[str, dict]:
+def told(process: subprocess.Popen, folder: Path, rank: int = 0, seconds: float = 240) -> dict[str, dict]:
     """What the process said of its scenarios."""
     try:
-        code = process.wait(timeout=240)
+        code = process.wait(timeout=seconds)
     finally:
         process.kill()
     log = (folder / f"log-{rank}").read_text(encoding="utf-8")
@@ -105,17 +105,24 @@ def test_loops_are_recorded_as_they_are_and_not_changed(tmp_path, scenarios):
     assert len(list((tmp_path / "profile").rglob("*cprofile*/**/*stats"))) > 0
 
 
+def two_ranks(folder: Path, profile: Path | None) -> list[dict[str, dict]]:
+    """What each of two ranks said."""
+    ranks = [start(folder, RANKS, profile, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2") for rank in (0, 1)]
+    try:
+        return [told(process, folder, rank, seconds=120) for rank, process in enumerate(ranks)]
+    finally:
+        for process in ranks:
+            process.kill()
+
+
 @pytest.mark.slow
 def test_sharded_and_distributed_trainings_rank_by_rank(tmp_path):
-    said = {}
-    for mode in ("off", "on"):
-        profile = tmp_path / "profile" if mode == "on" else None
-        ranks = [
-            start(tmp_path / mode, RANKS, profile, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
-            for rank in (0, 1)
-        ]
-        said[mode] = [told(process, tmp_path / mode, rank) for rank, process in enumerate(ranks)]
+    try:
+        off = two_ranks(tmp_path / "off", None)
+    except subprocess.TimeoutExpired:  # gloo's ranks once missed each other, with no hook in either
+        off = two_ranks(tmp_path / "again", None)
+    on = two_ranks(tmp_path / "on", tmp_path / "profile")
     for rank in (0, 1):
         events = rows(tmp_path / "profile", rank)
-        compare(said["off"][rank], said["on"][rank], events)
+        compare(off[rank], on[rank], events)
         assert {event["name"] for event in events if event["phase"] == "Forward"} == {"Counted"}  # not its wrappers

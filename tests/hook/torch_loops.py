@@ -215,6 +215,7 @@ def process_group(folder: Path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     try:
         yield rank
+        torch.distributed.barrier()  # a rank that leaves while another still talks to it can leave that one hanging
     finally:
         torch.distributed.destroy_process_group()
 

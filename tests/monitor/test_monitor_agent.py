@@ -234,8 +234,12 @@ def test_where_the_service_samples_we_do_not(job, s3, service, runs):
     folder = job.folder / "ml/input/config"
     folder.mkdir(parents=True)
     (folder / "profilerconfig.json").write_text(json.dumps(service))
-    process = job.start("writer.close(); time.sleep(0.2)")
-    assert bool(job.agents()) is runs
+    process = job.start("writer.close(); time.sleep(1.5)")
+    if runs:
+        job.until(job.agents, 10)
+    else:
+        time.sleep(0.5)
+        assert not job.agents()
     assert process.wait(60) == 0
     assert bool(uploaded(s3)) is runs
 
