@@ -138,9 +138,8 @@ COMMUNICATION = T(
 UNBALANCED = T(30.0, "percent points between the mean use of the busiest and the laziest GPU of a node")
 COMPUTE = T(80.0, "percent mean GPU use inside the loop: the accelerator is what limits, as it should be")
 
-# Findings from the host's times, and the mean GPU use above which they are none: what the host does while the GPU has work
-# costs nothing, and where the host waits for the GPU says nothing.  Where the GPU's own times of the phases are known
-# nothing is hidden.
+# Findings, and the mean GPU use above which they are none: what the host does while the GPU has work costs nothing, and where
+# the host waits for the GPU says nothing.  An optimizer whose time on the GPU was measured is a finding all the same.
 HIDDEN_ABOVE = {
     Class.INPUT_BOUND: T(85.0, "percent; the GPU idles less than the share of waits that is a finding (INPUT_WAIT)"),
     Class.SYNC_BOUND: T(

@@ -66,6 +66,14 @@ def test_a_slow_optimizer_of_the_device():
     assert verdict_of(with_device(training(200, **LAUNCHES, outside=0.0855), phases=slow)).kind is Class.OPTIMIZER_BOUND
 
 
+def test_a_busy_device_may_run_what_is_in_no_phase():
+    rows = with_device(training(200, **LAUNCHES, outside=0.0725))  # 30 ms a step: a loss, say
+    assert verdict_of(rows, gpu_samples(60, 8)).kind is Class.SYNC_BOUND
+    assert verdict_of(rows, gpu_samples(95, 8)).kind is Class.COMPUTE_BOUND
+    slow = with_device(training(200, **LAUNCHES, outside=0.0855), phases=(*DEVICE[:2], ("Optimizer", 0.045)))
+    assert verdict_of(slow, gpu_samples(95, 8)).kind is Class.OPTIMIZER_BOUND
+
+
 def test_a_run_with_the_devices_times_and_one_without_are_compared_by_their_steps():
     rows = training(200, **LAUNCHES, outside=0.0425)
     found = compare(report_from(rows), report_from(with_device(rows)))

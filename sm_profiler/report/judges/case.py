@@ -52,11 +52,12 @@ class Case:
         return mean_or_none([gpu.mean for gpu in self.facts.gpus])
 
     def gpu_hides(self, kind: Class) -> bool:
-        """Whether the GPUs are too busy for what the host's times say, and their own times are not known."""
+        """Whether the GPUs are too busy for what was found to matter to them."""
         gpu, limit = self.gpu_mean, policy.HIDDEN_ABOVE.get(kind)
-        if gpu is None or limit is None or any(rank.on_device for rank in self.ranks):
+        if gpu is None or limit is None:
             return False
-        return gpu > limit.value
+        measured = kind is Class.OPTIMIZER_BOUND and any(rank.on_device for rank in self.ranks)
+        return gpu > limit.value and not measured
 
     @property
     def gpu_busiest(self) -> float | None:
