@@ -1,28 +1,25 @@
 """Turns a trace that torch.profiler exported into the job's files: the trace itself, and its operators as events.
 
-Runs as a process of its own, beside the training: `python -m sm_profiler.hook.convert`, its order as JSON on standard input.
+Runs as a process of its own, beside the training: `python -m sm_profiler.hook.convert`, its order as JSON on standard input (`conversion`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
-import os
 import shutil
-import sys
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from sm_profiler.formats.layout import DETAILED_TRACE_SUFFIX, detailed_folder, metadata_path
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
+from sm_profiler.hook.conversion import carry_out, write_events
 
 CPU_PHASE = "cpu_functions"
 GPU_PHASE = "gpu_functions-dev:{}"
 GPU_KINDS = {"kernel", "gpu_memcpy", "gpu_memset"}
-MOST_EVENTS = 500_000
 
 
 def operators(trace: Mapping[str, Any], steps: list[tuple[int, int]], pid: int) -> Iterator[TraceEvent]:
@@ -69,31 +66,11 @@ def convert(order: Mapping[str, Any]) -> None:
             shutil.copyfileobj(plain, packed)
         temporary.rename(target)
         (root / metadata_path("pytorch", order["source"], start_us, end_us, int(order["first_step"]))).touch()
-        _write_events(root, order, operators(json.loads(raw.read_bytes()), steps, int(order["pid"])))
+        writer = TraceWriter(root, order["source"], close_seconds=float("inf"))
+        write_events(writer, operators(json.loads(raw.read_bytes()), steps, int(order["pid"])))
     finally:
         raw.unlink(missing_ok=True)
 
 
-def _write_events(root: Path, order: Mapping[str, Any], events: Iterable[TraceEvent]) -> None:
-    writer = TraceWriter(root, order["source"], close_seconds=float("inf"))
-    batch: list[TraceEvent] = []
-    for count, event in enumerate(events):
-        if count >= MOST_EVENTS:
-            break
-        batch.append(event)
-        if len(batch) >= 4096:  # noqa: PLR2004 - a batch, any size
-            writer.write(batch)
-            batch = []
-    writer.write(batch)
-    writer.close()
-
-
-def main() -> None:
-    """Read an order and carry it out, at the lowest priority."""
-    with contextlib.suppress(OSError):
-        os.nice(10)
-    convert(json.load(sys.stdin))
-
-
 if __name__ == "__main__":
-    main()
+    carry_out(convert)

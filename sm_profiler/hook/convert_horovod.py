@@ -6,22 +6,19 @@ standard input, as one line.  Horovod writes an array that grows: its last `]` i
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 import select
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from sm_profiler.formats.layout import HOROVOD_TIMELINE
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
+from sm_profiler.hook.conversion import carry_out, write_events
 
 CHUNK = 1 << 20
 WAIT_SECONDS = 0.5
-MOST_EVENTS = 500_000
 NO_TENSOR = "Horovod"  # phase of what belongs to no tensor: markers of cycles
 BETWEEN = " \t\r\n,[]\x00"  # zeros stand where a file was cut
 _NEXT = re.compile(r"[,\[\]]\s*(?=\{\"(?:ph|name)\")")  # an object begins; those within others follow a colon
@@ -134,25 +131,8 @@ def convert(order: Mapping[str, Any]) -> None:
         OSError: the timeline cannot be read.
     """
     writer = TraceWriter(Path(order["root"]), order["source"], HOROVOD_TIMELINE, close_seconds=float("inf"))
-    batch: list[TraceEvent] = []
-    for count, event in enumerate(events(order)):
-        if count >= MOST_EVENTS:
-            break
-        batch.append(event)
-        if len(batch) >= 4096:  # noqa: PLR2004 - a batch, any size
-            writer.write(batch)
-            batch = []
-    if batch:
-        writer.write(batch)
-    writer.close()
-
-
-def main() -> None:
-    """Read an order and carry it out, at the lowest priority."""
-    with contextlib.suppress(OSError):
-        os.nice(10)
-    convert(json.loads(sys.stdin.buffer.readline()))
+    write_events(writer, events(order))
 
 
 if __name__ == "__main__":
-    main()
+    carry_out(convert)

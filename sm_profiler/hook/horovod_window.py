@@ -6,16 +6,15 @@ Only the first rank has such a timeline; Horovod writes all of it from its start
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_profiler.formats.layout import FRAMEWORK, IGNORED_FOLDER
+from sm_profiler.hook import conversion
 
 if TYPE_CHECKING:
     from sm_profiler.hook.core import Hook
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 HOROVOD = "horovod"
 VARIABLE = "HOROVOD_TIMELINE"
 PATIENCE_SECONDS = 20
-CONVERT_SECONDS = 60  # what the end of a training waits for conversion, at most
 MOST_BYTES = 1 << 30  # of Horovod's own file, before the window is over
 MOST_BYTES_AFTER = 64 << 20
 
@@ -69,20 +67,7 @@ class HorovodWindow:
         if not self._timeline.exists():  # no rank but the first has one
             return
         order["source"] = self._hook.recorder.writer.source
-        environment = {name: value for name, value in os.environ.items() if name not in {"SM_PROFILER_AUTO", VARIABLE}}
-        package = str(Path(__file__).parents[2])
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package, environment.get("PYTHONPATH"))))
-        child = subprocess.Popen(
-            [sys.executable, "-m", "sm_profiler.hook.convert_horovod"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-        )
-        if child.stdin:
-            child.stdin.write(json.dumps(order).encode() + b"\n")
-            child.stdin.flush()
-        self._children.append(child)
+        self._children.append(conversion.start("sm_profiler.hook.convert_horovod", order, without=(VARIABLE,)))
 
     def look(self) -> None:
         """Once a second, on the background thread: Horovod's file must not fill the disk.
@@ -108,12 +93,7 @@ class HorovodWindow:
     def wait(self) -> None:
         """The training ends: let conversions finish, and take away what only they needed."""
         for child in self._children:
-            if child.stdin:
-                child.stdin.close()  # it waits for no more
-            try:
-                child.wait(timeout=CONVERT_SECONDS)
-            except subprocess.TimeoutExpired:
-                child.kill()
+            if not conversion.finish(child):
                 self._hook.notes[HOROVOD] = "the conversion of the timeline took too long"
         if self._ours:
             if os.environ.get(VARIABLE) == str(self._timeline):

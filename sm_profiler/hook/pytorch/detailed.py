@@ -6,15 +6,13 @@ thread, and turned into events by a process of its own (`sm_profiler.hook.conver
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 import tempfile
-from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from sm_profiler.hook import conversion
 from sm_profiler.hook.modes import SUBMODULE
 from sm_profiler.hook.pytorch.forward import ShyHook
 
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 
 MOST_STEPS = 100  # a trace of more is neither read by anyone nor held in memory by a training
 MOST_MODULES = 2000
-CONVERT_SECONDS = 60  # what the end of a training waits for conversion, at most
 
 
 class DetailedWindow:
@@ -95,10 +92,7 @@ class DetailedWindow:
     def wait(self) -> None:
         """The training ends: let conversions finish."""
         for child in self._children:
-            try:
-                child.wait(timeout=CONVERT_SECONDS)
-            except subprocess.TimeoutExpired:  # noqa: PERF203 - two or three children at most
-                child.kill()
+            if not conversion.finish(child):
                 self._hook.notes["detailed"] = "the conversion of the trace took too long"
 
     # parts
@@ -171,17 +165,4 @@ class DetailedWindow:
             "first_step": first,
             "steps": steps,
         }
-        environment = {name: value for name, value in os.environ.items() if name != "SM_PROFILER_AUTO"}
-        package = str(Path(__file__).parents[3])
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package, environment.get("PYTHONPATH"))))
-        child = subprocess.Popen(
-            [sys.executable, "-m", "sm_profiler.hook.convert"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-        )
-        if child.stdin:
-            child.stdin.write(json.dumps(order).encode())
-            child.stdin.close()
-        self._children.append(child)
+        self._children.append(conversion.start("sm_profiler.hook.convert", order))
