@@ -15,9 +15,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import Mask
-from sm_profiler.report.step_fold import MODES, WAIT, StepFacts, StepRows
-
-TRAIN = MODES.index("TRAIN")
+from sm_profiler.report.step_fold import TRAIN, WAIT, StepFacts, StepRows
 
 
 @attrs.frozen
@@ -37,7 +35,7 @@ class Attempts:
 
 def find_attempts(name: str, rows: StepRows, metadata: Sequence[Mapping[str, Any]], pids: int) -> Attempts:
     """The attempts of one process; `pids`: how many processes had its steps, for profiles without metadata."""
-    starts = sorted({one["start_us"] for one in metadata if _name(one) == name and _is_time(one.get("start_us"))})
+    starts = sorted({one["start_us"] for one in metadata if _name(one) == name and one.get("start_us") is not None})
     breaks: list[int] = []
     for start in starts[1:]:
         # metadata may count from the first event of the new process; its first wait may be the same moment
@@ -100,7 +98,3 @@ def _name(one: Mapping[str, Any]) -> str:
         return str(one["name"])
     number = one.get("pid") if one.get("rank") is None else one.get("rank")
     return f"{one.get('node')}-{number}"
-
-
-def _is_time(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -17,8 +17,8 @@ from sm_profiler.report.step_fold import (
     DEVICE_FORWARD,
     DEVICE_OPTIMIZER,
     FORWARD,
-    MODES,
     OPTIMIZER,
+    TRAIN,
     WAIT,
     StepRows,
 )
@@ -32,7 +32,7 @@ def as_the_device_saw(steps: StepRows) -> StepRows | None:
 
     A step whose phases on the device were not recorded has none.  None where too few steps have them to judge from.
     """
-    train = steps.mode == MODES.index("TRAIN")
+    train = steps.mode == TRAIN
     device: Floats = steps.parts[:, DEVICE].sum(axis=1)
     known = device > 0
     if np.count_nonzero(known & train) < policy.MIN_STEPS.value:

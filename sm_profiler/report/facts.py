@@ -14,11 +14,12 @@ from sm_profiler.report.stalls import Stalls, find_stalls
 from sm_profiler.report.step_fold import (
     BACKWARD,
     COMMUNICATION,
+    EVAL,
     FORWARD,
     GC,
     LOADER,
-    MODES,
     OPTIMIZER,
+    TRAIN,
     WAIT,
     Loader,
     StepFacts,
@@ -26,9 +27,8 @@ from sm_profiler.report.step_fold import (
     each_process,
 )
 from sm_profiler.report.system_fold import SystemSeries
-from sm_profiler.report.turns import TRAIN, Turns, turns_of
+from sm_profiler.report.turns import Turns, turns_of
 
-EVAL = MODES.index("EVAL")
 SLICES = ("wait", "forward", "backward", "optimizer", "between", "evaluation", "outside")  # of the loop, disjoint
 
 

@@ -13,6 +13,7 @@ from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints
 
 STEP = "Step:ModeKeys."
 MODES = ("TRAIN", "EVAL", "PREDICT", "GLOBAL")
+TRAIN, EVAL = MODES.index("TRAIN"), MODES.index("EVAL")  # as StepRows.mode has them
 WAIT, FORWARD, BACKWARD, OPTIMIZER, GC, LOADER, COMMUNICATION = range(7)  # the columns of StepRows.parts
 DEVICE_FORWARD, DEVICE_BACKWARD, DEVICE_OPTIMIZER = range(7, 10)  # the same phases, as a GPU ran them
 PARTS = 10

@@ -8,9 +8,9 @@ import numpy as np
 
 from sm_profiler.formats.columns import Floats
 from sm_profiler.report.facts import Facts, Rank
+from sm_profiler.report.step_fold import TRAIN
 from sm_profiler.report.svg import shorten
 from sm_profiler.report.system_fold import Buckets
-from sm_profiler.report.turns import TRAIN
 
 POINTS = 1000  # points a series; a screen has hardly more columns
 MAX_STRETCHES = 200  # of evaluation; more would run into one band, and some of them alone would mislead

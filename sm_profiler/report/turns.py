@@ -7,9 +7,7 @@ import numpy as np
 
 from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.report.attempts import follows
-from sm_profiler.report.step_fold import BACKWARD, FORWARD, GC, MODES, OPTIMIZER, StepRows
-
-TRAIN = MODES.index("TRAIN")
+from sm_profiler.report.step_fold import BACKWARD, FORWARD, GC, OPTIMIZER, TRAIN, StepRows
 
 
 @attrs.frozen(eq=False)

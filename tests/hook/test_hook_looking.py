@@ -3,7 +3,6 @@
 import json
 import warnings
 
-import pytest
 import torch
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.eval_frame import OptimizedModule
@@ -15,14 +14,6 @@ PATCHED = [
     (torch.nn.Module, "compile"),
     (OptimizedModule, "__init__"),
 ]
-
-
-@pytest.fixture
-def hook(tmp_path, monkeypatch):
-    monkeypatch.setenv("SM_PROFILER_CONFIG", json.dumps({"ProfilingParameters": {"LocalPath": str(tmp_path)}}))
-    hook = entry.install()
-    yield hook
-    entry.uninstall()
 
 
 def test_taken_out_nothing_stays(tmp_path, monkeypatch):

@@ -13,14 +13,6 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 from sm_profiler.hook import entry
 
 
-@pytest.fixture
-def hook(tmp_path, monkeypatch):
-    monkeypatch.setenv("SM_PROFILER_CONFIG", json.dumps({"ProfilingParameters": {"LocalPath": str(tmp_path)}}))
-    hook = entry.install()
-    yield hook
-    entry.uninstall()
-
-
 def test_signatures_and_names(hook):
     backward, fetch = torch.autograd.backward, dataloader._BaseDataLoaderIter.__next__
     assert backward is not backward.__wrapped__
