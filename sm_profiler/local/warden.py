@@ -24,6 +24,7 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LINUX = sys.platform.startswith("linux")
+STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 POLL_S = 0.02
 KILL_ROUNDS = 500  # of POLL_S each; a process in uninterruptible sleep cannot be waited for longer than this
 
@@ -71,17 +72,28 @@ def kill_rest(group: int) -> None:
         time.sleep(POLL_S)
 
 
+def die_with(warden: int) -> None:
+    """In the command's process, before it is the command: end when the warden does, even if it has already."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != warden:
+        os._exit(1)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
 class Warden:
     """One command, its stop request, and what is left of it."""
 
     def __init__(self, grace_s: float, command: list[str]) -> None:
         self.grace_s = grace_s
+        # a signal that ended the warden while the command starts would leave a command without one: it waits for `run`
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        warden = os.getpid()
         self.child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             # this process has one thread at that moment, so code between fork and exec is safe
-            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509
+            preexec_fn=lambda: die_with(warden),  # noqa: PLW1509
         )
 
     def stop(self) -> None:
@@ -102,6 +114,7 @@ class Warden:
         """Wait for the command; returns its exit code once nothing of it is left."""
         signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=self.stop, daemon=True).start())
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         threading.Thread(target=self.watch_endpoint, daemon=True).start()
         code = self.child.wait()
         kill_rest(self.child.pid)
