@@ -55,7 +55,7 @@ class Hook:
         self.collectors: dict[str, Collector] = {}  # turned on and off at step boundaries
         self.available: set[str] = set()  # further collectors, which the adapter turns itself
         self.is_helper: Callable[[], bool] = lambda: False  # a loader's worker: it has no steps
-        self.on_step: list[Callable[[ModeKeys], None]] = []
+        self.on_step: list[Callable[[ModeKeys], bool | None]] = []  # see at_each_step
         self.on_fork: list[Callable[[], None]] = []
         self.on_profile: list[Callable[[], None]] = []  # a changed configuration takes effect, at a step's start
         self.windows: dict[str, Window] = {}
@@ -249,11 +249,23 @@ class Hook:
         for problem in profile.problems:
             self.guard.warn(problem)
         self._next_profile = profile
+        self.tracker.settled = None
 
     # steps
 
+    def at_each_step(self, action: Callable[[ModeKeys], bool | None]) -> None:
+        """Call it when a step begins.  If it returns true, it need not hear of the next ones of this mode for now."""
+        self.on_step = [*self.on_step, action]  # a new list: one that is being gone through stays as it is
+        self.tracker.settled = None
+
+    def no_longer(self, *actions: Any) -> None:
+        """Do not call these any more; those that are not called anyway do no harm."""
+        self.on_step = [action for action in self.on_step if action not in actions]
+
     def _step_begins(self, step: int, mode: ModeKeys) -> None:
         """Called by the tracker on the training thread."""
+        tracker = self.tracker
+        tracker.settled = mode  # first of all: what comes up from here on, in whichever thread, takes it back
         if self._may_be_helper:
             if self.is_helper():
                 self.quiet = True  # a dataset may well run a model; that is not a step
@@ -265,18 +277,23 @@ class Hook:
             for changed in self.on_profile:
                 with self.guarded("configuration"):
                     changed()
-        if self.windows:
-            self._turn_all(step)
+        settled = not self.windows or self._turn_all(step)
         for action in self.on_step:
-            action(mode)
+            settled = bool(action(mode)) and settled
+        if not settled:
+            tracker.settled = None
 
-    def _turn_all(self, step: int) -> None:
+    def _turn_all(self, step: int) -> bool:
+        """Ask every window about this step; whether all of them have ended."""
         if "dataloader" in self._to_shed:
             self.windows["dataloader"].ended = True
+        ended = True
         for name, collector in self.collectors.items():
             window = self.windows.get(name)
             if window is not None and not window.ended:
                 self._turn(name, collector, window, step)
+                ended = ended and window.ended
+        return ended
 
     def _turn(self, name: str, collector: Collector, window: Window, step: int) -> None:
         was = window.active

@@ -237,7 +237,7 @@ def add_python_window(hook: Hook, config: CollectorConfig, *, before_loop: bool 
         window.config = hook.profile.collectors.get(PYTHON, window.config)
 
     hook.on_profile.append(profile_changes)
-    hook.on_step.append(step_starts)
+    hook.at_each_step(step_starts)
     tracker.on_forward_end = forward_ends
     hook.on_close.append(
         lambda: failing(

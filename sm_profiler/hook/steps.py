@@ -24,13 +24,16 @@ METER_MOST_NS = 200_000  # a callback that took longer was put aside by the oper
 
 
 class Stream:
-    """The batches of one loader iterator: how many were fetched and have not begun a step yet."""
+    """The batches of one loader iterator: how many were fetched and have not begun a step yet.
 
-    __slots__ = ("alive", "burst", "credits", "fetches", "name")
+    `reader()` is the iterator, or None when the loop has left it.
+    """
 
-    def __init__(self, name: str) -> None:
+    __slots__ = ("burst", "credits", "fetches", "name", "reader")
+
+    def __init__(self, name: str, reader: Callable[[], Any]) -> None:
         self.name = name
-        self.alive = True
+        self.reader = reader
         self.credits = 0
         self.burst = 0  # batches asked for in a row, that have not begun a step yet
         self.fetches = 0
@@ -39,7 +42,7 @@ class Stream:
 class StepTracker:
     """Finds steps in what it is told, and hands records to `append`.
 
-    `on_step(global_step, mode)` is called when a step begins, before its first phase.
+    `on_step(global_step, mode)` is called when a step begins, before its first phase, unless `settled` is this mode.
     """
 
     def __init__(self, append: Callable[[Record], None], on_step: Callable[[int, ModeKeys], None]) -> None:
@@ -54,6 +57,9 @@ class StepTracker:
     def reset(self, append: Callable[[Record], None]) -> None:
         """As new: for a forked child, which has made no step yet."""
         self.append = append  # replaced by the queue's own method: one call less a record
+        self.settled: ModeKeys | None = (
+            None  # steps of this mode begin unsaid, until somebody who has to know of one sets None
+        )
         self.every = 1  # phases are recorded for every n-th step
         self.keep_phases = True
         self.metering = False  # the hook's own time is taken in this step
@@ -230,7 +236,8 @@ class StepTracker:
         self._first_key, self._one_root = 0, True
         self._step_start = self._last_end = start_ns
         self.is_open = True
-        self._on_step(step, mode)
+        if mode is not self.settled:
+            self._on_step(step, mode)
 
     def end_step(self, end_ns: int | None = None) -> None:
         """The open step ended with its last phase, or at the time given."""
@@ -249,7 +256,7 @@ class StepTracker:
     def _stream(self) -> Stream | None:
         """The loader that the loop reads from now, if it does."""
         while self.streams:
-            if self.streams[-1].alive:
+            if self.streams[-1].reader() is not None:
                 return self.streams[-1]
             self.streams.pop()
         return None
@@ -258,7 +265,7 @@ class StepTracker:
         if self.in_backward:
             return False
         streams = self.streams
-        stream = streams[-1] if streams and streams[-1].alive else self._stream()
+        stream = streams[-1] if streams and streams[-1].reader() is not None else self._stream()
         if stream is None:  # a loop without a loader
             return not gradients or self._after_optimizer
         if stream.credits == 0:

@@ -246,6 +246,8 @@ def test_an_optimizer_that_calls_the_model_has_its_own_work_only():
 
 
 class FakeHook:
+    at_each_step, no_longer = Hook.at_each_step, Hook.no_longer
+
     def __init__(self, loop: Loop) -> None:
         self.tracker, self.on_step, self.on_fork, self.on_close, self.on_broke = loop.tracker, [], [], [], []
         self.quiet, self.notes = False, {}

@@ -8,6 +8,8 @@ from torch._dynamo.callback import callback_handler
 from torch._dynamo.eval_frame import OptimizedModule
 
 from sm_profiler.hook import entry
+from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.settings import ConfigText
 
 PATCHED = [
     (torch.optim.Optimizer, "__init__"),
@@ -71,6 +73,65 @@ def test_models_of_a_second_training_are_seen_from_their_first_forward(hook):
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
     assert sum(record[0] == "Forward" for record in records) == 6
+
+
+def test_a_step_of_which_nobody_has_to_know_begins_unsaid(hook):
+    told = []
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def steps(count: int) -> int:
+        told.clear()
+        for _ in range(count):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        return len(told)
+
+    def action(mode) -> bool:
+        told.append(mode)
+        return True
+
+    steps(5)
+    hook.at_each_step(action)
+    assert steps(5) == 1
+    assert steps(5) == 0
+    hook.at_each_step(told.append)
+    assert steps(5) == 10  # one that wants every step keeps the others informed
+    hook.on_step.pop()
+    assert steps(5) == 1
+    hook.set_mode(ModeKeys.PREDICT)
+    assert steps(5) > 0  # models are looked for, as there may be others in this mode
+    assert steps(5) == 0
+    torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)  # perhaps that of another model
+    assert steps(5) > 0
+    assert hook.tracker.global_step == 39
+    assert hook.guard.failures == {}
+
+
+def test_a_changed_configuration_is_taken_by_steps_that_began_unsaid(hook, tmp_path):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step() -> None:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    for _ in range(4):
+        step()
+    assert hook.tracker.settled is ModeKeys.TRAIN
+    path = tmp_path / "changed.json"
+    path.write_text(json.dumps({"ProfilingParameters": {"DetailedProfilingConfig": json.dumps({"StartStep": 5})}}))
+    hook._source = ConfigText("", path, 0)
+    hook._watch()
+    step()
+    assert hook.windows["detailed"].range.start_step == 5
+    assert not hook.windows["detailed"].active
+    step()
+    assert hook.windows["detailed"].active
+    step()
+    assert hook.windows["detailed"].ended
+    step()
+    assert hook.tracker.settled is ModeKeys.TRAIN
 
 
 def test_before_a_compilation_whatever_modules_there_are_do_no_harm(hook):

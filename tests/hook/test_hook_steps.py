@@ -16,7 +16,7 @@ class Loop:
         self.records = []
         self.tracker = StepTracker(self.records.append, lambda *_: None)
         self.tracker.compiles = compiles
-        self.stream = Stream("loader")
+        self.stream = Stream("loader", lambda: self)
         self.starts = []
 
     def tick(self) -> int:
@@ -112,7 +112,7 @@ def test_steps_are_found_where_forwards_are_compiled_away(actions, steps):
 
 def test_an_evaluation_loop_in_the_middle_of_an_epoch():
     loop = Loop().run("nfbo nfbo")
-    train, loop.stream = loop.stream, Stream("eval")
+    train, loop.stream = loop.stream, Stream("eval", lambda: loop)
     loop.run("nenene x")
     loop.stream = train
     loop.run("nfbo x")

@@ -94,7 +94,7 @@ class PyTorchAdapter:
         hook.find_rank = self._rank
         hook.available.add(DATALOADER)
         hook.is_helper = lambda: torch.utils.data.get_worker_info() is not None
-        hook.on_step.append(self._step_begins)
+        hook.at_each_step(self._step_begins)
         self.loaders.install()
         self._backward = torch.autograd.backward
         torch.autograd.backward = self._wrap_backward(self._backward)
@@ -196,8 +196,7 @@ class PyTorchAdapter:
         if self._made is not None:
             self._optimizer.__init__ = self._made
             self._made = None
-        if self._step_begins in self._hook.on_step:
-            self._hook.on_step.remove(self._step_begins)
+        self._hook.no_longer(self._step_begins)
 
     def _rank(self) -> int | None:
         from sm_profiler.hook.settings import rank_from  # noqa: PLC0415 - once a process
@@ -207,7 +206,7 @@ class PyTorchAdapter:
             return int(self._torch.distributed.get_rank())
         return rank
 
-    def _step_begins(self, mode: ModeKeys) -> None:
+    def _step_begins(self, mode: ModeKeys) -> bool:
         if mode not in self._known_modes:
             if self._known_modes:
                 self.forwards.discover()
@@ -217,6 +216,8 @@ class PyTorchAdapter:
         detailed = self._detailed
         if detailed is not None and detailed.profiler is not None:
             detailed.step_begins(self._hook.tracker.number)
+            return False
+        return not self.forwards.discovering
 
     def _wrap_backward(self, original: Any) -> Any:
         hook, tracker, forwards = self._hook, self._hook.tracker, self.forwards

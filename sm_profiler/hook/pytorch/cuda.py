@@ -122,7 +122,7 @@ class CudaWatch:
         hook = self._hook
         with hook.guarded(CUDA):  # an error here would be one of the script's CUDA
             if not hook.quiet and self._look not in hook.on_step:
-                hook.on_step.append(self._look)
+                hook.at_each_step(self._look)
                 hook.on_fork.append(self.stop)  # a forked child cannot use its parent's CUDA
                 hook.on_close.append(self._close)
                 hook.on_broke.append(self.stop)
@@ -143,12 +143,12 @@ class CudaWatch:
 
     def begin(self, device: Device, mode: ModeKeys) -> None:
         """Tell of this device's phases from the step on that begins now."""
-        tracker, actions = self._hook.tracker, self._hook.on_step
+        tracker = self._hook.tracker
         self._phases = phases = CudaPhases(tracker, device, failed=self._failed)
         self._boundaries = Boundaries(tracker, phases)
         self._boundaries.install()
-        # A new list: the one that is being gone through stays as it is.
-        self._hook.on_step = [action for action in actions if action != self._look] + [phases.step_begins]
+        self._hook.no_longer(self._look)
+        self._hook.at_each_step(phases.step_begins)
         phases.step_begins(mode)
 
     def _failed(self, error: BaseException) -> None:
@@ -163,7 +163,6 @@ class CudaWatch:
         """Tell no more; events are kept as they are, since a forked child must not even destroy them."""
         if self._boundaries is not None:
             self._boundaries.remove()
-        mine = (self._look, self._phases and self._phases.step_begins)
-        self._hook.on_step = [action for action in self._hook.on_step if action not in mine]
+        self._hook.no_longer(self._look, self._phases and self._phases.step_begins)
         if self._phases is not None:
             self._phases.on = False

@@ -251,6 +251,7 @@ class Forwards:
                 after(module, args, output)
 
         self._quiet()
+        tracker.settled = None
         self.discovering = [
             self._module.register_module_forward_pre_hook(any_before),
             self._module.register_module_forward_hook(any_after, always_call=True),

@@ -27,22 +27,17 @@ DATALOADER = "dataloader"
 
 
 class LoaderStream(Stream):
-    """The batches of one iterator, and what is known of its workers."""
+    """The batches of one iterator, and what is known of its workers once its events are collected."""
 
-    __slots__ = ("__weakref__", "collected", "created_ns", "settings", "times", "watch", "workers")
+    __slots__ = ("__weakref__", "collected", "created_ns", "settings", "times", "workers")
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.created_ns = 0
-        self.settings: dict[str, Any] = {}
+    def __init__(self, iterator: Any, created_ns: int) -> None:
+        super().__init__(type(iterator).__name__, weakref.ref(iterator))
+        self.created_ns = created_ns
+        self.settings: dict[str, Any] | None = None  # of the loader
         self.workers: list[int] = []
         self.collected = False  # inside the window at least once
         self.times: FetchTimes | None = None  # what its workers note
-        self.watch: weakref.ref[Any] | None = None
-
-    def died(self, _: Any) -> None:
-        """The iterator is gone: the loop has left it."""
-        self.alive = False
 
 
 class Loaders:
@@ -95,7 +90,7 @@ class Loaders:
             if is_compiling() or tracker.in_fetch or hook.quiet or get_ident() != forwards.thread:
                 return original(self)
             try:
-                stream = self.__dict__.get(STREAM) or stream_of(self)
+                stream = self.__dict__.get(STREAM) or stream_of(self, perf_counter_ns())
                 window = windows.get(DATALOADER)
                 worker = None if window is None or window.ended else before(self, stream)
                 tracker.fetch_begins()
@@ -132,7 +127,8 @@ class Loaders:
         return __next__
 
     def _wrap_init(self, original: Any) -> Any:
-        guard, stream_of, created = self._hook.guard, self._stream_of, self._created
+        guard, windows = self._hook.guard, self._hook.windows
+        stream_of, created = self._stream_of, self._created
 
         @functools.wraps(original)
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it takes the place of a method of this name
@@ -140,9 +136,9 @@ class Loaders:
             original(self, *args, **kwargs)
             end_ns = perf_counter_ns()
             try:
-                stream = stream_of(self)
-                stream.created_ns = start_ns
-                created(stream, start_ns, end_ns)
+                stream = stream_of(self, start_ns)
+                if DATALOADER in windows:
+                    created(self, stream, end_ns)
             except Exception as error:  # noqa: BLE001 - fail open
                 guard.failed(DATALOADER, error)
 
@@ -190,21 +186,23 @@ class Loaders:
 
     # collecting
 
-    def _stream_of(self, iterator: Any) -> LoaderStream:
+    def _stream_of(self, iterator: Any, created_ns: int) -> LoaderStream:
         existing = iterator.__dict__.get(STREAM)
         if existing is not None:
             return existing  # type: ignore[no-any-return]
-        stream = LoaderStream(type(iterator).__name__)
-        stream.settings = {"num_workers": iterator._num_workers, "pin_memory": bool(iterator._pin_memory)}  # noqa: SLF001 - torch has no public name for it
+        stream = iterator.__dict__[STREAM] = LoaderStream(iterator, created_ns)
         batch_size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
         if isinstance(batch_size, int) and self._torch.is_grad_enabled():
             self._hook.batch_sizes.add(batch_size)
-        stream.workers = [worker.pid for worker in getattr(iterator, "_workers", ())]
-        stream.times = iterator.__dict__.pop(TIMES, None)
-        iterator.__dict__[STREAM] = stream
-        stream.watch = weakref.ref(iterator, stream.died)
-        self._alive.add(stream)
         return stream
+
+    def _describe(self, iterator: Any, stream: LoaderStream) -> None:
+        """What events say of an iterator; without a window, or outside it, nobody asks."""
+        if stream.settings is None:
+            stream.settings = {"num_workers": iterator._num_workers, "pin_memory": bool(iterator._pin_memory)}  # noqa: SLF001 - torch has no public name for it
+            stream.workers = [worker.pid for worker in getattr(iterator, "_workers", ())]
+            stream.times = iterator.__dict__.pop(TIMES, None)
+            self._alive.add(stream)
 
     def _is_on(self, ahead: int) -> bool:
         """Whether the step that the batch is for is inside the dataloader window."""
@@ -219,6 +217,7 @@ class Loaders:
         """The worker that the next batch comes from (-1 for none) if it is to be collected, else None."""
         if not self._is_on(stream.credits + 1):
             return None
+        self._describe(iterator, stream)
         stream.collected = True
         try:
             return int(iterator._task_info[iterator._rcvd_idx][0])  # noqa: SLF001 - torch has no public name for it
@@ -239,16 +238,17 @@ class Loaders:
             if pin is not None and pin[0] >= fetch.end_ns:
                 self._collect(LOADER_PIN, LOADER_PIN, *pin, stream, fetch.worker)
 
-    def _created(self, stream: LoaderStream, start_ns: int, end_ns: int) -> None:
+    def _created(self, iterator: Any, stream: LoaderStream, end_ns: int) -> None:
         if self._is_on(1):
-            self._collect(LOADER_INIT, f"{stream.name}.__init__", start_ns, end_ns, stream, -1)
+            self._describe(iterator, stream)
+            self._collect(LOADER_INIT, f"{stream.name}.__init__", stream.created_ns, end_ns, stream, -1)
 
     def _collect(  # noqa: PLR0913, PLR0917 - what an event is made of
         self, phase: str, name: str, start_ns: int, end_ns: int, stream: LoaderStream, worker: int, pid: int = 0
     ) -> None:
         if not self._matches(name):
             return
-        args = {"worker_id": worker, **stream.settings}
+        args = {"worker_id": worker, **(stream.settings or {})}
         if pid:
             args["pid"] = pid
         self._hook.tracker.append((phase, name, start_ns, end_ns, -1, args))
