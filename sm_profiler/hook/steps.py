@@ -72,7 +72,7 @@ class StepTracker:
         self.streams: list[Stream] = []
         self.in_fetch = 0
         self.in_backward = 0
-        self.optimizers: list[int] = []
+        self.optimizer = 0  # id of the outermost optimizer whose step is running, 0 for none
         self.forward_key = 0  # id of the outermost module that is running, 0 for none
         self._forwards = 0
         self._optimizers = 0
@@ -103,7 +103,7 @@ class StepTracker:
             name = STEP[self.mode]
             self.append((name, name, self._step_start, self._last_end, self.number, None))
         self.in_fetch += 1
-        self.optimizers.clear()  # an optimizer that raised said nothing when it left
+        self.optimizer = 0  # one that raised said nothing when it left
 
     def fetch_ends(self, stream: Stream, start_ns: int, end_ns: int, *, got: bool, gradients: bool) -> None:
         """A batch came, or the loader had no more (`got` false)."""
@@ -145,7 +145,7 @@ class StepTracker:
             self._first_key = key
         elif key != self._first_key:
             self._one_root = False
-        if self.optimizers:  # the optimizer calls the model itself
+        if self.optimizer:  # it calls the model itself
             self._optimizer_piece(start_ns)
         self.forward_key = key
         self._forwards += 1
@@ -189,20 +189,16 @@ class StepTracker:
         Forwards and backwards inside it (a closure: LBFGS, Lightning) are phases of their own; the optimizer's is what
         lies after each backward.
         """
-        if key in self.optimizers:  # it raised the last time
-            del self.optimizers[self.optimizers.index(key) :]
-        self.optimizers.append(key)
-        if len(self.optimizers) == 1:
+        if not self.optimizer or self.optimizer == key:  # which then raised the last time
+            self.optimizer = key
             self._optimizer_start = start_ns
             self._optimizer_name = name
             self._pieces = self._saw_optimizer = True
 
     def optimizer_ends(self, key: int, name: str, end_ns: int) -> None:
         """An optimizer's step ends."""
-        if not self.optimizers or key not in self.optimizers:
-            return
-        del self.optimizers[self.optimizers.index(key) :]
-        if not self.optimizers:
+        if self.optimizer == key:
+            self.optimizer = 0
             if not self._saw_backward:
                 self._begin_unseen(self._optimizer_start)
             self._last_end = end_ns

@@ -44,7 +44,7 @@ class Boundaries:
         StepTracker.forward_begins(self._tracker, key, start_ns, gradients=gradients)
         phases = self._phases
         if phases.on:
-            if self._tracker.optimizers:
+            if self._tracker.optimizer:
                 if self._pieces:
                     phases.ends(OPTIMIZER, self._optimizer)
                 else:
@@ -68,7 +68,7 @@ class Boundaries:
         phases, tracker = self._phases, self._tracker
         if phases.on and tracker.in_backward == 1:
             phases.ends(BACKWARD, "backward")
-            if tracker.optimizers:
+            if tracker.optimizer:
                 self._pieces = True
                 phases.begins(OPTIMIZER, end_ns)
         StepTracker.backward_ends(tracker, end_ns)
@@ -76,14 +76,14 @@ class Boundaries:
     def optimizer_begins(self, key: int, start_ns: int, *more: Any) -> None:
         """An optimizer's step begins."""
         StepTracker.optimizer_begins(self._tracker, key, start_ns, *more)
-        if self._phases.on and len(self._tracker.optimizers) == 1:
+        if self._phases.on and self._tracker.optimizer == key:
             self._optimizer, self._pieces = str(more[0]) if more else "optimizer", False
             self._phases.begins(OPTIMIZER, start_ns)
 
     def optimizer_ends(self, key: int, name: str, end_ns: int) -> None:
         """It returned."""
         tracker = self._tracker
-        if self._phases.on and tracker.optimizers and tracker.optimizers[0] == key:
+        if self._phases.on and tracker.optimizer == key:
             self._phases.ends(OPTIMIZER, name)
         StepTracker.optimizer_ends(tracker, key, name, end_ns)
 
