@@ -57,9 +57,8 @@ class StepTracker:
     def reset(self, append: Callable[[Record], None]) -> None:
         """As new: for a forked child, which has made no step yet."""
         self.append = append  # replaced by the queue's own method: one call less a record
-        self.settled: ModeKeys | None = (
-            None  # steps of this mode begin unsaid, until somebody who has to know of one sets None
-        )
+        # Steps of this mode begin unsaid, until somebody who has to know of one sets None.
+        self.settled: ModeKeys | None = None
         self.every = 1  # phases are recorded for every n-th step
         self.keep_phases = True
         self.metering = False  # the hook's own time is taken in this step
