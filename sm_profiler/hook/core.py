@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import parent_process
 from multiprocessing import util as multiprocessing_util
-from typing import Any, Protocol
+from typing import Any
 
 from sm_profiler._version import __version__
 from sm_profiler.config import Profile, load_profile
@@ -25,21 +25,11 @@ from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.recorder import Recorder
 from sm_profiler.hook.steps import Record, StepTracker
 from sm_profiler.hook.timebase import Timebase
-from sm_profiler.hook.windows import Range, Window
+from sm_profiler.hook.windows import Collector, Window, bounds
 from sm_profiler.monitor.limits import memory_total
 
 MISSING = "not available in this version"
 MOST_SPARSE = 1024
-
-
-class Collector(Protocol):
-    """What is on only inside its window."""
-
-    def enter(self, step: int) -> None:
-        """The first step of the window begins."""
-
-    def leave(self, step: int) -> None:
-        """The first step after the window begins, or the job ends (`step` -1)."""
 
 
 class Hook:
@@ -403,8 +393,3 @@ class Hook:
             "instance_type": settings.instance_type(),
             "memory_total": memory_total(),
         }
-
-
-def bounds(of: Range) -> tuple[float | None, ...]:
-    """What makes two ranges the same."""
-    return (of.start_step, of.num_steps, of.start_time, of.duration)

@@ -27,6 +27,21 @@ class Range(Protocol):
         """Seconds."""
 
 
+def bounds(of: Range) -> tuple[float | None, ...]:
+    """What makes two ranges the same."""
+    return (of.start_step, of.num_steps, of.start_time, of.duration)
+
+
+class Collector(Protocol):
+    """What is on only inside its window."""
+
+    def enter(self, step: int) -> None:
+        """The first step of the window begins."""
+
+    def leave(self, step: int) -> None:
+        """The first step after the window begins, or the job ends (`step` -1)."""
+
+
 @attrs.define(eq=False)
 class Window:
     """Decides, step by step, whether a collector is active.
