@@ -220,6 +220,7 @@ class Hook:
             if window is not None and window.active and name not in self.notes:
                 self.notes[name] = "shed: the hook cost more than its budget"
                 self._to_shed.add(name)
+                self.tracker.settled = None
                 return
         self.tracker.every = min(self.tracker.every * 2, MOST_SPARSE)
 

@@ -2,11 +2,13 @@
 
 import json
 import warnings
+from itertools import islice
 
 import torch
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.eval_frame import OptimizedModule
 
+from sm_profiler.config import load_profile
 from sm_profiler.hook import entry
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.settings import ConfigText
@@ -132,6 +134,28 @@ def test_a_changed_configuration_is_taken_by_steps_that_began_unsaid(hook, tmp_p
     assert hook.windows["detailed"].ended
     step()
     assert hook.tracker.settled is ModeKeys.TRAIN
+
+
+def test_a_dataloader_window_is_shed_where_steps_begin_unsaid(hook):
+    ranges = json.dumps({"StartStep": 0, "NumSteps": 1000})
+    hook._take_ranges(load_profile(json.dumps({"ProfilingParameters": {"DataloaderProfilingConfig": ranges}})))
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batches = iter(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(20, 2))))
+
+    def steps(count: int) -> None:
+        for (inputs,) in islice(batches, count):
+            model(inputs).sum().backward()
+            optimizer.step()
+
+    steps(5)
+    window = hook.windows["dataloader"]
+    assert window.active
+    assert hook.tracker.settled is ModeKeys.TRAIN
+    hook._shed()
+    steps(2)
+    assert window.ended
+    assert hook.notes["dataloader"].startswith("shed")
 
 
 def test_before_a_compilation_whatever_modules_there_are_do_no_harm(hook):
