@@ -200,6 +200,9 @@ class Hook:
         for name, config in profile.collectors.items():
             known = self.windows.get(name)
             if known is None or bounds(known.range) != bounds(config):
+                if known is not None and known.active and name in self.collectors:
+                    known.ended = True
+                    self._turn(name, self.collectors[name], known, -1)
                 self.windows[name] = Window(config)
         for name in set(self.windows) - set(profile.collectors):
             self.windows[name].ended = True
@@ -276,23 +279,19 @@ class Hook:
 
     def _turn_all(self, step: int) -> bool:
         """Ask every window about this step; whether all of them have ended."""
-        if "dataloader" in self._to_shed:
-            self.windows["dataloader"].ended = True
         ended = True
-        for name, collector in self.collectors.items():
-            window = self.windows.get(name)
-            if window is not None and not window.ended:
+        for name, window in self.windows.items():
+            if name in self._to_shed or self.guard.is_off(name):
+                window.ended = True
+            collector = self.collectors.get(name)
+            if collector is not None and (window.active or not window.ended):
                 self._turn(name, collector, window, step)
                 ended = ended and window.ended
         return ended
 
     def _turn(self, name: str, collector: Collector, window: Window, step: int) -> None:
         was = window.active
-        now = (
-            not self.guard.is_off(name)
-            and name not in self._to_shed
-            and window.at_step(step, time.time(), time.monotonic())
-        )
+        now = window.at_step(step, time.time(), time.monotonic())
         if was is now:
             return
         try:

@@ -69,6 +69,7 @@ class Window:
             monotonic: seconds that never run backwards.
         """
         if self.ended:
+            self.active = False
             return False
         if self._first_step is None:
             self._first_step = step

@@ -4,6 +4,7 @@ import json
 import warnings
 from itertools import islice
 
+import pytest
 import torch
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.eval_frame import OptimizedModule
@@ -134,6 +135,49 @@ def test_a_changed_configuration_is_taken_by_steps_that_began_unsaid(hook, tmp_p
     assert hook.windows["detailed"].ended
     step()
     assert hook.tracker.settled is ModeKeys.TRAIN
+
+
+class Turns:
+    """A collector that notes when it is turned on and off."""
+
+    def __init__(self, tracker) -> None:
+        self.tracker, self.turned = tracker, []
+
+    def enter(self, step: int) -> None:
+        self.turned.append(("on", self.tracker.global_step))
+
+    def leave(self, step: int) -> None:
+        self.turned.append(("off", self.tracker.global_step))
+
+
+@pytest.mark.parametrize(
+    ("changed", "turned"),
+    [
+        ({}, [("on", 2), ("off", 4)]),
+        ({"StartStep": 6, "NumSteps": 1}, [("on", 2), ("off", 4), ("on", 6), ("off", 7)]),
+        ({"StartStep": 2, "NumSteps": 100}, [("on", 2)]),
+        ({"StartStep": 3, "NumSteps": 3}, [("on", 2), ("off", 4), ("on", 4), ("off", 6)]),
+        ("shed", [("on", 2), ("off", 4)]),
+        ("failed", [("on", 2), ("off", 4)]),
+    ],
+)
+def test_an_open_window_ends_once_with_its_range(hook, changed, turned):
+    def take(ranges: dict) -> None:
+        given = {"DetailedProfilingConfig": json.dumps(ranges)} if ranges else {}
+        hook._next_profile = load_profile(json.dumps({"ProfilingParameters": given}))
+        hook.tracker.settled = None
+
+    collector = hook.collectors["detailed"] = Turns(hook.tracker)
+    take({"StartStep": 2, "NumSteps": 100})
+    for step in range(10):
+        if step == 4 and changed == "shed":
+            hook._shed()
+        elif step == 4 and changed == "failed":
+            hook.guard.failed("detailed", ValueError())
+        elif step == 4:
+            take(changed)
+        hook.tracker.begin_step(step + 1, gradients=True)
+    assert collector.turned == turned
 
 
 def test_a_dataloader_window_is_shed_where_steps_begin_unsaid(hook):
