@@ -34,7 +34,7 @@ class LoaderStream(Stream):
     def __init__(self, iterator: Any, created_ns: int) -> None:
         super().__init__(type(iterator).__name__, weakref.ref(iterator))
         self.created_ns = created_ns
-        self.settings: dict[str, Any] | None = None  # of the loader
+        self.settings: dict[str, Any] = {}  # of the loader; empty until somebody asks
         self.workers: list[int] = []
         self.collected = False  # inside the window at least once
         self.times: FetchTimes | None = None  # what its workers note
@@ -198,7 +198,7 @@ class Loaders:
 
     def _describe(self, iterator: Any, stream: LoaderStream) -> None:
         """What events say of an iterator; without a window, or outside it, nobody asks."""
-        if stream.settings is None:
+        if not stream.settings:
             stream.settings = {"num_workers": iterator._num_workers, "pin_memory": bool(iterator._pin_memory)}  # noqa: SLF001 - torch has no public name for it
             stream.workers = [worker.pid for worker in getattr(iterator, "_workers", ())]
             stream.times = iterator.__dict__.pop(TIMES, None)
@@ -248,7 +248,7 @@ class Loaders:
     ) -> None:
         if not self._matches(name):
             return
-        args = {"worker_id": worker, **(stream.settings or {})}
+        args = {"worker_id": worker, **stream.settings}
         if pid:
             args["pid"] = pid
         self._hook.tracker.append((phase, name, start_ns, end_ns, -1, args))
