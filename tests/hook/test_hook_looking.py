@@ -143,10 +143,10 @@ class Turns:
     def __init__(self, tracker) -> None:
         self.tracker, self.turned = tracker, []
 
-    def enter(self, step: int) -> None:
+    def enter(self, _step: int) -> None:
         self.turned.append(("on", self.tracker.global_step))
 
-    def leave(self, step: int) -> None:
+    def leave(self, _step: int) -> None:
         self.turned.append(("off", self.tracker.global_step))
 
 
