@@ -22,9 +22,10 @@ test: $(ENVS)/dev.done $(ENVS)/sdk3.done $(ENVS)/smdebug.done ## the whole test 
 	@$(BIN)/python -m pytest -m alone $(PYTEST_ARGS)
 	@$(BIN)/python -m pytest -m 'not alone' -n 2 --dist worksteal $(PYTEST_ARGS)
 
-lint: $(ENVS)/dev.done ## ruff: every rule on, exceptions with their reasons in pyproject.toml
+lint: $(ENVS)/dev.done ## ruff with every rule on, and the word list of tools/prose.toml
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/python tools/check_prose.py
 
 format: $(ENVS)/dev.done ## let ruff rewrite what it can
 	@$(BIN)/ruff check --fix .

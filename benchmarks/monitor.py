@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from sm_profiler.monitor.families import Cpu, Disk, Memory, Network
 from sm_profiler.monitor.limits import Limits
+from sm_profiler.monitor.metric_sources import Cpu, Disk, Memory, Network
 from sm_profiler.monitor.sampler import Sampler, machine_families
 from sm_profiler.monitor.uploader import Uploader
 

@@ -91,10 +91,37 @@ def test_the_rooms_of_the_training_container_load_no_data_stack(module):
     assert shown.stdout.strip() == "[]"
 
 
-def test_modules_stay_small():
-    long = {
-        str(path.relative_to(ROOT)): size
-        for path in PACKAGE.rglob("*.py")
-        if (size := len(path.read_text().splitlines())) > 400
-    }
-    assert not long
+def module_imports() -> dict[str, set[str]]:
+    """Map each module to the modules of ours that it imports at module level."""
+    modules = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    graph = {}
+    for name, path in modules.items():
+        imported = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    submodule = f"{node.module}.{alias.name}"
+                    imported.add(submodule if submodule in modules else node.module)
+        graph[name] = imported & set(modules) - {name}
+    return graph
+
+
+def test_no_import_cycle():
+    """Imports inside functions count too: a deferred import saves start-up time, it does not hide a cycle."""
+    graph = module_imports()
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " → ".join((*path[path.index(name) :], name))
+        if name not in done:
+            for imported in sorted(graph[name]):
+                visit(imported, (*path, name))
+            done.add(name)
+
+    for name in sorted(graph):
+        visit(name, ())

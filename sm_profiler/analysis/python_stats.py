@@ -15,7 +15,7 @@ from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats import layout
 
 CPROFILE, PYINSTRUMENT = "cprofile", "pyinstrument"
-MOST_BYTES = 256 << 20  # no statistics of a training script come near
+MAX_BYTES = 256 << 20  # no statistics of a training script come near
 _DAMAGED = (ValueError, EOFError, TypeError, MemoryError, RecursionError)
 _PARTS = 5  # of a function's statistics: primitive calls, calls, own time, cumulative time, callers
 
@@ -252,8 +252,8 @@ def load_cprofile(path: str) -> pstats.Stats:
         SourceError: it cannot be read or holds something else.
     """
     try:
-        if Path(path).stat().st_size > MOST_BYTES:
-            raise SourceError(f"{path} is larger than statistics are ({MOST_BYTES >> 20} MB)")
+        if Path(path).stat().st_size > MAX_BYTES:
+            raise SourceError(f"{path} is larger than statistics are ({MAX_BYTES >> 20} MB)")
         data = Path(path).read_bytes()
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from error

@@ -38,7 +38,7 @@ from sm_profiler.formats.columns import EventColumns, Floats, SystemColumns
 _ANY = (".*",)
 _CLOCK = "{%H:%M:%S.%3N}"
 _BAR_TIPS = [("metric", "@metric"), ("from", f"@left{_CLOCK}"), ("to", f"@right{_CLOCK}")]
-MOST_BARS = 5000
+MAX_BARS = 5000
 _TIPS = [("index", "$index"), ("time", f"@x{_CLOCK}"), ("value", "@y{0.00}")]
 # The first and last of the selected points are added to the list beside the charts, for `find_time_annotations`.
 _SELECTED = """
@@ -234,8 +234,8 @@ class DetailedChart(Chart):
         is_loading = (events.num_workers >= 0) | events.args.mask(lambda text: '"bytes_fetched"' in text)
         loading, others = events[is_loading], events[~is_loading]
         workers = [f"worker {number}" if number >= 0 else "main process" for number in loading.worker_id.tolist()]
-        self.loading = bars_of(loading, workers, MOST_BARS)
-        self.others = bars_of(others, [others.phase.values[code] for code in others.phase.codes.tolist()], MOST_BARS)
+        self.loading = bars_of(loading, workers, MAX_BARS)
+        self.others = bars_of(others, [others.phase.values[code] for code in others.phase.codes.tolist()], MAX_BARS)
         shown = [
             self._figure(self.loading, "Data loading", "black"),
             self._figure(self.others, "Framework metrics", "blue"),

@@ -45,7 +45,7 @@ class Command:
         """Sample until stopped."""
         from sm_profiler.hook.settings import node_name
         from sm_profiler.monitor.lock import NodeLock
-        from sm_profiler.monitor.members import start_time
+        from sm_profiler.monitor.process_registry import start_time
         from sm_profiler.monitor.sampler import LONGEST_MS, SHORTEST_MS, Sampler
 
         if not SHORTEST_MS <= options.interval_ms <= LONGEST_MS:

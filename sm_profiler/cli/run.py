@@ -115,7 +115,7 @@ class Command:
 
 def start_beside(profile: Profile, name: str, *, sample: bool) -> Member | None:
     """Start this node's monitor, and uploader where the profile names a place on S3, as a process of its own."""
-    from sm_profiler.hook.beside import task_of
+    from sm_profiler.hook.monitor_launcher import task_of
     from sm_profiler.monitor.start import join
     from sm_profiler.monitor.task import job_name
 

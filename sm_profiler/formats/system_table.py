@@ -29,8 +29,8 @@ _CONVERT = csv.ConvertOptions(
     strings_can_be_null=False,
 )
 _POOL = pa.system_memory_pool()  # Arrow's own keeps what it has had
-_MOST_BYTES = 1 << 30  # of a block of Arrow's
-_MOST_HEADS = 1 << 40  # combinations of texts that are numbered
+_MAX_BYTES = 1 << 30  # of a block of Arrow's
+_MAX_HEADS = 1 << 40  # combinations of texts that are numbered
 
 
 def read_table(data: bytes, node: str) -> SystemRows | None:
@@ -40,7 +40,7 @@ def read_table(data: bytes, node: str) -> SystemRows | None:
         data: the file.
         node: the node its name tells, for records whose node is empty.
     """
-    if not data.startswith(b'{"Type":"') or b"\\" in data or b"\r" in data or len(data) > _MOST_BYTES:
+    if not data.startswith(b'{"Type":"') or b"\\" in data or b"\r" in data or len(data) > _MAX_BYTES:
         return None
     try:
         read = csv.ReadOptions(column_names=_COLUMNS, use_threads=False, block_size=len(data) + 1)
@@ -58,7 +58,7 @@ def read_table(data: bytes, node: str) -> SystemRows | None:
     numbers = [
         _values(columns[name].indices, np.int32).astype(np.int64) for name in ("Type", "Name", "Dimension", "NodeId")
     ]
-    if None in texts or np.prod([len(each or ()) for each in texts], dtype=float) > _MOST_HEADS:
+    if None in texts or np.prod([len(each or ()) for each in texts], dtype=float) > _MAX_HEADS:
         return None
     return SystemRows(timestamp, value, *_heads(numbers, [each or [] for each in texts], node))
 

@@ -20,7 +20,7 @@ from sm_profiler.formats.trace_fold import BROKEN, Announcements, Event, Fold, h
 from sm_profiler.formats.trace_rows import TraceRows, argument_tables
 
 _FEW = 200  # so many announcements are taken out of a list one by one
-MOST_BYTES = 4 << 30  # a gzip file may not become larger than this
+MAX_BYTES = 4 << 30  # a gzip file may not become larger than this
 
 
 class _Document(msgspec.Struct, gc=False):
@@ -123,7 +123,7 @@ def _unpack(data: bytes, tally: Tally) -> bytes:
     parts: list[bytes] = []
     size, at = 0, 0
     try:
-        while at < len(data) and not unpacker.eof and size <= MOST_BYTES:
+        while at < len(data) and not unpacker.eof and size <= MAX_BYTES:
             part = unpacker.decompress(data[at : at + 65536])
             at += 65536
             size += len(part)
@@ -131,7 +131,7 @@ def _unpack(data: bytes, tally: Tally) -> bytes:
     except zlib.error:
         tally.mend("compressed data damaged")
     else:
-        if size > MOST_BYTES:
+        if size > MAX_BYTES:
             tally.mend("longer than 4 GB, the rest is left out")
         elif not unpacker.eof:
             tally.mend("compressed data cut off")

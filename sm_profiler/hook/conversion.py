@@ -19,7 +19,7 @@ from typing import Any
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 
 CONVERT_SECONDS = 60  # what the end of a training waits for a conversion, at most
-MOST_EVENTS = 500_000  # of one conversion
+MAX_EVENTS = 500_000  # of one conversion
 _TOGETHER = 4096  # events that are written at once
 
 
@@ -68,8 +68,8 @@ def carry_out(convert: Callable[[Mapping[str, Any]], None]) -> None:
 
 
 def write_events(writer: TraceWriter, events: Iterable[TraceEvent]) -> None:
-    """Write the first MOST_EVENTS events, and close the file."""
-    left = islice(events, MOST_EVENTS)
+    """Write the first MAX_EVENTS events, and close the file."""
+    left = islice(events, MAX_EVENTS)
     while batch := list(islice(left, _TOGETHER)):
         writer.write(batch)
     writer.close()

@@ -29,7 +29,7 @@ from sm_profiler.hook.windows import Collector, Window, bounds
 from sm_profiler.monitor.limits import memory_total
 
 MISSING = "not available in this version"
-MOST_SPARSE = 1024
+MAX_SPARSE = 1024
 
 
 class Hook:
@@ -225,7 +225,7 @@ class Hook:
                 self._to_shed.add(name)
                 self.tracker.settled = None
                 return
-        self.tracker.every = min(self.tracker.every * 2, MOST_SPARSE)
+        self.tracker.every = min(self.tracker.every * 2, MAX_SPARSE)
 
     def _watch(self) -> None:
         """A changed file takes effect at the next step."""

@@ -9,8 +9,8 @@ from typing import Any
 from sm_profiler.config import load_profile
 from sm_profiler.errors import ProfilerError
 from sm_profiler.hook import settings
-from sm_profiler.hook.beside import accompany
 from sm_profiler.hook.core import Hook
+from sm_profiler.hook.monitor_launcher import accompany
 from sm_profiler.hook.pytorch.adapter import PyTorchAdapter
 
 logger = logging.getLogger("sm_profiler")

@@ -11,7 +11,7 @@ from typing import Any
 from sm_profiler.hook.modes import GARBAGE
 from sm_profiler.hook.steps import Record
 
-LEAST_NS = 1_000_000
+MIN_NS = 1_000_000
 
 
 class GarbageWatch:
@@ -36,7 +36,7 @@ class GarbageWatch:
         now = self._clock()
         if phase == "start":
             self._began = now
-        elif self._began and now - self._began >= LEAST_NS:
+        elif self._began and now - self._began >= MIN_NS:
             generation = info.get("generation", -1)
             args = {"generation": generation, "collected": info.get("collected", 0)}
             self._append((GARBAGE, f"generation {generation}", self._began, now, -1, args))

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 HOROVOD = "horovod"
 VARIABLE = "HOROVOD_TIMELINE"
 PATIENCE_SECONDS = 20
-MOST_BYTES = 1 << 30  # of Horovod's own file, before the window is over
-MOST_BYTES_AFTER = 64 << 20
+MAX_BYTES = 1 << 30  # of Horovod's own file, before the window is over
+MAX_BYTES_AFTER = 64 << 20
 
 
 class HorovodWindow:
@@ -79,11 +79,11 @@ class HorovodWindow:
         try:
             size = self._timeline.stat().st_blocks * 512
             converted = self._over and all(child.poll() is not None for child in self._children)
-            if size > MOST_BYTES and not self._over:
+            if size > MAX_BYTES and not self._over:
                 self._hook.notes[HOROVOD] = "left out: Horovod wrote a gigabyte before the window was over"
                 self._hook.guard.failed(HOROVOD, RuntimeError("its timeline is larger than a gigabyte"))
                 self._over = True
-            elif size <= MOST_BYTES_AFTER or not converted:
+            elif size <= MAX_BYTES_AFTER or not converted:
                 return
             self._cut = True
             os.truncate(self._timeline, 0)

@@ -9,7 +9,7 @@ from typing import Any
 from sm_profiler.hook.steps import METER_EVERY, StepTracker
 
 SHARE = 0.01  # of a step
-LEAST_US = 30.0  # a step
+MIN_US = 30.0  # a step
 PATIENCE = 5  # beats in a row over budget before something is shed
 FEWEST_STEPS = METER_EVERY  # fewer steps say nothing
 
@@ -41,7 +41,7 @@ class Meter:
         training_us = (now[3] - last[3]) / 1000 * METER_EVERY
         background_us = max(now[1] - last[1], 0.0) * 1e6
         each = (training_us + background_us) / steps
-        budget = max(LEAST_US, SHARE * (now[0] - last[0]) * 1e6 / steps)
+        budget = max(MIN_US, SHARE * (now[0] - last[0]) * 1e6 / steps)
         # The background thread's fixed work (a beat a second) is no matter of steps, so few steps are not judged.
         self._over = self._over + 1 if steps >= FEWEST_STEPS and each > budget else 0
         return {"steps": steps, "training_us": round(training_us, 1), "background_us": round(background_us, 1)}

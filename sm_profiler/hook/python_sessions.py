@@ -41,7 +41,7 @@ class Session(Protocol):
 _PENDING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _kept: list[Any] = []  # the interpreter holds no reference to what it is to call
 AGAIN_SECONDS = 0.05
-MOST_TRIES = 1000  # a few microseconds each
+MAX_TRIES = 1000  # a few microseconds each
 
 
 def in_profiler(frame: FrameType | None) -> bool:
@@ -92,7 +92,7 @@ class Limit:
         """On the main thread."""
         if in_profiler(sys._getframe()):  # noqa: SLF001 - the stack is the only witness
             self._tries += 1  # it is left after a few instructions
-            if self._tries % MOST_TRIES and self._add(self._call, None) == 0:
+            if self._tries % MAX_TRIES and self._add(self._call, None) == 0:
                 return 0
         else:
             self._done = True

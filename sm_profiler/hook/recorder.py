@@ -26,7 +26,7 @@ from sm_profiler.hook.timebase import Timebase
 FLUSH_SECONDS = 1.0
 QUEUE_RECORDS = 100_000  # some 20 MB; what comes while the queue is longer is counted, not kept
 BYTES_A_MINUTE = 2_000_000
-MOST_SPARSE = 16  # beyond that the files hold little but steps, and those are always written
+MAX_SPARSE = 16  # beyond that the files hold little but steps, and those are always written
 CHUNK = 256  # events between two points where the training thread may take the interpreter back
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -130,7 +130,7 @@ class Recorder:
         a_minute = (self.writer.written - self._written) / max(passed, 0.1) * 60
         self._written = self.writer.written
         tracker = self._tracker
-        if a_minute > BYTES_A_MINUTE and tracker.every < MOST_SPARSE:
+        if a_minute > BYTES_A_MINUTE and tracker.every < MAX_SPARSE:
             tracker.every *= 2
         elif tracker.every > 1 and a_minute < BYTES_A_MINUTE / 3 and not self.meter.is_over_budget():
             tracker.every //= 2

@@ -11,8 +11,8 @@ from sm_profiler.config.environment import SWITCH
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch.attachment import Attachment
 from sm_profiler.launch.environment import CHECKPOINTS, MAX_VARIABLES_TUNING, agent_environment
+from sm_profiler.launch.regions import refuse_where_unsupported
 from sm_profiler.launch.request import refuse_what_the_service_refuses, to_request
-from sm_profiler.launch.where import refuse_where_unsupported
 
 logger = logging.getLogger(__name__)
 

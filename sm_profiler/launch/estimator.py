@@ -13,8 +13,8 @@ from sm_profiler.debugger.disguise import is_kind
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch.attachment import Attachment, replace_attributes
 from sm_profiler.launch.environment import CHECKPOINTS, agent_environment
+from sm_profiler.launch.regions import refuse_where_unsupported
 from sm_profiler.launch.request import config_request, refuse_what_the_service_refuses
-from sm_profiler.launch.where import refuse_where_unsupported
 
 
 def attach_estimator(estimator: Any, profiler_config: Any, rules: Sequence[Any], backend: str) -> Attachment:

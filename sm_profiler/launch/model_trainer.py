@@ -13,9 +13,9 @@ from sm_profiler.config.environment import SWITCH
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch.attachment import Attachment
 from sm_profiler.launch.environment import CHECKPOINTS, agent_environment
+from sm_profiler.launch.regions import refuse_where_unsupported
 from sm_profiler.launch.request import to_request
 from sm_profiler.launch.shapes import TESTED, request_to_shapes, sdk_version
-from sm_profiler.launch.where import refuse_where_unsupported
 
 METHOD = "_create_training_job_args"
 

@@ -9,9 +9,9 @@ from typing import Any
 from sm_profiler.config.profile import API_INTERVALS_MS
 from sm_profiler.debugger import ProfilerConfig
 from sm_profiler.errors import ConfigError
+from sm_profiler.launch.regions import refuse_where_unsupported
 from sm_profiler.launch.rule_requests import rule_request
 from sm_profiler.launch.service_model import check_request
-from sm_profiler.launch.where import refuse_where_unsupported
 
 MAX_RULES = 20
 _KEYS = ("ProfilerConfig", "ProfilerRuleConfigurations")

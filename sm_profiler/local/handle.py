@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from sm_profiler.errors import ProfilerError
-from sm_profiler.local.face import Face
+from sm_profiler.local.endpoint_base import Face
 from sm_profiler.local.services import Services
 
-STOP_S = 60.0  # then it is killed; the wardens of its jobs see that, and end them
+STOP_S = 60.0  # then it is killed; the supervisors of its jobs see that, and end them
 
 
 class LocalSageMaker(Face):

@@ -1,4 +1,4 @@
-"""The endpoint's side of a job's process: start it under a warden, read its lines, stop it."""
+"""The endpoint's side of a job's process: start it under a supervisor, read its lines, stop it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-WARDEN = Path(__file__).with_name("warden.py")
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
 SIGNALLED = 128  # exit codes above it name a signal
 GRACE_S = 15.0  # between SIGTERM and SIGKILL; the service gives 120 s
 LONGEST_LINE = 65536  # bytes; a longer line is cut into pieces, as a log service does
@@ -37,8 +37,8 @@ class JobProcess:
     ) -> None:
         self._stopping = threading.Event()
         self._on_line = on_line
-        self._warden = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(WARDEN), str(grace_s), *command],
+        self._supervisor = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(SUPERVISOR), str(grace_s), *command],
             env=dict(environment),
             cwd=folder,
             stdin=subprocess.PIPE,
@@ -51,13 +51,13 @@ class JobProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the warden, the ancestor of all the job's processes."""
-        return self._warden.pid
+        """Process id of the supervisor, the ancestor of all the job's processes."""
+        return self._supervisor.pid
 
     @property
     def running(self) -> bool:
         """Whether anything of it is still there."""
-        return self._warden.poll() is None
+        return self._supervisor.poll() is None
 
     @property
     def stopped(self) -> bool:
@@ -65,7 +65,7 @@ class JobProcess:
         return self._stopping.is_set()
 
     def _read(self) -> None:
-        stream = self._warden.stdout
+        stream = self._supervisor.stdout
         if stream is None:  # it is a pipe, see above
             return
         with stream:
@@ -75,19 +75,19 @@ class JobProcess:
                     self._on_line(text)
 
     def stop(self) -> None:
-        """Ask it to end; returns at once.  The warden kills what has not ended after the grace time."""
+        """Ask it to end; returns at once.  The supervisor kills what has not ended after the grace time."""
         self._stopping.set()
         self._close_pipe()
 
     def _close_pipe(self) -> None:
-        if self._warden.stdin is not None:
+        if self._supervisor.stdin is not None:
             with contextlib.suppress(OSError):
-                self._warden.stdin.close()
+                self._supervisor.stdin.close()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Exit code (128 + n for signal n), or None where it still runs after `timeout_s`."""
         try:
-            code = self._warden.wait(timeout_s)
+            code = self._supervisor.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
         self._reader.join(5)

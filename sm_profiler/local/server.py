@@ -21,7 +21,7 @@ from werkzeug.serving import BaseWSGIServer, make_server
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.local.backend import swapped_urls
-from sm_profiler.local.face import Face
+from sm_profiler.local.endpoint_base import Face
 from sm_profiler.local.jobs import Jobs
 from sm_profiler.local.services import REGION, ROLE, Services
 

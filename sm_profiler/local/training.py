@@ -27,7 +27,7 @@ from sm_profiler.local.transfer import Mirror, download, pack, s3_keys, upload_f
 
 POLL_S = 0.2
 DEFAULT_MAX_RUNTIME_S = 86400
-MOST_HOSTS = 8  # each is a process of its own on this machine
+MAX_HOSTS = 8  # each is a process of its own on this machine
 
 
 class JobStoppedError(Exception):
@@ -110,9 +110,9 @@ class TrainingRun(threading.Thread):
         groups = resources.get("InstanceGroups")
         count = sum(group["InstanceCount"] for group in groups) if groups else resources.get("InstanceCount", 1)
         kind = groups[0]["InstanceType"] if groups else resources.get("InstanceType", "local")
-        if count > MOST_HOSTS:
+        if count > MAX_HOSTS:
             raise ProfilerError(
-                f"ClientError: {count} instances asked for; the local endpoint runs at most {MOST_HOSTS}"
+                f"ClientError: {count} instances asked for; the local endpoint runs at most {MAX_HOSTS}"
             )
         names, port = tuple(host_names(count)), free_port()
         temporary = self.services.temporary_folder

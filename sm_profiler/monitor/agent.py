@@ -27,7 +27,7 @@ from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.formats.trace_writer import recover_traces
 from sm_profiler.monitor.destination import Destination, S3Destination
 from sm_profiler.monitor.lock import NodeLock, door
-from sm_profiler.monitor.members import Members
+from sm_profiler.monitor.process_registry import Members
 from sm_profiler.monitor.sampler import LONGEST_MS, SHORTEST_MS, Sampler, machine_families
 from sm_profiler.monitor.task import Task
 from sm_profiler.monitor.uploader import Uploader

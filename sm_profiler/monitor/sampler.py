@@ -12,9 +12,9 @@ import attrs
 
 from sm_profiler.formats.system_writer import Measurement, SystemWriter, recover_minutes
 from sm_profiler.monitor.clock import Ticker
-from sm_profiler.monitor.families import Cpu, Disk, Family, Memory, Network
 from sm_profiler.monitor.gpu import GpuFamily
 from sm_profiler.monitor.limits import Limits
+from sm_profiler.monitor.metric_sources import Cpu, Disk, Family, Memory, Network
 from sm_profiler.monitor.nvml import find_gpus
 
 logger = logging.getLogger("sm_profiler")

@@ -16,7 +16,7 @@ import sm_profiler
 from sm_profiler.config.environment import SWITCH
 from sm_profiler.errors import ProfilerError
 from sm_profiler.monitor.lock import NodeLock, door
-from sm_profiler.monitor.members import Members
+from sm_profiler.monitor.process_registry import Members
 from sm_profiler.monitor.task import Task
 
 logger = logging.getLogger("sm_profiler")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import attrs
 
-from sm_profiler.report.facts import Facts, prepare
+from sm_profiler.report.job_metrics import Facts, prepare
 from sm_profiler.report.judges import Case
 from sm_profiler.report.memory_fold import MemoryFold
 from sm_profiler.report.model import Report, Verdict

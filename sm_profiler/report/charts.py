@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from markupsafe import Markup
 
-from sm_profiler.report.judges.case import duration
+from sm_profiler.report.judges.judge_context import duration
 from sm_profiler.report.svg import drawing, element, shorten, text
 
 WIDTH, HEIGHT = 520.0, 210.0

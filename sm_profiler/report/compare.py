@@ -11,7 +11,7 @@ import numpy as np
 from sm_profiler.errors import ConfigError
 from sm_profiler.formats.columns import Floats
 from sm_profiler.report import policy
-from sm_profiler.report.facts import Facts, Rank
+from sm_profiler.report.job_metrics import Facts, Rank
 from sm_profiler.report.judges import Case
 from sm_profiler.report.model import Report
 

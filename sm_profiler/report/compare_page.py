@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sm_profiler.report.compare import NAMES, Change, Comparison
-from sm_profiler.report.judges.case import duration
+from sm_profiler.report.judges.judge_context import duration
 from sm_profiler.report.page import render_page
 from sm_profiler.report.svg import clean, shorten
 

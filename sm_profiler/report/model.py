@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 
 from sm_profiler.report.classes import Class
-from sm_profiler.report.facts import Facts
+from sm_profiler.report.job_metrics import Facts
 
 SCHEMA_VERSION = "1.0"
 

@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from sm_profiler.report import policy
-from sm_profiler.report.facts import Facts
+from sm_profiler.report.job_metrics import Facts
 from sm_profiler.report.model import Verdict
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sm_profiler.report import charts
-from sm_profiler.report.judges.case import percent
+from sm_profiler.report.judges.judge_context import percent
+from sm_profiler.report.labels import RULES
 from sm_profiler.report.section_parts import (
     MAX_ROWS,
     Object,
@@ -27,7 +28,6 @@ from sm_profiler.report.section_parts import (
     what_ran,
 )
 from sm_profiler.report.svg import shorten
-from sm_profiler.report.words import RULES
 
 
 def step_durations(rules: Mapping[str, Object]) -> Section:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sm_profiler.report.facts import Facts
-from sm_profiler.report.judges.case import duration, percent
+from sm_profiler.report.job_metrics import Facts
+from sm_profiler.report.judges.judge_context import duration, percent
+from sm_profiler.report.labels import RULES
 from sm_profiler.report.section_parts import (
     MAX_ROWS,
     Object,
@@ -21,7 +22,6 @@ from sm_profiler.report.section_parts import (
     times_fired,
 )
 from sm_profiler.report.svg import shorten
-from sm_profiler.report.words import RULES
 
 
 def summary(facts: Facts, rules: Mapping[str, Object]) -> Section:

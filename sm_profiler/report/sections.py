@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sm_profiler.report.facts import Facts
+from sm_profiler.report.job_metrics import Facts
 from sm_profiler.report.section_loop import batch_size, bottleneck, dataloading, gpu_memory, gpu_use, step_durations
 from sm_profiler.report.section_overview import framework, rule_table, summary, system_usage
 from sm_profiler.report.section_parts import Object, Section

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import attrs
 
-from sm_profiler.report import policy, words
-from sm_profiler.report.facts import Rank
-from sm_profiler.report.judges.case import duration, percent, waits_recorded
+from sm_profiler.report import labels, policy
+from sm_profiler.report.job_metrics import Rank
+from sm_profiler.report.judges.judge_context import duration, percent, waits_recorded
 
 LEGEND = 0.0005  # smaller shares are drawn, not named
 NOT_RECORDED = "not recorded"
@@ -46,7 +46,7 @@ def loop_slices(ranks: Sequence[Rank]) -> list[Slice]:
     steps = sum(int(rank.train.sum()) for rank in loops) or 1
     whole = sum(rank.loop for rank in loops)
     made, on_device = [], all(rank.on_device for rank in loops)
-    for key, (label, _) in words.SLICES.items():
+    for key, (label, _) in labels.SLICES.items():
         share = sum(rank.share(key) for rank in loops) / len(loops)
         value, note = percent(share), f"{duration(share * whole / steps)} a step"
         if key == "wait" and not waits_recorded(loops) and share < policy.INPUT_WAIT.value:

@@ -11,7 +11,7 @@ from sm_profiler.report import policy
 
 if TYPE_CHECKING:
     from sm_profiler.formats.columns import Floats, Ints, Mask
-    from sm_profiler.report.turns import Turns
+    from sm_profiler.report.iterations import Turns
 
 MAX_PERIOD = 100_000  # steps
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 import textwrap
 
-from sm_profiler.report.judges.case import duration
+from sm_profiler.report.judges.judge_context import duration
+from sm_profiler.report.labels import NAMES
 from sm_profiler.report.model import Report
 from sm_profiler.report.slices import loop_slices
 from sm_profiler.report.svg import clean, shorten
 from sm_profiler.report.view import shown
-from sm_profiler.report.words import NAMES
 
 MAX_LINES = 15
 _CODES = {"bad": "33;1", "good": "32;1", "open": "36;1", "soft": "2", "bold": "1"}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sm_profiler.formats.columns import Floats
-from sm_profiler.report.facts import Facts, Rank
+from sm_profiler.report.job_metrics import Facts, Rank
 from sm_profiler.report.step_fold import TRAIN
 from sm_profiler.report.svg import shorten
 from sm_profiler.report.system_fold import Buckets

@@ -7,7 +7,7 @@ import numpy as np
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
 from sm_profiler.report.judges import JUDGES, Case
-from sm_profiler.report.judges.case import percent
+from sm_profiler.report.judges.judge_context import percent
 from sm_profiler.report.model import Evidence, Finding, Verdict
 
 _TIER = {kind: tier for tier, kinds in enumerate(policy.PRECEDENCE) for kind in kinds}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from sm_profiler.report import charts, words
+from sm_profiler.report import charts, labels
 from sm_profiler.report.charts import Part
 from sm_profiler.report.classes import Class
-from sm_profiler.report.facts import Facts, Rank
-from sm_profiler.report.judges.case import duration, mean_or_none, percent, size
+from sm_profiler.report.job_metrics import Facts, Rank
+from sm_profiler.report.judges.judge_context import duration, mean_or_none, percent, size
 from sm_profiler.report.model import Evidence, Finding, Report
 from sm_profiler.report.section_parts import Picture
 from sm_profiler.report.slices import loop_slices
@@ -37,7 +37,7 @@ def finding_view(finding: Finding) -> dict[str, Any]:
     """A finding as the page shows it."""
     return {
         "code": finding.kind.value,
-        "name": words.NAMES[finding.kind],
+        "name": labels.NAMES[finding.kind],
         "headline": finding.headline,
         "next": finding.next_step,
         "confidence": finding.confidence,
@@ -60,8 +60,8 @@ def loop_bar(ranks: tuple[Rank, ...], title: str) -> Picture | None:
     slices = loop_slices(ranks)
     if not slices:
         return None
-    parts = [Part(one.label, one.share, words.SLICES[one.key][1], one.note) for one in slices]
-    legend = tuple((one.label, words.SLICES[one.key][1], f"{one.value}|{one.note}") for one in slices if one.is_named)
+    parts = [Part(one.label, one.share, labels.SLICES[one.key][1], one.note) for one in slices]
+    legend = tuple((one.label, labels.SLICES[one.key][1], f"{one.value}|{one.note}") for one in slices if one.is_named)
     return Picture(charts.bar(parts, title), title, legend, "bar")
 
 

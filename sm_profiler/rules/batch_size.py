@@ -13,8 +13,8 @@ from sm_profiler.rules.gpus import GPU_MEMORY, GPU_USE, per_gpu, why_not
 from sm_profiler.rules.node_sums import sums_per_moment
 from sm_profiler.rules.nodes import natural
 from sm_profiler.rules.parameters import count, percentile
-from sm_profiler.rules.spread import Series, whole_box
-from sm_profiler.rules.tracks import Chunk, Judge, Track, merge_tracks
+from sm_profiler.rules.quantile_sketch import Series, whole_box
+from sm_profiler.rules.rolling_series import Chunk, Judge, Track, merge_tracks
 from sm_profiler.rules.window import Window
 
 CPU, MEMORY = "cpu", "_memory"

@@ -11,7 +11,7 @@ import numpy as np
 from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, SystemColumns
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.nodes import on_node
-from sm_profiler.rules.what_ran import WhatRan
+from sm_profiler.rules.time_breakdown import WhatRan
 from sm_profiler.rules.window import Window
 
 SNAP_S = 0.02  # the service: a row later than this after the first row of a data point opens the next one

@@ -11,7 +11,7 @@ from sm_profiler.formats.columns import EventColumns, Floats, Ints
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.nodes import natural, node_of
 from sm_profiler.rules.parameters import positive
-from sm_profiler.rules.spread import Spread
+from sm_profiler.rules.quantile_sketch import Spread
 from sm_profiler.rules.window import Window
 
 INITIALIZE, ITERATION, WORKER, WAIT = "DataLoaderIterInitialize", "DataLoaderIter", "DataLoaderWorker", "DataLoaderWait"

@@ -12,8 +12,8 @@ from sm_profiler.formats.columns import Floats, Ints
 from sm_profiler.rules.gpu_rule import VALUES, GpuRule
 from sm_profiler.rules.gpus import GPU_MEMORY, per_gpu
 from sm_profiler.rules.parameters import count, positive
-from sm_profiler.rules.spread import Series, Spread, whole_box
-from sm_profiler.rules.tracks import Chunk, Judge
+from sm_profiler.rules.quantile_sketch import Series, Spread, whole_box
+from sm_profiler.rules.rolling_series import Chunk, Judge
 from sm_profiler.rules.window import Window
 
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.gpus import per_gpu, why_not
 from sm_profiler.rules.nodes import natural
-from sm_profiler.rules.spread import Series, Spread
-from sm_profiler.rules.tracks import Judge, Track, merge_tracks
+from sm_profiler.rules.quantile_sketch import Series, Spread
+from sm_profiler.rules.rolling_series import Judge, Track, merge_tracks
 from sm_profiler.rules.window import Window
 
 VALUES = "values"

@@ -11,8 +11,8 @@ from sm_profiler.formats.columns import Floats
 from sm_profiler.rules.gpu_rule import VALUES, GpuRule
 from sm_profiler.rules.gpus import GPU_USE, per_gpu
 from sm_profiler.rules.parameters import count, percentile
-from sm_profiler.rules.spread import Series, Spread, whole_box
-from sm_profiler.rules.tracks import Chunk, Judge
+from sm_profiler.rules.quantile_sketch import Series, Spread, whole_box
+from sm_profiler.rules.rolling_series import Chunk, Judge
 from sm_profiler.rules.window import Window
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.parameters import positive
-from sm_profiler.rules.what_ran import whole
+from sm_profiler.rules.time_breakdown import whole
 from sm_profiler.rules.window import Window
 
 STEP = "Step:ModeKeys"

@@ -7,7 +7,7 @@ import numpy as np
 
 from sm_profiler.formats.columns import EventColumns, Ints
 from sm_profiler.rules.builtin import BuiltinRule
-from sm_profiler.rules.what_ran import STEP, WhatRan, classes
+from sm_profiler.rules.time_breakdown import STEP, WhatRan, classes
 from sm_profiler.rules.window import Window
 
 OTHERS = "others"

@@ -11,7 +11,7 @@ from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.gpus import GPU_MEMORY, GPU_USE
 from sm_profiler.rules.node_sums import sums_per_moment
 from sm_profiler.rules.nodes import natural
-from sm_profiler.rules.spread import Spread
+from sm_profiler.rules.quantile_sketch import Spread
 from sm_profiler.rules.window import Window
 
 # What the report calls a metric → the dimension its rows have, and of which devices it is the mean.

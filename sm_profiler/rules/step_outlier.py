@@ -12,8 +12,8 @@ from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.nodes import natural
 from sm_profiler.rules.parameters import count, positive, text
-from sm_profiler.rules.spread import Series, Spread
-from sm_profiler.rules.what_ran import WhatRan
+from sm_profiler.rules.quantile_sketch import Series, Spread
+from sm_profiler.rules.time_breakdown import WhatRan
 from sm_profiler.rules.window import Window
 
 STEP = "Step:ModeKeys"

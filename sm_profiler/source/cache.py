@@ -34,7 +34,7 @@ except ImportError:  # rules and reports do without
 
 VERSION = 1
 WORTH_BYTES = 4 << 20  # less is read faster than it is looked up
-MOST_BYTES = 8 << 30
+MAX_BYTES = 8 << 30
 _KEY = b"sm_profiler"
 _KINDS = {"<f8": pa.float64, "<i8": pa.int64, "<i4": pa.int32, "|i1": pa.int8} if pa else {}
 _writing: list[threading.Thread] = []
@@ -188,7 +188,7 @@ class Cache:
         kept = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in cache_root().glob("*/*.arrow"))
         held = sum(size for _, size, _ in kept)
         for _, size, path in kept:
-            if held + wanted <= MOST_BYTES:
+            if held + wanted <= MAX_BYTES:
                 return
             path.unlink(missing_ok=True)
             held -= size

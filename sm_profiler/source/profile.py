@@ -16,8 +16,8 @@ from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.outcome import READ, REFUSED
 from sm_profiler.source.cache import WORTH_BYTES, Cache, Copy, Reading
 from sm_profiler.source.catalog import Catalog, Item
+from sm_profiler.source.column_builder import Gathered, Piece
 from sm_profiler.source.parse import AHEAD_BYTES, parse_all
-from sm_profiler.source.pieces import Gathered, Piece
 from sm_profiler.source.progress import progress_bar
 from sm_profiler.source.streams import Streams
 from sm_profiler.storage import FileInfo, Storage

@@ -129,8 +129,8 @@ class FakeHook(SimpleNamespace):
 
 
 def test_horovod_s_own_file_does_not_fill_the_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(horovod_window, "MOST_BYTES", 300_000)
-    monkeypatch.setattr(horovod_window, "MOST_BYTES_AFTER", 100_000)
+    monkeypatch.setattr(horovod_window, "MAX_BYTES", 300_000)
+    monkeypatch.setattr(horovod_window, "MAX_BYTES_AFTER", 100_000)
     hook, path = FakeHook(), tmp_path / "timeline.json"
     window = HorovodWindow(hook, path, ours=True)
     window.look()  # nothing there yet

@@ -13,7 +13,7 @@ from test_hook_training import environment
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.monitor.agent import Agent
 from sm_profiler.monitor.lock import NodeLock
-from sm_profiler.monitor.members import Members
+from sm_profiler.monitor.process_registry import Members
 from sm_profiler.monitor.task import Task
 from sm_profiler.rules import engine
 from sm_profiler.source import open_source

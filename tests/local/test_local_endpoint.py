@@ -14,7 +14,7 @@ import pytest
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.local import LocalSageMaker
-from sm_profiler.local.process import WARDEN
+from sm_profiler.local.process import SUPERVISOR
 
 SLEEPER = "import time; time.sleep(1000)"
 
@@ -154,26 +154,33 @@ def test_killing_the_endpoint_ends_its_jobs_too(endpoint, tmp_path):
     assert not wait_until_gone(f"SM_PROFILER_ROOT={tmp_path}")
 
 
-WARDEN_ENDED_WHILE_ITS_COMMAND_STARTS = """
+SUPERVISOR_ENDED_WHILE_ITS_COMMAND_STARTS = """
 import os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
-import warden
-prctl = warden.prctl
+import supervisor
+prctl = supervisor.prctl
 def slow_prctl(option, value):
     if value == signal.SIGKILL:  # the command's process, between fork and exec
         os.kill(os.getppid(), int(sys.argv[2]))
         time.sleep(0.3)
     prctl(option, value)
-warden.prctl = slow_prctl
-sys.exit(warden.main(["5", sys.executable, "-c", sys.argv[3]]))
+supervisor.prctl = slow_prctl
+sys.exit(supervisor.main(["5", sys.executable, "-c", sys.argv[3]]))
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_no_command_outlives_a_warden_that_is_ended_while_the_command_starts(number, tmp_path):
-    words = [sys.executable, "-c", WARDEN_ENDED_WHILE_ITS_COMMAND_STARTS, str(WARDEN.parent), str(int(number)), SLEEPER]
-    environment = {**os.environ, "WARDEN_MARK": str(tmp_path)}
+def test_no_command_outlives_a_supervisor_that_is_ended_while_the_command_starts(number, tmp_path):
+    words = [
+        sys.executable,
+        "-c",
+        SUPERVISOR_ENDED_WHILE_ITS_COMMAND_STARTS,
+        str(SUPERVISOR.parent),
+        str(int(number)),
+        SLEEPER,
+    ]
+    environment = {**os.environ, "SUPERVISOR_MARK": str(tmp_path)}
     with subprocess.Popen(words, env=environment, stdin=subprocess.PIPE) as process:
         code = process.wait(20)
-        assert not wait_until_gone(f"WARDEN_MARK={tmp_path}")
+        assert not wait_until_gone(f"SUPERVISOR_MARK={tmp_path}")
     assert code == (128 + signal.SIGTERM if number == signal.SIGTERM else -signal.SIGKILL)

@@ -14,7 +14,7 @@ import pytest
 
 from sm_profiler.monitor.agent import go_on
 from sm_profiler.monitor.lock import NodeLock
-from sm_profiler.monitor.members import Members
+from sm_profiler.monitor.process_registry import Members
 
 MARKERS = ["framework/training_job_end.ts", "system/training_job_end.ts"]
 # A training without torch: it joins as the hook does, writes a trace file, and does what `body` says.
@@ -23,7 +23,7 @@ import os, signal, sys, time
 from pathlib import Path
 from sm_profiler.config import load_profile
 from sm_profiler.hook import settings
-from sm_profiler.hook.beside import accompany
+from sm_profiler.hook.monitor_launcher import accompany
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 
 accompany(load_profile(settings.find_config().text))

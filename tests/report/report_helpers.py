@@ -9,7 +9,7 @@ import numpy as np
 
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 from sm_profiler.report.build import FactFolds, report_of
-from sm_profiler.report.facts import prepare
+from sm_profiler.report.job_metrics import prepare
 from sm_profiler.report.judges import Case
 from sm_profiler.report.verdict import decide
 

@@ -201,7 +201,7 @@ def test_two_processes_at_once(copy, assert_same, job):
 def test_old_copies_make_room(copy, monkeypatch, tmp_path):
     read(copy)
     held = sum(path.stat().st_size for path in cache_root().rglob("*.arrow"))
-    monkeypatch.setattr(cache, "MOST_BYTES", held + 1000)
+    monkeypatch.setattr(cache, "MAX_BYTES", held + 1000)
     other = shutil.copytree(copy, tmp_path / "other")
     read(other)
     kept = list(cache_root().rglob("*.arrow"))

@@ -16,11 +16,11 @@ import attrs
 from sm_profiler.hook.modes import CUDA_BACKWARD, CUDA_FORWARD, CUDA_MEMORY, CUDA_OPTIMIZER, ModeKeys
 from sm_profiler.hook.steps import METER_MOST_NS, StepTracker
 
-MOST_EVENTS = 256  # some forty steps: a device that is further behind is not waited for
-MOST_POLLED = 24  # spans a step, so that catching up does not stop the loop
-LEAST_NS = 10_000  # what this may cost a step, where SHARE of it is less
+MAX_EVENTS = 256  # some forty steps: a device that is further behind is not waited for
+MAX_POLLED = 24  # spans a step, so that catching up does not stop the loop
+MIN_NS = 10_000  # what this may cost a step, where SHARE of it is less
 SHARE = 0.005
-MOST_SPARSE = 64
+MAX_SPARSE = 64
 ANCHOR_MS = 4000.0  # elapsed times are single floats: beyond this they no longer tell half a microsecond
 
 
@@ -96,7 +96,7 @@ class CudaPhases:
         *,
         failed: Callable[[BaseException], None],
         clock: Callable[[], int] = time.perf_counter_ns,
-        most_events: int = MOST_EVENTS,
+        most_events: int = MAX_EVENTS,
     ) -> None:
         self._tracker = tracker
         self._device = device
@@ -137,7 +137,7 @@ class CudaPhases:
         except Exception as error:  # noqa: BLE001 - fail open
             self._failed(error)
 
-    def poll(self, most: int = MOST_POLLED) -> None:
+    def poll(self, most: int = MAX_POLLED) -> None:
         """Record the spans whose ends the device has reached, at most so many; the first that it has not ends it."""
         waiting = self._waiting
         while waiting and most > 0:
@@ -260,8 +260,8 @@ class CudaPhases:
         last, self._judged = self._judged, (step, now_ns)
         if last is None or step <= last[0]:
             return
-        budget = max(LEAST_NS, SHARE * (now_ns - last[1]) / (step - last[0]))
+        budget = max(MIN_NS, SHARE * (now_ns - last[1]) / (step - last[0]))
         cost, every = sorted(self._costs)[len(self._costs) // 2], 1
-        while cost > budget * every and every < MOST_SPARSE:
+        while cost > budget * every and every < MAX_SPARSE:
             every *= 2
         self.every = every

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from sm_profiler.hook.core import Hook
     from sm_profiler.hook.pytorch.forward import Forwards
 
-MOST_STEPS = 100  # a trace of more is neither read by anyone nor held in memory by a training
-MOST_MODULES = 2000
+MAX_STEPS = 100  # a trace of more is neither read by anyone nor held in memory by a training
+MAX_MODULES = 2000
 
 
 class DetailedWindow:
@@ -85,8 +85,8 @@ class DetailedWindow:
         """A step of the window begins; a window without an end in sight is cut."""
         if self.profiler is not None:
             self._steps.append((number, self._hook.timebase.now_us()))
-            if len(self._steps) > MOST_STEPS:
-                self._hook.notes["detailed"] = f"cut after {MOST_STEPS} steps"
+            if len(self._steps) > MAX_STEPS:
+                self._hook.notes["detailed"] = f"cut after {MAX_STEPS} steps"
                 self.leave(-1)
 
     def wait(self) -> None:
@@ -139,7 +139,7 @@ class DetailedWindow:
 
         for root in self._forwards.models():
             for count, (name, module) in enumerate(root.named_modules()):
-                if name and count < MOST_MODULES:
+                if name and count < MAX_MODULES:
                     self._handles.append(module.register_forward_pre_hook(ShyHook(before)))
                     self._handles.append(module.register_forward_hook(ShyHook(make_after(name)), always_call=True))
 

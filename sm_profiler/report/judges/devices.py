@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
-from sm_profiler.report.judges.case import Case, mean_or_none
+from sm_profiler.report.judges.judge_context import Case, mean_or_none
 from sm_profiler.report.model import Evidence, Finding
 
 

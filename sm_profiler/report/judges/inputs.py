@@ -6,7 +6,7 @@ import math
 
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
-from sm_profiler.report.judges.case import Case, confidence, duration, percent
+from sm_profiler.report.judges.judge_context import Case, confidence, duration, percent
 from sm_profiler.report.judges.workers import workers_of
 from sm_profiler.report.model import Evidence, Finding
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
-from sm_profiler.report.facts import Facts
-from sm_profiler.report.judges.case import Case, confidence, duration, percent, size
+from sm_profiler.report.job_metrics import Facts
+from sm_profiler.report.judges.judge_context import Case, confidence, duration, percent, size
 from sm_profiler.report.model import Evidence, Finding
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
-from sm_profiler.report.facts import Rank
-from sm_profiler.report.judges.case import Case, confidence, duration, mean_or_none, percent
+from sm_profiler.report.job_metrics import Rank
+from sm_profiler.report.judges.judge_context import Case, confidence, duration, mean_or_none, percent
 from sm_profiler.report.model import Evidence, Finding
 
 

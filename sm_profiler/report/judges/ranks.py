@@ -6,8 +6,8 @@ import numpy as np
 
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
-from sm_profiler.report.facts import Rank
-from sm_profiler.report.judges.case import Case, confidence, duration, percent
+from sm_profiler.report.job_metrics import Rank
+from sm_profiler.report.judges.judge_context import Case, confidence, duration, percent
 from sm_profiler.report.judges.stalls import WHERE
 from sm_profiler.report.model import Evidence, Finding
 from sm_profiler.report.step_fold import COMMUNICATION

@@ -8,7 +8,7 @@ from collections import Counter
 import attrs
 
 from sm_profiler.report import policy
-from sm_profiler.report.judges.case import Case, duration
+from sm_profiler.report.judges.judge_context import Case, duration
 
 
 @attrs.frozen

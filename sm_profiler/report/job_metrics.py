@@ -10,6 +10,7 @@ import numpy as np
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.report.attempts import Attempts, evaluation_seconds, find_attempts, join_successors
 from sm_profiler.report.device_phases import as_the_device_saw
+from sm_profiler.report.iterations import Turns, turns_of
 from sm_profiler.report.stalls import Stalls, find_stalls
 from sm_profiler.report.step_fold import (
     BACKWARD,
@@ -27,7 +28,6 @@ from sm_profiler.report.step_fold import (
     each_process,
 )
 from sm_profiler.report.system_fold import SystemSeries
-from sm_profiler.report.turns import Turns, turns_of
 
 SLICES = ("wait", "forward", "backward", "optimizer", "between", "evaluation", "outside")  # of the loop, disjoint
 

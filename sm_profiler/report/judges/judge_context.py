@@ -10,7 +10,7 @@ import numpy as np
 
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
-from sm_profiler.report.facts import Facts, Rank
+from sm_profiler.report.job_metrics import Facts, Rank
 from sm_profiler.report.model import Finding
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sm_profiler.formats.columns import Floats
-from sm_profiler.rules.spread import Spread
+from sm_profiler.rules.quantile_sketch import Spread
 
 Chunk = Mapping[str, Floats]  # what one window adds: the values of each series, in time order
 

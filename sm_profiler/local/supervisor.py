@@ -5,7 +5,7 @@ its standard input is a pipe that the endpoint holds, so that the end of the end
 end of that pipe.  On Linux it adopts orphans of its command (workers whose parent died, daemons that left the process
 group), and kills them too.
 
-    python warden.py GRACE_SECONDS COMMAND…
+    python supervisor.py GRACE_SECONDS COMMAND…
 
 The exit code is the command's, or 128 + n where signal n ended it.
 """
@@ -72,28 +72,28 @@ def kill_rest(group: int) -> None:
         time.sleep(POLL_S)
 
 
-def die_with(warden: int) -> None:
-    """In the command's process, before it is the command: end when the warden does, even if it has already."""
+def die_with(supervisor: int) -> None:
+    """In the command's process, before it is the command: end when the supervisor does, even if it has already."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != warden:
+    if os.getppid() != supervisor:
         os._exit(1)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
-class Warden:
+class Supervisor:
     """One command, its stop request, and what is left of it."""
 
     def __init__(self, grace_s: float, command: list[str]) -> None:
         self.grace_s = grace_s
-        # a signal that ended the warden while the command starts would leave a command without one: it waits for `run`
+        # a signal that ended the supervisor while the command starts would leave a command without one: it waits for `run`
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-        warden = os.getpid()
+        supervisor = os.getpid()
         self.child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             # this process has one thread at that moment, so code between fork and exec is safe
-            preexec_fn=lambda: die_with(warden),  # noqa: PLW1509
+            preexec_fn=lambda: die_with(supervisor),  # noqa: PLW1509
         )
 
     def stop(self) -> None:
@@ -126,11 +126,11 @@ def main(arguments: list[str]) -> int:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     try:
-        warden = Warden(float(arguments[0]), arguments[1:])
+        supervisor = Supervisor(float(arguments[0]), arguments[1:])
     except OSError as error:
         sys.stdout.write(f"cannot start {arguments[1]}: {error.strerror}\n")
         return 127
-    return warden.run()
+    return supervisor.run()
 
 
 if __name__ == "__main__":
