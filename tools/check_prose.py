@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Check the project's prose against the word list in prose.toml.
 
     python tools/check_prose.py [PATH ...]
