@@ -1,6 +1,6 @@
 """Names and numbers of the profile's layout under the names that notebooks know."""
 
-from sm_profiler.formats import layout
+from sm_profiler.formats import event_names, layout
 
 DEFAULT_PREFIX = layout.TRACE_FOLDER
 DEFAULT_SYSTEM_PROFILER_PREFIX = layout.SYSTEM
@@ -11,10 +11,10 @@ TENSORBOARDTIMELINE_SUFFIX = "trace.json.gz"
 HOROVODTIMELINE_SUFFIX = f"{layout.HOROVOD_TIMELINE}.json"
 SMDATAPARALLELTIMELINE_SUFFIX = f"{layout.SMDATAPARALLEL_TIMELINE}.json"
 MERGEDTIMELINE_SUFFIX = "merged_timeline.json"
-PT_DATALOADER_WORKER = "DataLoaderWorker"
-PT_DATALOADER_ITER = "DataLoaderIter"
-PT_DATALOADER_INITIALIZE = "DataLoaderIterInitialize"
-TF_DATALOADER_ITER = "DataIterator"
+PT_DATALOADER_WORKER = event_names.DATALOADER_WORKER
+PT_DATALOADER_ITER = event_names.DATALOADER_ITER
+PT_DATALOADER_INITIALIZE = event_names.DATALOADER_INITIALIZE
+TF_DATALOADER_ITER = event_names.TENSORFLOW_DATA_ITERATOR
 ENV_TIME_BUFFER = "TIME_BUFFER_MICROSECONDS"
 TIME_BUFFER_DEFAULT = 3 * layout.MINUTE_US
 ENV_TRAIILING_DURATION = "TRAILING_DURATION_MICROSECONDS"

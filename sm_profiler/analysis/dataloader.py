@@ -12,6 +12,7 @@ from sm_profiler.analysis.pandas_frame import PandasFrame
 from sm_profiler.analysis.readers import Where
 from sm_profiler.analysis.selection import matching_events
 from sm_profiler.analysis.times import microseconds
+from sm_profiler.formats import event_names
 
 if TYPE_CHECKING:
     from sm_profiler.analysis.timeline_charts import TimelineCharts
@@ -39,8 +40,8 @@ class PT_dataloader_analysis:  # noqa: N801 - the known name
         self.pd_data_frame = pandas_frame if isinstance(pandas_frame, PandasFrame) else PandasFrame(pandas_frame)
         ask = self.pd_data_frame.get_all_dataloader_metrics
         self.dataIter_metric = ask([".*DataLoaderIter::GetNext"])
-        self.initialize_metric = ask(["DataLoaderIterInitialize"])
-        self.dataWorker_metric = ask(["DataLoaderWorker"])
+        self.initialize_metric = ask([event_names.DATALOADER_INITIALIZE])
+        self.dataWorker_metric = ask([event_names.DATALOADER_WORKER])
 
     def analyze_dataloaderIter_initialization(self) -> None:  # noqa: N802 - the known name
         """Print which iterators were made, with how many workers, how often, and how long it took."""

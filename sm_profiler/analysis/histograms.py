@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,9 +19,10 @@ from sm_profiler.analysis.charts import (
     system_reader,
 )
 from sm_profiler.analysis.readers import AlgorithmMetricsReader, SystemMetricsReader, Where, event_rows, system_rows
+from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Floats
 
-_STEPS = ("Step:ModeKeys", "Forward-node", r"Backward\(post-forward\)-node")
+_STEPS = (event_names.STEP, f"{event_names.FORWARD}-node", re.escape(f"{event_names.BACKWARD}-node"))
 _ANY = (".*",)
 _PERCENT_EDGES = np.arange(0, 102, 2.0)
 

@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from sm_profiler.formats.event_names import STEP
+
 _log = logging.getLogger(__name__)
-STEP = "Step:ModeKeys"
 
 
 def steps_around(framework: pd.DataFrame) -> NDArray[np.int64]:

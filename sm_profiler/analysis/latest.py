@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sm_profiler.formats.columns import EventColumns, Floats, Ints, SystemColumns
+from sm_profiler.formats.event_names import STEP, STEP_TRAIN
 
 SECOND_US = 1_000_000
 # How often a job can be sampled; anything else is taken as measured, to a millisecond.
 INTERVALS_US = np.array([100_000, 200_000, 500_000, 1_000_000, 5_000_000, 60_000_000])
 _TOLERANCE = 0.2
-FIRST_STEP = "Step:ModeKeys.TRAIN"
 
 
 def tick_times(system: SystemColumns) -> Ints:
@@ -80,9 +80,9 @@ def steps_first(events: EventColumns) -> Ints:
     Notebooks of the library's first days take the second row to be the step that the training loop begins with, so what
     else comes before that step (loaders that start) follows it, but for the very first row.
     """
-    is_step = events.name.mask(lambda name: name.startswith("Step:"))
+    is_step = events.name.mask(lambda name: name.startswith(STEP))
     order = np.lexsort((~is_step, events.start_us)).astype(np.int64)
-    first = (events.name.mask(FIRST_STEP) & (events.step == 0))[order]
+    first = (events.name.mask(STEP_TRAIN) & (events.step == 0))[order]
     if len(order):
         first[0] = False
     rest = order[~first]

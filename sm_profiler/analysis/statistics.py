@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sm_profiler.analysis.intervals import STEP, label_times, modes_around, phase_intervals, steps_around
+from sm_profiler.analysis.intervals import label_times, modes_around, phase_intervals, steps_around
 from sm_profiler.errors import SourceError
+from sm_profiler.formats.event_names import STEP, STEP_GLOBAL, STEP_TRAIN
 
 _log = logging.getLogger(__name__)
-_LOOP = ("Step:ModeKeys.TRAIN", "Step:ModeKeys.GLOBAL")
+_LOOP = (STEP_TRAIN, STEP_GLOBAL)
 _STATISTICS = ("mean", "min", "max", "p50", "p95", "p99")
 _QUANTILES = {0.5: "p50", 0.95: "p95", 0.99: "p99"}
 _RANGES = ((90, 100), (10, 90), (0, 10))

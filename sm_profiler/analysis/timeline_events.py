@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sm_profiler.analysis.events import event_arguments
 from sm_profiler.analysis.latest import tick_times
-from sm_profiler.formats import layout
+from sm_profiler.formats import event_names, layout
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.layout import PythonStats
 
@@ -25,7 +25,10 @@ Record = dict[str, Any]
 LOW_GPU = 85.0  # percent; below it the filter `lowgpu` marks a moment
 CHUNK = 20_000  # rows whose arguments are Python objects at the same time
 # the order of a process's rows
-_PHASES = ("Step:", "Forward", "Backward", "Optimizer", "DataLoader", "DataIterator", "Dataset", "/device", "/host", "gpu_functions", "cpu_functions")  # fmt: skip
+_PHASES = (
+    event_names.STEP, event_names.FORWARD, "Backward", event_names.OPTIMIZER, "DataLoader", event_names.TENSORFLOW_DATA_ITERATOR,
+    "Dataset", "/device", "/host", event_names.GPU_OPERATORS, event_names.CPU_OPERATORS,
+)  # fmt: skip
 
 
 @attrs.frozen
@@ -191,7 +194,7 @@ def clock_record(clocks: dict[str, Clock]) -> Record:
         args["note"] = (
             "not every machine's clock was compared: times of different machines are as their own clocks had them"
         )
-    return {"name": "sm_profiler/clock", "ph": "M", "pid": 0, "tid": 0, "args": args}
+    return {"name": event_names.CLOCK, "ph": "M", "pid": 0, "tid": 0, "args": args}
 
 
 def clocks_of(metadata: Iterable[dict[str, Any]], nodes: Iterable[str]) -> dict[str, Clock]:
@@ -225,7 +228,7 @@ def nesting_lanes(starts: NDArray[Any], ends: NDArray[Any]) -> NDArray[np.int64]
 
 def _groups(events: EventColumns) -> tuple[NDArray[np.int64], list[tuple[str, str, int, int]]]:
     """A number for each row's process, phase, thread and worker, and what the numbers stand for."""
-    workers = np.where(events.phase.mask("DataLoaderWorker"), events.worker_id, -1)
+    workers = np.where(events.phase.mask(event_names.DATALOADER_WORKER), events.worker_id, -1)
     columns: list[NDArray[Any]] = [events.node.codes, events.phase.codes, events.tid, workers]
     distinct = [np.unique(column, return_inverse=True) for column in columns]
     group = np.zeros(len(events), np.int64)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from sm_profiler.formats import event_names
 from sm_profiler.formats.outcome import LAST_US, Tally
 from sm_profiler.formats.process_record import understood
 from sm_profiler.formats.trace_rows import (
@@ -26,7 +27,6 @@ from sm_profiler.formats.trace_rows import (
     whole,
 )
 
-OWN_METADATA = "sm_profiler/"
 UNKNOWN_PHASE = "Unknown"
 START_KEY = "start_time_since_epoch_in_micros"
 BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -89,7 +89,7 @@ class Announcements:
                 if self.base_us != start and not (may_start and (may_change or self.base_us is None)):
                     return False
                 self.base_us = float(start)
-        elif event.name and event.name.startswith(OWN_METADATA):
+        elif event.name and event.name.startswith(event_names.OWN):
             self.metadata.append(
                 {"name": event.name, "ph": "M", "pid": event.pid, "args": understood(args), "node": node}
             )

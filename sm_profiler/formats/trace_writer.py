@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import attrs
 
+from sm_profiler.formats import event_names
 from sm_profiler.formats.layout import PYTHON_TIMELINE, TEMPORARY, TRACE_FOLDER, TraceFile, hour_folder
 
 BACKLOG_BYTES = 4_000_000  # what may wait for a disk that does not take it
@@ -273,7 +274,7 @@ class TraceWriter:
             _metadata("process_sort_index", 0, '{"sort_index": 0}'),
         ]
         if self.metadata:
-            lines.append(_metadata("sm_profiler/process", 0, json.dumps(self.metadata())))
+            lines.append(_metadata(event_names.PROCESS, 0, json.dumps(self.metadata())))
         try:
             self._put(("[\n" + ",\n".join(lines)).encode())
         except OSError:  # an empty file on a full disk would only mislead

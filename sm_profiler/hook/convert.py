@@ -13,12 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sm_profiler.formats.event_names import CPU_OPERATORS, gpu_operators
 from sm_profiler.formats.layout import DETAILED_TRACE_SUFFIX, detailed_folder, metadata_path
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.hook.conversion import carry_out, write_events
 
-CPU_PHASE = "cpu_functions"
-GPU_PHASE = "gpu_functions-dev:{}"
 GPU_KINDS = {"kernel", "gpu_memcpy", "gpu_memset"}
 
 
@@ -40,7 +39,7 @@ def operators(trace: Mapping[str, Any], steps: list[tuple[int, int]], pid: int) 
         place = bisect_right(starts, start_us) - 1
         step = steps[place][0] if place >= 0 else -1
         device = event.get("args", {}).get("device") if category in GPU_KINDS else None
-        phase = CPU_PHASE if device is None else GPU_PHASE.format(device)
+        phase = CPU_OPERATORS if device is None else gpu_operators(device)
         args: dict[str, Any] = {"pid": pid, "tid": event.get("tid"), "device": "cpu" if device is None else device}
         if step >= 0:
             args["step_num"] = step

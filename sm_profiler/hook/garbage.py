@@ -8,7 +8,7 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
-from sm_profiler.hook.modes import GARBAGE
+from sm_profiler.formats.event_names import GARBAGE_COLLECTION
 from sm_profiler.hook.steps import Record
 
 MIN_NS = 1_000_000
@@ -39,4 +39,4 @@ class GarbageWatch:
         elif self._began and now - self._began >= MIN_NS:
             generation = info.get("generation", -1)
             args = {"generation": generation, "collected": info.get("collected", 0)}
-            self._append((GARBAGE, f"generation {generation}", self._began, now, -1, args))
+            self._append((GARBAGE_COLLECTION, f"generation {generation}", self._began, now, -1, args))

@@ -1,6 +1,8 @@
-"""Modes and phases, in the words that events carry."""
+"""Modes of a step, and the names of their events."""
 
 from enum import Enum
+
+from sm_profiler.formats import event_names
 
 
 class ModeKeys(Enum):
@@ -14,21 +16,4 @@ class ModeKeys(Enum):
     __hash__ = object.__hash__  # Enum's own is a call of a Python function, several times a step
 
 
-FORWARD = "Forward"
-BACKWARD = "Backward(post-forward)"
-OPTIMIZER = "Optimizer"
-WAIT = "DataLoaderWait"
-SUBMODULE = "Forward-SubModuleInternal"
-LOADER_INIT = "DataLoaderIterInitialize"
-LOADER_NEXT = "DataLoaderIter"
-LOADER_WORKER = "DataLoaderWorker"
-LOADER_FETCH = "DataLoaderWorkerFetch"
-LOADER_PIN = "DataLoaderPinMemory"
-GARBAGE = "GC"
-STEP = {mode: f"Step:ModeKeys.{mode.name}" for mode in ModeKeys}
-OWN_MEMORY = "sm_profiler/memory"
-OWN_OVERHEAD = "sm_profiler/overhead"
-CUDA_FORWARD = "sm_profiler/Forward-gpu"  # as the device ran them; of our own, so that nobody adds them to the host's
-CUDA_BACKWARD = "sm_profiler/Backward-gpu"
-CUDA_OPTIMIZER = "sm_profiler/Optimizer-gpu"
-CUDA_MEMORY = "sm_profiler/cuda_memory"
+STEP = {mode: f"{event_names.STEP}.{mode.name}" for mode in ModeKeys}

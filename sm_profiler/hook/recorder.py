@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from sm_profiler.formats.event_names import MEMORY, OVERHEAD
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter, span_args
 from sm_profiler.hook.guard import Guard
 from sm_profiler.hook.meter import Meter
-from sm_profiler.hook.modes import OWN_MEMORY, OWN_OVERHEAD
 from sm_profiler.hook.steps import Record, StepTracker
 from sm_profiler.hook.timebase import Timebase
 
@@ -141,7 +141,7 @@ class Recorder:
             args = {"pid": self._pid, "phases_every": self._tracker.every, "dropped": self.dropped, **overhead}
             length = int(overhead["training_us"] + overhead["background_us"])
             start = self.timebase.now_us() - length
-            self.events.append(TraceEvent(OWN_OVERHEAD, "overhead", start, length, json.dumps(args)))
+            self.events.append(TraceEvent(OVERHEAD, "overhead", start, length, json.dumps(args)))
 
     def _drain(self) -> None:
         while len(self.records) > QUEUE_RECORDS:
@@ -167,7 +167,7 @@ class Recorder:
 
     def _read_memory(self) -> None:
         args = {"pid": self._pid, **memory()}
-        self.events.append(TraceEvent(OWN_MEMORY, "memory", self.timebase.now_us(), 0, json.dumps(args), "i"))
+        self.events.append(TraceEvent(MEMORY, "memory", self.timebase.now_us(), 0, json.dumps(args), "i"))
 
     def _report_disk(self) -> None:
         if self.writer.error and not self._said_disk:

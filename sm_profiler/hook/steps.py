@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from sm_profiler.hook.modes import BACKWARD, FORWARD, OPTIMIZER, STEP, WAIT, ModeKeys
+from sm_profiler.formats.event_names import BACKWARD, DATALOADER_WAIT, FORWARD, OPTIMIZER
+from sm_profiler.hook.modes import STEP, ModeKeys
 
 # A span as the training thread notes it, turned into an event elsewhere: phase, name, start and end (`perf_counter_ns`),
 # number of the step within its mode or -1, further arguments or None.  A plain tuple: it is made six times a step.
@@ -125,7 +126,7 @@ class StepTracker:
             if self.every == 1 or (self.global_step + 1) % self.every == 0:
                 mode = self.forced_mode or (_TRAIN if gradients else _EVAL)
                 number = self.counts[mode] + stream.credits - 1
-                self.append((WAIT, stream.name, start_ns, end_ns, number, None))
+                self.append((DATALOADER_WAIT, stream.name, start_ns, end_ns, number, None))
         elif stream.credits == 0:
             streams.remove(stream)
         self._after_fetch = stream.credits > 0

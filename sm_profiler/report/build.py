@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import attrs
 
+from sm_profiler.formats import event_names
 from sm_profiler.report.job_metrics import Facts, prepare
 from sm_profiler.report.judges import Case
 from sm_profiler.report.memory_fold import MemoryFold
@@ -55,7 +56,7 @@ class FactFolds:
 
     def facts(self, source: Any, job: JobInfo) -> Facts:
         """What they have seen so far."""
-        records = (one for one in source.metadata() if one.get("name") == "sm_profiler/process")
+        records = (one for one in source.metadata() if one.get("name") == event_names.PROCESS)
         metadata = tuple(dict(one["args"]) for one in records if isinstance(one.get("args"), Mapping))
         return prepare(
             self.steps.result(), self.system.result(), name=job.name or name_of(source.uri), running=not (source.finished if job.finished is None else job.finished),

@@ -7,9 +7,9 @@ import json
 import numpy as np
 
 from sm_profiler.formats.columns import Floats
+from sm_profiler.formats.event_names import MEMORY
 from sm_profiler.report.step_fold import SeesEvents
 
-MEMORY = "sm_profiler/memory"
 MAX_SAMPLES = 20_000  # a process; beyond, every second sample is dropped
 
 

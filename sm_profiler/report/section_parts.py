@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 from markupsafe import Markup
 
+from sm_profiler.formats import event_names
 from sm_profiler.report import charts
 from sm_profiler.report.charts import Box, Part
 from sm_profiler.report.svg import shorten
@@ -93,12 +94,12 @@ def shares(values: Mapping[str, Any], title: str) -> Picture | None:
 def readable(name: str) -> str:
     """A phase's name as people say it."""
     names = {
-        "Step:ModeKeys.TRAIN": "Training steps",
-        "Step:ModeKeys.EVAL": "Evaluation steps",
+        event_names.STEP_TRAIN: "Training steps",
+        event_names.STEP_EVAL: "Evaluation steps",
         "others": "Outside the steps",
+        event_names.CPU_OPERATORS: "Operators on the CPU",
     }
-    names |= {"cpu_functions": "Operators on the CPU"}
-    if name.startswith("gpu_functions-dev:"):
+    if name.startswith(event_names.GPU_OPERATORS):
         return f"Operators on GPU {name.rpartition(':')[2]}"
     return names.get(name, name)
 

@@ -9,15 +9,14 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints
 
-STEP = "Step:ModeKeys."
 MODES = ("TRAIN", "EVAL", "PREDICT", "GLOBAL")
 TRAIN, EVAL = MODES.index("TRAIN"), MODES.index("EVAL")  # as StepRows.mode has them
 WAIT, FORWARD, BACKWARD, OPTIMIZER, GC, LOADER, COMMUNICATION = range(7)  # the columns of StepRows.parts
 DEVICE_FORWARD, DEVICE_BACKWARD, DEVICE_OPTIMIZER = range(7, 10)  # the same phases, as a GPU ran them
 PARTS = 10
-OVERHEAD = "sm_profiler/overhead"
 _COMMUNICATION = ("nccl", "allreduce", "all_reduce", "allgather", "reducescatter", "reduce_scatter", "broadcast")
 
 
@@ -130,7 +129,9 @@ class StepFold:
         if known.any():
             row = int(np.flatnonzero(known)[-1])
             self._loader = Loader(int(events.num_workers[row]), int(events.pin_memory[row]))
-        self._operators = self._operators or bool(events.phase.mask(lambda text: text == "cpu_functions").any())
+        self._operators = self._operators or bool(
+            events.phase.mask(lambda text: text == event_names.CPU_OPERATORS).any()
+        )
 
     def _add(self, node: str, at_us: int, events: EventColumns, kinds: NDArray[np.int8]) -> None:
         overhead = kinds == _OVERHEAD
@@ -178,14 +179,14 @@ _STEP, _OVERHEAD, _IGNORED = 100, 101, -1
 
 
 _PHASES = {
-    "DataLoaderWait": WAIT,
-    "Forward": FORWARD,
-    "Optimizer": OPTIMIZER,
-    "GC": GC,
-    "DataLoaderIter": LOADER,
-    "sm_profiler/Forward-gpu": DEVICE_FORWARD,
-    "sm_profiler/Backward-gpu": DEVICE_BACKWARD,
-    "sm_profiler/Optimizer-gpu": DEVICE_OPTIMIZER,
+    event_names.DATALOADER_WAIT: WAIT,
+    event_names.FORWARD: FORWARD,
+    event_names.OPTIMIZER: OPTIMIZER,
+    event_names.GARBAGE_COLLECTION: GC,
+    event_names.DATALOADER_ITER: LOADER,
+    event_names.DEVICE_FORWARD: DEVICE_FORWARD,
+    event_names.DEVICE_BACKWARD: DEVICE_BACKWARD,
+    event_names.DEVICE_OPTIMIZER: DEVICE_OPTIMIZER,
 }
 
 
@@ -203,19 +204,19 @@ def _kind_of_phase(phase: str) -> int:
         return _PHASES[phase]
     if phase.startswith("Backward") and "SubModule" not in phase:
         return BACKWARD
-    if phase.startswith(STEP):
+    if phase.startswith(event_names.STEP):
         return _STEP
-    if phase.startswith(OVERHEAD):
+    if phase.startswith(event_names.OVERHEAD):
         return _OVERHEAD
-    if phase.lower().startswith("ncclmanager"):
+    if phase.lower().startswith(event_names.NCCL_MANAGER.lower()):
         return COMMUNICATION
     return _IGNORED
 
 
 def _kind_of_name(name: str) -> int:
-    if name.startswith(STEP):
+    if name.startswith(event_names.STEP):
         return _STEP
-    if name.endswith("dataset::GetNext"):
+    if name.endswith(event_names.TENSORFLOW_GET_NEXT):
         return LOADER
     low = name.lower()
     return COMMUNICATION if any(word in low for word in _COMMUNICATION) else _IGNORED
@@ -273,7 +274,7 @@ def _overlap_with_waits(others: EventColumns, kinds: NDArray[np.int8], step_star
 
 def _modes(steps: EventColumns) -> NDArray[np.int8]:
     def of(text: str) -> int:
-        mode = text.partition(STEP)[2]
+        mode = text.partition(f"{event_names.STEP}.")[2]
         return MODES.index(mode) if mode in MODES else 0
 
     names: Category = steps.name

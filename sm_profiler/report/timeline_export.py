@@ -16,6 +16,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.errors import SourceError
+from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.report.svg import clean, shorten
 
@@ -188,7 +189,7 @@ class TimelineWriter:
             args = one.get("args")
             if (
                 isinstance(args, dict)
-                and one.get("name") == "sm_profiler/process"
+                and one.get("name") == event_names.PROCESS
                 and args.get("clock_error_us") is not None
             ):
                 self.export.clock_error_us[str(one.get("node", args.get("rank")))] = float(args["clock_error_us"])
@@ -207,23 +208,23 @@ class TimelineWriter:
 
 
 _LANES = {
-    "Forward-SubModuleInternal": FORWARD_MODULES,
-    "Backward-SubModuleInternal": BACKWARD_MODULES,
-    "DataLoaderIter": LOADER,
-    "DataLoaderIterInitialize": LOADER,
-    "DataIterator": LOADER,
-    "NcclManager": COMMUNICATION,
+    event_names.FORWARD_MODULE: FORWARD_MODULES,
+    event_names.BACKWARD_MODULE: BACKWARD_MODULES,
+    event_names.DATALOADER_ITER: LOADER,
+    event_names.DATALOADER_INITIALIZE: LOADER,
+    event_names.TENSORFLOW_DATA_ITERATOR: LOADER,
+    event_names.NCCL_MANAGER: COMMUNICATION,
 }
 
 
 def _lane_name(phase: str, tid: int, worker: int) -> str:
-    if phase.startswith("DataLoaderWorker"):
+    if phase.startswith(event_names.DATALOADER_WORKER):
         return f"loader worker {worker}" if worker >= 0 else "loader workers"
-    if phase == "cpu_functions":
+    if phase == event_names.CPU_OPERATORS:
         return f"operators, thread {tid}" if tid >= 0 else "operators"
-    if phase.startswith("gpu_functions"):
+    if phase.startswith(event_names.GPU_OPERATORS):
         return f"GPU {phase.rpartition(':')[2]}"
-    if phase.startswith("sm_profiler/"):
+    if phase.startswith(event_names.OWN):
         return OWN
     return _LANES.get(phase, LOOP)
 

@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import EventColumns, Floats, Ints
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.nodes import natural, node_of
@@ -14,7 +15,6 @@ from sm_profiler.rules.parameters import positive
 from sm_profiler.rules.quantile_sketch import Spread
 from sm_profiler.rules.window import Window
 
-INITIALIZE, ITERATION, WORKER, WAIT = "DataLoaderIterInitialize", "DataLoaderIter", "DataLoaderWorker", "DataLoaderWait"
 PATIENCE = 10
 MANY_COUNTS = 1000  # the service starts its list of counts anew beyond this
 BINS = 100
@@ -94,7 +94,7 @@ class Dataloader(BuiltinRule):
         self._saw_events = self._saw_events or len(events) > 0
         self._learn_settings(events)
         self._take_times(events)
-        for kind in (ITERATION, WAIT):
+        for kind in (event_names.DATALOADER_ITER, event_names.DATALOADER_WAIT):
             rows = np.flatnonzero(events.phase.mask(kind))
             codes, starts_us, lengths_us = events.node.codes[rows], events.start_us[rows], events.duration_us[rows]
             for code in np.unique(codes):
@@ -107,7 +107,9 @@ class Dataloader(BuiltinRule):
         return False
 
     def _learn_settings(self, events: EventColumns) -> None:
-        loaders = events[events.phase.mask(lambda phase: phase in {INITIALIZE, ITERATION})]
+        loaders = events[
+            events.phase.mask(lambda phase: phase in {event_names.DATALOADER_INITIALIZE, event_names.DATALOADER_ITER})
+        ]
         told = loaders[loaders.num_workers >= 0]
         for process in told.node.present():
             self._workers[process] = max(
@@ -119,12 +121,14 @@ class Dataloader(BuiltinRule):
                 last = int(known.max())  # whatever order the parts of a job come in
                 last = max(last, int(self._settings.get(name, 0)))
                 self._settings[name] = bool(last) if name == "pin_memory" else last
-        if events.name.mask(lambda name: "Prefetch" in name).any():
+        if events.name.mask(lambda name: event_names.TENSORFLOW_PREFETCH in name).any():
             self._settings["prefetch"] = True
 
     def _take_times(self, events: EventColumns) -> list[int]:
         """Take the loader events' times; returns how many processes loaded in each second, of each node."""
-        loading = events[events.phase.mask(lambda phase: phase in {ITERATION, WORKER})]
+        loading = events[
+            events.phase.mask(lambda phase: phase in {event_names.DATALOADER_ITER, event_names.DATALOADER_WORKER})
+        ]
         self.datapoints += len(loading)
         self._times.add(loading.duration_us / 1e6)
         counts: list[int] = []
@@ -141,12 +145,12 @@ class Dataloader(BuiltinRule):
         system, events = window.system, window.events
         if self._service_cores is None:
             self._service_cores = len(set(system.name[system.dimension.mask("CPUUtilization")].present()))
-        initial = events[events.phase.mask(INITIALIZE)]
+        initial = events[events.phase.mask(event_names.DATALOADER_INITIALIZE)]
         if len(initial):
             for name, values in (("pin_memory", initial.pin_memory), ("num_workers", initial.num_workers)):
                 if values[-1] >= 0:
                     self._settings[name] = bool(values[-1]) if name == "pin_memory" else int(values[-1])
-        if events.name.mask(lambda name: "Prefetch" in name).any():
+        if events.name.mask(lambda name: event_names.TENSORFLOW_PREFETCH in name).any():
             self._settings["prefetch"] = True
         if len(self._counts) > MANY_COUNTS:
             self._counts = []
@@ -219,7 +223,7 @@ class Dataloader(BuiltinRule):
         """The share of each node's loops spent waiting for batches."""
         sums: dict[str, list[float]] = {}
         for (process, kind), waits in self._waits.items():
-            if kind == WAIT or (process, WAIT) not in self._waits:
+            if kind == event_names.DATALOADER_WAIT or (process, event_names.DATALOADER_WAIT) not in self._waits:
                 of_node = sums.setdefault(node_of(process), [0.0, 0.0])
                 of_node[0] += waits.waited_us
                 of_node[1] += waits.watched_us

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
+from sm_profiler.formats.event_names import STEP
 
 
 class SystemEvent:
@@ -94,7 +95,7 @@ def _arguments(rows: EventColumns) -> list[dict[str, Any] | None]:
     others = rows.args.decode().tolist()
     numbers = zip(rows.step.tolist(), rows.pid.tolist(), rows.tid.tolist(), strict=True)
     loaders = zip(rows.worker_id.tolist(), rows.num_workers.tolist(), rows.pin_memory.tolist(), strict=True)
-    is_step = rows.name.mask(lambda name: "Step:ModeKeys" in name).tolist()
+    is_step = rows.name.mask(lambda name: STEP in name).tolist()
     for other, (step, pid, tid), (worker, workers, pinned), stepping in zip(
         others, numbers, loaders, is_step, strict=True
     ):

@@ -7,12 +7,12 @@ from typing import Any
 import attrs
 import numpy as np
 
+from sm_profiler.formats.event_names import STEP
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.parameters import positive
 from sm_profiler.rules.time_breakdown import whole
 from sm_profiler.rules.window import Window
 
-STEP = "Step:ModeKeys"
 US_PER_MINUTE = 60e6
 
 

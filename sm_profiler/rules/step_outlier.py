@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask
+from sm_profiler.formats.event_names import STEP
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.nodes import natural
 from sm_profiler.rules.parameters import count, positive, text
@@ -16,7 +17,6 @@ from sm_profiler.rules.quantile_sketch import Series, Spread
 from sm_profiler.rules.time_breakdown import WhatRan
 from sm_profiler.rules.window import Window
 
-STEP = "Step:ModeKeys"
 ENOUGH = 100  # steps of a phase before its outliers are looked for
 BINS = 100
 LISTED = 1000  # so many of a process's longest steps per phase keep their numbers

@@ -8,12 +8,11 @@ from typing import Any
 import attrs
 import numpy as np
 
+from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints
 
 KEPT_SHARE = 2.0  # percent: operators below are left out of the report
-OWN = "sm_profiler/"  # phases of our own accounting, no work of the job
 KINDS_OF_OTHERS = ("horovod", "smdataparallel")
-FORWARD, BACKWARD = "Forward-SubModuleInternal", "Backward-SubModuleInternal"
 _NO_EVENTS = EventColumns.empty()
 CPU, GPU, STEP, FORWARD_PASS, BACKWARD_PASS, GENERAL, NOTHING, HOROVOD = range(8)
 PASSES = ((FORWARD_PASS, "Forward pass"), (BACKWARD_PASS, "Backward pass"))
@@ -24,7 +23,7 @@ FEW = 32  # events up to which they are added one by one
 def class_of(phase: str) -> int:
     """What an event of this phase is; the first that fits."""
     lower = phase.lower()
-    if phase.startswith(OWN):
+    if phase.startswith(event_names.OWN):
         return NOTHING
     if "cpu" in lower:
         return CPU
@@ -32,7 +31,7 @@ def class_of(phase: str) -> int:
         return GPU
     if "Step" in phase:
         return STEP
-    return {FORWARD: FORWARD_PASS, BACKWARD: BACKWARD_PASS}.get(phase, GENERAL)
+    return {event_names.FORWARD_MODULE: FORWARD_PASS, event_names.BACKWARD_MODULE: BACKWARD_PASS}.get(phase, GENERAL)
 
 
 def classes(events: EventColumns) -> Ints:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sm_profiler.hook.modes import BACKWARD, FORWARD, OPTIMIZER, WAIT
+from sm_profiler.formats.event_names import BACKWARD, DATALOADER_WAIT, FORWARD, OPTIMIZER
 from sm_profiler.hook.steps import StepTracker, Stream
 
 MODEL, GENERATOR, OPTIMIZER_ID = 11, 22, 33
@@ -83,12 +83,12 @@ def test_a_step_runs_from_its_forward_to_its_last_phase():
     (_, _, start, end, number, _), (_, _, start2, _, number2, _) = loop.steps()
     assert (start, end, number) == (30, 80, 0)
     assert (start2, number2) == (110, 1)
-    assert [loop.count(phase) for phase in (WAIT, FORWARD, BACKWARD, OPTIMIZER)] == [2, 2, 2, 2]
+    assert [loop.count(phase) for phase in (DATALOADER_WAIT, FORWARD, BACKWARD, OPTIMIZER)] == [2, 2, 2, 2]
 
 
 def test_a_wait_belongs_to_the_step_its_batch_is_for():
     loop = Loop().run("nn fbo n fbo x fbo")
-    assert [record[4] for record in loop.records if record[0] == WAIT] == [0, 1, 2]
+    assert [record[4] for record in loop.records if record[0] == DATALOADER_WAIT] == [0, 1, 2]
 
 
 def test_modes_have_numbers_of_their_own():
@@ -142,7 +142,7 @@ def test_sparse_phases_keep_every_step():
     loop.tracker.every = 4
     loop.run("nfbo" * 16 + "x")
     assert len(loop.steps()) == 16
-    assert [loop.count(phase) for phase in (WAIT, FORWARD, BACKWARD, OPTIMIZER)] == [4, 4, 4, 4]
+    assert [loop.count(phase) for phase in (DATALOADER_WAIT, FORWARD, BACKWARD, OPTIMIZER)] == [4, 4, 4, 4]
 
 
 def test_an_optimizer_that_calls_the_model_itself_is_what_lies_between_the_calls():

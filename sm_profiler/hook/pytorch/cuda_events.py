@@ -13,7 +13,8 @@ from typing import Any, Protocol, TypeAlias
 
 import attrs
 
-from sm_profiler.hook.modes import CUDA_BACKWARD, CUDA_FORWARD, CUDA_MEMORY, CUDA_OPTIMIZER, ModeKeys
+from sm_profiler.formats.event_names import DEVICE_BACKWARD, DEVICE_FORWARD, DEVICE_MEMORY, DEVICE_OPTIMIZER
+from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.steps import METER_MOST_NS, StepTracker
 
 MAX_EVENTS = 256  # some forty steps: a device that is further behind is not waited for
@@ -78,7 +79,7 @@ def torch_device(torch: Any, index: int) -> Device:
 
 
 Begun: TypeAlias = tuple[Event, int]  # and when the host said so, monotonic nanoseconds
-PHASES = (CUDA_FORWARD, CUDA_BACKWARD, CUDA_OPTIMIZER)
+PHASES = (DEVICE_FORWARD, DEVICE_BACKWARD, DEVICE_OPTIMIZER)
 FORWARD, BACKWARD, OPTIMIZER = range(3)
 
 
@@ -248,7 +249,7 @@ class CudaPhases:
             "every": self.every,
             "dropped": self.dropped,
         }
-        self._tracker.append((CUDA_MEMORY, "memory", at_ns, at_ns, self._tracker.number, args))
+        self._tracker.append((DEVICE_MEMORY, "memory", at_ns, at_ns, self._tracker.number, args))
 
     def _keep_cheap(self, now_ns: int) -> None:
         """After a metered step: record as many steps as the budget allows, every n-th, n a power of two."""

@@ -12,8 +12,8 @@ import tempfile
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from sm_profiler.formats.event_names import FORWARD_MODULE
 from sm_profiler.hook import conversion
-from sm_profiler.hook.modes import SUBMODULE
 from sm_profiler.hook.pytorch.forward import ShyHook
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class DetailedWindow:
             def after(module: Any, _args: Any, _output: Any) -> None:
                 began = starts.get(id(module))
                 if began:
-                    tracker.append((SUBMODULE, name, began.pop(), perf_counter_ns(), tracker.number, None))
+                    tracker.append((FORWARD_MODULE, name, began.pop(), perf_counter_ns(), tracker.number, None))
 
             return after
 

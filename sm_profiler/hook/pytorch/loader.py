@@ -10,7 +10,13 @@ import weakref
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from sm_profiler.hook.modes import LOADER_FETCH, LOADER_INIT, LOADER_NEXT, LOADER_PIN, LOADER_WORKER
+from sm_profiler.formats.event_names import (
+    DATALOADER_FETCH,
+    DATALOADER_INITIALIZE,
+    DATALOADER_ITER,
+    DATALOADER_PIN_MEMORY,
+    DATALOADER_WORKER,
+)
 from sm_profiler.hook.pytorch.forward import compiling_check
 from sm_profiler.hook.pytorch.worker import FetchTimes, watched
 from sm_profiler.hook.steps import METER_MOST_NS, Stream
@@ -226,7 +232,7 @@ class Loaders:
 
     def _collect_batch(self, iterator: Any, stream: LoaderStream, worker: int, start_ns: int, end_ns: int) -> None:
         """A batch of the window came: the loop's wait for it, and what the worker and the pinning thread noted of it."""
-        self._collect(LOADER_NEXT, f"{stream.name}::GetNext", start_ns, end_ns, stream, worker)
+        self._collect(DATALOADER_ITER, f"{stream.name}::GetNext", start_ns, end_ns, stream, worker)
         times = stream.times
         if times is None or not getattr(iterator, "_in_order", True):  # out of order, nothing says which one came
             return
@@ -234,14 +240,14 @@ class Loaders:
         fetch, pin = times.fetch_of(task), times.pin_of(task)
         if fetch is not None:
             spent = fetch.start_ns, fetch.end_ns
-            self._collect(LOADER_FETCH, LOADER_FETCH, *spent, stream, fetch.worker, fetch.pid)
+            self._collect(DATALOADER_FETCH, DATALOADER_FETCH, *spent, stream, fetch.worker, fetch.pid)
             if pin is not None and pin[0] >= fetch.end_ns:
-                self._collect(LOADER_PIN, LOADER_PIN, *pin, stream, fetch.worker)
+                self._collect(DATALOADER_PIN_MEMORY, DATALOADER_PIN_MEMORY, *pin, stream, fetch.worker)
 
     def _created(self, iterator: Any, stream: LoaderStream, end_ns: int) -> None:
         if self._is_on(1):
             self._describe(iterator, stream)
-            self._collect(LOADER_INIT, f"{stream.name}.__init__", stream.created_ns, end_ns, stream, -1)
+            self._collect(DATALOADER_INITIALIZE, f"{stream.name}.__init__", stream.created_ns, end_ns, stream, -1)
 
     def _collect(  # noqa: PLR0913, PLR0917 - what an event is made of
         self, phase: str, name: str, start_ns: int, end_ns: int, stream: LoaderStream, worker: int, pid: int = 0
@@ -264,7 +270,7 @@ class Loaders:
         if stream.collected and not self._hook.quiet:
             end_ns = perf_counter_ns()
             for number, pid in enumerate(workers):
-                self._collect(LOADER_WORKER, LOADER_WORKER, stream.created_ns, end_ns, stream, number, pid)
+                self._collect(DATALOADER_WORKER, DATALOADER_WORKER, stream.created_ns, end_ns, stream, number, pid)
 
     def _workers_end_with_job(self) -> None:
         for stream in list(self._alive):
