@@ -1,42 +1,164 @@
-"""The names that users rely on: additions are deliberate, removals break them."""
+"""Names that users rely on: each addition is deliberate, each removal breaks somebody's program.
 
+docs/stability.md describes what is public; the tables below are its exact contents.
+"""
+
+import json
+import re
+import subprocess
+import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
-CONTRACT = {
-    "sm_profiler.debugger": """ProfilerConfig FrameworkProfile DetailedProfilingConfig DataloaderProfilingConfig
-        PythonProfilingConfig HorovodProfilingConfig SMDataParallelProfilingConfig StepRange TimeRange PythonProfiler
-        cProfileTimer Profiler ProfilerRule rule_configs get_rule_container_image_uri get_default_profiler_processing_job""",
-    "sm_profiler.launch": "to_request to_shapes attach",
-    "sm_profiler.hook": "Hook get_hook ModeKeys",
-    "sm_profiler.analysis": """TrainingJob PandasFrame PandasFrameAnalysis PT_dataloader_analysis MergedTimeline cProfileAnalysis
-        PyinstrumentAnalysis TimelineCharts StepTimelineChart StepHistogram MetricsHistogram Heatmap""",
-    "sm_profiler.rules": """Rule RuleEvaluationConditionMet ProfilerReport CPUBottleneck IOBottleneck LowGPUUtilization
-        GPUMemoryIncrease BatchSize LoadBalancing StepOutlier MaxInitializationTime Dataloader OverallSystemUsage
-        OverallFrameworkMetrics""",
+ROOT = Path(__file__).parents[1]
+DEBUGGER = """DataloaderProfilingConfig DetailedProfilingConfig FrameworkProfile HorovodProfilingConfig Profiler ProfilerConfig
+    ProfilerRule PythonProfiler PythonProfilingConfig SMDataParallelProfilingConfig StepRange TimeRange cProfileTimer
+    get_default_profiler_processing_job get_rule_container_image_uri rule_configs"""
+PUBLIC = {
+    "sm_profiler": f"{DEBUGGER} __version__ install_as_smdebug",
+    "sm_profiler.analysis": """Heatmap MergeUnit MergedTimeline MetricsHistogram PT_dataloader_analysis PandasFrame
+        PandasFrameAnalysis PyinstrumentAnalysis Resource StatsBy StepHistogram StepTimelineChart TimelineCharts TrainingJob
+        cProfileAnalysis dataloader_frame framework_frame system_frame""",
+    "sm_profiler.cli": "main",
+    "sm_profiler.config": """COLLECTORS CollectorConfig Explanation Profile config_from_environment environment_for explain
+        format_metrics load_profile parse_metrics""",
+    "sm_profiler.debugger": DEBUGGER,
+    "sm_profiler.hook": "Hook ModeKeys get_hook",
+    "sm_profiler.launch": "Attachment agent_environment attach check_request to_request to_shapes",
+    "sm_profiler.local": "LocalSageMaker",
+    "sm_profiler.report": """Class FactFolds Finding JobInfo Report Verdict assemble build_report terminal_summary
+        write_report""",
+    "sm_profiler.rules": """BatchSize CPUBottleneck Dataloader Fold Following GPUMemoryIncrease IOBottleneck LoadBalancing
+        LowGPUUtilization MaxInitializationTime NoMoreProfilerData OverallFrameworkMetrics OverallSystemUsage
+        ProfilerReport ProfilerTrial RULES Rule RuleEvaluationConditionMet RuleResults StepOutlier Window invoke_rule
+        run_folds run_rules windows write_rule_reports""",
+    "sm_profiler.source": "Batch FileQuality ProfileSource open_source",
+    "sm_profiler.storage": "FileInfo LocalStorage MissingFileError Storage open_storage read_all",
 }
+EXPORTS = [(module, name) for module in sorted(PUBLIC) for name in PUBLIC[module].split()]
 
 
-@pytest.mark.parametrize("module", sorted(CONTRACT))
-def test_contract(module):
-    names = CONTRACT[module].split()
+def test_every_package_that_exports_names_is_listed():
+    packages = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for path in [ROOT / "sm_profiler/__init__.py", *ROOT.glob("sm_profiler/*/__init__.py")]
+    }
+    assert {name for name in packages if hasattr(import_module(name), "__all__")} == set(PUBLIC)
+
+
+@pytest.mark.parametrize("module", sorted(PUBLIC))
+def test_exported_names(module):
+    names = PUBLIC[module].split()
     loaded = import_module(module)
-    assert set(names) <= set(loaded.__all__)
+    assert sorted(loaded.__all__) == sorted(names)
     assert all(getattr(loaded, name) is not None for name in names)
+    assert set(names) <= set(dir(loaded))
 
 
-def test_top_level_has_the_debugger_names():
+def test_top_level_exports_the_debugger_names():
     import sm_profiler
 
     debugger = import_module("sm_profiler.debugger")
-    for name in CONTRACT["sm_profiler.debugger"].split():
+    for name in DEBUGGER.split():
         assert getattr(sm_profiler, name) is getattr(debugger, name)
-        assert name in dir(sm_profiler)
 
 
-def test_unknown_name_is_an_attribute_error():
-    import sm_profiler
-
+@pytest.mark.parametrize(
+    "module", sorted(set(PUBLIC) - {"sm_profiler.cli", "sm_profiler.launch", "sm_profiler.storage"})
+)
+def test_unknown_name_is_an_attribute_error(module):
     with pytest.raises(AttributeError, match="nonsense"):
-        _ = sm_profiler.nonsense
+        _ = import_module(module).nonsense
+
+
+def test_importing_the_package_loads_no_other_module_of_it():
+    program = "import sys, sm_profiler; print(*sorted(name for name in sys.modules if name.startswith('sm_profiler.')))"
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["sm_profiler._lazy", "sm_profiler._version"]
+
+
+# What type checkers see
+
+RESULTS = {  # expression → type; the imports are in the generated program
+    "sm_profiler.ProfilerConfig()": "sm_profiler.debugger.ProfilerConfig",
+    "sm_profiler.__version__": "str",
+    "sm_profiler.hook.get_hook()": "sm_profiler.hook.Hook | None",
+    'sm_profiler.analysis.PandasFrame("profile").get_all_system_metrics()': "pandas.DataFrame",
+    'sm_profiler.analysis.MergedTimeline("profile").merge_timeline(0, 1)': "str",
+    'sm_profiler.analysis.cProfileAnalysis("profile").list_available_node_ids()': "list[str]",
+    'sm_profiler.source.open_source("profile")': "sm_profiler.source.ProfileSource",
+    'sm_profiler.report.build_report(sm_profiler.source.open_source("profile"))': "sm_profiler.report.Report",
+    'sm_profiler.rules.run_rules(sm_profiler.source.open_source("profile"))': "sm_profiler.rules.RuleResults",
+}
+MISSING = [
+    f"{module}.nonsense" for module in ("sm_profiler", "sm_profiler.analysis", "sm_profiler.hook", "sm_profiler.rules")
+]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """Return a program that names each export, one a line, with the line numbers of the three parts."""
+    lines = [
+        "from typing_extensions import assert_type",
+        "import pandas",
+        *(f"import {module}" for module in sorted(PUBLIC)),
+    ]
+    parts = []
+    for part in (
+        [f"reveal_type({module}.{name})" for module, name in EXPORTS],
+        [f"assert_type({expression}, {kind})" for expression, kind in RESULTS.items()],
+        MISSING,
+    ):
+        parts.append(range(len(lines) + 1, len(lines) + len(part) + 1))
+        lines += part
+    path = tmp_path_factory.mktemp("typing") / "program.py"
+    path.write_text("\n".join(lines) + "\n")
+    return path, *parts
+
+
+def check(messages, errors, program):
+    """Judge a checker's output: the revealed type by line, and the lines with an error."""
+    path, revealed, asserted, missing = program
+    lines = path.read_text().split("\n")
+    untyped = [lines[line - 1] for line in revealed if re.search(r"\b(?:Any|Unknown)$", messages.get(line, "Any"))]
+    assert not untyped, f"these exports have no type: {untyped}"
+    for line, (module, name) in zip(revealed, EXPORTS, strict=True):
+        if isinstance(getattr(import_module(module), name), type):
+            assert name in messages[line], f"{module}.{name}: {messages[line]}"
+    wrong = [lines[line - 1] for line in asserted if line in errors]
+    assert not wrong, f"these have another type: {wrong}"
+    assert errors == set(missing), [lines[line - 1] for line in errors - set(missing)]
+
+
+@pytest.mark.slow
+def test_mypy_sees_the_type_of_every_export(program):
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context", "--no-pretty"]
+    ran = subprocess.run([*command, str(program[0])], cwd=ROOT, capture_output=True, text=True, check=False)
+    found = re.findall(rf"^{re.escape(str(program[0]))}:(\d+): (note|error): (.*)$", ran.stdout, re.MULTILINE)
+    assert found, ran.stdout + ran.stderr
+    messages = {
+        int(line): text.removeprefix("Revealed type is ").strip('"')
+        for line, kind, text in found
+        if kind == "note" and text.startswith("Revealed")
+    }
+    check(messages, {int(line) for line, kind, _ in found if kind == "error"}, program)
+
+
+@pytest.mark.slow
+def test_pyright_sees_the_type_of_every_export(program):
+    command = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable]
+    settings = {"include": [str(program[0])], "extraPaths": [str(ROOT)], "typeCheckingMode": "standard"}
+    (program[0].parent / "pyrightconfig.json").write_text(json.dumps(settings))
+    command += ["--project", str(program[0].parent)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = json.loads(ran.stdout)["generalDiagnostics"]
+    messages, errors = {}, set()
+    for each in found:
+        line = each["range"]["start"]["line"] + 1
+        if each["severity"] == "error":
+            errors.add(line)
+        elif match := re.match(r'Type of "[^"]+" is "(.+)"$', each["message"], re.DOTALL):
+            messages[line] = match.group(1)
+    check(messages, errors, program)

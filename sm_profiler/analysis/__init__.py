@@ -1,43 +1,59 @@
 """The notebook API: a job's profile as DataFrames, statistics, charts and timelines.
 
-Importing this package loads none of them; each name is loaded when it is first used.
+Importing this package loads nothing else; each public name is loaded when it is first used.
 """
 
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
-# name → the module that defines it
-_LAZY = {
-    "Heatmap": "heatmap",
-    "MergeUnit": "merged_timeline",
-    "MergedTimeline": "merged_timeline",
-    "MetricsHistogram": "histograms",
-    "PT_dataloader_analysis": "dataloader",
-    "PandasFrame": "pandas_frame",
-    "PandasFrameAnalysis": "statistics",
-    "PyinstrumentAnalysis": "python_profiles",
-    "Resource": "statistics",
-    "StatsBy": "statistics",
-    "StepHistogram": "histograms",
-    "StepTimelineChart": "step_timeline",
-    "TimelineCharts": "timeline_charts",
-    "TrainingJob": "training_job",
-    "cProfileAnalysis": "python_profiles",
-    "dataloader_frame": "frames",
-    "framework_frame": "frames",
-    "system_frame": "frames",
-}
+from sm_profiler._lazy import lazy_exports
 
-__all__ = list(_LAZY)
+__all__ = [
+    "Heatmap",
+    "MergeUnit",
+    "MergedTimeline",
+    "MetricsHistogram",
+    "PT_dataloader_analysis",
+    "PandasFrame",
+    "PandasFrameAnalysis",
+    "PyinstrumentAnalysis",
+    "Resource",
+    "StatsBy",
+    "StepHistogram",
+    "StepTimelineChart",
+    "TimelineCharts",
+    "TrainingJob",
+    "cProfileAnalysis",
+    "dataloader_frame",
+    "framework_frame",
+    "system_frame",
+]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+if TYPE_CHECKING:
+    from sm_profiler.analysis.dataloader import PT_dataloader_analysis
+    from sm_profiler.analysis.frames import dataloader_frame, framework_frame, system_frame
+    from sm_profiler.analysis.heatmap import Heatmap
+    from sm_profiler.analysis.histograms import MetricsHistogram, StepHistogram
+    from sm_profiler.analysis.merged_timeline import MergedTimeline, MergeUnit
+    from sm_profiler.analysis.pandas_frame import PandasFrame
+    from sm_profiler.analysis.python_profiles import PyinstrumentAnalysis, cProfileAnalysis
+    from sm_profiler.analysis.statistics import PandasFrameAnalysis, Resource, StatsBy
+    from sm_profiler.analysis.step_timeline import StepTimelineChart
+    from sm_profiler.analysis.timeline_charts import TimelineCharts
+    from sm_profiler.analysis.training_job import TrainingJob
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "dataloader": ["PT_dataloader_analysis"],
+            "frames": ["dataloader_frame", "framework_frame", "system_frame"],
+            "heatmap": ["Heatmap"],
+            "histograms": ["MetricsHistogram", "StepHistogram"],
+            "merged_timeline": ["MergeUnit", "MergedTimeline"],
+            "pandas_frame": ["PandasFrame"],
+            "python_profiles": ["PyinstrumentAnalysis", "cProfileAnalysis"],
+            "statistics": ["PandasFrameAnalysis", "Resource", "StatsBy"],
+            "step_timeline": ["StepTimelineChart"],
+            "timeline_charts": ["TimelineCharts"],
+            "training_job": ["TrainingJob"],
+        },
+    )

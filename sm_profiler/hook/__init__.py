@@ -1,20 +1,17 @@
-"""In the training process: what a step is, when which collector is on, and what is written down.
+"""The hook: counts steps in the training process, opens and closes profiling windows, and records events.
 
-Importing this loads nothing; each public name is loaded when it is first used.
+Importing this package loads nothing else; each public name is loaded when it is first used.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-_LAZY = {"Hook": "sm_profiler.hook.core", "get_hook": "sm_profiler.hook.entry", "ModeKeys": "sm_profiler.hook.modes"}
+from sm_profiler._lazy import lazy_exports
 
 __all__ = ["Hook", "ModeKeys", "get_hook"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
-    from importlib import import_module  # noqa: PLC0415 - nothing is loaded before it is asked for
-
-    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
-    return value
+if TYPE_CHECKING:
+    from sm_profiler.hook.core import Hook
+    from sm_profiler.hook.entry import get_hook
+    from sm_profiler.hook.modes import ModeKeys
+else:
+    __getattr__, __dir__ = lazy_exports(__name__, {"core": ["Hook"], "entry": ["get_hook"], "modes": ["ModeKeys"]})

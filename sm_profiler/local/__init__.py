@@ -1,18 +1,12 @@
-"""A SageMaker endpoint on this machine, on moto, that really runs jobs and rule jobs.  Needs the extra `local`."""
-
-from __future__ import annotations
+"""A SageMaker endpoint on this machine, built on moto, that really runs jobs and rule jobs; needs the extra `local`."""
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from sm_profiler.local.handle import LocalSageMaker
+from sm_profiler._lazy import lazy_exports
 
 __all__ = ["LocalSageMaker"]
 
-
-def __getattr__(name: str) -> object:
-    if name == "LocalSageMaker":
-        from sm_profiler.local.handle import LocalSageMaker  # noqa: PLC0415 - loads boto3
-
-        return LocalSageMaker
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if TYPE_CHECKING:
+    from sm_profiler.local.handle import LocalSageMaker
+else:
+    __getattr__, __dir__ = lazy_exports(__name__, {"handle": ["LocalSageMaker"]})

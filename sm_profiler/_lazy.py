@@ -1,0 +1,34 @@
+"""Lazy exports: a public name loads the module that defines it when it is first used.
+
+A package lists its names three times: in `__all__`, in imports under `if TYPE_CHECKING:` for type checkers and editors,
+and in the table given to `lazy_exports`. `tests/test_public_names.py` checks that the three agree.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazy_exports(
+    package: str, modules: Mapping[str, Iterable[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the functions `__getattr__` and `__dir__` for a package.
+
+    Args:
+        package: name of the package, its `__name__`.
+        modules: public names by the module that defines them; module names are relative to the package.
+    """
+    defined_in = {name: f"{package}.{module}" for module, names in modules.items() for name in names}
+
+    def load(name: str) -> Any:
+        if name not in defined_in:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
+        value = getattr(import_module(defined_in[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *defined_in})
+
+    return load, names
