@@ -10,17 +10,34 @@ TORCH_INDEX ?= $(if $(PIP_FIND_LINKS)$(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL),,--e
 OLD_PYTHON ?= $(firstword $(foreach python,$(PYTHON) python3.11 python3.10,$(if $(shell $(python) -c 'import sys; print(sys.version_info < (3, 12) or "")' 2>/dev/null | grep True),$(python))))
 PYTEST_ARGS ?=
 
-.PHONY: help demo test lint format types bench image clean
+.PHONY: help demo test test-all test-long lint format types docs coverage matrix fuzz bench image changelog release-check clean
 help: ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
 demo: $(ENVS)/dev.done ## train, profile, store, judge and report on this machine; no AWS account, no Docker
 	@$(BIN)/sm-profiler demo
 
-test: $(ENVS)/dev.done $(ENVS)/sdk3.done $(ENVS)/smdebug.done ## the whole test suite
+test: $(ENVS)/dev.done $(ENVS)/sdk3.done $(ENVS)/smdebug.done ## the test suite
 	@echo "first what measures real time, one test after the other; then everything else, two at a time"
-	@$(BIN)/python -m pytest -m alone $(PYTEST_ARGS)
-	@$(BIN)/python -m pytest -m 'not alone' -n 2 --dist worksteal $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m 'alone and not long' $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m 'not alone and not long' -n 2 --dist worksteal $(PYTEST_ARGS)
+
+test-all: test test-long ## the test suite, then what takes minutes: soak, chaos, a thousand damaged jobs
+
+test-long: $(ENVS)/dev.done
+	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+
+fuzz: $(ENVS)/dev.done ## 100,000 inputs through the public interfaces; hours
+	@SM_PROFILER_FUZZ=100000 $(BIN)/python -m pytest tests/fuzz --timeout 20000 $(PYTEST_ARGS)
+
+coverage: $(ENVS)/dev.done ## branch coverage of the test suite, subprocesses included
+	@$(BIN)/coverage erase
+	@COVERAGE_PROCESS_START=pyproject.toml $(BIN)/python -m coverage run -m pytest -m 'not alone and not long' $(PYTEST_ARGS)
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report --skip-covered
+
+matrix: ## the hook's tests on Python 3.10 to 3.13 with PyTorch 2.4 to 2.13; 5 GB an environment
+	@$(PYTHON) tools/matrix.py $(ROWS)
 
 lint: $(ENVS)/dev.done ## ruff with every rule on, and the word list of tools/prose.toml
 	@$(BIN)/ruff check .
@@ -34,11 +51,26 @@ format: $(ENVS)/dev.done ## let ruff rewrite what it can
 types: $(ENVS)/dev.done ## mypy --strict
 	@$(BIN)/mypy
 
+docs: $(ENVS)/docs.done ## the documentation site, links checked, below build/site
+	@NO_MKDOCS_2_WARNING=1 $(ENVS)/docs/bin/mkdocs build --strict --quiet
+
 bench: $(ENVS)/dev.done $(ENVS)/smdebug.done ## the tables of docs/performance.md, measured now
 	@for script in benchmarks/*.py; do echo; $(BIN)/python $$script || exit 1; done
 
 image: ## the rule container image
 	@rule_container/build.sh
+
+changelog: $(ENVS)/dev.done ## collect changelog.d into CHANGELOG.md for a release
+	@$(BIN)/towncrier build --yes
+
+release-check: $(ENVS)/dev.done ## build, check the metadata, install the wheel into an empty environment, run it
+	@rm -rf dist $(ENVS)/release
+	@$(BIN)/python -m build --outdir dist . >/dev/null
+	@$(BIN)/twine check --strict dist/*
+	@$(PYTHON) -m venv $(ENVS)/release
+	@$(ENVS)/release/bin/pip install $(PIP_QUIET) dist/*.whl
+	@$(ENVS)/release/bin/python -c "import sm_profiler.debugger, sm_profiler.hook"
+	@$(ENVS)/release/bin/sm-profiler --version
 
 clean: ## remove the environments and everything built
 	rm -rf $(ENVS) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -50,6 +82,13 @@ $(ENVS)/dev.done: pyproject.toml packaging/sm_profiler_auto.pth
 	@$(BIN)/pip install $(PIP_QUIET) --upgrade pip
 	@$(BIN)/pip install $(PIP_QUIET) torch==$(TORCH_VERSION) $(TORCH_INDEX)
 	@$(BIN)/pip install $(PIP_QUIET) -e '.[all,sagemaker2]' --group dev
+	@touch $@
+
+$(ENVS)/docs.done: pyproject.toml
+	@echo "preparing $(ENVS)/docs: MkDocs …"
+	@$(PYTHON) -m venv $(ENVS)/docs
+	@$(ENVS)/docs/bin/pip install $(PIP_QUIET) --upgrade pip
+	@$(ENVS)/docs/bin/pip install $(PIP_QUIET) -e . --group docs
 	@touch $@
 
 $(ENVS)/sdk3.done: pyproject.toml

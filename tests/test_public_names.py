@@ -136,8 +136,7 @@ def check(messages, errors, program):
 def test_mypy_sees_the_type_of_every_export(program):
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context", "--no-pretty"]
     ran = subprocess.run([*command, str(program[0])], cwd=ROOT, capture_output=True, text=True, check=False)
-    # mypy's cache repeats the folder that the program had when it was checked first
-    found = re.findall(r"^\S*program\.py:(\d+): (note|error): (.*)$", ran.stdout, re.MULTILINE)
+    found = re.findall(rf"^{re.escape(str(program[0]))}:(\d+): (note|error): (.*)$", ran.stdout, re.MULTILINE)
     assert found, ran.stdout + ran.stderr
     messages = {
         int(line): text.removeprefix("Revealed type is ").strip('"')

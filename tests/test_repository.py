@@ -15,11 +15,25 @@ def tracked() -> list[Path]:
     return [ROOT / name for name in listed if name and (ROOT / name).is_file()]
 
 
+DOCS = ROOT / "docs"
+
+
+def pages() -> list[Path]:
+    return [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
+
+
 def test_links_in_documents_lead_somewhere():
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for page in pages():
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_links_of_the_site_stay_inside_it():
+    for page in DOCS.rglob("*.md"):
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            inside = "://" in target or (page.parent / target).resolve().is_relative_to(DOCS)
+            assert inside, f"{page.relative_to(ROOT)} links to {target}, which the site does not contain"
 
 
 def test_no_file_names_a_machine_of_ours():

@@ -8,7 +8,6 @@ from typing import Any
 
 import attrs
 
-from sm_profiler.container import CODE, INPUT_DATA
 from sm_profiler.errors import ProfilerError
 from sm_profiler.local.container import Host, arguments_of, decode, user_hyperparameters
 from sm_profiler.local.records import JsonDict
@@ -43,7 +42,7 @@ def fetch_channels(s3: Any, host: Host, request: JsonDict) -> list[str]:
                 f"channel {name}: the local endpoint has S3Prefix channels in File or FastFile mode only"
             )
         sharded = source.get("S3DataDistributionType") == "ShardedByS3Key"
-        folder = host.path(INPUT_DATA) / name
+        folder = host.ml / "input" / "data" / name
         count = download(s3, source["S3Uri"], folder, (host.rank, len(host.hosts)) if sharded else (0, 1))
         lines.append(f"channel {name}: {count} objects from {source['S3Uri']}")
         if name == DRIVERS:
@@ -82,7 +81,7 @@ def program_of(s3: Any, host: Host, request: JsonDict, python: Path, gpus: int) 
             " scripts (sagemaker_submit_directory and sagemaker_program, as Estimators with an entry_point send them,"
             " or a ContainerEntrypoint)"
         )
-    code = host.path(CODE)
+    code = host.ml / "code"
     fetched = host.folder / "sourcedir"
     download(s3, directory, fetched)
     unpack(next(path for path in fetched.rglob("*") if path.is_file()), code)

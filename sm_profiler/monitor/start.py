@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 
 import sm_profiler
-from sm_profiler.container import AUTO_VARIABLE
+from sm_profiler.config.environment import SWITCH
 from sm_profiler.errors import ProfilerError
 from sm_profiler.monitor.lock import NodeLock, door
 from sm_profiler.monitor.process_registry import Members
@@ -98,7 +98,7 @@ def _start(task: Task, lock: NodeLock, environment: Mapping[str, str]) -> subpro
     package = str(Path(sm_profiler.__file__).parents[1])
     search = [part for part in environment.get("PYTHONPATH", "").split(os.pathsep) if part]
     variables = {**environment, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*map(_absolute, search), package]))}
-    variables.pop(AUTO_VARIABLE, None)  # the monitor is no training
+    variables.pop(SWITCH, None)  # the monitor is no training
     command = [sys.executable, "-m", "sm_profiler.monitor.agent", str(lock.fd), task.to_json()]
     return subprocess.Popen(
         command,
