@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
+from sm_profiler.processes import start_module
 
 CONVERT_SECONDS = 60  # what the end of a training waits for a conversion, at most
 MAX_EVENTS = 500_000  # of one conversion
@@ -31,17 +32,7 @@ def start(module: str, order: Mapping[str, object], *, without: Collection[str] 
         order: what it is to do.
         without: variables of the training's environment that it must not see.
     """
-    hidden = {"SM_PROFILER_AUTO", *without}
-    environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    package = str(Path(__file__).parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package, environment.get("PYTHONPATH"))))
-    child = subprocess.Popen(
-        [sys.executable, "-m", module],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-    )
+    child = start_module(module, hidden=without, cwd=Path.cwd(), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     if child.stdin:
         child.stdin.write(json.dumps(order).encode() + b"\n")
         child.stdin.flush()

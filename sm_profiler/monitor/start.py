@@ -5,19 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
 
-import sm_profiler
-from sm_profiler.config.environment import SWITCH
 from sm_profiler.errors import ProfilerError
 from sm_profiler.monitor.lock import NodeLock, door
 from sm_profiler.monitor.process_registry import Members
 from sm_profiler.monitor.task import Task
+from sm_profiler.processes import start_module
 
 logger = logging.getLogger("sm_profiler")
 
@@ -95,20 +93,5 @@ def join(task: Task, environment: Mapping[str, str] = os.environ) -> Member:
 
 
 def _start(task: Task, lock: NodeLock, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    package = str(Path(sm_profiler.__file__).parents[1])
-    search = [part for part in environment.get("PYTHONPATH", "").split(os.pathsep) if part]
-    variables = {**environment, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*map(_absolute, search), package]))}
-    variables.pop(SWITCH, None)  # the monitor is no training
-    command = [sys.executable, "-m", "sm_profiler.monitor.agent", str(lock.fd), task.to_json()]
-    return subprocess.Popen(
-        command,
-        env=variables,
-        cwd="/",  # nothing of the script's folder is imported, and no folder is kept from being unmounted
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        pass_fds=(lock.fd,),
-    )
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).absolute())
+    arguments = [str(lock.fd), task.to_json()]
+    return start_module("sm_profiler.monitor.agent", arguments, environment=environment, pass_fds=(lock.fd,))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 import attrs
 
 from sm_profiler.errors import ProfilerError, SourceError
+from sm_profiler.processes import start_module
 from sm_profiler.rules.actions import ALLOW_STOP
 from sm_profiler.rules.settings import GRACE, STOP_FILE, Settings
 from sm_profiler.rules.status import Status
@@ -40,7 +41,7 @@ class CustomOutcome:
 class CustomProcess:
     """A running user's rule."""
 
-    def __init__(self, process: subprocess.Popen[str], rule: str, outcome: Path, output: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], rule: str, outcome: Path, output: Path) -> None:
         self._process = process
         self._rule = rule
         self._outcome = outcome
@@ -75,15 +76,14 @@ class CustomProcess:
         environment |= {"PYTHONUNBUFFERED": "1", "TRAINING_JOB_NAME": settings.job}
         if settings.stop_file:
             environment[STOP_FILE] = str(settings.stop_file)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "sm_profiler.rules.custom_main", str(asked)],
+        process = start_module(
+            "sm_profiler.rules.custom_main",
+            [str(asked)],
+            environment=environment,
+            cwd=Path.cwd(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            env=environment,
-            start_new_session=True,
+            new_session=True,
         )
         return cls(process, settings.rule, outcome, settings.output / f"{settings.rule}.log")
 
@@ -93,8 +93,11 @@ class CustomProcess:
         stream = self._process.stdout
         if stream is None:
             return
-        with stream, self._output.open("w", encoding="utf-8") as opened:
-            for line in stream:
+        with (
+            io.TextIOWrapper(stream, encoding="utf-8", errors="replace") as lines,
+            self._output.open("w", encoding="utf-8") as opened,
+        ):
+            for line in lines:
                 if kept < KEPT_OUTPUT:
                     opened.write(line)
                     opened.flush()

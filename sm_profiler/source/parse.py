@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
 import sys
-import threading
 from collections import deque
 from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +17,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats.outcome import REFUSED, Outcome
 from sm_profiler.formats.system_reader import account, read_system
 from sm_profiler.formats.trace_reader import read_trace
+from sm_profiler.processes import Helper
 from sm_profiler.source.catalog import Item
 from sm_profiler.source.wire import Request, Rows, receive_rows, send_request
 from sm_profiler.storage import LocalStorage, MissingFileError, Storage, read_all
@@ -167,23 +166,14 @@ class _Workers:
     """Processes that parse, each with a thread here that talks to it."""
 
     def __init__(self, count: int) -> None:
-        package = str(Path(__file__).resolve().parents[2])
-        environment = {key: value for key, value in os.environ.items() if key != "SM_PROFILER_AUTO"}
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-        command = [sys.executable, "-m", "sm_profiler.source.worker"]
-        self._free: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
-        self._all: list[subprocess.Popen[bytes]] = []
-        self._lock = threading.Lock()
+        self._free: SimpleQueue[Helper] = SimpleQueue()
+        self._all: list[Helper] = []
         for _ in range(count):
-            # In a session of its own: Ctrl-C is for the process that asks, which ends its helpers itself.
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
-            )
-            if process.stdout:
-                with suppress(OSError):
-                    fcntl.fcntl(process.stdout, _SET_PIPE_SIZE, _PIPE_BYTES)
-            self._all.append(process)
-            self._free.put(process)
+            helper = Helper("sm_profiler.source.worker")
+            with suppress(OSError):
+                fcntl.fcntl(helper.answers, _SET_PIPE_SIZE, _PIPE_BYTES)
+            self._all.append(helper)
+            self._free.put(helper)
         self._threads = ThreadPoolExecutor(count, "sm-profiler-parse")
 
     def __enter__(self) -> _Workers:  # noqa: PYI034 - typing.Self comes with Python 3.11
@@ -191,13 +181,8 @@ class _Workers:
 
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for process in self._all:
-            process.kill()
-            for stream in (process.stdin, process.stdout):
-                with suppress(OSError):
-                    if stream:
-                        stream.close()
-            process.wait()
+        for helper in self._all:
+            helper.close()
 
     def parse(self, item: Item, data: bytes | SourceError, local: Storage | None) -> Future[Parsed]:
         """Parse a file: its bytes, or the file of that name in a local storage."""
@@ -206,14 +191,14 @@ class _Workers:
     def _parse(self, item: Item, data: bytes | SourceError, local: Storage | None) -> Parsed:
         if isinstance(data, SourceError):
             return _parse_here(item, data)
-        process = self._free.get()
+        helper = self._free.get()
         try:
-            path = str(Path(local.uri, item.info.key)) if local else ""
-            if process.poll() is None and process.stdin and process.stdout:
-                send_request(process.stdin, _request(item, path, len(data)), data)
-                return item, *receive_rows(process.stdout)
+            if helper.process.poll() is None:
+                path = str(Path(local.uri, item.info.key).absolute()) if local else ""
+                send_request(helper.requests, _request(item, path, len(data)), data)
+                return item, *receive_rows(helper.answers)
         except (OSError, EOFError):
-            process.kill()  # it is out of step, or gone (killed for memory, say)
+            helper.process.kill()  # out of step, or gone (killed for memory, for example)
         finally:
-            self._free.put(process)
+            self._free.put(helper)
         return _parse_here(item, local.read(item.info.key) if local else data)

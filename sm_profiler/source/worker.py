@@ -1,4 +1,4 @@
-"""A process that parses files for another one: requests on standard input, rows on standard output."""
+"""A process that parses files for another one (`processes.Helper`): receives requests, sends rows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sm_profiler.source.wire import receive_request, send_rows
 
 
 def main() -> None:
-    """Answer until nobody asks."""
+    """Answer requests until the pipe is closed."""
     # Parsing makes no cycles, and looking for them among millions of young objects costs a tenth of the time.
     gc.disable()
-    requests = sys.stdin.buffer
-    with os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=1 << 20) as answers:
+    requests_fd, answers_fd = map(int, sys.argv[1:3])
+    with os.fdopen(requests_fd, "rb") as requests, os.fdopen(answers_fd, "wb", buffering=1 << 20) as answers:
         while True:
             try:
                 request, data = receive_request(requests)

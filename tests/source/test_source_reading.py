@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from sm_profiler import processes
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.source import open_source, parse
@@ -79,7 +80,7 @@ def test_a_killed_process_costs_nothing(job, assert_same, monkeypatch, helpers):
         process.send_signal(signal.SIGKILL)
         return process
 
-    monkeypatch.setattr(parse.subprocess, "Popen", dying)
+    monkeypatch.setattr(processes.subprocess, "Popen", dying)
     crippled = open_source(job, cache=False, processes=3)
     expected = open_source(job, cache=False, processes=1).events()
     assert_same(crippled.events(), expected)
@@ -103,7 +104,7 @@ def test_leaving_early_ends_the_processes(job, monkeypatch, helpers):
     started = []
     real = subprocess.Popen
     monkeypatch.setattr(
-        parse.subprocess, "Popen", lambda *args, **kwargs: started.append(real(*args, **kwargs)) or started[-1]
+        processes.subprocess, "Popen", lambda *args, **kwargs: started.append(real(*args, **kwargs)) or started[-1]
     )
     batches = open_source(job, cache=False, processes=3).batches()
     next(batches)
@@ -231,3 +232,24 @@ def test_files_too_large_for_the_memory_are_refused(job, monkeypatch):
     source = open_source(job, cache=False, processes=1)
     assert set(source.system().node.decode()) == {"algo-1"}
     assert {q.reason for q in source.quality() if q.status == "refused"} == {"too large for this machine's memory"}
+
+
+@pytest.mark.usefixtures("helpers")
+def test_prints_at_interpreter_start_do_no_harm(job, tmp_path, monkeypatch, assert_same):
+    (tmp_path / "sitecustomize.py").write_text("import sys\nprint('hello' * 1000, flush=True)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    answered = []
+    real = parse.receive_rows
+    monkeypatch.setattr(parse, "receive_rows", lambda stream: answered.append(real(stream)) or answered[-1])
+    noisy = open_source(job, cache=False, processes=3)
+    assert_same(noisy.events(), open_source(job, cache=False, processes=1).events())
+    assert answered  # by the helpers, not by this process in their place
+
+
+@pytest.mark.usefixtures("helpers")
+def test_parser_processes_import_nothing_from_the_working_directory(job, tmp_path, monkeypatch):
+    for module in ("gzip", "zlib", "numpy", "msgspec", "attrs", "sm_profiler"):
+        (tmp_path / f"{module}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\nraise SystemExit\n")
+    monkeypatch.chdir(tmp_path)
+    assert len(open_source(job, cache=False, processes=3).events())
+    assert not (tmp_path / "imported").exists()

@@ -1,0 +1,105 @@
+"""Python processes of our own: parsers of files, conversions, the monitor and custom rules."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+# A process of ours is neither a training to be profiled nor an interactive session.
+_HIDDEN = frozenset({"SM_PROFILER_AUTO", "PYTHONINSPECT", "PYTHONSTARTUP"})
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+
+
+def start_module(  # noqa: PLR0913 - the options of Popen that our processes differ in
+    module: str,
+    arguments: Sequence[str] = (),
+    *,
+    environment: Mapping[str, str] | None = None,
+    hidden: Collection[str] = (),
+    cwd: str | Path = "/",
+    stdin: int = subprocess.DEVNULL,
+    stdout: int = subprocess.DEVNULL,
+    stderr: int | None = None,
+    pass_fds: Collection[int] = (),
+    new_session: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Start `python -m module` so that it imports this very package.
+
+    Args:
+        module: full name of the module.
+        arguments: its command line.
+        environment: variables to start from; default: this process's.
+        hidden: further variables that it must not see.
+        cwd: its working directory, from which Python imports too: by default none in which a user keeps files.
+        stdin: as for `subprocess.Popen`, like the next two.
+        stdout: see there.
+        stderr: see there.
+        pass_fds: file descriptors that stay open in it.
+        new_session: keep the terminal's signals (Ctrl-C) from it.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    variables = dict(os.environ if environment is None else environment)
+    for name in _HIDDEN.union(hidden):
+        variables.pop(name, None)
+    search = [str(Path(part).absolute()) for part in variables.get("PYTHONPATH", "").split(os.pathsep) if part]
+    variables["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*search, _PACKAGE]))
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        env=variables,
+        cwd=cwd,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=tuple(pass_fds),
+        start_new_session=new_session,
+    )
+
+
+class Helper:
+    """A process that answers requests over two pipes of its own.
+
+    Its standard streams carry no protocol: whatever is printed in it, at the start of the interpreter too, does no harm.
+
+    Attributes:
+        process: the process.
+        requests: where this process writes.
+        answers: where this process reads.
+    """
+
+    def __init__(self, module: str, arguments: Sequence[str] = ()) -> None:
+        """Start `python -m module REQUESTS ANSWERS *arguments`; the two are numbers of file descriptors.
+
+        Raises:
+            OSError: no process can be started.
+        """
+        requests_end, requests = os.pipe()
+        answers, answers_end = os.pipe()
+        self.requests: IO[bytes] = os.fdopen(requests, "wb")
+        self.answers: IO[bytes] = os.fdopen(answers, "rb")
+        ends = (requests_end, answers_end)
+        try:
+            self.process = start_module(
+                module, [*map(str, ends), *arguments], stderr=subprocess.DEVNULL, pass_fds=ends, new_session=True
+            )
+        except BaseException:
+            self.requests.close()
+            self.answers.close()
+            raise
+        finally:
+            os.close(requests_end)
+            os.close(answers_end)
+
+    def close(self) -> None:
+        """Kill the process and close the pipes."""
+        self.process.kill()
+        with suppress(OSError):  # bytes not flushed yet have lost their reader
+            self.requests.close()
+        self.answers.close()
+        self.process.wait()
