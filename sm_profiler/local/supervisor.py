@@ -123,8 +123,8 @@ class Supervisor:
 
 def main(arguments: list[str]) -> int:
     """Run the command under watch; 127 where it cannot be started."""
+    # No PR_SET_PDEATHSIG here: it follows the thread that started this process, which may be one request's.
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     try:
         supervisor = Supervisor(float(arguments[0]), arguments[1:])
     except OSError as error:

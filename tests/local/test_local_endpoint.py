@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.local import LocalSageMaker
-from sm_profiler.local.process import SUPERVISOR
+from sm_profiler.local.process import SUPERVISOR, JobProcess
 
 SLEEPER = "import time; time.sleep(1000)"
 
@@ -184,3 +185,22 @@ def test_no_command_outlives_a_supervisor_that_is_ended_while_the_command_starts
         code = process.wait(20)
         assert not wait_until_gone(f"SUPERVISOR_MARK={tmp_path}")
     assert code == (128 + signal.SIGTERM if number == signal.SIGTERM else -signal.SIGKILL)
+
+
+def test_a_process_outlives_the_thread_that_started_it(tmp_path):
+    """An update's request restarts the machine metrics from a thread that ends with its connection."""
+    started = []
+
+    def start():
+        environment = {"PATH": "/usr/bin:/bin"}
+        started.append(JobProcess([sys.executable, "-c", SLEEPER], environment, tmp_path, lambda _line: None, 1.0))
+        time.sleep(1.0)  # until the supervisor runs
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    try:
+        assert started[0].wait(1.0) is None
+    finally:
+        started[0].stop()
+        started[0].wait()
