@@ -26,7 +26,7 @@ def allowed_imports() -> dict[str, set[str]]:
 
 
 ROOMS = allowed_imports()
-EVERYWHERE = ("errors", "processes")  # what every room may import
+EVERYWHERE = ("errors", "container", "processes")  # what every room may import
 
 
 def imported_rooms(path: Path) -> set[str]:

@@ -43,7 +43,7 @@ class Command:
 
     def run(self, options: Namespace) -> int:
         """Sample until stopped."""
-        from sm_profiler.hook.settings import node_name
+        from sm_profiler.container import read_resources
         from sm_profiler.monitor.lock import NodeLock
         from sm_profiler.monitor.process_registry import start_time
         from sm_profiler.monitor.sampler import LONGEST_MS, SHORTEST_MS, Sampler
@@ -54,7 +54,7 @@ class Command:
         if options.pid and not started:
             raise ProfilerError(f"--pid {options.pid}: no such process")
         uploader = make_uploader(options)
-        node = options.node or node_name()
+        node = options.node or read_resources().node
         lock = NodeLock(options.out, node)
         try:
             taken = lock.acquire()

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from sm_profiler.cli.command import DONE
+from sm_profiler.container import JOB_NAME_VARIABLE, RULE_IMAGE_VARIABLE, RULE_OUTPUT, SOURCE_VARIABLE
 from sm_profiler.errors import ConfigError, ProfilerError
 
-OUTPUT = "/opt/ml/processing/output/rule"
 LONGEST_VALUE = 256  # characters of a variable that CreateProcessingJob accepts
 
 
@@ -60,7 +60,7 @@ def start(options: Namespace) -> int:
 
     from sm_profiler.source.job import describe, profiler_output
 
-    image = options.image or os.environ.get("SM_PROFILER_RULE_IMAGE")
+    image = options.image or os.environ.get(RULE_IMAGE_VARIABLE)
     if not image:
         raise ConfigError("no rule image: give --image, or set SM_PROFILER_RULE_IMAGE (sm-profiler deploy prints it)")
     try:
@@ -91,15 +91,15 @@ def processing_request(job: dict[str, Any], data: str, image: str, name: str, op
         **parameters_of(options.parameters),
         "rule_to_invoke": options.rule,
         "rule_follow": str(follow).lower(),
-        "SM_PROFILER_SOURCE": data,
-        "TRAINING_JOB_NAME": job["TrainingJobName"],
+        SOURCE_VARIABLE: data,
+        JOB_NAME_VARIABLE: job["TrainingJobName"],
         **({"source_s3_uri": options.source} if options.source else {}),
     }
     long = [key for key, value in environment.items() if len(value) > LONGEST_VALUE]
     if long:
         raise ConfigError(f"{long[0]} is longer than the {LONGEST_VALUE} characters that a processing job accepts")
     target = f"{data.rpartition('/')[0]}/rule-output/{options.rule}"
-    output = {"S3Uri": target, "LocalPath": OUTPUT, "S3UploadMode": "Continuous"}
+    output = {"S3Uri": target, "LocalPath": RULE_OUTPUT, "S3UploadMode": "Continuous"}
     network = {"NetworkConfig": {"VpcConfig": job["VpcConfig"]}} if job.get("VpcConfig") else {}
     return {
         "ProcessingJobName": name,

@@ -43,8 +43,8 @@ class Command:
     def run(self, options: Namespace) -> int:
         """Run it; the exit code is the script's own."""
         from sm_profiler.config import load_profile
+        from sm_profiler.container import AUTO_VARIABLE, CONFIG_VARIABLE, rooted
         from sm_profiler.formats.trace_writer import recover_traces
-        from sm_profiler.hook.settings import rooted
 
         command, name = self._command(options)
         config = options.config.resolve() if options.config else default_config(name)
@@ -56,7 +56,7 @@ class Command:
             print(f"sm-profiler: {problem}", file=sys.stderr)
         root = rooted(profile.local_path)
         print(f"sm-profiler: profile under {root}", file=sys.stderr, flush=True)
-        environment = {**os.environ, "SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": str(config)}
+        environment = {**os.environ, AUTO_VARIABLE: "1", CONFIG_VARIABLE: str(config)}
         beside = start_beside(profile, name, sample=not options.no_monitor)
         code, by_itself = 1, False
         try:
@@ -115,11 +115,12 @@ class Command:
 
 def start_beside(profile: Profile, name: str, *, sample: bool) -> Member | None:
     """Start this node's monitor, and uploader where the profile names a place on S3, as a process of its own."""
+    from sm_profiler.container import TOOLKIT_JOB_NAME_VARIABLE
     from sm_profiler.hook.monitor_launcher import task_of
     from sm_profiler.monitor.start import join
     from sm_profiler.monitor.task import job_name
 
-    job = job_name({"SM_JOB_NAME": f"{name}-{time.strftime('%Y%m%d-%H%M%S')}", **os.environ})
+    job = job_name({TOOLKIT_JOB_NAME_VARIABLE: f"{name}-{time.strftime('%Y%m%d-%H%M%S')}", **os.environ})
     task = task_of(profile, job, sample=sample)
     if profile.disabled or not (task.interval_ms or task.destination):
         return None

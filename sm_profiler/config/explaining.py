@@ -13,9 +13,9 @@ import attrs
 
 from sm_profiler.config.loading import load_profile
 from sm_profiler.config.profile import COLLECTORS, CollectorConfig, Profile
+from sm_profiler.container import CHECKPOINTS, OUTPUT_DATA
 
 MAX_PARAMETERS, MAX_VALUE, MAX_RULES = 20, 256, 20
-CHECKPOINTS, OUTPUT = "/opt/ml/checkpoints", "/opt/ml/output/data"
 
 _WHAT = {
     "detailed": "operators and kernels",
@@ -168,7 +168,7 @@ def _storage(profile: Profile, job: Mapping[str, Any]) -> Iterator[str]:
         return
     if job.get("EnableNetworkIsolation") is True:
         checkpoints = job.get("CheckpointConfig")
-        folder = (checkpoints.get("LocalPath") or CHECKPOINTS) if isinstance(checkpoints, Mapping) else OUTPUT
+        folder = (checkpoints.get("LocalPath") or CHECKPOINTS) if isinstance(checkpoints, Mapping) else OUTPUT_DATA
         kept = "the service syncs it while the job runs" if checkpoints else "the service stores it when the job ends"
         yield (
             "The container has no network: the managed service uploads the profile by itself; with backend='agent' it is "

@@ -13,13 +13,13 @@ from sm_profiler.config.profile import (
     COLLECTORS,
     DEFAULT_FAIL_THRESHOLD,
     DEFAULT_INTERVAL_MS,
-    DEFAULT_LOCAL_PATH,
     DEFAULT_ROTATE_BYTES,
     DEFAULT_ROTATE_SECONDS,
     Collector,
     CollectorConfig,
     Profile,
 )
+from sm_profiler.container import DEFAULT_PROFILER_OUTPUT
 from sm_profiler.errors import ConfigError
 
 _T = TypeVar("_T")
@@ -81,7 +81,7 @@ def load_profile(source: Mapping[str, Any] | str | bytes) -> Profile:
         s3_output_path=_text("S3OutputPath", given.get("s3outputpath"), problems),
         interval_ms=_interval(given.get("profilingintervalinmilliseconds"), problems),
         disabled=disabled,
-        local_path=_text("LocalPath", fields.get("localpath"), problems) or DEFAULT_LOCAL_PATH,
+        local_path=_text("LocalPath", fields.get("localpath"), problems) or DEFAULT_PROFILER_OUTPUT,
         collectors=collectors,
         parameters=parameters,
         problems=problems,

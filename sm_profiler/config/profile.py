@@ -6,8 +6,9 @@ from typing import Any
 
 import attrs
 
+from sm_profiler.container import DEFAULT_PROFILER_OUTPUT
+
 DEFAULT_INTERVAL_MS = 500
-DEFAULT_LOCAL_PATH = "/opt/ml/output/profiler"
 DEFAULT_ROTATE_BYTES = 10_485_760
 DEFAULT_ROTATE_SECONDS = 60.0
 DEFAULT_FAIL_THRESHOLD = 50
@@ -90,7 +91,7 @@ class Profile:
     s3_output_path: str | None = None
     interval_ms: int = DEFAULT_INTERVAL_MS
     disabled: bool = False
-    local_path: str = DEFAULT_LOCAL_PATH
+    local_path: str = DEFAULT_PROFILER_OUTPUT
     rotate_max_bytes: int = DEFAULT_ROTATE_BYTES
     rotate_close_seconds: float = DEFAULT_ROTATE_SECONDS
     fail_threshold: int = DEFAULT_FAIL_THRESHOLD

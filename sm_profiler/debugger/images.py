@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from sm_profiler.container import RULE_IMAGE_VARIABLE
 from sm_profiler.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-VARIABLE = "SM_PROFILER_RULE_IMAGE"
 DEFAULT_IMAGE = "DEFAULT_RULE_EVALUATOR_IMAGE"
 DETAILED = "DetailedProfilerProcessingJobConfig"
 KEY = "rule_image"
@@ -36,7 +36,7 @@ def registered_image(region: str | None, image_uri: str | None = None) -> str | 
     Raises:
         ConfigError: the configuration file cannot be read.
     """
-    found: Any = image_uri or os.environ.get(VARIABLE) or _settings().get(KEY)
+    found: Any = image_uri or os.environ.get(RULE_IMAGE_VARIABLE) or _settings().get(KEY)
     if isinstance(found, dict):
         found = found.get(region or _region_of_environment()) or found.get("*")
     if not found:

@@ -1,9 +1,10 @@
 """The defaults of a profile, under the names that the SDK gives them."""
 
 from sm_profiler.config.profile import COLLECTORS as _COLLECTORS
-from sm_profiler.config.profile import DEFAULT_FAIL_THRESHOLD, DEFAULT_LOCAL_PATH, DEFAULT_ROTATE_BYTES
+from sm_profiler.config.profile import DEFAULT_FAIL_THRESHOLD, DEFAULT_ROTATE_BYTES
+from sm_profiler.container import DEFAULT_PROFILER_OUTPUT
 
-BASE_FOLDER_DEFAULT = DEFAULT_LOCAL_PATH
+BASE_FOLDER_DEFAULT = DEFAULT_PROFILER_OUTPUT
 MAX_FILE_SIZE_DEFAULT = DEFAULT_ROTATE_BYTES
 CLOSE_FILE_INTERVAL_DEFAULT = 60  # seconds; an int, since it is written into the request as it is
 FILE_OPEN_FAIL_THRESHOLD_DEFAULT = DEFAULT_FAIL_THRESHOLD

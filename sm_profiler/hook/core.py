@@ -15,6 +15,7 @@ from typing import Any
 
 from sm_profiler._version import __version__
 from sm_profiler.config import Profile, load_profile
+from sm_profiler.container import read_resources, rooted
 from sm_profiler.formats.layout import source_name
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.hook import settings
@@ -38,8 +39,8 @@ class Hook:
     def __init__(self, profile: Profile, source: settings.ConfigText | None = None) -> None:
         self.profile = profile
         self.guard = Guard()
-        self.root = settings.rooted(profile.local_path)
-        self.node = settings.node_name()
+        self.root = rooted(profile.local_path)
+        self.node = read_resources().node
         self.framework = "pytorch"
         self.find_rank: Callable[[], int | None] = settings.rank_from
         self.collectors: dict[str, Collector] = {}  # turned on and off at step boundaries
@@ -390,6 +391,6 @@ class Hook:
             "phases_every": self.tracker.every,
             "collectors": states,
             "batch_size": next(iter(self.batch_sizes)) if len(self.batch_sizes) == 1 else None,
-            "instance_type": settings.instance_type(),
+            "instance_type": read_resources().instance_type,
             "memory_total": memory_total(),
         }

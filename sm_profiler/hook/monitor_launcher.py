@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import multiprocessing
 import os
 from typing import TYPE_CHECKING
 
 from sm_profiler.config import Profile
-from sm_profiler.hook import settings
+from sm_profiler.container import PROFILER_CONFIG, read_resources, rooted
 from sm_profiler.monitor.task import Task, destination_of, is_agent_job, job_name
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ def accompany(profile: Profile) -> None:
     """In a job of the agent backend: make this process one of the job's; the first one of a node starts the monitor."""
     if _joined or multiprocessing.parent_process() is not None:
         return  # a worker's parent is one of the job's already
-    if not is_agent_job(profile, os.environ, settings.rooted(settings.CONFIG_PATH)):
+    if not is_agent_job(profile, os.environ, rooted(PROFILER_CONFIG)):
         return
     from sm_profiler.monitor.start import join  # noqa: PLC0415 - jobs of the service never need it
 
@@ -40,21 +39,13 @@ def accompany(profile: Profile) -> None:
 
 def task_of(profile: Profile, job: str, *, sample: bool = True) -> Task:
     """What this node's monitor is to do for a profile."""
+    resources = read_resources()
     return Task(
-        root=str(settings.rooted(profile.local_path).absolute()),
-        node=settings.node_name(),
+        root=str(rooted(profile.local_path).absolute()),
+        node=resources.node,
         interval_ms=profile.interval_ms if sample else 0,
         destination=destination_of(profile.s3_output_path, job) if profile.s3_output_path else "",
         kms_key_id=profile.kms_key_id or "",
-        first=settings.is_first_node(),
-        interface=_interface(),
+        first=resources.is_first_node,
+        interface=resources.interface,
     )
-
-
-def _interface() -> str:
-    """The network interface that the job's hosts use, as resourceconfig.json says; "" without that."""
-    try:
-        named = json.loads(settings.rooted(settings.RESOURCE_PATH).read_text()).get("network_interface_name")
-    except (OSError, ValueError, AttributeError):
-        return ""
-    return named if isinstance(named, str) else ""

@@ -1,8 +1,7 @@
-"""Where a job's settings stand: the profile, the node's name, the rank; every path below SM_PROFILER_ROOT."""
+"""The profile of this job, and the rank of this process."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,12 +9,7 @@ from pathlib import Path
 import attrs
 
 from sm_profiler.config import config_from_environment
-
-CONFIG_PATH = "/opt/ml/input/config/profilerconfig.json"
-RESOURCE_PATH = "/opt/ml/input/config/resourceconfig.json"
-DEFAULT_LOCAL_PATH = "/opt/ml/output/profiler"
-DEFAULT_NODE = "algo-1"
-OPT_ML = "/opt/ml"
+from sm_profiler.container import PROFILER_CONFIG, SERVICE_CONFIG_PATH_VARIABLE, rooted
 
 
 @attrs.frozen
@@ -33,14 +27,6 @@ class ConfigText:
     changed: int = 0
 
 
-def rooted(path: str, environment: Mapping[str, str] = os.environ) -> Path:
-    """A path with a leading `/opt/ml` replaced by SM_PROFILER_ROOT where that is set."""
-    root = environment.get("SM_PROFILER_ROOT")
-    if root and (path == OPT_ML or path.startswith(OPT_ML + "/")):
-        return Path(root + path[len(OPT_ML) :])
-    return Path(path)
-
-
 def find_config(environment: Mapping[str, str] = os.environ) -> ConfigText | None:
     """The profile of this job, or None.
 
@@ -53,10 +39,10 @@ def find_config(environment: Mapping[str, str] = os.environ) -> ConfigText | Non
         if named.lstrip().startswith("{"):
             return ConfigText(named)
         return _from_s3(named) if named.startswith("s3://") else read_config(rooted(named, environment))
-    path_named = environment.get("SMPROFILER_CONFIG_PATH")
+    path_named = environment.get(SERVICE_CONFIG_PATH_VARIABLE)
     if path_named:
         return read_config(rooted(path_named, environment))
-    path = rooted(CONFIG_PATH, environment)
+    path = rooted(PROFILER_CONFIG, environment)
     return read_config(path) if path.is_file() else None
 
 
@@ -66,43 +52,12 @@ def read_config(path: Path) -> ConfigText:
     return ConfigText(path.read_text("utf-8-sig"), path, changed)
 
 
-def node_name(environment: Mapping[str, str] = os.environ) -> str:
-    """`algo-N` as resourceconfig.json says, `algo-1` without that file."""
-    try:
-        resources = json.loads(rooted(RESOURCE_PATH, environment).read_text())
-        return str(resources["current_host"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return DEFAULT_NODE
-
-
-def instance_type(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The machine's type as resourceconfig.json says, e.g. `ml.g5.xlarge`; None without that file."""
-    try:
-        return str(json.loads(rooted(RESOURCE_PATH, environment).read_text())["current_instance_type"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def is_first_node(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this node is the first of the job's hosts."""
-    try:
-        resources = json.loads(rooted(RESOURCE_PATH, environment).read_text())
-        return str(resources["current_host"]) == str(min(resources["hosts"], key=_host_number))
-    except (OSError, ValueError, KeyError, TypeError):
-        return True
-
-
 def rank_from(environment: Mapping[str, str] = os.environ) -> int | None:
     """The process's rank by the launcher's variables, or None."""
     for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SMDATAPARALLEL_RANK"):
         if environment.get(name, "").isdigit():
             return int(environment[name])
     return None
-
-
-def _host_number(host: str) -> tuple[int, str]:
-    digits = host.rpartition("-")[2]
-    return (int(digits) if digits.isdigit() else 0, host)
 
 
 def _from_s3(uri: str) -> ConfigText:

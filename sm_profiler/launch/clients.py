@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from sm_profiler.config.environment import SWITCH
+from sm_profiler.container import AUTO_VARIABLE, CHECKPOINTS
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch.attachment import Attachment
-from sm_profiler.launch.environment import CHECKPOINTS, MAX_VARIABLES_TUNING, agent_environment
+from sm_profiler.launch.environment import MAX_VARIABLES_TUNING, agent_environment
 from sm_profiler.launch.regions import refuse_where_unsupported
 from sm_profiler.launch.request import refuse_what_the_service_refuses, to_request
 
@@ -106,7 +106,7 @@ class _Adder:
             changed["ProfilerRuleConfigurations"] = [*theirs, *ours]
             refuse_what_the_service_refuses(changed)
         if "ProfilingParameters" in made["ProfilerConfig"]:
-            changed["Environment"] = {SWITCH: "1", **(params.get("Environment") or {})}
+            changed["Environment"] = {AUTO_VARIABLE: "1", **(params.get("Environment") or {})}
         return changed
 
     def tuning(self, params: dict[str, Any], **_more: Any) -> dict[str, Any]:

@@ -8,14 +8,14 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from sm_profiler.config.environment import MAX_VALUE, MAX_VARIABLES, SWITCH, VARIABLE, environment_for
+from sm_profiler.config.environment import MAX_VALUE, MAX_VARIABLES, environment_for
+from sm_profiler.container import AUTO_VARIABLE, CONFIG_VARIABLE, OUTPUT_DATA
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch.request import config_request
 from sm_profiler.launch.service_model import is_pipeline_variable
 
 MAX_VARIABLES_TUNING = 48  # the API's limit for a tuning job's trials
-CHECKPOINTS, OUTPUT = "/opt/ml/checkpoints", "/opt/ml/output/data"
-_OURS = re.compile(rf"({VARIABLE}(_\d+)?|{SWITCH})\Z")
+_OURS = re.compile(rf"({CONFIG_VARIABLE}(_\d+)?|{AUTO_VARIABLE})\Z")
 
 
 def agent_environment(  # noqa: PLR0913 - what a job decides, each named
@@ -50,7 +50,7 @@ def agent_environment(  # noqa: PLR0913 - what a job decides, each named
         config = isolated(config, checkpoint_path)
     elif kms_key_id is not None:
         config["KmsKeyId"] = kms_key_id
-    carried = {**environment_for(_text(config)), SWITCH: "1"}
+    carried = {**environment_for(_text(config)), AUTO_VARIABLE: "1"}
     changed = sorted(name for name, value in own.items() if _OURS.match(name) and carried.get(name) != value)
     if changed:
         warnings.warn(
@@ -71,7 +71,7 @@ def isolated(config: Mapping[str, Any], checkpoint_path: str | None) -> dict[str
     """
     moved = {key: value for key, value in config.items() if key != "S3OutputPath"}
     if moved.get("ProfilingParameters"):
-        folder = f"{(checkpoint_path or OUTPUT).rstrip('/')}/sm-profiler"
+        folder = f"{(checkpoint_path or OUTPUT_DATA).rstrip('/')}/sm-profiler"
         moved["ProfilingParameters"] = {**moved["ProfilingParameters"], "LocalPath": folder}
     return moved
 
@@ -87,4 +87,4 @@ def _text(config: Mapping[str, Any]) -> str:
         ) from None
 
 
-__all__ = ["CHECKPOINTS", "MAX_VALUE", "agent_environment", "isolated"]
+__all__ = ["MAX_VALUE", "agent_environment", "isolated"]

@@ -7,12 +7,12 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from sm_profiler.config.environment import SWITCH
+from sm_profiler.container import AUTO_VARIABLE, CHECKPOINTS
 from sm_profiler.debugger import ProfilerConfig, ProfilerRule
 from sm_profiler.debugger.disguise import is_kind
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch.attachment import Attachment, replace_attributes
-from sm_profiler.launch.environment import CHECKPOINTS, agent_environment
+from sm_profiler.launch.environment import agent_environment
 from sm_profiler.launch.regions import refuse_where_unsupported
 from sm_profiler.launch.request import config_request, refuse_what_the_service_refuses
 
@@ -56,7 +56,7 @@ def attach_estimator(estimator: Any, profiler_config: Any, rules: Sequence[Any],
         _check(config, rules)
         environment = dict(estimator.environment or {})
         if getattr(config, "framework_profile_params", None) is not None:
-            environment.setdefault(SWITCH, "1")
+            environment.setdefault(AUTO_VARIABLE, "1")
         values = {
             "environment": environment or None,
             "disable_profiler": config.disable_profiler is True,

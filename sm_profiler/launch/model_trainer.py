@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sm_profiler.config.environment import SWITCH
+from sm_profiler.container import AUTO_VARIABLE, CHECKPOINTS
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch.attachment import Attachment
-from sm_profiler.launch.environment import CHECKPOINTS, agent_environment
+from sm_profiler.launch.environment import agent_environment
 from sm_profiler.launch.regions import refuse_where_unsupported
 from sm_profiler.launch.request import to_request
 from sm_profiler.launch.shapes import TESTED, request_to_shapes, sdk_version
@@ -82,7 +82,7 @@ def _add_to_request(request: _Request, trainer: Any, profiler_config: Any, rules
         profiler_config, rules, session=session, s3_output_path=request.get("OutputDataConfig", "S3OutputPath")
     )
     if "ProfilingParameters" in made["ProfilerConfig"]:
-        request.set("Environment", {SWITCH: "1", **(request.get("Environment") or {})})
+        request.set("Environment", {AUTO_VARIABLE: "1", **(request.get("Environment") or {})})
     request.request.update(made if request.pascal else request_to_shapes(made))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from sm_profiler.container import CODE, INPUT_DATA
 from sm_profiler.errors import ProfilerError
 from sm_profiler.local.container import Host, arguments_of, decode, user_hyperparameters
 from sm_profiler.local.records import JsonDict
@@ -42,7 +43,7 @@ def fetch_channels(s3: Any, host: Host, request: JsonDict) -> list[str]:
                 f"channel {name}: the local endpoint has S3Prefix channels in File or FastFile mode only"
             )
         sharded = source.get("S3DataDistributionType") == "ShardedByS3Key"
-        folder = host.ml / "input" / "data" / name
+        folder = host.path(INPUT_DATA) / name
         count = download(s3, source["S3Uri"], folder, (host.rank, len(host.hosts)) if sharded else (0, 1))
         lines.append(f"channel {name}: {count} objects from {source['S3Uri']}")
         if name == DRIVERS:
@@ -81,7 +82,7 @@ def program_of(s3: Any, host: Host, request: JsonDict, python: Path, gpus: int) 
             " scripts (sagemaker_submit_directory and sagemaker_program, as Estimators with an entry_point send them,"
             " or a ContainerEntrypoint)"
         )
-    code = host.ml / "code"
+    code = host.path(CODE)
     fetched = host.folder / "sourcedir"
     download(s3, directory, fetched)
     unpack(next(path for path in fetched.rglob("*") if path.is_file()), code)

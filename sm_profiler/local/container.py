@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from sm_profiler import container
 from sm_profiler.local.records import JsonDict
 
-OPT_ML = "/opt/ml"
 FOLDERS = (
-    "input/config", "input/data", "model", "code", "output/data", "output/intermediate", "checkpoints",
-)  # fmt: skip
+    container.INPUT_CONFIG,
+    container.INPUT_DATA,
+    container.MODEL,
+    container.CODE,
+    container.OUTPUT_DATA,
+    container.OUTPUT_INTERMEDIATE,
+    container.CHECKPOINTS,
+)
 # Taken over from the endpoint's own environment: what makes GPUs and libraries of this machine usable, and nothing else.
 MACHINE_VARIABLES = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TZ", "LANG")
 
@@ -66,7 +71,11 @@ class Host:
 
     def map(self, text: str) -> str:
         """A text with /opt/ml replaced by this host's folder."""
-        return re.sub(r"/opt/ml(?![\w-])", lambda _: str(self.ml), text)
+        return container.relocated_text(text, self.ml)
+
+    def path(self, path: str) -> Path:
+        """Return this host's counterpart of a path in the container."""
+        return container.relocated(path, self.ml)
 
     def resource_config(self) -> JsonDict:
         """resourceconfig.json."""
@@ -87,7 +96,7 @@ class Host:
     def prepare(self, request: JsonDict, profiler_config: JsonDict | None) -> None:
         """Make the folders and write the config files."""
         for name in FOLDERS:
-            (self.ml / name).mkdir(parents=True, exist_ok=True)
+            self.path(name).mkdir(parents=True, exist_ok=True)
         (self.folder / "home").mkdir(exist_ok=True)
         self.write_config("hyperparameters", request.get("HyperParameters", {}))
         self.write_config("resourceconfig", self.resource_config())
@@ -97,7 +106,7 @@ class Host:
 
     def write_config(self, name: str, content: Any) -> None:
         """Write one file of input/config, whole or not at all: a running hook may read it at any moment."""
-        path = self.ml / "input" / "config" / f"{name}.json"
+        path = self.path(container.INPUT_CONFIG) / f"{name}.json"
         temporary = path.with_suffix(".part")
         temporary.write_text(json.dumps(content), "utf-8")
         temporary.replace(path)
@@ -140,8 +149,8 @@ def base_environment(host: Host, python: Path, client: Mapping[str, str]) -> dic
         "HOME": str(host.folder / "home"),
         "TMPDIR": str(host.tmp),
         "PYTHONUNBUFFERED": "1",
-        "PYTHONPATH": str(host.ml / "code"),
-        "SM_PROFILER_ROOT": str(host.ml),
+        "PYTHONPATH": str(host.path(container.CODE)),
+        container.ROOT_VARIABLE: str(host.ml),
     }
 
 
@@ -153,16 +162,21 @@ def sagemaker_environment(host: Host, request: JsonDict, arn: str, gpus: int) ->
     channels = [channel["ChannelName"] for channel in request.get("InputDataConfig", ())]
     program = str(framework.get("sagemaker_program", ""))
     paths = {
-        "SM_MODEL_DIR": "model", "SM_MODULE_DIR": "code", "SM_INPUT_DIR": "input", "SM_INPUT_CONFIG_DIR": "input/config",
-        "SM_OUTPUT_DIR": "output", "SM_OUTPUT_DATA_DIR": "output/data", "SM_OUTPUT_INTERMEDIATE_DIR": "output/intermediate",
-    }  # fmt: skip
-    found = {name: str(host.ml / path) for name, path in paths.items()}
-    found |= {f"SM_CHANNEL_{name.upper()}": str(host.ml / "input" / "data" / name) for name in channels}
+        "SM_MODEL_DIR": container.MODEL,
+        "SM_MODULE_DIR": container.CODE,
+        "SM_INPUT_DIR": container.INPUT,
+        "SM_INPUT_CONFIG_DIR": container.INPUT_CONFIG,
+        "SM_OUTPUT_DIR": container.OUTPUT,
+        "SM_OUTPUT_DATA_DIR": container.OUTPUT_DATA,
+        "SM_OUTPUT_INTERMEDIATE_DIR": container.OUTPUT_INTERMEDIATE,
+    }
+    found = {name: str(host.path(path)) for name, path in paths.items()}
+    found |= {f"SM_CHANNEL_{name.upper()}": str(host.path(container.INPUT_DATA) / name) for name in channels}
     found |= {f"SM_HP_{name.upper()}": as_text(value) for name, value in user.items()}
     found |= {
-        "TRAINING_JOB_NAME": request["TrainingJobName"],
+        container.JOB_NAME_VARIABLE: request["TrainingJobName"],
         "TRAINING_JOB_ARN": arn,
-        "SM_JOB_NAME": request["TrainingJobName"],
+        container.TOOLKIT_JOB_NAME_VARIABLE: request["TrainingJobName"],
         "SM_HOSTS": json.dumps(host.hosts),
         "SM_CURRENT_HOST": host.name,
         "SM_HOST_COUNT": str(len(host.hosts)),
@@ -187,7 +201,7 @@ def sagemaker_environment(host: Host, request: JsonDict, arn: str, gpus: int) ->
         "SM_USER_ARGS": json.dumps(arguments_of(user)),
         "SM_LOG_LEVEL": str(framework.get("sagemaker_container_log_level", 20)),
     }
-    found["SM_TRAINING_ENV"] = json.dumps(
+    found[container.TOOLKIT_VARIABLE] = json.dumps(
         {
             "channel_input_dirs": {name: found[f"SM_CHANNEL_{name.upper()}"] for name in channels},
             "current_host": host.name,

@@ -11,6 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sm_profiler.container import (
+    PROCESSING_CONFIG,
+    PROCESSING_RESOURCE_CONFIG,
+    ROOT_VARIABLE,
+    relocated,
+    relocated_text,
+)
 from sm_profiler.errors import ProfilerError
 from sm_profiler.local.logs import PROCESSING_GROUP, LogStream
 from sm_profiler.local.overlay import create_overlay
@@ -41,7 +48,7 @@ class ProcessingRun(threading.Thread):
 
     def map(self, text: str) -> str:
         """A text with /opt/ml replaced by the job's folder."""
-        return re.sub(r"/opt/ml(?![\w-])", lambda _: str(self.root), text)
+        return relocated_text(text, self.root)
 
     def close(self) -> None:
         """The endpoint ends: stop now."""
@@ -98,12 +105,12 @@ class ProcessingRun(threading.Thread):
         )
 
     def _prepare(self, s3: Any, log: LogStream) -> None:
-        for folder in (self.root / "config", self.job.folder / "home"):
+        for folder in (relocated(PROCESSING_CONFIG, self.root).parent, self.job.folder / "home"):
             folder.mkdir(parents=True, exist_ok=True)
         config = {**self.job.request, "ProcessingJobArn": self.job.arn}
-        (self.root / "config" / "processingjobconfig.json").write_text(json.dumps(config), "utf-8")
+        relocated(PROCESSING_CONFIG, self.root).write_text(json.dumps(config), "utf-8")
         hosts = {"current_host": "algo-1", "hosts": ["algo-1"]}
-        (self.root / "config" / "resourceconfig.json").write_text(json.dumps(hosts), "utf-8")
+        relocated(PROCESSING_RESOURCE_CONFIG, self.root).write_text(json.dumps(hosts), "utf-8")
         for entry in self.job.request.get("ProcessingInputs", ()):
             source = entry.get("S3Input")
             if source is None or not source.get("LocalPath"):
@@ -150,7 +157,7 @@ class ProcessingRun(threading.Thread):
             "TMPDIR": str(self.services.temporary_folder()),
             "PYTHONUNBUFFERED": "1",
             **self.services.environment(self.job.region),
-            "SM_PROFILER_ROOT": str(self.root),
+            ROOT_VARIABLE: str(self.root),
             "PROCESSING_JOB_NAME": self.job.name,
             "PROCESSING_JOB_ARN": self.job.arn,
             **own,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sm_profiler.container import DEFAULT_PROFILER_OUTPUT, ROOT_VARIABLE
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.local.container import Host, machine_environment
 from sm_profiler.local.process import JobProcess
@@ -19,7 +20,6 @@ from sm_profiler.local.transfer import Mirror
 
 UPLOAD_EVERY_S = 1.0
 DEFAULT_INTERVAL_MS = 500
-DEFAULT_LOCAL_PATH = "/opt/ml/output/profiler"
 
 
 class Profiling:
@@ -71,7 +71,7 @@ class Profiling:
             "PATH": "/usr/bin:/bin",
             "LANG": "C.UTF-8",
             **machine_environment(),
-            "SM_PROFILER_ROOT": str(host.ml),
+            ROOT_VARIABLE: str(host.ml),
         }
         return JobProcess(
             command, environment, folder, lambda line: self._monitor_said.append(f"metrics of {host.name}: {line}"), 5.0
@@ -122,4 +122,4 @@ class Profiling:
 def local_path(host: Host, config: dict[str, Any] | None) -> Path:
     """Where the hook writes on this host: LocalPath of the profiling parameters."""
     parameters = (config or {}).get("ProfilingParameters") or {}
-    return Path(host.map(parameters.get("LocalPath", DEFAULT_LOCAL_PATH)))
+    return Path(host.map(parameters.get("LocalPath", DEFAULT_PROFILER_OUTPUT)))

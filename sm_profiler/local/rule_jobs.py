@@ -9,6 +9,16 @@ import threading
 import time
 from pathlib import Path
 
+from sm_profiler.container import (
+    JOB_NAME_VARIABLE,
+    POLL_VARIABLE,
+    PROCESSING_CONFIG,
+    ROOT_VARIABLE,
+    RULE_INPUT,
+    RULE_OUTPUT,
+    STOP_SIGNAL_VARIABLE,
+    relocated,
+)
 from sm_profiler.local.logs import PROCESSING_GROUP, LogStream
 from sm_profiler.local.process import JobProcess, describe_exit
 from sm_profiler.local.records import JsonDict, RuleJob, TrainingJob
@@ -17,7 +27,6 @@ from sm_profiler.local.transfer import Mirror
 
 POLL_S = 1.0
 LONGEST_AFTER_TRAINING_S = 900.0  # then it is stopped and ends as Error: no client waits for ever
-INPUT, OUTPUT = "/opt/ml/processing/input/profiler", "/opt/ml/processing/output/rule"
 WORDS = ("NoIssuesFound", "IssuesFound", "Error", "Stopped")
 STATUS_FILE = "rule-status.json"
 
@@ -85,10 +94,11 @@ class RuleRun(threading.Thread):
     def _evaluate(self) -> None:
         region = self.job.region
         s3 = self.services.client("s3", region)
-        output = self.root / "processing" / "output" / "rule"
-        for folder in (output, self.root / "config", self.folder / "home"):
+        output = relocated(RULE_OUTPUT, self.root)
+        config = relocated(PROCESSING_CONFIG, self.root)
+        for folder in (output, config.parent, self.folder / "home"):
             folder.mkdir(parents=True, exist_ok=True)
-        (self.root / "config" / "processingjobconfig.json").write_text(json.dumps(self.container_config()), "utf-8")
+        config.write_text(json.dumps(self.container_config()), "utf-8")
         name = self.rule.arn.rpartition("/")[2]
         log = LogStream(self.services.client("logs", region), PROCESSING_GROUP, f"{name}/algo-1-{int(time.time())}")
         mirror = Mirror(s3, output, self.output_uri, log.write)
@@ -129,18 +139,18 @@ class RuleRun(threading.Thread):
             "PYTHONUNBUFFERED": "1",
             **self.services.environment(self.job.region),
             **self.parameters(),
-            "SM_PROFILER_ROOT": str(self.root),
-            "SM_PROFILER_POLL_S": "2",  # S3 is on this machine: asking costs next to nothing
-            "SAGEMAKER_ENV_RULE_STOP_SIGNAL_FILE": str(self.stop_file),
-            "TRAINING_JOB_NAME": self.job.name,
+            ROOT_VARIABLE: str(self.root),
+            POLL_VARIABLE: "2",  # S3 is on this machine: asking costs next to nothing
+            STOP_SIGNAL_VARIABLE: str(self.stop_file),
+            JOB_NAME_VARIABLE: self.job.name,
             "TRAINING_JOB_ARN": self.job.arn,
         }
 
     def container_config(self) -> JsonDict:
         """processingjobconfig.json."""
         data = f"{self.job.profiler_uri}/profiler-output"
-        source = {"S3Uri": data, "LocalPath": INPUT, "S3DataType": "S3Prefix", "S3InputMode": "Continuous"}
-        target = {"S3Uri": self.output_uri, "LocalPath": OUTPUT}
+        source = {"S3Uri": data, "LocalPath": RULE_INPUT, "S3DataType": "S3Prefix", "S3InputMode": "Continuous"}
+        target = {"S3Uri": self.output_uri, "LocalPath": RULE_OUTPUT}
         return {
             "ProcessingJobName": self.rule.arn.rpartition("/")[2],
             "ProcessingJobArn": self.rule.arn,

@@ -13,6 +13,7 @@ from typing import Any
 
 from boto3.exceptions import S3UploadFailedError
 
+from sm_profiler.container import AUTO_VARIABLE, CHECKPOINTS, FAILURE
 from sm_profiler.errors import ProfilerError
 from sm_profiler.local.command import Program, fetch_channels, program_of
 from sm_profiler.local.container import Host, base_environment, host_names, sagemaker_environment
@@ -127,7 +128,7 @@ class TrainingRun(threading.Thread):
                 self.streams[number].write(line)
             checkpoints = request.get("CheckpointConfig", {}).get("S3Uri")
             if checkpoints and s3_keys(s3, checkpoints):
-                download(s3, checkpoints.rstrip("/") + "/", host.ml / "checkpoints")
+                download(s3, checkpoints.rstrip("/") + "/", host.path(CHECKPOINTS))
             return program_of(s3, host, request, python, gpu_count())
         except (ProfilerError, s3.exceptions.ClientError) as error:
             raise ProfilerError(f"ClientError: {error}") from error
@@ -138,7 +139,7 @@ class TrainingRun(threading.Thread):
         found = base_environment(host, python, self.services.environment(job.region))
         found |= sagemaker_environment(host, job.request, job.arn, gpu_count())
         if job.profiling:
-            found["SM_PROFILER_AUTO"] = "1"
+            found[AUTO_VARIABLE] = "1"
         own = {
             name: value if name.startswith("SM_PROFILER") else host.map(value)  # the hook itself minds SM_PROFILER_ROOT
             for name, value in job.request.get("Environment", {}).items()
@@ -219,7 +220,7 @@ class TrainingRun(threading.Thread):
         return take
 
     def _why_failed(self, number: int, code: int) -> str:
-        failure = self.hosts[number].ml / "output" / "failure"
+        failure = self.hosts[number].path(FAILURE)
         with contextlib.suppress(OSError):
             if text := failure.read_text("utf-8", "replace").strip():
                 return f"AlgorithmError: {text}, {describe_exit(code)}"
@@ -258,7 +259,7 @@ class TrainingRun(threading.Thread):
         checkpoints = self.job.request.get("CheckpointConfig", {}).get("S3Uri")
         if checkpoints:
             for host in self.hosts:
-                Mirror(s3, host.ml / "checkpoints", checkpoints.rstrip("/"), self.streams[0].write).upload_new()
+                Mirror(s3, host.path(CHECKPOINTS), checkpoints.rstrip("/"), self.streams[0].write).upload_new()
 
     def _finish(self) -> None:
         for process in self.processes:

@@ -10,11 +10,10 @@ from pathlib import Path
 import attrs
 
 from sm_profiler.config import Profile, config_from_environment, load_profile
-from sm_profiler.config.environment import SWITCH
+from sm_profiler.container import AUTO_VARIABLE, JOB_NAME_VARIABLE, TOOLKIT_JOB_NAME_VARIABLE, TOOLKIT_VARIABLE
 from sm_profiler.errors import ConfigError
 
 OUTPUT = "profiler-output"
-JOB_NAME = "TRAINING_JOB_NAME"  # set by the service in every training container
 
 
 @attrs.frozen
@@ -60,9 +59,9 @@ def is_agent_job(profile: Profile, environment: Mapping[str, str], service_confi
         service_config: where the managed service leaves its configuration; where that asks for the same place, the service
             samples and uploads already.
     """
-    if environment.get(SWITCH) != "1" or profile.disabled or config_from_environment(environment) is None:
+    if environment.get(AUTO_VARIABLE) != "1" or profile.disabled or config_from_environment(environment) is None:
         return False
-    if not (profile.s3_output_path or environment.get(JOB_NAME)):
+    if not (profile.s3_output_path or environment.get(JOB_NAME_VARIABLE)):
         return False
     try:
         service = load_profile(service_config.read_text("utf-8-sig"))
@@ -74,11 +73,11 @@ def is_agent_job(profile: Profile, environment: Mapping[str, str], service_confi
 
 def job_name(environment: Mapping[str, str]) -> str:
     """The training job's name as the service tells it; outside of it one made from the time."""
-    named = environment.get(JOB_NAME) or environment.get("SM_JOB_NAME")
+    named = environment.get(JOB_NAME_VARIABLE) or environment.get(TOOLKIT_JOB_NAME_VARIABLE)
     if named:
         return named
     try:
-        told = json.loads(environment.get("SM_TRAINING_ENV", ""))["job_name"]
+        told = json.loads(environment.get(TOOLKIT_VARIABLE, ""))["job_name"]
     except (ValueError, KeyError, TypeError):
         told = None
     return str(told) if told else time.strftime("local-%Y%m%d-%H%M%S")

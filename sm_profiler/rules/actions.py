@@ -7,7 +7,8 @@ import logging
 import os
 from typing import Any
 
-ALLOW_STOP = "SM_PROFILER_ALLOW_STOP_TRAINING"
+from sm_profiler.container import ALLOW_STOP_VARIABLE, JOB_NAME_VARIABLE
+
 log = logging.getLogger("sm_profiler.rules")
 
 
@@ -47,9 +48,9 @@ def _parse(text: str | None, rule_name: str) -> list[dict[str, Any]]:
 
 def _stop_training(action: dict[str, Any], rule_name: str) -> None:
     parameters = action.get("parameters") if isinstance(action.get("parameters"), dict) else {}
-    job = os.environ.get("TRAINING_JOB_NAME") or ""
+    job = os.environ.get(JOB_NAME_VARIABLE) or ""
     prefix = str({**(parameters or {}), **action}.get("training_job_prefix") or job)
-    if os.environ.get(ALLOW_STOP) != "1":
+    if os.environ.get(ALLOW_STOP_VARIABLE) != "1":
         log.warning("%s: StopTraining is asked for, and not allowed: set rule_allow_stop_training to true", rule_name)
         return
     if not job or not job.startswith(prefix):

@@ -16,10 +16,10 @@ from urllib.parse import unquote, urlsplit
 
 import attrs
 
+from sm_profiler.container import ALLOW_STOP_VARIABLE, JOB_NAME_VARIABLE, STOP_SIGNAL_VARIABLE
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.processes import start_module
-from sm_profiler.rules.actions import ALLOW_STOP
-from sm_profiler.rules.settings import GRACE, STOP_FILE, Settings
+from sm_profiler.rules.settings import GRACE, Settings
 from sm_profiler.rules.status import Status
 from sm_profiler.storage import open_storage
 
@@ -72,10 +72,14 @@ class CustomProcess:
         }
         asked = folder / "request.json"
         asked.write_text(json.dumps(request), "utf-8")
-        environment = {**os.environ, GRACE: str(settings.grace_s), ALLOW_STOP: "1" if settings.allow_stop else "0"}
-        environment |= {"PYTHONUNBUFFERED": "1", "TRAINING_JOB_NAME": settings.job}
+        environment = {
+            **os.environ,
+            GRACE: str(settings.grace_s),
+            ALLOW_STOP_VARIABLE: "1" if settings.allow_stop else "0",
+        }
+        environment |= {"PYTHONUNBUFFERED": "1", JOB_NAME_VARIABLE: settings.job}
         if settings.stop_file:
-            environment[STOP_FILE] = str(settings.stop_file)
+            environment[STOP_SIGNAL_VARIABLE] = str(settings.stop_file)
         process = start_module(
             "sm_profiler.rules.custom_main",
             [str(asked)],

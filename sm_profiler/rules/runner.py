@@ -19,6 +19,7 @@ from typing import Any
 
 import attrs
 
+from sm_profiler.container import POLL_VARIABLE, RULE_OUTPUT, rooted
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.rules.conditions import RuleEvaluationConditionMet
@@ -26,7 +27,7 @@ from sm_profiler.rules.custom_process import CustomOutcome, CustomProcess
 from sm_profiler.rules.engine import Fold, Following, RuleResults, run_folds, write_rule_reports
 from sm_profiler.rules.plain_report import write_plain_report
 from sm_profiler.rules.profiler_report import ProfilerReport, reason
-from sm_profiler.rules.settings import DEFAULT_RULE, Settings, read_settings
+from sm_profiler.rules.settings import DEFAULT_RULE, PROFILER_OUTPUT, Settings, read_settings
 from sm_profiler.rules.status import Status, write_status
 from sm_profiler.rules.window import Window
 from sm_profiler.source import ProfileSource, open_source
@@ -291,7 +292,7 @@ def main(
     try:
         settings = read_settings(os.environ)
     except ConfigError as error:
-        fallback = Path(os.environ.get("SM_PROFILER_ROOT") or "/opt/ml") / "processing/output/rule/profiler-output"
+        fallback = rooted(RULE_OUTPUT) / PROFILER_OUTPUT
         write_plain_report(fallback, DEFAULT_RULE, str(error))
         write_status(fallback, Status.ERROR, str(error))
         log.error("%s", error)  # noqa: TRY400 - the line says it all
@@ -300,7 +301,7 @@ def main(
         settings = attrs.evolve(settings, follow=True)
     if "--compat" in words[:-1]:
         settings = attrs.evolve(settings, compat=words[words.index("--compat") + 1])
-    poll_s = float(os.environ.get("SM_PROFILER_POLL_S") or POLL_S)
+    poll_s = float(os.environ.get(POLL_VARIABLE) or POLL_S)
     runner = Runner(settings, write_report=write_report, make_folds=make_folds, poll_s=poll_s)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: runner.stop())

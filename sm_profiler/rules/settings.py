@@ -12,16 +12,19 @@ from typing import Any
 
 import attrs
 
+from sm_profiler.container import (
+    JOB_NAME_VARIABLE,
+    PROCESSING_CONFIG,
+    RULE_INPUT,
+    RULE_OUTPUT,
+    SOURCE_VARIABLE,
+    STOP_SIGNAL_VARIABLE,
+    rooted,
+)
 from sm_profiler.errors import ConfigError
 
-ML = "/opt/ml"
-CONFIG = "config/processingjobconfig.json"
-INPUT = "processing/input/profiler"
-OUTPUT = "processing/output/rule"
 PROFILER_OUTPUT = "profiler-output"
-STOP_FILE, GRACE = "SAGEMAKER_ENV_RULE_STOP_SIGNAL_FILE", "rule_stop_grace_time_secs"
-JOB = "TRAINING_JOB_NAME"
-SOURCE = "SM_PROFILER_SOURCE"  # our own: where the profile lies, whatever is mounted
+GRACE = "rule_stop_grace_time_secs"
 TRUE = {"1", "true", "yes", "on"}
 
 # Words of ours and the service's among the parameters.  What remains belongs to the rule, but for names all in capitals:
@@ -88,7 +91,7 @@ def _is_over(stop_file: Path, grace_s: float) -> bool:
 
 def read_stop_signal() -> bool:
     """Whether this process's environment names a stop signal that has been standing for longer than its grace time."""
-    stop_file = os.environ.get(STOP_FILE)
+    stop_file = os.environ.get(STOP_SIGNAL_VARIABLE)
     return bool(stop_file) and _is_over(Path(str(stop_file)), float(os.environ.get(GRACE) or 60))
 
 
@@ -98,25 +101,26 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     Raises:
         ConfigError: a number that is none, or a configuration that is no JSON object; one line.
     """
-    root = Path(environ.get("SM_PROFILER_ROOT") or ML)
-    config = _config(root / CONFIG)
+    config = _config(rooted(PROCESSING_CONFIG, environ))
     told = {**_texts(config.get("Environment")), **_parameters_in(environ)}
-    source, continuous = _source(root, config, {**told, **environ})
-    stop_file = environ.get(STOP_FILE) or told.get(STOP_FILE)
+    source, continuous = _source(config, {**told, **environ})
+    stop_file = environ.get(STOP_SIGNAL_VARIABLE) or told.get(STOP_SIGNAL_VARIABLE)
     follow = told.get(FOLLOW, "")
     return Settings(
         source=source,
-        output=root / OUTPUT / PROFILER_OUTPUT,
+        output=rooted(RULE_OUTPUT, environ) / PROFILER_OUTPUT,
         rule=told.get(RULE) or DEFAULT_RULE,
         code=told.get(CODE, ""),
         parameters={name: value for name, value in told.items() if name not in WORDS and not name.isupper()},
-        stop_file=Path(_moved(stop_file, root)) if stop_file else None,
+        stop_file=rooted(stop_file, environ) if stop_file else None,
         grace_s=_seconds(told, GRACE, 60.0),
         timeout_s=_seconds(told, TIMEOUT, 600.0),
         follow=follow.lower() in TRUE if follow else bool(stop_file) or continuous,
         compat=told.get(COMPAT) or None,
         allow_stop=told.get(STOP_JOB, "").lower() in TRUE,
-        job=environ.get(JOB) or told.get(JOB) or str(config.get("TrainingJobArn") or "").rpartition("/")[2],
+        job=environ.get(JOB_NAME_VARIABLE)
+        or told.get(JOB_NAME_VARIABLE)
+        or str(config.get("TrainingJobArn") or "").rpartition("/")[2],
     )
 
 
@@ -148,19 +152,14 @@ def _parameters_in(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _moved(path: str, root: Path) -> str:
-    """A path under /opt/ml, under the root that replaces it."""
-    return str(root) + path[len(ML) :] if path == ML or path.startswith(ML + "/") else path
-
-
-def _source(root: Path, config: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[str, bool]:
+def _source(config: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[str, bool]:
     """Where the profile lies, and whether more may come: what is told, what is mounted, what the configuration names."""
-    if environ.get(SOURCE):
-        return environ[SOURCE], False
+    if environ.get(SOURCE_VARIABLE):
+        return environ[SOURCE_VARIABLE], False
     inputs = [each.get("S3Input") or {} for each in config.get("ProcessingInputs") or [] if isinstance(each, dict)]
-    ours = [each for each in inputs if str(each.get("LocalPath", "")).rstrip("/").endswith(INPUT)] or inputs[:1]
+    ours = [each for each in inputs if str(each.get("LocalPath", "")).rstrip("/") == RULE_INPUT] or inputs[:1]
     continuous = any(each.get("S3InputMode") == "Continuous" for each in ours)
-    mounted = root / INPUT
+    mounted = rooted(RULE_INPUT, environ)
     if mounted.is_dir() and any(mounted.iterdir()):
         return str(mounted), continuous
     uri = next((str(each["S3Uri"]) for each in ours if each.get("S3Uri")), "")

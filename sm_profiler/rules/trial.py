@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from sm_profiler.container import POLL_VARIABLE, STOP_SIGNAL_VARIABLE
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.rules.conditions import NoMoreProfilerData
 from sm_profiler.rules.event_objects import FrameworkEvent, SystemEvent, framework_events, system_events
-from sm_profiler.rules.settings import STOP_FILE, read_stop_signal
+from sm_profiler.rules.settings import read_stop_signal
 from sm_profiler.rules.window import LOOK_AHEAD_US, Window, in_timeline_order
 from sm_profiler.source import Batch, ProfileSource, open_source
 
@@ -47,7 +48,7 @@ class ProfilerTrial:
         Path(self.temp_dir).mkdir(parents=True, exist_ok=True)
         self._sleep = sleep
         self._follow = follow
-        self._poll_s = float(os.environ.get("SM_PROFILER_POLL_S") or POLL_S)
+        self._poll_s = float(os.environ.get(POLL_VARIABLE) or POLL_S)
         self._source = self._open()
         self.first_timestamp = self._source.first_timestamp_us or 0
         self._rows = _Store(self._source)
@@ -58,7 +59,7 @@ class ProfilerTrial:
             try:
                 return open_source(self.path, cache=False, progress=False)
             except SourceError:  # noqa: PERF203 - a wait of ten seconds follows
-                if not self._follow or read_stop_signal() or STOP_FILE not in os.environ:
+                if not self._follow or read_stop_signal() or STOP_SIGNAL_VARIABLE not in os.environ:
                     raise
                 self._sleep(self._poll_s)
 

@@ -1,7 +1,5 @@
 """Where a job's settings are looked for, in which order, and below which root."""
 
-import json
-
 import pytest
 
 from sm_profiler.hook import settings
@@ -34,27 +32,11 @@ def test_the_first_source_wins_and_opt_ml_lies_below_the_root(tmp_path):
     environment = {"SM_PROFILER_ROOT": str(tmp_path)}
     assert settings.find_config(environment).text == "{}"
     assert settings.find_config({**environment, "SM_PROFILER_CONFIG": TEXT}).text == TEXT
-    assert settings.rooted("/opt/ml/output/profiler", environment) == tmp_path / "output" / "profiler"
-    assert str(settings.rooted("/opt/mlx/a", environment)) == "/opt/mlx/a"
-    assert str(settings.rooted("/opt/ml/a", {})) == "/opt/ml/a"
 
 
 def test_a_named_file_that_is_missing_is_an_error():
     with pytest.raises(OSError, match="No such file"):
         settings.find_config({"SM_PROFILER_CONFIG": "/nowhere/profile.json"})
-
-
-def test_the_node_is_what_resourceconfig_says(tmp_path):
-    environment = {"SM_PROFILER_ROOT": str(tmp_path)}
-    assert settings.node_name(environment) == "algo-1"
-    assert settings.is_first_node(environment)
-    path = tmp_path / "input" / "config" / "resourceconfig.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"current_host": "algo-10", "hosts": ["algo-10", "algo-9"]}))
-    assert settings.node_name(environment) == "algo-10"
-    assert not settings.is_first_node(environment)
-    path.write_text("not json")
-    assert settings.node_name(environment) == "algo-1"
 
 
 @pytest.mark.parametrize(

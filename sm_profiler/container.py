@@ -1,0 +1,121 @@
+"""Layout of SageMaker's training and processing containers: paths, environment variables, resourceconfig.json."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OPT_ML = "/opt/ml"
+
+# Training containers.
+INPUT = "/opt/ml/input"
+INPUT_CONFIG = "/opt/ml/input/config"
+PROFILER_CONFIG = "/opt/ml/input/config/profilerconfig.json"
+RESOURCE_CONFIG = "/opt/ml/input/config/resourceconfig.json"
+INPUT_DATA = "/opt/ml/input/data"
+CODE = "/opt/ml/code"
+MODEL = "/opt/ml/model"
+OUTPUT = "/opt/ml/output"
+OUTPUT_DATA = "/opt/ml/output/data"
+OUTPUT_INTERMEDIATE = "/opt/ml/output/intermediate"
+CHECKPOINTS = "/opt/ml/checkpoints"
+FAILURE = "/opt/ml/output/failure"
+DEFAULT_PROFILER_OUTPUT = "/opt/ml/output/profiler"
+
+# Processing containers, which run rules.
+PROCESSING_CONFIG = "/opt/ml/config/processingjobconfig.json"
+PROCESSING_RESOURCE_CONFIG = "/opt/ml/config/resourceconfig.json"
+RULE_INPUT = "/opt/ml/processing/input/profiler"
+RULE_OUTPUT = "/opt/ml/processing/output/rule"
+
+# Environment variables of the service and its training toolkit.
+JOB_NAME_VARIABLE = "TRAINING_JOB_NAME"
+TOOLKIT_JOB_NAME_VARIABLE = "SM_JOB_NAME"
+TOOLKIT_VARIABLE = "SM_TRAINING_ENV"
+STOP_SIGNAL_VARIABLE = "SAGEMAKER_ENV_RULE_STOP_SIGNAL_FILE"
+SERVICE_CONFIG_PATH_VARIABLE = "SMPROFILER_CONFIG_PATH"
+
+# Environment variables of sm-profiler.
+AUTO_VARIABLE = "SM_PROFILER_AUTO"
+CONFIG_VARIABLE = "SM_PROFILER_CONFIG"
+ROOT_VARIABLE = "SM_PROFILER_ROOT"
+SOURCE_VARIABLE = "SM_PROFILER_SOURCE"
+POLL_VARIABLE = "SM_PROFILER_POLL_S"
+RULE_IMAGE_VARIABLE = "SM_PROFILER_RULE_IMAGE"
+ALLOW_STOP_VARIABLE = "SM_PROFILER_ALLOW_STOP_TRAINING"
+
+DEFAULT_NODE = "algo-1"
+
+
+def relocated(path: str, root: str | os.PathLike[str]) -> Path:
+    """Return a path with a leading `/opt/ml` replaced by `root`; other paths are returned as they are."""
+    from pathlib import Path  # noqa: PLC0415 - for a quick import of the facade
+
+    if path == OPT_ML or path.startswith(OPT_ML + "/"):
+        return Path(os.fspath(root) + path[len(OPT_ML) :])
+    return Path(path)
+
+
+def relocated_text(text: str, root: str | os.PathLike[str]) -> str:
+    """Return a text with every `/opt/ml` replaced by `root`."""
+    return re.sub(rf"{OPT_ML}(?![\w-])", lambda _: os.fspath(root), text)
+
+
+def rooted(path: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """Return a path with a leading `/opt/ml` replaced by SM_PROFILER_ROOT, if that is set."""
+    return relocated(path, environment.get(ROOT_VARIABLE) or OPT_ML)
+
+
+@attrs.frozen
+class Resources:
+    """This machine's place in its job, as resourceconfig.json describes it.
+
+    Attributes:
+        node: `algo-1`, `algo-2` and so on.
+        hosts: names of the job's nodes; empty if unknown.
+        instance_type: for example `ml.g5.xlarge`; None if unknown.
+        interface: the network interface that connects the nodes; "" if unknown.
+    """
+
+    node: str = DEFAULT_NODE
+    hosts: tuple[str, ...] = ()
+    instance_type: str | None = None
+    interface: str = ""
+
+    @property
+    def is_first_node(self) -> bool:
+        """Whether this node has the lowest number; True if the nodes are unknown."""
+        return not self.hosts or self.node == min(self.hosts, key=_host_number)
+
+
+def read_resources(environment: Mapping[str, str] = os.environ) -> Resources:
+    """Read resourceconfig.json; a missing or damaged file, or field, leaves the defaults."""
+    import json  # noqa: PLC0415 - for a quick import of the facade
+
+    try:
+        found = json.loads(rooted(RESOURCE_CONFIG, environment).read_text("utf-8-sig"))
+    except (OSError, ValueError, RecursionError):
+        return Resources()
+    if not isinstance(found, dict) or not isinstance(node := found.get("current_host"), str):
+        return Resources()
+    hosts, instance_type, interface = (
+        found.get(name) for name in ("hosts", "current_instance_type", "network_interface_name")
+    )
+    return Resources(
+        node=node,
+        hosts=tuple(map(str, hosts)) if isinstance(hosts, list) else (),
+        instance_type=instance_type if isinstance(instance_type, str) else None,
+        interface=interface if isinstance(interface, str) else "",
+    )
+
+
+def _host_number(host: str) -> tuple[int, str]:
+    digits = host.rpartition("-")[2]
+    return (int(digits) if digits.isdecimal() else 0, host)
