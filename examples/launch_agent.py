@@ -17,7 +17,7 @@ estimator = PyTorch(
     entry_point="train.py",
     source_dir=str(
         Path(__file__).parent / "launch_source"
-    ),  # sm-profiler stands in its requirements.txt, or in the image
+    ),  # sm-profiler is listed in its requirements.txt, or installed in the image
     role=os.environ["SAGEMAKER_ROLE"],
     instance_type="ml.m5.xlarge",
     instance_count=1,

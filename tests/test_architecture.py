@@ -1,4 +1,4 @@
-"""The way of the data: no room imports backwards, and importing us loads nothing heavy."""
+"""Data moves forward: no backward imports, no import cycles, and imports that load nothing heavy."""
 
 import ast
 import re
@@ -13,31 +13,31 @@ PACKAGE = ROOT / "sm_profiler"
 
 
 def allowed_imports() -> dict[str, set[str]]:
-    """The table of docs/architecture.md, so that the document and the code cannot disagree."""
+    """Return the table of docs/architecture.md, so that document and code cannot disagree."""
     table = {}
     text = (ROOT / "docs/architecture.md").read_text()
-    for room, allowed in re.findall(r"^\| `sm_profiler\.(\w+)` \|.*\| ([^|]+) \|$", text, re.MULTILINE):
-        table[room] = set() if "\N{EN DASH}" in allowed else set(re.findall(r"\w+", allowed))
-    rooms = set(table)
-    for room, allowed in table.items():
+    for package, allowed in re.findall(r"^\| `sm_profiler\.(\w+)` \|.*\| ([^|]+) \|$", text, re.MULTILINE):
+        table[package] = set() if "\N{EN DASH}" in allowed else set(re.findall(r"\w+", allowed))
+    packages = set(table)
+    for package, allowed in table.items():
         if "all" in allowed:
-            table[room] = rooms - (allowed if "but" in allowed else set())
+            table[package] = packages - (allowed if "but" in allowed else set())
     return table
 
 
-ROOMS = allowed_imports()
-EVERYWHERE = ("errors", "container", "processes")  # what every room may import
+PACKAGES = allowed_imports()
+EVERYWHERE = ("errors", "container", "processes")  # what every package may import
 
 
-def imported_rooms(path: Path) -> set[str]:
-    """The rooms that a module imports anywhere in it, in functions too."""
+def imported_packages(path: Path) -> set[str]:
+    """Return the packages that a module imports, inside functions too."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: a relative import hides which room it reaches"
+            assert node.level == 0, f"{path}: a relative import hides which package it reaches"
             base = node.module or ""
             names = [f"{base}.{alias.name}" for alias in node.names] if base == "sm_profiler" else [base]
         for name in names:
@@ -47,16 +47,16 @@ def imported_rooms(path: Path) -> set[str]:
     return found
 
 
-def test_every_room_stands_in_the_document():
-    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert rooms <= set(ROOMS)
+def test_the_document_lists_every_package():
+    packages = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert packages <= set(PACKAGES)
 
 
-@pytest.mark.parametrize("room", sorted(ROOMS))
-def test_no_backward_import(room):
-    modules = list((PACKAGE / room).rglob("*.py")) if (PACKAGE / room).is_dir() else [PACKAGE / f"{room}.py"]
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_no_backward_import(package):
+    modules = list((PACKAGE / package).rglob("*.py")) if (PACKAGE / package).is_dir() else [PACKAGE / f"{package}.py"]
     for module in modules:
-        backward = imported_rooms(module) - ROOMS[room] - {room, *EVERYWHERE}
+        backward = imported_packages(module) - PACKAGES[package] - {package, *EVERYWHERE}
         assert not backward, f"{module.relative_to(ROOT)} imports {backward}"
 
 
@@ -85,7 +85,7 @@ def test_import_loads_nothing_heavy(module):
 @pytest.mark.parametrize(
     "module", ["sm_profiler.hook", "sm_profiler.monitor", "sm_profiler.launch", "sm_profiler.config"]
 )
-def test_the_rooms_of_the_training_container_load_no_data_stack(module):
+def test_packages_of_the_training_container_load_no_data_stack(module):
     heavy = ("sagemaker", "boto3", "pandas", "numpy", "torch", "tensorflow", "pyarrow")
     program = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -93,7 +93,7 @@ def test_the_rooms_of_the_training_container_load_no_data_stack(module):
 
 
 def module_imports() -> dict[str, set[str]]:
-    """Map each module to the modules of ours that it imports at module level."""
+    """Map each module to the our own modules that it imports at module level."""
     modules = {}
     for path in PACKAGE.rglob("*.py"):
         parts = path.relative_to(ROOT).with_suffix("").parts

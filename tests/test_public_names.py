@@ -1,4 +1,4 @@
-"""Names that users rely on: each addition is deliberate, each removal breaks somebody's program.
+"""Names that users rely on: each addition is deliberate, each removal breaks a program.
 
 docs/stability.md describes what is public; the tables below are its exact contents.
 """
@@ -136,7 +136,8 @@ def check(messages, errors, program):
 def test_mypy_sees_the_type_of_every_export(program):
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context", "--no-pretty"]
     ran = subprocess.run([*command, str(program[0])], cwd=ROOT, capture_output=True, text=True, check=False)
-    found = re.findall(rf"^{re.escape(str(program[0]))}:(\d+): (note|error): (.*)$", ran.stdout, re.MULTILINE)
+    # mypy's cache repeats the folder that the program had when it was checked first
+    found = re.findall(r"^\S*program\.py:(\d+): (note|error): (.*)$", ran.stdout, re.MULTILINE)
     assert found, ran.stdout + ran.stderr
     messages = {
         int(line): text.removeprefix("Revealed type is ").strip('"')

@@ -1,4 +1,4 @@
-"""What the documents promise and every file must keep."""
+"""Promises of the documents, and rules that every file keeps."""
 
 import os
 import re
@@ -36,7 +36,7 @@ def test_links_of_the_site_stay_inside_it():
             assert inside, f"{page.relative_to(ROOT)} links to {target}, which the site does not contain"
 
 
-def test_no_file_names_a_machine_of_ours():
+def test_no_file_contains_a_path_of_this_machine():
     """Paths of one machine in the tree break for everybody else."""
     places = [str(ROOT) + "/", *filter(None, [os.environ.get("PIP_FIND_LINKS")])]
     for path in tracked():
