@@ -1,4 +1,4 @@
-"""The command line's frame: help, version, usage errors."""
+"""Help, version, usage errors and sources of the command line."""
 
 import os
 import subprocess
@@ -8,8 +8,8 @@ import pytest
 
 from sm_profiler import __version__
 from sm_profiler.cli import main
+from sm_profiler.cli.arguments import newest_run
 from sm_profiler.cli.main import COMMANDS, available
-from sm_profiler.cli.report import newest_run
 from sm_profiler.cli.run import default_config
 from sm_profiler.config import load_profile
 
@@ -21,7 +21,7 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"sm-profiler {__version__}\n"
 
 
-def test_help_names_every_command_and_where_to_start(capsys):
+def test_help_lists_every_command_and_first_steps(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
     shown = capsys.readouterr().out
@@ -31,7 +31,7 @@ def test_help_names_every_command_and_where_to_start(capsys):
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_every_command_exists_and_explains_itself(name, capsys):
+def test_every_command_has_help(name, capsys):
     assert name in available()
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
@@ -40,7 +40,7 @@ def test_every_command_exists_and_explains_itself(name, capsys):
 
 
 @pytest.mark.parametrize("words", [[], ["nonsense"], ["report"], ["report", "--nonsense", "x"]])
-def test_wrong_usage_ends_with_two(words, capsys):
+def test_wrong_usage_exits_with_2(words, capsys):
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2
@@ -60,14 +60,14 @@ def test_wrong_usage_ends_with_two(words, capsys):
             "sm-profiler report: the following arguments are required: SOURCE (see sm-profiler report --help)",
         ),
         (["reprot", "x"], "sm-profiler: no command reprot; did you mean report?"),
-        (["qqqq"], f"sm-profiler: no command qqqq; there are {', '.join(available())}"),
+        (["qqqq"], f"sm-profiler: no command qqqq; commands: {', '.join(available())}"),
         (
             ["--bogus", "report", "x"],
             "sm-profiler report: unrecognized arguments: --bogus (see sm-profiler report --help)",
         ),
     ],
 )
-def test_wrong_usage_is_said_in_one_line(words, line, capsys):
+def test_wrong_usage_is_reported_in_one_line(words, line, capsys):
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2
@@ -90,13 +90,13 @@ def runs(tmp_path, monkeypatch):
     return tmp_path / "runs"
 
 
-def test_of_a_folder_of_runs_the_newest_is_taken_and_named(runs, capsys):
+def test_reads_the_newest_of_several_runs_and_names_it(runs, capsys):
     assert newest_run("runs") == "runs/a-new"
-    assert capsys.readouterr().err == "sm-profiler: runs holds 3 runs; this is the newest: runs/a-new\n"
+    assert capsys.readouterr().err == "sm-profiler: runs holds 3 runs; reading the newest: runs/a-new\n"
 
 
 @pytest.mark.parametrize("where", ["runs/a-new", "runs/middle", "runs/notes", "runs/nothing", "s3://runs/x", "runs"])
-def test_anything_else_is_taken_as_it_is(runs, where, capsys):
+def test_other_sources_are_returned_unchanged(runs, where, capsys):
     if where == "runs":
         (runs / "system").mkdir()
         (runs / "system/x.json").touch()
@@ -104,14 +104,14 @@ def test_anything_else_is_taken_as_it_is(runs, where, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_run_without_a_configuration_asks_only_for_what_there_is(tmp_path, monkeypatch):
+def test_default_configuration_of_run_has_no_problems(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     profile = load_profile(default_config("train").read_text())
     assert set(profile.collectors) == {"detailed", "dataloader", "python"}
     assert profile.problems == []
 
 
-def test_module_entry():
+def test_runs_as_a_module():
     shown = subprocess.run(
         [sys.executable, "-m", "sm_profiler", "--version"], capture_output=True, text=True, check=True
     )

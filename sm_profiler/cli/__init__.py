@@ -1,4 +1,4 @@
-"""The command line: `sm-profiler`; one class a sub-command, each in a module of its own."""
+"""The command line, `sm-profiler`: one module with one `Command` class per sub-command."""
 
 from sm_profiler.cli.main import main
 

@@ -5,27 +5,32 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, Namespace
 
+from sm_profiler.cli.arguments import SOURCE_HELP, newest_run
 from sm_profiler.cli.command import BAD, DONE
+
+EXAMPLE = """\
+example, in CI:
+  sm-profiler compare s3://bucket/main/profiler-output s3://bucket/branch/profiler-output --fail-on 'regression>5%'
+"""
 
 
 class Command:
-    """Judges both runs and says what changed."""
+    """Builds the reports of both runs and prints what changed."""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the arguments."""
-        parser.add_argument(
-            "before", metavar="A", help="the run to compare with: a folder, an s3:// URI or a job's name"
-        )
-        parser.add_argument("after", metavar="B", help="the other run")
+        parser.epilog = EXAMPLE
+        parser.add_argument("before", metavar="A", help=f"the earlier run: {SOURCE_HELP}")
+        parser.add_argument("after", metavar="B", help="the later run, given the same way")
         parser.add_argument(
             "--fail-on",
             metavar="regression>5%",
-            help="exit with 1 if B's steps are that much slower, and not by chance",
+            help="exit with 1 if B's steps are slower by more than that, beyond random variation",
         )
-        parser.add_argument("--out", metavar="DIR", help="also write compare.html and compare.json there")
+        parser.add_argument("--out", metavar="DIR", help="also write compare.html and compare.json to this folder")
 
     def run(self, options: Namespace) -> int:
-        """Compare, tell, decide."""
+        """Compare, print, and apply the limit."""
         from sm_profiler.report import build_report
         from sm_profiler.report.compare import Limit, compare
         from sm_profiler.report.compare_page import render_comparison, terminal_comparison
@@ -34,7 +39,8 @@ class Command:
         from sm_profiler.storage import open_storage
 
         limit = Limit.parse(options.fail_on) if options.fail_on else None
-        found = compare(build_report(open_source(options.before)), build_report(open_source(options.after)))
+        before, after = open_source(newest_run(options.before)), open_source(newest_run(options.after))
+        found = compare(build_report(before), build_report(after))
         if options.out:
             storage = open_storage(options.out)
             storage.write("compare.json", (json.dumps(finite(found.as_dict()), indent=1) + "\n").encode())

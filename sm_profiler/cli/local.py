@@ -1,4 +1,4 @@
-"""`sm-profiler local`: the endpoint, until it is stopped."""
+"""`sm-profiler local`: serve the local endpoint until stopped."""
 
 from __future__ import annotations
 
@@ -12,23 +12,30 @@ from argparse import ArgumentParser, Namespace
 from sm_profiler.cli.command import DONE
 
 PORT = 5127
+EXAMPLE = """\
+example:
+  sm-profiler local                        in one shell
+  eval "$(sm-profiler local --env)"        in another: boto3 and the SageMaker SDK now use the endpoint
+"""
 
 
 class Command:
     """Starts a SageMaker and S3 endpoint on 127.0.0.1 that runs jobs as processes of this machine."""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare arguments."""
+        """Declare the arguments."""
+        parser.epilog = EXAMPLE
         parser.add_argument(
-            "--port", type=int, default=PORT, help=f"port of 127.0.0.1; 0 takes a free one (default {PORT})"
+            "--port", type=int, default=PORT, help="port on 127.0.0.1; 0 picks a free one (default: %(default)s)"
         )
         parser.add_argument(
             "--env",
             action="store_true",
-            help="print only the lines that a client's shell needs (export NAME=value): of the endpoint that runs on"
-            " that port already, so that eval works, else of the one that is started now",
+            help="print only export lines for a client's shell and, if an endpoint already serves the port, return",
         )
-        parser.add_argument("--folder", help="where jobs stand (default: a temporary folder, removed at the end)")
+        parser.add_argument(
+            "--folder", metavar="DIR", help="folder for job files (default: a temporary folder, removed on exit)"
+        )
 
     def run(self, options: Namespace) -> int:
         """Serve until Ctrl-C or SIGTERM."""
@@ -40,14 +47,14 @@ class Command:
         ended = threading.Event()
         for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(name, lambda *_: ended.set())
-        with Endpoint(options.port, options.folder, say=_say) as local:
+        with Endpoint(options.port, options.folder, say=_log) as local:
             if not options.env:
-                print(f"SageMaker, S3, IAM, STS and CloudWatch Logs on {local.url}; jobs stand in {local.folder}.")
-                print("In the shell of your client:\n")
+                print(f"SageMaker, S3, IAM, STS and CloudWatch Logs: {local.url}\njob files: {local.folder}\n")
+                print("Run this in your client's shell:\n")
             print(_exports(local.environment))
             if not options.env:
                 print(
-                    f"\nA role to pass: {local.role}\nIt runs the code of its jobs as you. Ctrl-C ends it and its jobs."
+                    f"\nRole for your jobs: {local.role}\nJobs run as you, not in a sandbox. Ctrl-C stops everything."
                 )
             sys.stdout.flush()
             ended.wait()
@@ -55,7 +62,7 @@ class Command:
         return DONE
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 

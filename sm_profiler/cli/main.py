@@ -1,4 +1,4 @@
-"""Finds the sub-command, runs it, and turns its end into an exit code."""
+"""Parse the command line, run the sub-command, and turn errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -18,47 +18,50 @@ if TYPE_CHECKING:
 
     from sm_profiler.cli.command import Command
 
-# name → what `--help` says of it; the class `Command` stands in `sm_profiler.cli.<name>`
+# name → help; the class `Command` is in `sm_profiler.cli.<name>`
 COMMANDS = {
-    "run": "run a training script with the profiler on, no change to the script",
-    "report": "judge a profile: verdict, rules, HTML report",
-    "compare": "two runs side by side, for people and for CI",
-    "merge-timeline": "one trace of a whole job for Perfetto or chrome://tracing",
+    "run": "profile a training script on this machine, without changing it",
+    "report": "find out why a run was slow: verdict, rules, HTML report",
+    "compare": "compare two runs, for people and for CI",
+    "merge-timeline": "merge all traces of a job into one for Perfetto or chrome://tracing",
     "monitor": "sample this machine's metrics until stopped",
-    "validate": "say in plain words what a profiler configuration will do, or what is wrong with it",
+    "validate": "explain what a profiler configuration does, or what is wrong with it",
     "local": "start a SageMaker and S3 endpoint on this machine that really runs jobs",
-    "demo": "the whole loop on this machine: train, profile, judge, report",
-    "deploy": "put the rule image into your registry",
-    "rules": "run the rules on a finished or running job",
+    "demo": "watch the whole loop on this machine: train, profile, evaluate, report",
+    "deploy": "build the rule image and push it to your registry",
+    "rules": "run the rules on a training job, finished or running",
 }
 EPILOG = """\
 start here:
   sm-profiler run train.py             profile a script on this machine
-  sm-profiler report sm-profiler/…     why was it slow?
+  sm-profiler report sm-profiler       why was it slow?
   sm-profiler demo                     watch the whole loop, no AWS account needed
+
+exit codes: 0 success; 1 a problem was found (validate, compare and report with --fail-on);
+2 wrong usage or unreadable input; 130 interrupted.  run exits with the script's own code.
 """
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with a call in one line; sub-commands are parsers of this kind too."""
+    """A parser that reports wrong usage in one line; sub-commands use it too."""
 
     def error(self, message: str) -> NoReturn:
-        """End with the code of wrong usage."""
+        """Exit with the code for wrong usage."""
         self.exit(USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def module_of(name: str) -> str:
-    """The module that holds a sub-command."""
+    """Return the module of a sub-command."""
     return f"sm_profiler.cli.{name.replace('-', '_')}"
 
 
 def available() -> dict[str, str]:
-    """The sub-commands that this installation has."""
+    """Return the sub-commands of this installation with their help."""
     return {name: text for name, text in COMMANDS.items() if find_spec(module_of(name))}
 
 
 def build_parser(chosen: str | None) -> tuple[Parser, Parser | None, Command | None]:
-    """Build the parser, and that of the chosen sub-command; only this one is loaded, so that `--help` is instant."""
+    """Build the parser and that of the chosen sub-command; only this one is imported, so that `--help` is instant."""
     parser = Parser(
         prog="sm-profiler",
         description="Why is my training job slow, and what do I do about it?",
@@ -67,35 +70,40 @@ def build_parser(chosen: str | None) -> tuple[Parser, Parser | None, Command | N
     )
     parser.add_argument("--version", action="version", version=f"sm-profiler {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
-    parser_of_chosen: Parser | None = None
+    chosen_parser: Parser | None = None
     loaded: Command | None = None
     for name, text in available().items():
-        sub = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        sub = commands.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         if name == chosen:
             command: Command = import_module(module_of(name)).Command()
             command.add_arguments(sub)
-            parser_of_chosen, loaded = sub, command
-    return parser, parser_of_chosen, loaded
+            chosen_parser, loaded = sub, command
+    return parser, chosen_parser, loaded
 
 
-def no_command(name: str) -> str:
-    """The line on a sub-command that does not exist."""
+def unknown_command(name: str) -> str:
+    """Return the error for a sub-command that does not exist."""
     near = difflib.get_close_matches(name, available(), n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(available())}"
+    hint = f"did you mean {near[0]}?" if near else f"commands: {', '.join(available())}"
     return f"sm-profiler: no command {name}; {hint}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code, and never shows a traceback for a user's mistake."""
+    """Run the command line and return the exit code; a user's mistake never ends in a traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     chosen = next((word for word in words if not word.startswith("-")), None)
     try:
-        parser, parser_of_chosen, command = build_parser(chosen)
+        parser, chosen_parser, command = build_parser(chosen)
         if command is None and chosen is not None and words[0] == chosen:
-            parser.exit(USAGE, f"{no_command(chosen)}\n")
+            parser.exit(USAGE, f"{unknown_command(chosen)}\n")
         options, unknown = parser.parse_known_args(words)
         if unknown:
-            (parser_of_chosen or parser).error(f"unrecognized arguments: {' '.join(unknown)}")
+            (chosen_parser or parser).error(f"unrecognized arguments: {' '.join(unknown)}")
         if command is None:  # argparse has already refused anything else
             parser.error("no command given")
         return command.run(options)

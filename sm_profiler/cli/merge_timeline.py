@@ -5,27 +5,26 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 
+from sm_profiler.cli.arguments import SOURCE_HELP, newest_run
 from sm_profiler.cli.command import DONE
 
 
 class Command:
-    """Writes steps, phases, data loading, operators and counters of all processes into one file."""
+    """Writes steps, phases, data loading, operators and counters of all processes to one file."""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the arguments."""
+        parser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
         parser.add_argument(
-            "source", metavar="SOURCE", help="a folder, an s3:// URI of a profiler-output, or a training job's name"
-        )
-        parser.add_argument(
-            "--out", metavar="FILE", required=True, help="the trace to write; a name ending in .gz is compressed"
+            "--out", metavar="FILE", required=True, help="trace to write; compressed if the name ends in .gz"
         )
 
     def run(self, options: Namespace) -> int:
-        """Read, write, say what was written."""
+        """Write the trace and print what it holds."""
         from sm_profiler.report.timeline_export import export_timeline
         from sm_profiler.source import open_source
 
-        done = export_timeline(open_source(options.source), options.out)
+        done = export_timeline(open_source(newest_run(options.source)), options.out)
         error = max(done.clock_error_us.values(), default=None)
         clocks = f"; clocks agree within {error / 1e3:.3g} ms" if error is not None else ""
         print(

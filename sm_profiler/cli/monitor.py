@@ -1,4 +1,4 @@
-"""`sm-profiler monitor`: system metrics of this machine until stopped."""
+"""`sm-profiler monitor`: sample this machine until stopped."""
 
 from __future__ import annotations
 
@@ -16,30 +16,39 @@ from sm_profiler.errors import ProfilerError
 if TYPE_CHECKING:
     from sm_profiler.monitor.uploader import Uploader
 
-FLUSH_SECONDS = 100.0  # SageMaker's containers have 120 s from SIGTERM on
+FLUSH_SECONDS = 100.0  # a SageMaker container has 120 s after SIGTERM
 WATCH_SECONDS = 0.5
 
 
 class Command:
-    """Samples until SIGINT or SIGTERM, or until a process has ended."""
+    """Samples until SIGINT, SIGTERM, or the end of a given process."""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the arguments."""
         parser.add_argument(
-            "--out", required=True, type=Path, metavar="DIR", help="folder that gets system/incremental/…"
+            "--out", required=True, type=Path, metavar="DIR", help="folder to write system/incremental/… to"
         )
         parser.add_argument(
-            "--interval-ms", type=int, default=500, metavar="N", help="milliseconds between samples (500)"
+            "--interval-ms",
+            type=int,
+            default=500,
+            metavar="N",
+            help="milliseconds between samples (default: %(default)s)",
         )
-        parser.add_argument("--node", default=None, help="name of this node (algo-1, or as resourceconfig.json says)")
-        parser.add_argument("--pid", type=int, default=None, metavar="N", help="end when this process has ended")
+        parser.add_argument(
+            "--node",
+            default=None,
+            metavar="NAME",
+            help="name of this node (default: that of resourceconfig.json, else algo-1)",
+        )
+        parser.add_argument("--pid", type=int, default=None, metavar="N", help="stop when this process ends")
         parser.add_argument(
             "--upload",
             default=None,
             metavar="URI",
-            help="s3:// URI of a profiler-output that DIR's files are uploaded to",
+            help="s3:// URI of the profiler-output to upload the files to",
         )
-        parser.add_argument("--kms-key", default=None, metavar="KEY", help="key that uploads are encrypted with")
+        parser.add_argument("--kms-key", default=None, metavar="KEY", help="KMS key that encrypts the uploads")
 
     def run(self, options: Namespace) -> int:
         """Sample until stopped."""
@@ -49,7 +58,7 @@ class Command:
         from sm_profiler.monitor.sampler import LONGEST_MS, SHORTEST_MS, Sampler
 
         if not SHORTEST_MS <= options.interval_ms <= LONGEST_MS:
-            raise ProfilerError(f"--interval-ms {options.interval_ms}: between {SHORTEST_MS} and {LONGEST_MS}")
+            raise ProfilerError(f"--interval-ms {options.interval_ms}: must be between {SHORTEST_MS} and {LONGEST_MS}")
         started = start_time(options.pid) if options.pid else ""
         if options.pid and not started:
             raise ProfilerError(f"--pid {options.pid}: no such process")
@@ -61,11 +70,11 @@ class Command:
         except OSError as error:
             raise ProfilerError(f"{options.out}: {error.strerror}") from None
         if not taken:
-            print(f"{options.out}: {node} is sampled already by another process")
+            print(f"{options.out}: another process is already sampling {node}")
             return BAD
         sampler = Sampler(options.out, node, options.interval_ms / 1000)
         stop = stop_on_signals()
-        print(f"sampling {node} every {options.interval_ms} ms into {options.out}; Ctrl-C ends it", flush=True)
+        print(f"sampling {node} every {options.interval_ms} ms into {options.out}; Ctrl-C stops", flush=True)
         until_stopped(
             stop,
             [sampler.run, *([uploader.run] if uploader else [])],
@@ -76,7 +85,7 @@ class Command:
 
 
 def stop_on_signals() -> threading.Event:
-    """An event that SIGINT and SIGTERM set."""
+    """Return an event that SIGINT and SIGTERM set."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -86,7 +95,7 @@ def stop_on_signals() -> threading.Event:
 def until_stopped(
     stop: threading.Event, work: list[Callable[[threading.Event], None]], is_over: Callable[[], bool]
 ) -> None:
-    """Do everything at once until `stop` is set, or it is over."""
+    """Run each function in a thread until `stop` is set or `is_over` returns true."""
     threads = [threading.Thread(target=target, args=(stop,)) for target in work]
     for thread in threads:
         thread.start()
@@ -98,7 +107,7 @@ def until_stopped(
 
 
 def make_uploader(options: Namespace) -> Uploader | None:
-    """The uploader, where one is asked for."""
+    """Return the uploader if `--upload` is given."""
     if not options.upload:
         return None
     from sm_profiler.monitor.destination import S3Destination
@@ -108,9 +117,9 @@ def make_uploader(options: Namespace) -> Uploader | None:
 
 
 def flush(uploader: Uploader) -> bool:
-    """Upload what is left, within the time that a container has."""
+    """Upload the remaining files within the time that a container has."""
     uploader.wait = time.sleep
     done = uploader.drain(uploader.clock() + FLUSH_SECONDS)
-    left = "" if done else f", {len(uploader.pending())} not: {uploader.error}"
+    left = "" if done else f", {len(uploader.pending())} failed: {uploader.error}"
     print(f"{uploader.uploaded} files uploaded to {uploader.destination.uri}{left}")
     return done

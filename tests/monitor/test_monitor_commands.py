@@ -37,7 +37,7 @@ def test_monitor_samples_and_uploads_until_a_signal(tmp_path, s3, number):
     assert monitor.stdout.readline().startswith("sampling algo-1 every 100 ms")
     time.sleep(1)
     again = command("monitor", "--out", tmp_path)
-    assert "sampled already" in again.communicate(timeout=60)[0]
+    assert "already sampling" in again.communicate(timeout=60)[0]
     assert again.returncode == 1
     monitor.send_signal(number)
     said, errors = monitor.communicate(timeout=60)
@@ -62,7 +62,7 @@ def test_monitor_goes_with_the_process_it_watches(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--interval-ms", 99], "--interval-ms 99: between 100 and 60000"),
+        (["--interval-ms", 99], "--interval-ms 99: must be between 100 and 60000"),
         (["--pid", 2**22 + 1], "no such process"),
         (["--upload", "/tmp/x"], "not an s3:// URI"),
     ],
@@ -100,7 +100,7 @@ def test_run_uploads_where_the_config_says_where(tmp_path, s3, sample):
     process = run(tmp_path, "print('hello')", *([] if sample else ["--no-monitor"]), S3OutputPath="s3://profiles/out")
     said, errors = process.communicate(timeout=60)
     assert (process.returncode, said) == (0, "hello\n")
-    job = errors.partition("uploaded to s3://profiles/out/")[2].partition("/")[0]
+    job = errors.partition("uploading to s3://profiles/out/")[2].partition("/")[0]
     assert job.startswith("train-")
     names = [key.removeprefix(f"out/{job}/profiler-output/") for key in keys(s3)]
     assert set(MARKERS) <= set(names)

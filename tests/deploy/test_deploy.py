@@ -1,6 +1,7 @@
-"""`sm-profiler deploy` and `rules start` against moto."""
+"""Deploying the rule image and starting rules, by command and from Python, against moto."""
 
 import json
+import re
 from pathlib import Path
 
 import boto3
@@ -8,7 +9,9 @@ import pytest
 from moto import mock_aws
 
 from sm_profiler.cli import main
-from sm_profiler.cli.deploy import find_recipe
+from sm_profiler.deploy import deploy_image, start_rules
+from sm_profiler.deploy.image import find_recipe
+from sm_profiler.errors import ConfigError
 
 REPO = Path(__file__).parents[2]
 
@@ -27,7 +30,7 @@ def _aws(monkeypatch):
 
 @pytest.fixture
 def builder(tmp_path, monkeypatch):
-    """A builder that notes how it was called instead of building."""
+    """A builder that only records how it was called."""
     notes = tmp_path / "notes"
     script = tmp_path / "bin/buildah"
     script.parent.mkdir()
@@ -60,7 +63,7 @@ def test_deploy_creates_builds_and_pushes(builder, capsys):
     assert repository["imageScanningConfiguration"] == {"scanOnPush": True}
 
 
-def test_dry_run_changes_nothing_and_shows_everything(builder, capsys):
+def test_dry_run_prints_all_steps_and_changes_nothing(builder, capsys):
     assert main(["deploy", "--repository", "rules", "--context", str(builder), "--dry-run"]) == 0
     shown = capsys.readouterr().err
     for step in (
@@ -76,13 +79,13 @@ def test_dry_run_changes_nothing_and_shows_everything(builder, capsys):
     assert boto3.client("ecr").describe_repositories()["repositories"] == []
 
 
-def test_an_existing_repository_is_used(builder):
+def test_uses_an_existing_repository(builder):
     boto3.client("ecr").create_repository(repositoryName="rules")
     assert main(["deploy", "--repository", "rules", "--context", str(builder)]) == 0
     assert len(boto3.client("ecr").describe_repositories()["repositories"]) == 1
 
 
-def test_a_failing_build_is_one_line(builder, capsys):
+def test_failing_build_is_one_line(builder, capsys):
     (builder / "rule_container/build.sh").write_text("#!/bin/sh\nexit 3\n")
     assert main(["deploy", "--repository", "rules", "--context", str(builder)]) == 2
     assert (
@@ -92,7 +95,7 @@ def test_a_failing_build_is_one_line(builder, capsys):
     assert not (builder / "notes").exists()
 
 
-def test_without_a_checkout(tmp_path, capsys):
+def test_build_needs_a_checkout(tmp_path, capsys):
     assert main(["deploy", "--repository", "rules", "--context", str(tmp_path)]) == 2
     assert "checkout" in capsys.readouterr().err
     assert find_recipe(None) == REPO / "rule_container/build.sh"
@@ -111,7 +114,7 @@ def training_job(name):
     return role
 
 
-def test_start_creates_a_processing_job(capsys, tmp_path):
+def test_rules_start_creates_a_processing_job(capsys, tmp_path):
     role = training_job("my-job")
     parameters = tmp_path / "parameters.json"
     parameters.write_text('{"CPUBottleneck_threshold": 30}')
@@ -140,10 +143,44 @@ def test_start_creates_a_processing_job(capsys, tmp_path):
         (["--job", "my-job", "--image", "i", "--source", "s3://b/" + "x" * 300], "256 characters"),
     ],
 )
-def test_start_mistakes_are_one_line(words, message, capsys, monkeypatch):
+def test_rules_start_reports_mistakes_in_one_line(words, message, capsys, monkeypatch):
     monkeypatch.delenv("SM_PROFILER_RULE_IMAGE", raising=False)
     training_job("my-job")
     assert main(["rules", "start", *words]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_python_api_deploys_and_starts(builder):
+    steps = []
+    image = deploy_image("rules", tag="7", context=builder, on_step=steps.append)
+    assert image == "123456789012.dkr.ecr.eu-west-1.amazonaws.com/rules:7"
+    assert steps[-1].endswith(f"push {image}")
+    role = training_job("my-job")
+    started = start_rules("my-job", image=image, rule="cpubottleneck", dry_run=True)
+    assert started.report_uri == (
+        "s3://bucket/out/my-job/rule-output/CPUBottleneck/profiler-output/profiler-report.html"
+    )
+    assert started.request["RoleArn"] == role
+    assert started.request["Environment"]["rule_to_invoke"] == "CPUBottleneck"
+    assert boto3.client("sagemaker").list_processing_jobs()["ProcessingJobSummaries"] == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("CPUBotleneck", "no rule CPUBotleneck; did you mean CPUBottleneck?"),
+        ("Mine", "no rule Mine; built-in rules: ProfilerReport, CPUBottleneck"),
+    ],
+)
+def test_rejects_an_unknown_rule_before_a_paid_job_starts(rule, message, capsys):
+    training_job("my-job")
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        start_rules("my-job", image="i", rule=rule)
+    assert main(["rules", "start", "--job", "my-job", "--image", "i", "--rule", rule]) == 2
+    assert message in capsys.readouterr().err
+    assert boto3.client("sagemaker").list_processing_jobs()["ProcessingJobSummaries"] == []
+    source = "s3://bucket/mine.py"
+    started = start_rules("my-job", image="i", rule=rule, source=source, dry_run=True)
+    assert started.request["Environment"]["rule_to_invoke"] == rule

@@ -1,0 +1,50 @@
+"""Arguments that several sub-commands share: profile sources and JSON files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from sm_profiler.errors import ConfigError
+
+SOURCE_HELP = "a folder (of several runs: the newest), an s3:// URI of a profiler-output, or a training job's name"
+
+
+def newest_run(where: str) -> str:
+    """Return the newest run in a folder of runs and name it on standard error; anything else is returned unchanged."""
+    folder = Path(where)
+    if "://" in where or not folder.is_dir() or last_written(folder):
+        return where
+    times = {run: time for run in folder.iterdir() if run.is_dir() and (time := last_written(run))}
+    if not times:
+        return where
+    run = max(times, key=lambda each: (times[each], each.name))
+    count = f"{len(times)} runs; reading the newest" if len(times) > 1 else "one run"
+    print(f"sm-profiler: {where} holds {count}: {run}", file=sys.stderr)
+    return str(run)
+
+
+def last_written(run: Path) -> float:
+    """Return when the profile in a run's folder was last written, in seconds since the epoch; 0 if it has no file."""
+    kinds = [base / kind for base in (run, run / "profiler-output") for kind in ("system", "framework")]
+    return max((file.stat().st_mtime for kind in kinds for file in kind.rglob("*") if file.is_file()), default=0.0)
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """Read a JSON object from a file named on the command line; `-` is standard input.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+    """
+    try:
+        text = sys.stdin.read() if str(path) == "-" else Path(path).read_text("utf-8-sig")
+        found = json.loads(text)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} must hold a JSON object, not {type(found).__name__}")
+    return found

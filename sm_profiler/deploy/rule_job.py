@@ -1,0 +1,123 @@
+"""Start the rule container on a training job of SageMaker, finished or running."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import boto3
+
+from sm_profiler.container import JOB_NAME_VARIABLE, RULE_OUTPUT, SOURCE_VARIABLE
+from sm_profiler.deploy.aws import one_line_errors
+from sm_profiler.errors import ConfigError
+from sm_profiler.rules import RULES
+from sm_profiler.rules.settings import DEFAULT_RULE
+from sm_profiler.source.job import describe, profiler_output
+
+MAX_VALUE = 256  # characters of an environment variable that CreateProcessingJob accepts
+MAX_NAME = 63  # characters of a processing job's name
+RUNNING = ("InProgress", "Stopping")
+
+
+@attrs.frozen
+class StartedRules:
+    """A processing job that evaluates rules.
+
+    Attributes:
+        name: name of the processing job.
+        report_uri: s3:// URI that the report is written to.
+        request: arguments of CreateProcessingJob.
+    """
+
+    name: str
+    report_uri: str
+    request: dict[str, Any]
+
+
+def start_rules(  # noqa: PLR0913 - keyword arguments, each an independent choice
+    job: str,
+    *,
+    image: str,
+    role: str | None = None,
+    rule: str = DEFAULT_RULE,
+    source: str | None = None,
+    parameters: Mapping[str, object] | None = None,
+    instance_type: str = "ml.t3.medium",
+    volume_size_in_gb: int = 30,
+    max_hours: float = 24,
+    region: str | None = None,
+    dry_run: bool = False,
+) -> StartedRules:
+    """Evaluate a training job's profile in a processing job of SageMaker; a running job is followed to its end.
+
+    Args:
+        job: name of the training job.
+        image: URI of the rule image, as `deploy_image` returns it.
+        role: ARN of the role that the container runs under; the training job's own by default.
+        rule: the rule whose condition decides the status: `ProfilerReport` for all, or the name of one of them.
+        source: s3:// URI of a file with a custom rule; `rule` then names its class.
+        parameters: parameters of the rules; values become strings.
+        instance_type: instance of the processing job.
+        volume_size_in_gb: its volume.
+        max_hours: limit on its run time.
+        region: AWS region; the session's own by default.
+        dry_run: build the request and send nothing.
+
+    Raises:
+        ConfigError: a value that the container or the service would refuse.
+        SourceError: there is no such training job, or it has no profile.
+        ProfilerError: the processing job was refused.
+    """
+    if not source:
+        rule = check_rule(rule)
+    with one_line_errors("AWS refused"):
+        client: Any = boto3.client("sagemaker", region_name=region)
+    training = describe(job, client=client)
+    data = profiler_output(job, client=client)
+    environment = {
+        **{str(key): str(value) for key, value in (parameters or {}).items()},
+        "rule_to_invoke": rule,
+        "rule_follow": str(training.get("TrainingJobStatus") in RUNNING).lower(),
+        SOURCE_VARIABLE: data,
+        JOB_NAME_VARIABLE: training["TrainingJobName"],
+        **({"source_s3_uri": source} if source else {}),
+    }
+    too_long = [key for key, value in environment.items() if len(value) > MAX_VALUE]
+    if too_long:
+        raise ConfigError(f"{too_long[0]} is longer than the {MAX_VALUE} characters that a processing job accepts")
+    suffix = f"-rules-{time.strftime('%Y%m%d%H%M%S')}"
+    name = job[: MAX_NAME - len(suffix)].rstrip("-") + suffix
+    target = f"{data.rpartition('/')[0]}/rule-output/{rule}"
+    output = {"S3Uri": target, "LocalPath": RULE_OUTPUT, "S3UploadMode": "Continuous"}
+    cluster = {"InstanceCount": 1, "InstanceType": instance_type, "VolumeSizeInGB": volume_size_in_gb}
+    request = {
+        "ProcessingJobName": name,
+        "RoleArn": role or training["RoleArn"],
+        "AppSpecification": {"ImageUri": image},
+        "Environment": environment,
+        "ProcessingOutputConfig": {"Outputs": [{"OutputName": "rule", "S3Output": output}]},
+        "ProcessingResources": {"ClusterConfig": cluster},
+        "StoppingCondition": {"MaxRuntimeInSeconds": int(max_hours * 3600)},
+        **({"NetworkConfig": {"VpcConfig": training["VpcConfig"]}} if training.get("VpcConfig") else {}),
+    }
+    if not dry_run:
+        with one_line_errors("the processing job was refused"):
+            client.create_processing_job(**request)
+    return StartedRules(name, f"{target}/profiler-output/profiler-report.html", request)
+
+
+def check_rule(name: str) -> str:
+    """Return the exact name of a built-in rule.
+
+    Raises:
+        ConfigError: there is no such rule; suggests the nearest name.
+    """
+    names = {known.lower(): known for known in (DEFAULT_RULE, *(rule.name() for rule in RULES))}
+    if name.lower() in names:
+        return names[name.lower()]
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    hint = f"did you mean {names[near[0]]}?" if near else f"built-in rules: {', '.join(names.values())}"
+    raise ConfigError(f"no rule {name}; {hint} (a custom rule needs --source)")
