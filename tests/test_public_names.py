@@ -25,6 +25,7 @@ PUBLIC = {
     "sm_profiler.config": """COLLECTORS CollectorConfig Explanation Profile config_from_environment environment_for explain
         format_metrics load_profile parse_metrics""",
     "sm_profiler.debugger": DEBUGGER,
+    "sm_profiler.deploy": "StartedRules deploy_image start_rules",
     "sm_profiler.hook": "Hook ModeKeys get_hook",
     "sm_profiler.launch": "Attachment agent_environment attach check_request to_request to_shapes",
     "sm_profiler.local": "LocalSageMaker",
