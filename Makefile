@@ -32,7 +32,7 @@ fuzz: $(ENVS)/dev.done ## 100,000 inputs through the public interfaces; hours
 
 coverage: $(ENVS)/dev.done ## branch coverage of the test suite, subprocesses included
 	@$(BIN)/coverage erase
-	@COVERAGE_PROCESS_START=pyproject.toml $(BIN)/python -m coverage run -m pytest -m 'not alone and not long' $(PYTEST_ARGS)
+	@$(BIN)/python -m coverage run -m pytest -m 'not alone and not long' $(PYTEST_ARGS)
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report --skip-covered
 
