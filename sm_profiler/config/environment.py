@@ -1,36 +1,36 @@
-"""A configuration in environment variables: one where it fits, else numbered parts that are joined again."""
+"""A configuration in environment variables: one variable, or numbered parts if it is too long for one."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sm_profiler.config.api import MAX_VARIABLE_LENGTH, MAX_VARIABLES
 from sm_profiler.container import CONFIG_VARIABLE
 from sm_profiler.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# the API's limits for one variable's value, and for their number
-MAX_VALUE = 512
-MAX_VARIABLES = 100
-
 
 def environment_for(text: str) -> dict[str, str]:
-    """The variables that carry a configuration: `SM_PROFILER_CONFIG`, or `SM_PROFILER_CONFIG_0`, `_1` and so on.
+    """Return the variables that carry a configuration: `SM_PROFILER_CONFIG`, or `SM_PROFILER_CONFIG_0`, `_1` and so on.
+
+    Args:
+        text: the configuration as JSON, a path or an `s3://` URI.
 
     Raises:
-        ConfigError: it is longer than the variables of one job can hold.
+        ConfigError: the text is longer than the variables of one job can hold.
     """
-    if len(text) <= MAX_VALUE:
+    if len(text) <= MAX_VARIABLE_LENGTH:
         return {CONFIG_VARIABLE: text}
-    parts = [text[at : at + MAX_VALUE] for at in range(0, len(text), MAX_VALUE)]
+    parts = [text[at : at + MAX_VARIABLE_LENGTH] for at in range(0, len(text), MAX_VARIABLE_LENGTH)]
     if len(parts) >= MAX_VARIABLES:
         raise ConfigError(f"the profiler configuration is too long for a job's environment: {len(text)} characters")
     return {f"{CONFIG_VARIABLE}_{number}": part for number, part in enumerate(parts)}
 
 
 def config_from_environment(environment: Mapping[str, str]) -> str | None:
-    """What the environment says: JSON text, a path or an s3:// URI; None where it says nothing."""
+    """Return the configuration in an environment: JSON text, a path or an `s3://` URI; None if it has none."""
     whole = environment.get(CONFIG_VARIABLE)
     if whole:
         return whole

@@ -1,4 +1,4 @@
-"""A configuration in plain words: what will be profiled when, and what is odd about it."""
+"""Explain a configuration in plain English: what it records when, and what is odd or wrong about it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,22 @@ from typing import Any
 
 import attrs
 
+from sm_profiler.config.api import (
+    CONFIG_KEYS,
+    CPU_PROFILING,
+    HOOK_PARAMETERS,
+    KMS_KEY,
+    MAX_PARAMETER_LENGTH,
+    MAX_PARAMETERS,
+    MAX_RULES,
+    PARAMETER_KEYS,
+    canonical,
+    decode_config,
+    rule_problems,
+)
 from sm_profiler.config.loading import load_profile
 from sm_profiler.config.profile import COLLECTORS, CollectorConfig, Profile
 from sm_profiler.container import CHECKPOINTS, OUTPUT_DATA
-
-MAX_PARAMETERS, MAX_VALUE, MAX_RULES = 20, 256, 20
 
 _WHAT = {
     "detailed": "operators and kernels",
@@ -30,7 +41,7 @@ _TIMERS = {
     "off_cpu_time": "by time off the CPU",
     "default": "by wall time, CPU time and time off the CPU in turn",
 }
-# parameter → the rules that have it; a rule that is none of these has parameters of its own
+# built-in rule → its parameters
 _RULE_PARAMETERS = {
     "BatchSize": "cpu_threshold_p95 gpu_threshold_p95 gpu_memory_threshold_p95 patience window",
     "CPUBottleneck": "threshold gpu_threshold cpu_threshold patience",
@@ -44,32 +55,19 @@ _RULE_PARAMETERS = {
     "OverallSystemUsage": "",
     "StepOutlier": "stddev mode n_outliers",
 }
-_PROFILE_KEYS = (
-    "S3OutputPath",
-    "DisableProfiler",
-    "ProfilingIntervalInMilliseconds",
-    "ProfilingParameters",
-    "KmsKeyId",
-)
+_CONFIG_KEYS = (*CONFIG_KEYS, KMS_KEY)
 _RULES_KEYS = {"profilerruleconfigurations", "profiler_rule_configurations"}  # beside the configuration, in any case
-_PARAMETERS = (
-    "LocalPath",
-    "RotateMaxFileSizeInBytes",
-    "RotateFileCloseIntervalInSeconds",
-    "FileOpenFailThreshold",
-    *(collector.wire for collector in COLLECTORS.values()),
-)
 _ALWAYS = {"rule_to_invoke", "scan_interval_us", "source_s3_uri"}
 
 
 @attrs.frozen
 class Explanation:
-    """What a configuration does, in lines of plain words.
+    """A configuration in plain English; printing it shows all lines, problems first.
 
     Attributes:
-        does: what will happen.
-        odd: what is probably not meant.
-        wrong: what will be ignored, switched off or refused.
+        does: lines on what will be recorded and stored.
+        odd: lines on settings that are valid but probably not intended.
+        wrong: lines on settings that will be ignored, switched off or rejected.
     """
 
     does: list[str]
@@ -77,7 +75,7 @@ class Explanation:
     wrong: list[str]
 
     def __str__(self) -> str:
-        """All of it, a line each; first what is wrong."""
+        """Return all lines, those of `wrong` and `odd` first."""
         return "\n".join(
             [*(f"wrong: {line}" for line in self.wrong), *(f"odd: {line}" for line in self.odd), *self.does]
         )
@@ -93,19 +91,22 @@ def explain(
     """Explain the API's `ProfilerConfig` and `ProfilerRuleConfigurations`.
 
     Args:
-        config: under the API's names, in any case.
+        config: the configuration, its keys in any case, or a request or answer that contains it.
         rules: the rules' configurations.
-        job: the rest of the CreateTrainingJob request or of the DescribeTrainingJob answer, for its time limit, network
-            isolation and checkpoints.
-        now: seconds since the epoch, for windows of time; without it they are not judged.
+        job: the rest of the CreateTrainingJob request or of the DescribeTrainingJob answer: its time limit, network
+            isolation and checkpoints are taken into account.
+        now: seconds since the epoch; without it, windows of time are not checked against the clock.
+
+    Returns:
+        The explanation.
 
     Raises:
-        ConfigError: it is no configuration at all.
+        ConfigError: `config` is not an object.
     """
     profile = load_profile(config)
     job = job or {}
     does = [*_system(profile), *_framework(profile), *_rules(rules), *_storage(profile, job)]
-    wrong = [*profile.problems, *_unknown_keys(config, profile), *_refused(profile, rules)]
+    wrong = [*profile.problems, *_unknown_keys(config, profile), *_rejected(profile, rules)]
     return Explanation(does, list(_odd(profile, job, now)), wrong)
 
 
@@ -141,7 +142,7 @@ def _what(name: str, collector: CollectorConfig) -> str:
 
 
 def _when(collector: CollectorConfig) -> str:
-    """The window, as the hook decides it."""
+    """Describe the window as the hook applies it."""
     if not collector.by_time:
         if collector.start_step is None:
             return f"The first {_count(collector.num_steps or 1, 'step')} seen"
@@ -160,7 +161,7 @@ def _rules(rules: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         own = (
             "" if image == "DEFAULT_RULE_EVALUATOR_IMAGE" or "sagemaker-debugger-rules" in str(image) else f" ({image})"
         )
-        yield f"Rule {rule.get('RuleConfigurationName')} judges the profile{own}."
+        yield f"Rule {rule.get('RuleConfigurationName')} evaluates the profile{own}."
 
 
 def _storage(profile: Profile, job: Mapping[str, Any]) -> Iterator[str]:
@@ -169,15 +170,15 @@ def _storage(profile: Profile, job: Mapping[str, Any]) -> Iterator[str]:
     if job.get("EnableNetworkIsolation") is True:
         checkpoints = job.get("CheckpointConfig")
         folder = (checkpoints.get("LocalPath") or CHECKPOINTS) if isinstance(checkpoints, Mapping) else OUTPUT_DATA
-        kept = "the service syncs it while the job runs" if checkpoints else "the service stores it when the job ends"
+        kept = "the service syncs while the job runs" if checkpoints else "the service stores when the job ends"
         yield (
-            "The container has no network: the managed service uploads the profile by itself; with backend='agent' it is "
-            f"written under {folder}, and {kept}."
+            "The container has no network: the managed service uploads the profile itself; with backend='agent' it is "
+            f"written under {folder}, which {kept}."
         )
     elif profile.s3_output_path:
         yield f"The profile is stored under {profile.s3_output_path.rstrip('/')}/<job name>/profiler-output."
     else:
-        yield "Where the profile is stored is not said: an Estimator fills in the job's output path, boto3 does not."
+        yield "No S3OutputPath is set: an Estimator uses the job's output path, boto3 does not."
 
 
 def _odd(profile: Profile, job: Mapping[str, Any], now: float | None) -> Iterator[str]:
@@ -189,12 +190,12 @@ def _odd(profile: Profile, job: Mapping[str, Any], now: float | None) -> Iterato
         start, duration = collector.start_time, collector.duration
         if now is not None and start is not None:
             if duration is not None and start + duration < now:
-                yield f"{wire}: its window ended at {_time(start + duration)}, which is over"
+                yield f"{wire}: its window ended at {_time(start + duration)}, in the past"
             elif isinstance(limit, int) and start > now + limit:
-                yield f"{wire}: its window starts at {_time(start)}, after the job's limit of {_seconds(limit)} from now"
-        if start is not None and start > 1e11:  # noqa: PLR2004 - seconds of the year 5138; milliseconds of 1973
+                yield f"{wire}: its window starts at {_time(start)}, after the job's time limit of {_seconds(limit)} from now"
+        if start is not None and start > 1e11:  # noqa: PLR2004 - year 5138 in seconds, 1973 in milliseconds
             yield f"{wire}: StartTimeInSecSinceEpoch {start:g} looks like milliseconds"
-        if name == "detailed" and (collector.num_steps or 0) > 100:  # noqa: PLR2004 - each step of it costs megabytes
+        if name == "detailed" and (collector.num_steps or 0) > 100:  # noqa: PLR2004 - each step takes megabytes
             yield f"{wire}: {collector.num_steps} steps of operators and kernels slow the training down and fill the disk"
         if name == "dataloader" and not any(
             re.match(collector.metrics_regex, known, re.IGNORECASE) for known in _LOADER_NAMES
@@ -214,44 +215,34 @@ _LOADER_NAMES = (
 )
 
 
-def _refused(profile: Profile, rules: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    if profile.disabled and rules:
-        yield "the service refuses profiler rules while DisableProfiler is true"
+def _rejected(profile: Profile, rules: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield from rule_problems(profile.disabled, rules)
     if len(rules) > MAX_RULES:
         yield f"{len(rules)} rules: the API accepts {MAX_RULES}"
     if len(profile.parameters) > MAX_PARAMETERS:
         yield f"ProfilingParameters: {len(profile.parameters)} entries, the API accepts {MAX_PARAMETERS}"
     for key, value in profile.parameters.items():
-        if isinstance(value, str) and len(value) > MAX_VALUE:
-            yield f"{key}: {len(value)} characters, the API accepts {MAX_VALUE}"
-    names = [rule.get("RuleConfigurationName") for rule in rules]
-    for name in sorted({str(name) for name in names if names.count(name) > 1}):
-        yield f"two rules are named {name}"
+        if isinstance(value, str) and len(value) > MAX_PARAMETER_LENGTH:
+            yield f"{key}: {len(value)} characters, the API accepts {MAX_PARAMETER_LENGTH}"
     for rule in rules:
         yield from _unknown_parameters(rule)
 
 
 def _unknown_keys(config: Mapping[str, Any], profile: Profile) -> Iterator[str]:
-    """Keys that are read by nobody, at the top and among the parameters."""
-    lowered = {str(key).lower(): value for key, value in config.items()}
-    inner = lowered.get("profilerconfig")
-    if isinstance(inner, Mapping) and not lowered.keys() & {key.lower() for key in _PROFILE_KEYS}:
-        config = inner
-    elif "trainingjobname" in lowered:
-        return  # a request without a profiler configuration: its keys are no mistakes
-    known = {key.lower() for key in _PROFILE_KEYS} | _RULES_KEYS
-    for key in map(str, config):
-        if key.lower() not in known:
-            place = "; its place is in ProfilingParameters" if key.lower() in _LOWER_PARAMETERS else ""
-            yield f"{key}: unknown, ignored{place or _near(key, (*_PROFILE_KEYS, 'ProfilerConfig'))}"
-    if "CPUProfilingDuration".lower() in map(str.lower, map(str, profile.parameters)):
-        return  # another product's
-    for key in map(str, profile.parameters):
-        if key.lower() not in _LOWER_PARAMETERS:
-            yield f"ProfilingParameters.{key}: unknown, ignored{_near(key, _PARAMETERS)}"
-
-
-_LOWER_PARAMETERS = {name.lower() for name in _PARAMETERS}
+    """Name the keys at the top level and among the parameters that nothing reads."""
+    given = decode_config(config)
+    if "TrainingJobName" in canonical(given, ("TrainingJobName",)) and not given.keys() & {*_CONFIG_KEYS}:
+        return  # a request without a profiler configuration: its keys are not mistakes
+    parameters = {name.lower() for name in HOOK_PARAMETERS}
+    for key in given:
+        if key not in (*_CONFIG_KEYS, "ProfilerConfig") and key.lower() not in _RULES_KEYS:
+            hint = "; it belongs in ProfilingParameters" if key.lower() in parameters else ""
+            yield f"{key}: unknown, ignored{hint or _near(key, (*_CONFIG_KEYS, 'ProfilerConfig'))}"
+    named = canonical(profile.parameters, PARAMETER_KEYS)
+    if CPU_PROFILING not in named:
+        for key in named:
+            if key not in HOOK_PARAMETERS:
+                yield f"ProfilingParameters.{key}: unknown, ignored{_near(key, HOOK_PARAMETERS)}"
 
 
 def _near(key: str, names: Sequence[str]) -> str:
@@ -263,13 +254,13 @@ def _unknown_parameters(rule: Mapping[str, Any]) -> Iterator[str]:
     parameters = rule.get("RuleParameters") or {}
     invoked = str(parameters.get("rule_to_invoke", ""))
     if "source_s3_uri" in parameters:
-        return  # a rule of the user's own
+        return  # a custom rule
     if invoked == "ProfilerReport":
         known = {name.lower(): set(text.split()) | {"scan_interval_us"} for name, text in _RULE_PARAMETERS.items()}
         for key in parameters:
             owner, _, parameter = key.partition("_")
             if key not in _ALWAYS and not (parameter and parameter.lower() in known.get(owner.lower(), ())):
-                yield f"rule {rule.get('RuleConfigurationName')}: unknown parameter {key}; they are named <rule>_<parameter>"
+                yield f"rule {rule.get('RuleConfigurationName')}: unknown parameter {key}; ProfilerReport's are named <rule>_<parameter>"
     elif invoked in _RULE_PARAMETERS:
         accepted = set(_RULE_PARAMETERS[invoked].split()) | _ALWAYS
         for key in parameters.keys() - accepted:

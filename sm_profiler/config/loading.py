@@ -1,4 +1,4 @@
-"""From a profilerconfig.json, or the API's ProfilerConfig, to a Profile."""
+"""Turn the API's `ProfilerConfig`, or a profilerconfig.json, into a `Profile`."""
 
 from __future__ import annotations
 
@@ -7,64 +7,60 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from sm_profiler.config.api import (
+    CONFIG_KEYS,
+    CPU_PROFILING,
+    INTERVALS_MS,
+    KMS_KEY,
+    METRICS_KEYS,
+    PARAMETER_KEYS,
+    canonical,
+    decode_config,
+    interval_problem,
+)
 from sm_profiler.config.notation import parse_metrics
 from sm_profiler.config.profile import (
-    API_INTERVALS_MS,
     COLLECTORS,
     DEFAULT_FAIL_THRESHOLD,
     DEFAULT_INTERVAL_MS,
     DEFAULT_ROTATE_BYTES,
     DEFAULT_ROTATE_SECONDS,
-    Collector,
+    PROFILERS,
+    TIMERS,
     CollectorConfig,
+    CollectorSpec,
     Profile,
 )
 from sm_profiler.container import DEFAULT_PROFILER_OUTPUT
 from sm_profiler.errors import ConfigError
 
 _T = TypeVar("_T")
-_PROFILE_KEYS = {"s3outputpath", "disableprofiler", "profilingintervalinmilliseconds", "profilingparameters"}
-_METRICS_KEYS = {
-    "startstep",
-    "numsteps",
-    "starttimeinsecsinceepoch",
-    "duration",
-    "durationinseconds",
-    "metricsregex",
-    "profilername",
-    "cprofiletimer",
-    "defaultprofiling",
-}
-PROFILERS = ("cprofile", "pyinstrument")
-TIMERS = ("total_time", "cpu_time", "off_cpu_time", "default")
 
 
 def load_profile(source: Mapping[str, Any] | str | bytes) -> Profile:
-    """Read a profiler configuration: the API's keys, in any case; values keep theirs.
+    """Read a profiler configuration, its keys in any case.
 
     Args:
-        source: the configuration, or its JSON text.  A DescribeTrainingJob answer is looked into.
+        source: the configuration, a CreateTrainingJob request or a DescribeTrainingJob answer that contains it, or the
+            JSON text of either.
 
     Returns:
-        The profile; what is wrong with single fields stands in `problems`, and an invalid collector is left out.
+        The profile. Invalid fields are listed in `problems` and replaced by their defaults; an invalid collector is off.
 
     Raises:
-        ConfigError: it is not a JSON object at all.
+        ConfigError: the source is not a JSON object.
     """
-    given = _lowered(_decode(source))
-    if not _PROFILE_KEYS & given.keys() and isinstance(given.get("profilerconfig"), Mapping):
-        given = _lowered(given["profilerconfig"])
+    given = decode_config(source)
     problems: list[str] = []
-    if given and not given.keys() & (_PROFILE_KEYS | {"kmskeyid"}):
-        names = "S3OutputPath, DisableProfiler, ProfilingIntervalInMilliseconds, ProfilingParameters"
-        problems.append(f"ProfilerConfig: has none of {names}")
-    disabled = _boolean("DisableProfiler", given.get("disableprofiler"), problems)
-    parameters = given.get("profilingparameters")
+    if given and not given.keys() & {*CONFIG_KEYS, KMS_KEY}:
+        problems.append(f"ProfilerConfig: has none of {', '.join(CONFIG_KEYS)}")
+    disabled = _boolean("DisableProfiler", given.get("DisableProfiler"), problems)
+    parameters = given.get("ProfilingParameters")
     if parameters is not None and not isinstance(parameters, Mapping):
         problems.append(f"ProfilingParameters: expected an object, found {parameters!r}")
         parameters = None
     parameters = dict(parameters or {})
-    fields = _lowered(parameters)
+    fields = canonical(parameters, PARAMETER_KEYS)
     numbers = {
         "rotate_max_bytes": int(
             _positive("RotateMaxFileSizeInBytes", fields, DEFAULT_ROTATE_BYTES, problems, whole=True)
@@ -74,42 +70,21 @@ def load_profile(source: Mapping[str, Any] | str | bytes) -> Profile:
     }
     collectors = {}
     for collector in COLLECTORS.values():
-        config = _collector(collector, fields.get(collector.wire.lower()), problems)
+        config = _collector(collector, fields.get(collector.wire), problems)
         if config is not None:
             collectors[collector.name] = config
     return Profile(
-        s3_output_path=_text("S3OutputPath", given.get("s3outputpath"), problems),
-        interval_ms=_interval(given.get("profilingintervalinmilliseconds"), problems),
+        s3_output_path=_text("S3OutputPath", given.get("S3OutputPath"), problems),
+        interval_ms=_interval(given.get("ProfilingIntervalInMilliseconds"), problems),
         disabled=disabled,
-        local_path=_text("LocalPath", fields.get("localpath"), problems) or DEFAULT_PROFILER_OUTPUT,
+        local_path=_text("LocalPath", fields.get("LocalPath"), problems) or DEFAULT_PROFILER_OUTPUT,
         collectors=collectors,
         parameters=parameters,
         problems=problems,
-        kms_key_id=_text("KmsKeyId", given.get("kmskeyid"), problems),
+        kms_key_id=_text(KMS_KEY, given.get(KMS_KEY), problems),
         off=_why_off(disabled=disabled, fields=fields),
         **numbers,  # type: ignore[arg-type] # each value has the type of its field
     )
-
-
-def _decode(source: Mapping[str, Any] | str | bytes) -> Mapping[str, Any]:
-    if isinstance(source, Mapping):
-        return source
-    import json  # noqa: PLC0415 - only where there is text to read, for a quick import
-
-    try:
-        text = source.decode("utf-8-sig") if isinstance(source, bytes) else source.removeprefix("\ufeff")
-        decoded = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"the profiler configuration is not JSON: {error}") from None
-    except RecursionError:
-        raise ConfigError("the profiler configuration is nested too deeply") from None
-    if not isinstance(decoded, dict):
-        raise ConfigError(f"the profiler configuration must be a JSON object, not {type(decoded).__name__}")
-    return decoded
-
-
-def _lowered(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {str(key).lower(): value for key, value in given.items()}
 
 
 def _why_off(*, disabled: bool, fields: Mapping[str, Any]) -> str:
@@ -117,8 +92,8 @@ def _why_off(*, disabled: bool, fields: Mapping[str, Any]) -> str:
         return "DisableProfiler is true"
     if not fields:
         return "ProfilingParameters are empty: system metrics only"
-    if "cpuprofilingduration" in fields:
-        return "ProfilingParameters are for SageMaker Profiler (CPUProfilingDuration), not for framework profiling"
+    if CPU_PROFILING in fields:
+        return f"ProfilingParameters are for SageMaker Profiler ({CPU_PROFILING}), not for framework profiling"
     return ""
 
 
@@ -137,7 +112,7 @@ def _boolean(name: str, value: object, problems: list[str]) -> bool:
 
 
 def _number(value: object) -> float | None:
-    """A number from a number or its text; None where it is none."""
+    """Return a number from a number or its text, or None if it is neither."""
     if not isinstance(value, (str, int, float)):
         return None
     try:
@@ -153,12 +128,12 @@ def _number(value: object) -> float | None:
 def _positive(
     name: str, fields: Mapping[str, Any], default: float, problems: list[str], *, whole: bool = False
 ) -> float:
-    value = fields.get(name.lower())
+    value = fields.get(name)
     if value is None:
         return default
     number = _number(value)
     if number is None or not number > 0 or (whole and not (math.isfinite(number) and int(number) > 0)):
-        problems.append(f"{name}: expected a number greater than 0, found {value!r}; {default:g} is used")
+        problems.append(f"{name}: expected a number greater than 0, found {value!r}; using {default:g}")
         return default
     return number
 
@@ -167,34 +142,35 @@ def _interval(value: object, problems: list[str]) -> int:
     if value is None:
         return DEFAULT_INTERVAL_MS
     number = _number(value)
-    allowed = ", ".join(map(str, API_INTERVALS_MS))
     if number is None or not math.isfinite(number) or int(number) < 1:
+        allowed = ", ".join(map(str, INTERVALS_MS))
         problems.append(
-            f"ProfilingIntervalInMilliseconds: expected one of {allowed}, found {value!r}; {DEFAULT_INTERVAL_MS} is used"
+            f"ProfilingIntervalInMilliseconds: expected one of {allowed}, found {value!r}; using {DEFAULT_INTERVAL_MS}"
         )
         return DEFAULT_INTERVAL_MS
-    if number not in API_INTERVALS_MS:
-        problems.append(f"ProfilingIntervalInMilliseconds: the API accepts {allowed}, not {value!r}")
+    problem = interval_problem(number)
+    if problem is not None:
+        problems.append(problem)
     return int(number)
 
 
 class _FieldError(Exception):
-    """A field of a metrics config that switches the collector off."""
+    """An invalid field of a metrics config, which switches its collector off."""
 
 
-def _collector(collector: Collector, given: object, problems: list[str]) -> CollectorConfig | None:
-    """The collector's config; None where it was not asked for, or is invalid, which is added to the problems."""
+def _collector(collector: CollectorSpec, given: object, problems: list[str]) -> CollectorConfig | None:
+    """Return a collector's config, or None if it is absent or invalid; problems are appended to the list."""
     if given is None:
         return None
     wrong: list[str] = []
     try:
-        fields = _lowered(given if isinstance(given, Mapping) else parse_metrics(_need_text(given)))
+        fields = canonical(given if isinstance(given, Mapping) else parse_metrics(_need_text(given)), METRICS_KEYS)
     except ConfigError as error:
         problems.append(f"{collector.wire}: {error}; this collector stays off")
         return None
     config = _config(collector, fields, wrong) if fields else None  # `{}` has always meant off
     problems += [f"{collector.wire}.{error}; this collector stays off" for error in wrong]
-    problems += [f"{collector.wire}.{key}: unknown, ignored" for key in fields if key not in _METRICS_KEYS]
+    problems += [f"{collector.wire}.{key}: unknown, ignored" for key in fields if key not in METRICS_KEYS]
     return None if wrong else config
 
 
@@ -204,8 +180,8 @@ def _need_text(given: object) -> str:
     raise ConfigError(f"expected a string, found {given!r}")
 
 
-def _config(collector: Collector, fields: Mapping[str, Any], wrong: list[str]) -> CollectorConfig:
-    """The config; what is wrong with its fields, each of them, is added to `wrong`."""
+def _config(collector: CollectorSpec, fields: Mapping[str, Any], wrong: list[str]) -> CollectorConfig:
+    """Return the config; a line for each invalid field is appended to `wrong`."""
 
     def tried(read: Callable[[], _T], otherwise: _T) -> _T:
         try:
@@ -214,7 +190,7 @@ def _config(collector: Collector, fields: Mapping[str, Any], wrong: list[str]) -
             wrong.append(str(error))
             return otherwise
 
-    duration_key = "Duration" if fields.get("duration") is not None else "DurationInSeconds"
+    duration_key = "Duration" if fields.get("Duration") is not None else "DurationInSeconds"
     start_step = tried(lambda: _whole("StartStep", fields, least=0), None)
     num_steps = tried(lambda: _whole("NumSteps", fields, least=1), None)
     start_time = tried(lambda: _seconds("StartTimeInSecSinceEpoch", fields), None)
@@ -226,8 +202,8 @@ def _config(collector: Collector, fields: Mapping[str, Any], wrong: list[str]) -
     steps = start_step is not None or num_steps is not None
     times = start_time is not None or duration is not None
     if steps and times:
-        wrong.append("StartStep: a range of steps and one of time exclude each other")
-    asked_default = _boolean("DefaultProfiling", fields.get("defaultprofiling"), [])
+        wrong.append("StartStep: a range of steps and a range of time exclude each other")
+    asked_default = _boolean("DefaultProfiling", fields.get("DefaultProfiling"), [])
     default = not steps and not times
     if default:
         start_step, num_steps = collector.start_step, collector.num_steps
@@ -238,7 +214,7 @@ def _config(collector: Collector, fields: Mapping[str, Any], wrong: list[str]) -
         num_steps=num_steps,
         start_time=start_time,
         duration=duration,
-        metrics_regex=tried(lambda: _regex(fields.get("metricsregex")), ".*"),
+        metrics_regex=tried(lambda: _regex(fields.get("MetricsRegex")), ".*"),
         profiler=tried(lambda: _choice("ProfilerName", fields, PROFILERS, "cprofile"), "cprofile"),
         timer=timer,
         default=default or asked_default,
@@ -246,7 +222,7 @@ def _config(collector: Collector, fields: Mapping[str, Any], wrong: list[str]) -
 
 
 def _whole(name: str, fields: Mapping[str, Any], *, least: int) -> int | None:
-    value = fields.get(name.lower())
+    value = fields.get(name)
     if value is None:
         return None
     number = _number(value)
@@ -256,7 +232,7 @@ def _whole(name: str, fields: Mapping[str, Any], *, least: int) -> int | None:
 
 
 def _seconds(name: str, fields: Mapping[str, Any]) -> float | None:
-    value = fields.get(name.lower())
+    value = fields.get(name)
     if value is None:
         return None
     number = _number(value)
@@ -266,7 +242,7 @@ def _seconds(name: str, fields: Mapping[str, Any]) -> float | None:
 
 
 def _choice(name: str, fields: Mapping[str, Any], choices: tuple[str, ...], default: str) -> str:
-    value = fields.get(name.lower())
+    value = fields.get(name)
     if value is None:
         return default
     word = str(value).lower()
@@ -283,5 +259,5 @@ def _regex(value: object) -> str:
     try:
         re.compile(value)
     except (re.error, RecursionError, OverflowError) as error:
-        raise _FieldError(f"MetricsRegex: {value!r} is no regular expression ({error})") from None
+        raise _FieldError(f"MetricsRegex: {value!r} is not a regular expression ({error})") from None
     return value

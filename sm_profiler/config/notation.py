@@ -1,7 +1,7 @@
-"""The notation of one metrics config on the wire, such as `{"StartStep": 5, "NumSteps": 1, }`.
+"""The notation of one metrics config in a request, such as `{"StartStep": 5, "NumSteps": 1, }`.
 
-It looks like JSON and is not: a comma trails, None and inf are Python's, and a regex stands in it as it is, its quotes
-and backslashes unescaped.  It is data, so it is parsed here and never evaluated.
+It resembles JSON, but has a trailing comma, Python's None and inf, and regular expressions whose quotes and backslashes
+are not escaped. It is parsed in one pass, never evaluated.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING
 from sm_profiler.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     Value = str | int | float | bool | None
 
-# longer than any real config; bounds the search for the quote that ends a string
-MAX_LENGTH = 4096
+MAX_LENGTH = 4096  # characters; far longer than any real config
 
-_OPEN = re.compile(r"\s*\{\s*")
-_KEY = re.compile(r"""\s*(["'])([A-Za-z_]\w*)\1\s*:\s*""")
-_END = re.compile(r"\s*,?\s*\}\s*\Z")
-_COMMA = re.compile(r"\s*,\s*")
+_OPEN = re.compile(r"\s*\{")
+_SPACE = re.compile(r"\s*")
+_END = re.compile(r"\s*(?:,\s*)?\}\s*\Z")
+_KEY = r"""\s*(["'])([A-Za-z_]\w*)\1\s*:\s*"""
+_FIRST_KEY = re.compile(_KEY)
+_NEXT_KEY = re.compile("," + _KEY)
 _WORD = re.compile(r"[^\s,{}\"']+")
+_QUOTE_OR_COMMA = re.compile("[\"',]")
 _INTEGER = re.compile(r"[+-]?[0-9]+(?:_[0-9]+)*\Z")
 _WORDS: dict[str, bool | float | None] = {
     "none": None,
@@ -39,7 +41,7 @@ _WORDS: dict[str, bool | float | None] = {
 
 
 def format_metrics(config: Mapping[str, object]) -> str:
-    """Write a metrics config as the SDK writes it, trailing comma and all; nothing is escaped."""
+    """Write a metrics config as the SDK does, with a trailing comma and without escapes."""
     return "{" + "".join(f"{_quoted(key)}: {_quoted(value)}, " for key, value in config.items()) + "}"
 
 
@@ -48,10 +50,9 @@ def _quoted(value: object) -> str:
 
 
 def parse_metrics(text: str) -> dict[str, Value]:
-    """Parse a metrics config; keys keep their case here, strings are taken as they stand.
+    """Parse a metrics config. Keys keep their case, strings are taken literally.
 
-    Where an unescaped quote leaves a choice, the first reading in which all that follows makes sense, and no key stands
-    twice, is taken.
+    A string ends at the first quote after which the rest can be parsed and the next key is a new one.
 
     Raises:
         ConfigError: the text is not in this notation.
@@ -61,54 +62,88 @@ def parse_metrics(text: str) -> dict[str, Value]:
     opening = _OPEN.match(text)
     if opening is None:
         raise ConfigError(f"expected {{…}}, found {_shown(text)}")
-    parsed = _pairs(text, opening.end(), frozenset(), first=True)
+    if _END.match(text, opening.end()):
+        return {}
+    parsed = _Scan(text).pairs(_FIRST_KEY.match(text, opening.end()))
     if parsed is None:
         raise ConfigError(f"cannot be parsed: {_shown(text)}")
     return parsed
 
 
-def _pairs(text: str, at: int, seen: frozenset[str], *, first: bool) -> dict[str, Value] | None:
-    """The pairs from `at` to the closing brace; None where the rest of the text makes no sense."""
-    if _END.match(text, at):
-        return {}
-    if not first:
-        comma = _COMMA.match(text, at)
-        if comma is None:
-            return None
-        at = comma.end()
-    key = _KEY.match(text, at)
-    if key is None or key[2].lower() in seen:
+class _Scan:
+    """Positions at which a value may end, found from right to left so that parsing never has to backtrack.
+
+    Attributes:
+        keys: position of a comma → the key after it, if the text can be parsed from there on.
+        closing: position of a quote → the next quote of its kind that may end a string.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.keys: dict[int, re.Match[str]] = {}
+        self.closing: dict[int, int | None] = {}
+        nearest: dict[str, int | None] = {}
+        for at in reversed([found.start() for found in _QUOTE_OR_COMMA.finditer(text)]):
+            mark = text[at]
+            if mark == ",":
+                key = _NEXT_KEY.match(text, at)
+                if key is not None and self._can_start_value(key.end()):
+                    self.keys[at] = key
+            else:
+                self.closing[at] = nearest.get(mark)
+                if self._can_end_value(at + 1):
+                    nearest[mark] = at
+
+    def _can_end_value(self, at: int) -> bool:
+        return self._next_key(at) is not None or _END.match(self.text, at) is not None
+
+    def _can_start_value(self, at: int) -> bool:
+        if at in self.closing:
+            return self.closing[at] is not None
+        word = _WORD.match(self.text, at)
+        return word is not None and _literal(word[0]) is not _NOTHING and self._can_end_value(word.end())
+
+    def _next_key(self, at: int) -> re.Match[str] | None:
+        space = _SPACE.match(self.text, at)
+        return self.keys.get(space.end()) if space is not None else None
+
+    def pairs(self, key: re.Match[str] | None) -> dict[str, Value] | None:
+        """Return the pairs from a key to the closing brace, or None if they cannot be parsed."""
+        found: dict[str, Value] = {}
+        seen: set[str] = set()
+        while key is not None and self._can_start_value(key.end()):
+            seen.add(key[2].lower())
+            at = key.end()
+            end, following = self._value_end(at, seen)
+            if end is None:
+                return None
+            found[key[2]] = self.text[at + 1 : end - 1] if at in self.closing else _literal(self.text[at:end])  # type: ignore[assignment] # not the sentinel
+            if following is None:
+                return found
+            key = following
         return None
-    for value, end in _values(text, key.end()):
-        rest = _pairs(text, end, seen | {key[2].lower()}, first=False)
-        if rest is not None:
-            return {key[2]: value, **rest}
-    return None
 
-
-def _values(text: str, at: int) -> Iterator[tuple[Value, int]]:
-    """The possible readings of the value at `at`, and where each ends."""
-    quote = text[at : at + 1]
-    if quote in ('"', "'") and quote:
-        end = text.find(quote, at + 1)
-        while end >= 0:
-            if _END.match(text, end + 1) or ((comma := _COMMA.match(text, end + 1)) and _KEY.match(text, comma.end())):
-                yield text[at + 1 : end], end + 1
-            end = text.find(quote, end + 1)
-        return
-    word = _WORD.match(text, at)
-    if word is None:
-        return
-    value = _literal(word[0])
-    if value is not _NOTHING:
-        yield value, word.end()  # type: ignore[misc] # the sentinel is gone
+    def _value_end(self, at: int, seen: set[str]) -> tuple[int | None, re.Match[str] | None]:
+        """Return the end of the value at a position, and the next key; None if the closing brace follows."""
+        if at not in self.closing:
+            word = _WORD.match(self.text, at)
+            end = word.end() if word is not None else at
+            following = self._next_key(end)
+            return (None if following is not None and following[2].lower() in seen else end), following
+        quote = self.closing[at]
+        while quote is not None:
+            following = self._next_key(quote + 1)
+            if following is None or following[2].lower() not in seen:
+                return quote + 1, following
+            quote = self.closing[quote]
+        return None, None
 
 
 _NOTHING = object()
 
 
 def _literal(word: str) -> object:
-    """None, a boolean, an int or a float; the sentinel where it is neither."""
+    """Return None, a boolean, an int or a float; the sentinel if the word is none of these."""
     if word.lower() in _WORDS:
         return _WORDS[word.lower()]
     try:

@@ -1,4 +1,4 @@
-"""A profile as data: what is collected, in which window, and where it goes."""
+"""A profile as data: what is collected, in which window, and its destination."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ DEFAULT_INTERVAL_MS = 500
 DEFAULT_ROTATE_BYTES = 10_485_760
 DEFAULT_ROTATE_SECONDS = 60.0
 DEFAULT_FAIL_THRESHOLD = 50
-API_INTERVALS_MS = (100, 200, 500, 1000, 5000, 60000)
+PROFILERS = ("cprofile", "pyinstrument")
+TIMERS = ("total_time", "cpu_time", "off_cpu_time", "default")
 
 
 @attrs.frozen
-class Collector:
-    """One of the five collectors: its name here, its name on the wire, and its default window in steps."""
+class CollectorSpec:
+    """Name, request key and default window (in steps) of one of the five collectors."""
 
     name: str
     wire: str
@@ -28,30 +29,30 @@ class Collector:
 COLLECTORS = {
     collector.name: collector
     for collector in (
-        Collector("detailed", "DetailedProfilingConfig", 5, 1),
-        Collector("dataloader", "DataloaderProfilingConfig", 7, 1),
-        Collector("python", "PythonProfilingConfig", 9, 3),
-        Collector("horovod", "HorovodProfilingConfig", 13, 1),
-        Collector("smddp", "SMDataParallelProfilingConfig", 15, 1),
+        CollectorSpec("detailed", "DetailedProfilingConfig", 5, 1),
+        CollectorSpec("dataloader", "DataloaderProfilingConfig", 7, 1),
+        CollectorSpec("python", "PythonProfilingConfig", 9, 3),
+        CollectorSpec("horovod", "HorovodProfilingConfig", 13, 1),
+        CollectorSpec("smddp", "SMDataParallelProfilingConfig", 15, 1),
     )
 }
 
 
 @attrs.frozen
 class CollectorConfig:
-    """When one collector is on, and how it collects.
-
-    Attributes:
-        start_step: first global step of the window, from 0.
-        num_steps: length of the window in steps.
-        start_time: start of the window, seconds since the epoch.
-        duration: length of the window in seconds; may be infinite.
-        metrics_regex: names that the dataloader collector keeps, matched from the start and without regard to case.
-        profiler: `cprofile` or `pyinstrument` (Python collector).
-        timer: `total_time`, `cpu_time`, `off_cpu_time`, or `default`, which rotates through the three.
-        default: the window is the collector's default one.
+    """Window and options of one collector.
 
     Either the step fields or the time fields are set, never both.
+
+    Attributes:
+        start_step: first global step of the window, counted from 0.
+        num_steps: length of the window in steps.
+        start_time: start of the window in seconds since the epoch.
+        duration: length of the window in seconds; may be infinite.
+        metrics_regex: names that the dataloader collector keeps, matched from the start and ignoring case.
+        profiler: `cprofile` or `pyinstrument` (Python collector).
+        timer: `total_time`, `cpu_time`, `off_cpu_time`, or `default`, which rotates through the three.
+        default: the window is the collector's default window.
     """
 
     start_step: int | None = None
@@ -65,27 +66,27 @@ class CollectorConfig:
 
     @property
     def by_time(self) -> bool:
-        """Whether the window is one of time, not of steps."""
+        """True if the window is a range of time, not of steps."""
         return self.start_time is not None or self.duration is not None
 
 
 @attrs.frozen
 class Profile:
-    """A profiler configuration, as the hook and the monitor need it.
+    """A parsed profiler configuration.
 
     Attributes:
-        s3_output_path: where the profile is uploaded, or None.
-        kms_key_id: the key that our own uploads are encrypted with (`KmsKeyId`, of ours and not of the API), or None.
-        interval_ms: system metrics are sampled this often.
+        s3_output_path: S3 URI that the profile is uploaded to, or None.
+        interval_ms: milliseconds between two samples of the system metrics.
         disabled: `DisableProfiler` is true.
-        local_path: folder that the files are written under.
-        rotate_max_bytes: a trace file of this size is closed.
-        rotate_close_seconds: a trace file this old is closed.
-        fail_threshold: so many failures to open a file switch the writer off.
-        collectors: `detailed`, `dataloader`, `python`, `horovod`, `smddp` → config, only those that are on.
+        local_path: folder that the files are written to.
+        rotate_max_bytes: size at which a trace file is closed.
+        rotate_close_seconds: age at which a trace file is closed.
+        fail_threshold: number of failures to open a file after which the writer is switched off.
+        collectors: `detailed`, `dataloader`, `python`, `horovod`, `smddp` → config; only those that are on.
         parameters: `ProfilingParameters` as given.
-        problems: what is wrong with it, one line each, beginning with the field's name.
-        off: why the hook stays off, in one line; empty where it is on.
+        problems: one line for each invalid or unknown field, starting with the field's name.
+        off: reason why the hook stays off, in one line; empty if it is on.
+        kms_key_id: KMS key for the agent's uploads (`KmsKeyId`, an extension of the API's keys), or None.
     """
 
     s3_output_path: str | None = None
@@ -103,5 +104,5 @@ class Profile:
 
     @property
     def hook_on(self) -> bool:
-        """Whether the hook has anything to do."""
+        """True if the hook has anything to do."""
         return not self.off

@@ -1,6 +1,6 @@
-"""Drop-in for the profiling half of `sagemaker.debugger`: same names, same requests, same errors.
+"""Drop-in replacement for the profiling half of `sagemaker.debugger`: same names, same requests, same errors.
 
-Names outside profiling (`Rule`, `CollectionConfig`, …) come from the installed SageMaker SDK when they are first used.
+Names outside profiling (`Rule`, `CollectionConfig`, …) are loaded from the installed SageMaker SDK on first use.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from sm_profiler.debugger.metrics_config import (
 )
 from sm_profiler.debugger.profiler import Profiler
 from sm_profiler.debugger.profiler_config import ProfilerConfig
-from sm_profiler.debugger.sdk import HANDED_THROUGH, hand_through
+from sm_profiler.debugger.sdk_compat import SDK_NAMES, sdk_name
 from sm_profiler.debugger.utils import PythonProfiler, cProfileTimer
 
 __all__ = [
@@ -47,8 +47,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    return hand_through(name, __name__)
+    return sdk_name(name, __name__)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *HANDED_THROUGH})
+    return sorted({*globals(), *SDK_NAMES})

@@ -1,4 +1,4 @@
-"""Profiler rules, and the images that evaluate them."""
+"""Profiler rules, and the container images that evaluate them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sm_profiler.debugger.profiler_constants import (
     DETAIL_PROF_PROCESSING_DEFAULT_VOLUME_SIZE,
 )
 from sm_profiler.debugger.rule_base import RuleBase as _RuleBase
-from sm_profiler.debugger.sdk import HANDED_THROUGH, hand_through
+from sm_profiler.debugger.sdk_compat import SDK_NAMES, is_missing_sdk, sdk_name
 from sm_profiler.errors import ConfigError
 
 __all__ = [
@@ -26,32 +26,31 @@ __all__ = [
 ]
 
 detailed_framework_name = "detailed-profiler"
-# what a rule with an image of the user's own runs on, where nothing else is said; AWS's own choice for its rules
+# default for a rule with a registered image; AWS uses the same for its own
 _OWN_IMAGE_INSTANCE, _OWN_IMAGE_VOLUME = "ml.t3.medium", 30
 _NAME_LENGTH = 63
 
 
 class DetailedProfilerProcessingJobConfig:
-    """What `ProfilerRule.sagemaker` needs to know of SageMaker Profiler's processing job."""
+    """Base configuration of SageMaker Profiler's processing job, for `ProfilerRule.sagemaker`."""
 
     def __init__(self) -> None:
-        """The job has a rule name, and one parameter."""
         self.rule_name = type(self).__name__
         self.rule_parameters = {"rule_to_invoke": "DetailedProfilerProcessing"}
 
 
 def get_rule_container_image_uri(name: str | None, region: str, image_uri: str | None = None) -> str:
-    """The image that evaluates a built-in rule in a region.
+    """Return the image that evaluates a built-in rule in a region.
 
     Args:
-        name: the rule's name; SageMaker Profiler's processing job has an image of its own.
+        name: the rule's name; SageMaker Profiler's processing job has its own image.
         region: AWS region, such as `us-east-1`.
-        image_uri: your own image; else `SM_PROFILER_RULE_IMAGE`, else `rule_image` of the configuration file, else AWS's
-            image from the installed SageMaker SDK's table.
+        image_uri: image to use. The default is `SM_PROFILER_RULE_IMAGE`, then `rule_image` in the settings file, then
+            AWS's image according to the installed SageMaker SDK.
 
     Raises:
         ConfigError: no image is registered and no SDK is installed.
-        ValueError: the SDK knows of no image in that region.
+        ValueError: the SDK lists no image for that region.
     """
     detailed = name is not None and name.startswith(DETAILED)
     own = image_uri if detailed else registered_image(region, image_uri)
@@ -62,20 +61,25 @@ def get_rule_container_image_uri(name: str | None, region: str, image_uri: str |
         try:
             table = import_module(module)
         except ModuleNotFoundError as error:
-            if error.name is not None and error.name.partition(".")[0] == "sagemaker":
+            if is_missing_sdk(error):
                 continue
             raise
         return str(table.retrieve(framework, region))
     raise ConfigError(
-        "no rule image is registered: set SM_PROFILER_RULE_IMAGE (`sm-profiler deploy` makes one), or install the "
-        "SageMaker SDK to use AWS's"
+        "no rule image is registered: set SM_PROFILER_RULE_IMAGE (`sm-profiler deploy` builds one), or install the "
+        "SageMaker SDK to use AWS's image"
     )
 
 
 def get_default_profiler_processing_job(
     instance_type: str | None = None, volume_size_in_gb: int | None = None
 ) -> ProfilerRule:
-    """SageMaker Profiler's processing job as a rule, named `DetailedProfilerProcessingJobConfig-<time>`."""
+    """Return SageMaker Profiler's processing job as a rule, named `DetailedProfilerProcessingJobConfig-<time>`.
+
+    Args:
+        instance_type: instance type of the job; `ml.m5.4xlarge` by default.
+        volume_size_in_gb: disk size; 128 by default.
+    """
     config = DetailedProfilerProcessingJobConfig()
     now_ms = time.time_ns() // 1_000_000
     stamp = time.strftime("%Y-%m-%d-%H-%M-%S", time.gmtime(now_ms // 1000)) + f"-{now_ms % 1000:03d}"
@@ -84,10 +88,20 @@ def get_default_profiler_processing_job(
 
 
 class ProfilerRule(_RuleBase):
-    """A rule that judges a training job's profile: make one with `ProfilerRule.sagemaker` or `ProfilerRule.custom`."""
+    """A rule that evaluates a training job's profile, made by `ProfilerRule.sagemaker` or `ProfilerRule.custom`.
+
+    Attributes:
+        name: name of the rule in the job.
+        image_uri: container image that evaluates it.
+        instance_type: instance type that it runs on.
+        container_local_output_path: folder in the rule's container that it writes to.
+        s3_output_path: S3 URI that its output is uploaded to.
+        volume_size_in_gb: disk size.
+        rule_parameters: the rule's parameters.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Where an Estimator fills in AWS's image for the default one, a registered image goes before it."""
+        """Set an attribute; if an Estimator replaces the default image by AWS's, the registered image is set instead."""
         if name == "image_uri" and self.__dict__.get(name) == DEFAULT_IMAGE and _is_aws_image(value):
             value = registered_image(value.split(".")[3]) or value
         object.__setattr__(self, name, value)
@@ -102,15 +116,15 @@ class ProfilerRule(_RuleBase):
         instance_type: str | None = None,
         volume_size_in_gb: int | None = None,
     ) -> ProfilerRule:
-        """A built-in rule, such as `ProfilerRule.sagemaker(rule_configs.ProfilerReport())`.
+        """Return a built-in rule, such as `ProfilerRule.sagemaker(rule_configs.ProfilerReport())`.
 
         Args:
-            base_config: from `rule_configs`.
-            name: the rule's name; the base configuration's where none is given.
+            base_config: configuration from `rule_configs`.
+            name: name of the rule; the default is that of the base configuration.
             container_local_output_path: folder in the rule's container that it writes to.
-            s3_output_path: where its output is stored.
-            instance_type: what it runs on; AWS's own rules ignore it.
-            volume_size_in_gb: its disk.
+            s3_output_path: S3 URI that its output is uploaded to.
+            instance_type: instance type; AWS's own rules ignore it.
+            volume_size_in_gb: disk size; AWS's own rules ignore it.
         """
         used_name = name or base_config.rule_name
         own_image = None
@@ -147,17 +161,17 @@ class ProfilerRule(_RuleBase):
         s3_output_path: str | None = None,
         rule_parameters: dict[str, Any] | None = None,
     ) -> ProfilerRule:
-        """A rule of your own.
+        """Return a custom rule.
 
         Args:
-            name: the rule's name.
-            image_uri: the image that evaluates it.
-            instance_type: what it runs on, such as `ml.m5.xlarge`.
-            volume_size_in_gb: its disk.
-            source: the file that holds the rule, an S3 URI or a local path.
-            rule_to_invoke: the rule's name in that file.
+            name: name of the rule.
+            image_uri: container image that evaluates it.
+            instance_type: instance type, such as `ml.m5.xlarge`.
+            volume_size_in_gb: disk size.
+            source: Python file that defines the rule, as an S3 URI or a local path.
+            rule_to_invoke: name of the rule's class in that file.
             container_local_output_path: folder in the rule's container that it writes to.
-            s3_output_path: where its output is stored.
+            s3_output_path: S3 URI that its output is uploaded to.
             rule_parameters: the rule's parameters.
 
         Raises:
@@ -175,10 +189,10 @@ class ProfilerRule(_RuleBase):
 
     @classmethod
     def from_request(cls, request: Mapping[str, Any]) -> ProfilerRule:
-        """Make it of one of the request's `ProfilerRuleConfigurations`, or of a DescribeTrainingJob answer's.
+        """Return the rule in one of the `ProfilerRuleConfigurations` of a request or a DescribeTrainingJob answer.
 
         Raises:
-            ConfigError: a rule without a name or an image.
+            ConfigError: the name or the image is missing.
         """
         try:
             name, image = request["RuleConfigurationName"], request["RuleEvaluatorImage"]
@@ -195,7 +209,7 @@ class ProfilerRule(_RuleBase):
         )
 
     def to_profiler_rule_config_dict(self) -> dict[str, Any]:
-        """One of the request's `ProfilerRuleConfigurations`; parameters become strings."""
+        """Return the entry for the request's `ProfilerRuleConfigurations`, with parameters as strings."""
         request = {"RuleConfigurationName": self.name, "RuleEvaluatorImage": self.image_uri}
         optional = {
             "InstanceType": self.instance_type,
@@ -214,8 +228,8 @@ def _is_aws_image(value: object) -> bool:
 
 
 def __getattr__(name: str) -> Any:
-    return hand_through(name, __name__)
+    return sdk_name(name, __name__)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *HANDED_THROUGH})
+    return sorted({*globals(), *SDK_NAMES})

@@ -1,4 +1,4 @@
-"""Which framework metrics are collected, and how the files are written."""
+"""Selection of framework metrics, their windows, and how their files are written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from sm_profiler.debugger.disguise import Disguised
+from sm_profiler.config.api import PARAMETER_KEYS, canonical
 from sm_profiler.debugger.metrics_config import (
     DataloaderProfilingConfig,
     DetailedProfilingConfig,
@@ -15,15 +15,15 @@ from sm_profiler.debugger.metrics_config import (
     MetricsConfigBase,
     PythonProfilingConfig,
     SMDataParallelProfilingConfig,
+    metrics_configs,
 )
-from sm_profiler.debugger.parsing import PARAMETER_KEYS, canonical, metrics_configs
 from sm_profiler.debugger.profiler_constants import (
     BASE_FOLDER_DEFAULT,
     CLOSE_FILE_INTERVAL_DEFAULT,
     FILE_OPEN_FAIL_THRESHOLD_DEFAULT,
     MAX_FILE_SIZE_DEFAULT,
 )
-from sm_profiler.debugger.quiet import expect_untrue_warnings
+from sm_profiler.debugger.sdk_compat import SdkCompatible, drop_deprecation_warnings
 from sm_profiler.debugger.utils import ErrorMessages, require
 
 ALL_METRIC_CONFIGS = [
@@ -36,7 +36,7 @@ ALL_METRIC_CONFIGS = [
 
 
 class _MetricsConfig(Protocol):
-    """What a metrics config must offer: the SDK's own fit as well as ours."""
+    """Interface of a metrics config; the SDK's own classes have it too."""
 
     name: str
 
@@ -44,11 +44,11 @@ class _MetricsConfig(Protocol):
 
 
 @attrs.define(slots=False, init=False)
-class FrameworkProfile(Disguised):
-    """Which framework metrics are collected, in which windows, and how the files are written.
+class FrameworkProfile(SdkCompatible):
+    """Framework metrics to collect, their windows, and how the files are written.
 
-    Three cases, in this order: where any `*_profiling_config` is given, only those are collected and the range arguments
-    are ignored; else, where a range is given, all five are collected in it; else all five in their default windows.
+    If any `*_profiling_config` is given, only those are collected and the range arguments are ignored. Otherwise all five
+    are collected, in the given range or, without one, in their default windows.
 
     Attributes:
         profiling_parameters: the request's `ProfilingParameters`, all strings.
@@ -72,22 +72,22 @@ class FrameworkProfile(Disguised):
         start_unix_time: int | None = None,
         duration: float | None = None,
     ) -> None:
-        """Check the arguments and write the parameters.
+        """Check the arguments and format the parameters.
 
         Args:
-            local_path: folder in the container that the files are written under.
-            file_max_size: a trace file of so many bytes is closed.
-            file_close_interval: a trace file so many seconds old is closed.
-            file_open_fail_threshold: so many failures to open a file switch the writer off.
+            local_path: folder in the container that the files are written to.
+            file_max_size: size in bytes at which a trace file is closed.
+            file_close_interval: age in seconds at which a trace file is closed.
+            file_open_fail_threshold: number of failures to open a file after which the writer is switched off.
             detailed_profiling_config: operators and kernels.
-            dataloader_profiling_config: the data loader's events.
-            python_profiling_config: Python code.
+            dataloader_profiling_config: data loader events.
+            python_profiling_config: Python functions.
             horovod_profiling_config: Horovod's timeline.
-            smdataparallel_profiling_config: SageMaker data parallel's timeline.
-            start_step: first step of the window of all five.
-            num_steps: number of steps of it.
-            start_unix_time: start of the window of all five, seconds since the epoch.
-            duration: seconds of it.
+            smdataparallel_profiling_config: timeline of SageMaker's data parallel library.
+            start_step: first step of the window of all five, counted from 0.
+            num_steps: length of that window in steps.
+            start_unix_time: start of the window of all five in seconds since the epoch.
+            duration: length of that window in seconds.
 
         Raises:
             AssertionError: an argument is invalid, or both kinds of range are given.
@@ -102,7 +102,7 @@ class FrameworkProfile(Disguised):
             isinstance(file_open_fail_threshold, int) and file_open_fail_threshold > 0,
             ErrorMessages.INVALID_FILE_OPEN_FAIL_THRESHOLD,
         )
-        expect_untrue_warnings()
+        drop_deprecation_warnings()
         self.profiling_parameters = {
             "LocalPath": local_path,
             "RotateMaxFileSizeInBytes": str(file_max_size),
@@ -128,7 +128,7 @@ class FrameworkProfile(Disguised):
                 window = {"profile_default_steps": True}
             configs = [config_class(**window) for config_class in ALL_METRIC_CONFIGS]
         for config in configs:
-            name = config.name  # read first, as the SDK does: the error for a wrong object speaks of it
+            name = config.name  # read first, as in the SDK, so that the error for a wrong object is the same
             self.profiling_parameters[name] = config.to_json_string()
 
     def __hash__(self) -> int:
@@ -136,16 +136,16 @@ class FrameworkProfile(Disguised):
 
     @classmethod
     def from_request(cls, parameters: Mapping[str, Any]) -> FrameworkProfile:
-        """Make it of the request's `ProfilingParameters`; keys in any case, values as they stand."""
+        """Return the FrameworkProfile in a request's `ProfilingParameters`, their keys in any case."""
         made = cls()
         made.profiling_parameters = canonical(parameters, PARAMETER_KEYS)
         return made
 
     @property
     def metrics_configs(self) -> dict[str, MetricsConfigBase]:
-        """What is collected, as objects, by the request's names.
+        """The metrics configs as objects, by their names in the request.
 
         Raises:
-            ConfigError: a config came from elsewhere and cannot be parsed.
+            ConfigError: a config that was read from a request cannot be parsed.
         """
         return metrics_configs(self.profiling_parameters)

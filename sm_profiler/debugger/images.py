@@ -1,4 +1,4 @@
-"""Which image evaluates the built-in rules: the user's registered one, or AWS's."""
+"""Image that evaluates the built-in rules: the registered one, or AWS's."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ KEY = "rule_image"
 
 
 def settings_path() -> Path:
-    """The user's configuration file: `SM_PROFILER_SETTINGS`, else `~/.config/sm-profiler/config.json`."""
-    from pathlib import Path  # noqa: PLC0415 - for a quick import of the facade
+    """Return the path of the settings file: `SM_PROFILER_SETTINGS`, or else `~/.config/sm-profiler/config.json`."""
+    from pathlib import Path  # noqa: PLC0415 - keeps `import sm_profiler.debugger` quick
 
     named = os.environ.get("SM_PROFILER_SETTINGS")
     if named:
@@ -28,13 +28,13 @@ def settings_path() -> Path:
 
 
 def registered_image(region: str | None, image_uri: str | None = None) -> str | None:
-    """The user's own rule image for a region; None where none is registered for it.
+    """Return the registered rule image for a region, or None.
 
-    Looked for in the argument, in `SM_PROFILER_RULE_IMAGE`, and in the configuration file's `rule_image`, which is one
-    URI or an object region → URI with `*` for all others.  `{region}` in a URI becomes the region.
+    It is taken from the argument, from `SM_PROFILER_RULE_IMAGE`, or from `rule_image` in the settings file, which is one
+    URI or an object region → URI with `*` for all others. `{region}` in a URI is replaced by the region.
 
     Raises:
-        ConfigError: the configuration file cannot be read.
+        ConfigError: the settings file cannot be read.
     """
     found: Any = image_uri or os.environ.get(RULE_IMAGE_VARIABLE) or _settings().get(KEY)
     if isinstance(found, dict):
@@ -49,35 +49,12 @@ def registered_image(region: str | None, image_uri: str | None = None) -> str | 
     return found.replace("{region}", known) if known else None
 
 
-def register_rule_image(image_uri: str, region: str | None = None) -> Path:
-    """Remember an image in the configuration file, for one region or for all; returns the file.
-
-    Raises:
-        ConfigError: the configuration file cannot be read or written.
-    """
-    import json  # noqa: PLC0415 - for a quick import of the facade
-
-    path, settings = settings_path(), _settings()
-    if region is None:
-        settings[KEY] = image_uri
-    else:
-        before = settings.get(KEY)
-        others = before if isinstance(before, dict) else {"*": before} if before else {}
-        settings[KEY] = {**others, region: image_uri}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
-    return path
-
-
 def _region_of_environment() -> str | None:
     return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
 
 
 def _settings() -> dict[str, Any]:
-    import json  # noqa: PLC0415 - for a quick import of the facade
+    import json  # noqa: PLC0415 - keeps `import sm_profiler.debugger` quick
 
     path = settings_path()
     try:

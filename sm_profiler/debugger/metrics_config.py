@@ -1,14 +1,17 @@
-"""What a FrameworkProfile collects, and in which window of steps or time."""
+"""Metrics configs: one kind of data each, in a window of steps or time."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
 
-from sm_profiler.config.profile import COLLECTORS, Collector
-from sm_profiler.debugger.disguise import Disguised, is_kind
+from sm_profiler.config.api import METRICS_KEYS, canonical
+from sm_profiler.config.notation import parse_metrics
+from sm_profiler.config.profile import COLLECTORS, CollectorSpec
 from sm_profiler.debugger.profiler_constants import PROFILING_NUM_STEPS_DEFAULT, START_STEP_DEFAULT
+from sm_profiler.debugger.sdk_compat import SdkCompatible, is_kind
 from sm_profiler.debugger.utils import (
     ErrorMessages,
     PythonProfiler,
@@ -18,10 +21,11 @@ from sm_profiler.debugger.utils import (
     is_valid_unix_time,
     require,
 )
+from sm_profiler.errors import ConfigError
 
 
-class _Value(Disguised):
-    """Equal by value, and hashable as the SDK's objects are: they can change, so the hash says no more than the kind."""
+class _Value(SdkCompatible):
+    """Base of objects that compare by value; as in the SDK, they are mutable and their hash is that of their class."""
 
     def __hash__(self) -> int:
         return hash(type(self).__name__)
@@ -29,13 +33,18 @@ class _Value(Disguised):
 
 @attrs.define(slots=False, init=False)
 class StepRange(_Value):
-    """A range of steps: `num_steps` steps from `start_step` on, counted from 0."""
+    """A range of steps.
+
+    Attributes:
+        start_step: first step, counted from 0.
+        num_steps: number of steps.
+    """
 
     start_step: int
     num_steps: int | None
 
     def __init__(self, start_step: int | None, num_steps: int | None) -> None:
-        """Without a start it is step 0; with a start and no number it is one step."""
+        """Set the range; without a start it begins at step 0, with only a start it is one step long."""
         if start_step is None:
             start_step = START_STEP_DEFAULT
         elif num_steps is None:
@@ -46,33 +55,43 @@ class StepRange(_Value):
     __hash__ = _Value.__hash__
 
     def to_json(self) -> dict[str, Any]:
-        """The range under the request's names."""
+        """Return the range with the request's keys."""
         return {"StartStep": self.start_step, "NumSteps": self.num_steps}
 
 
 @attrs.define(slots=False, init=False)
 class TimeRange(_Value):
-    """A range of time: `duration` seconds from `start_unix_time` (seconds since the epoch) on."""
+    """A range of time.
+
+    Attributes:
+        start_unix_time: start in seconds since the epoch.
+        duration: length in seconds.
+    """
 
     start_unix_time: int | None
     duration: float | None
 
     def __init__(self, start_unix_time: int | None, duration: float | None) -> None:
-        """Without a start it begins with the first step; without a duration it is one step."""
+        """Set the range; without a start it begins with the first step, without a duration it is one step long."""
         self.start_unix_time = start_unix_time
         self.duration = duration
 
     __hash__ = _Value.__hash__
 
     def to_json(self) -> dict[str, Any]:
-        """The range under the request's names, only what is given."""
+        """Return the range with the request's keys, leaving out what is None."""
         given = {"StartTimeInSecSinceEpoch": self.start_unix_time, "Duration": self.duration}
         return {key: value for key, value in given.items() if value is not None}
 
 
 @attrs.define(slots=False, init=False)
 class MetricsConfigBase(_Value):
-    """A range of steps or of time, under the name that the request has for it."""
+    """Base of the metrics configs: a range of steps or time.
+
+    Attributes:
+        name: key in the request's `ProfilingParameters`.
+        range: the window.
+    """
 
     name: str
     range: StepRange | TimeRange
@@ -85,10 +104,10 @@ class MetricsConfigBase(_Value):
         start_unix_time: int | None,
         duration: float | None,
     ) -> None:
-        """Check the range.
+        """Check and set the range.
 
         Raises:
-            AssertionError: a field is invalid, or both kinds of range are given.
+            AssertionError: an argument is invalid, or both kinds of range are given.
         """
         self.name = name
         require(
@@ -113,14 +132,14 @@ class MetricsConfigBase(_Value):
         return self.range.to_json()
 
     def to_json_string(self) -> str:
-        """The config as one string in the request's notation."""
+        """Return the config in the request's notation, such as `{"StartStep": 5, "NumSteps": 1, }`."""
         return convert_json_config_to_string(self._to_json())
 
 
 class _Collected(MetricsConfigBase):
-    """A metrics config that knows its collector's default window."""
+    """A metrics config with the default window of its collector."""
 
-    collector: ClassVar[Collector]
+    collector: ClassVar[CollectorSpec]
 
     def _set_range(
         self,
@@ -137,9 +156,9 @@ class _Collected(MetricsConfigBase):
 
 
 class DetailedProfilingConfig(_Collected):
-    """Operators and kernels; step 5 where no range is given."""
+    """Record operators and kernels; by default in step 5."""
 
-    collector: ClassVar[Collector] = COLLECTORS["detailed"]
+    collector: ClassVar[CollectorSpec] = COLLECTORS["detailed"]
 
     def __init__(
         self,
@@ -149,19 +168,30 @@ class DetailedProfilingConfig(_Collected):
         duration: float | None = None,
         profile_default_steps: bool = False,  # noqa: FBT001, FBT002 - the SDK's signature
     ) -> None:
-        """A range of steps or one of time, or neither.
+        """Set the window, by steps or by time.
+
+        Args:
+            start_step: first step of the window, counted from 0.
+            num_steps: length of the window in steps.
+            start_unix_time: start of the window in seconds since the epoch.
+            duration: length of the window in seconds.
+            profile_default_steps: use the default window and ignore the range arguments.
 
         Raises:
-            AssertionError: a field is invalid, or both kinds of range are given.
+            AssertionError: an argument is invalid, or both kinds of range are given.
         """
         self._set_range(start_step, num_steps, start_unix_time, duration, profile_default_steps)
 
 
 @attrs.define(slots=False, init=False)
 class DataloaderProfilingConfig(_Collected):  # type: ignore[override] # of __attrs_init__, which nothing calls
-    """The data loader's events whose names match `metrics_regex`; step 7 where no range is given."""
+    """Record data loader events; by default in step 7.
 
-    collector: ClassVar[Collector] = COLLECTORS["dataloader"]
+    Attributes:
+        metrics_regex: regular expression of the events' names, matched from the start and ignoring case.
+    """
+
+    collector: ClassVar[CollectorSpec] = COLLECTORS["dataloader"]
     metrics_regex: str
 
     def __init__(  # noqa: PLR0913, PLR0917 - the SDK's signature
@@ -173,10 +203,18 @@ class DataloaderProfilingConfig(_Collected):  # type: ignore[override] # of __at
         profile_default_steps: bool = False,  # noqa: FBT001, FBT002 - the SDK's signature
         metrics_regex: str = ".*",
     ) -> None:
-        """A range of steps or one of time, or neither.
+        """Set the window, by steps or by time, and the filter.
+
+        Args:
+            start_step: first step of the window, counted from 0.
+            num_steps: length of the window in steps.
+            start_unix_time: start of the window in seconds since the epoch.
+            duration: length of the window in seconds.
+            profile_default_steps: use the default window and ignore the range arguments.
+            metrics_regex: regular expression of the names to keep, matched from the start and ignoring case.
 
         Raises:
-            AssertionError: a field is invalid, or both kinds of range are given.
+            AssertionError: an argument is invalid, or both kinds of range are given.
         """
         self._set_range(start_step, num_steps, start_unix_time, duration, profile_default_steps)
         require(is_valid_regex(metrics_regex), ErrorMessages.INVALID_METRICS_REGEX)
@@ -190,9 +228,14 @@ class DataloaderProfilingConfig(_Collected):  # type: ignore[override] # of __at
 
 @attrs.define(slots=False, init=False)
 class PythonProfilingConfig(_Collected):  # type: ignore[override] # of __attrs_init__, which nothing calls
-    """Where the Python code spends its time; steps 9, 10 and 11 where no range is given."""
+    """Profile Python functions; by default in steps 9, 10 and 11.
 
-    collector: ClassVar[Collector] = COLLECTORS["python"]
+    Attributes:
+        python_profiler: cProfile or Pyinstrument.
+        cprofile_timer: time that cProfile measures; None for Pyinstrument.
+    """
+
+    collector: ClassVar[CollectorSpec] = COLLECTORS["python"]
     python_profiler: PythonProfiler
     cprofile_timer: cProfileTimer | None
 
@@ -206,10 +249,19 @@ class PythonProfilingConfig(_Collected):  # type: ignore[override] # of __attrs_
         python_profiler: PythonProfiler = PythonProfiler.CPROFILE,
         cprofile_timer: cProfileTimer = cProfileTimer.TOTAL_TIME,
     ) -> None:
-        """A range of steps or one of time, or neither; `cprofile_timer` means nothing to Pyinstrument.
+        """Set the window, by steps or by time, and the profiler.
+
+        Args:
+            start_step: first step of the window, counted from 0.
+            num_steps: length of the window in steps.
+            start_unix_time: start of the window in seconds since the epoch.
+            duration: length of the window in seconds.
+            profile_default_steps: use the default window and ignore the range arguments.
+            python_profiler: `CPROFILE` or `PYINSTRUMENT`.
+            cprofile_timer: time that cProfile measures; ignored for Pyinstrument.
 
         Raises:
-            AssertionError: a field is invalid, or both kinds of range are given.
+            AssertionError: an argument is invalid, or both kinds of range are given.
         """
         if profile_default_steps is True:
             cprofile_timer = cProfileTimer.DEFAULT
@@ -229,9 +281,9 @@ class PythonProfilingConfig(_Collected):  # type: ignore[override] # of __attrs_
 
 
 class HorovodProfilingConfig(_Collected):
-    """Horovod's timeline; step 13 where no range is given."""
+    """Record Horovod's timeline; by default in step 13."""
 
-    collector: ClassVar[Collector] = COLLECTORS["horovod"]
+    collector: ClassVar[CollectorSpec] = COLLECTORS["horovod"]
 
     def __init__(
         self,
@@ -241,18 +293,25 @@ class HorovodProfilingConfig(_Collected):
         duration: float | None = None,
         profile_default_steps: bool = False,  # noqa: FBT001, FBT002 - the SDK's signature
     ) -> None:
-        """A range of steps or one of time, or neither.
+        """Set the window, by steps or by time.
+
+        Args:
+            start_step: first step of the window, counted from 0.
+            num_steps: length of the window in steps.
+            start_unix_time: start of the window in seconds since the epoch.
+            duration: length of the window in seconds.
+            profile_default_steps: use the default window and ignore the range arguments.
 
         Raises:
-            AssertionError: a field is invalid, or both kinds of range are given.
+            AssertionError: an argument is invalid, or both kinds of range are given.
         """
         self._set_range(start_step, num_steps, start_unix_time, duration, profile_default_steps)
 
 
 class SMDataParallelProfilingConfig(_Collected):
-    """The timeline of SageMaker's data parallel library; step 15 where no range is given."""
+    """Record the timeline of SageMaker's data parallel library; by default in step 15."""
 
-    collector: ClassVar[Collector] = COLLECTORS["smddp"]
+    collector: ClassVar[CollectorSpec] = COLLECTORS["smddp"]
 
     def __init__(
         self,
@@ -262,9 +321,63 @@ class SMDataParallelProfilingConfig(_Collected):
         duration: float | None = None,
         profile_default_steps: bool = False,  # noqa: FBT001, FBT002 - the SDK's signature
     ) -> None:
-        """A range of steps or one of time, or neither.
+        """Set the window, by steps or by time.
+
+        Args:
+            start_step: first step of the window, counted from 0.
+            num_steps: length of the window in steps.
+            start_unix_time: start of the window in seconds since the epoch.
+            duration: length of the window in seconds.
+            profile_default_steps: use the default window and ignore the range arguments.
 
         Raises:
-            AssertionError: a field is invalid, or both kinds of range are given.
+            AssertionError: an argument is invalid, or both kinds of range are given.
         """
         self._set_range(start_step, num_steps, start_unix_time, duration, profile_default_steps)
+
+
+_CLASSES: tuple[type[MetricsConfigBase], ...] = (
+    DetailedProfilingConfig,
+    DataloaderProfilingConfig,
+    PythonProfilingConfig,
+    HorovodProfilingConfig,
+    SMDataParallelProfilingConfig,
+)
+_BY_NAME = {kind.__name__.lower(): kind for kind in _CLASSES}
+_ARGUMENTS = {
+    "StartStep": "start_step",
+    "NumSteps": "num_steps",
+    "StartTimeInSecSinceEpoch": "start_unix_time",
+    "Duration": "duration",
+    "DurationInSeconds": "duration",
+    "MetricsRegex": "metrics_regex",
+    "ProfilerName": "python_profiler",
+    "cProfileTimer": "cprofile_timer",
+    "DefaultProfiling": "profile_default_steps",
+}
+
+
+def metrics_configs(parameters: Mapping[str, str]) -> dict[str, MetricsConfigBase]:
+    """Return the metrics configs among `ProfilingParameters`, by their names.
+
+    Raises:
+        ConfigError: a config cannot be parsed, or its values are invalid.
+    """
+    return {
+        kind.__name__: _metrics_config(kind, text)
+        for name, text in parameters.items()
+        if (kind := _BY_NAME.get(name.lower())) is not None
+    }
+
+
+def _metrics_config(kind: type[MetricsConfigBase], text: str) -> MetricsConfigBase:
+    try:
+        fields = canonical(parse_metrics(text), METRICS_KEYS)
+        arguments = {_ARGUMENTS.get(key, key): value for key, value in fields.items() if value is not None}
+        if "python_profiler" in arguments:
+            arguments["python_profiler"] = PythonProfiler(str(arguments["python_profiler"]).lower())
+        if "cprofile_timer" in arguments:
+            arguments["cprofile_timer"] = cProfileTimer(str(arguments["cprofile_timer"]).lower())
+        return kind(**arguments)
+    except (AssertionError, ConfigError, TypeError, ValueError) as error:
+        raise ConfigError(f"{kind.__name__}: {error}") from None

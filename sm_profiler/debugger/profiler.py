@@ -7,19 +7,25 @@ from typing import Any
 
 import attrs
 
-from sm_profiler.debugger.disguise import Disguised
-from sm_profiler.debugger.parsing import PARAMETER_KEYS, canonical
+from sm_profiler.config.api import PARAMETER_KEYS, canonical
 from sm_profiler.debugger.profiler_constants import (
     CPU_PROFILING_DURATION,
     DETAIL_PROF_PROCESSING_DEFAULT_INSTANCE_TYPE,
     DETAIL_PROF_PROCESSING_DEFAULT_VOLUME_SIZE,
     FILE_ROTATION_INTERVAL_DEFAULT,
 )
+from sm_profiler.debugger.sdk_compat import SdkCompatible
 
 
 @attrs.define(slots=False, init=False)
-class Profiler(Disguised):
-    """Switches SageMaker Profiler on, which only AWS's own containers have; our hook stays off beside it."""
+class Profiler(SdkCompatible):
+    """Parameters of SageMaker Profiler, which only AWS's containers have; sm-profiler's hook stays off.
+
+    Attributes:
+        profiling_parameters: the request's `ProfilingParameters`, all strings.
+        instanceType: instance type of its processing job.
+        volumeSizeInGB: disk size of its processing job.
+    """
 
     profiling_parameters: dict[str, str]
     instanceType: str  # noqa: N815 - the SDK's name
@@ -30,7 +36,12 @@ class Profiler(Disguised):
         cpu_profiling_duration: str = str(CPU_PROFILING_DURATION),
         file_rotation_interval: str = str(FILE_ROTATION_INTERVAL_DEFAULT),
     ) -> None:
-        """Take both in seconds, as text or numbers."""
+        """Format the parameters.
+
+        Args:
+            cpu_profiling_duration: seconds, as a string or a number.
+            file_rotation_interval: seconds, as a string or a number.
+        """
         self.profiling_parameters = {
             "CPUProfilingDuration": str(cpu_profiling_duration),
             "SMPFileRotationSecs": str(file_rotation_interval),
@@ -43,7 +54,7 @@ class Profiler(Disguised):
 
     @classmethod
     def from_request(cls, parameters: Mapping[str, Any]) -> Profiler:
-        """Make it of the request's `ProfilingParameters`."""
+        """Return the Profiler in a request's `ProfilingParameters`, their keys in any case."""
         made = cls()
         made.profiling_parameters = canonical(parameters, PARAMETER_KEYS)
         return made

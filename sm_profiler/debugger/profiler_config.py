@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from sm_profiler.config.profile import API_INTERVALS_MS
-from sm_profiler.debugger.disguise import Disguised, is_kind
+from sm_profiler.config.api import CPU_PROFILING, INTERVALS_MS, canonical, decode_config
 from sm_profiler.debugger.framework_profile import FrameworkProfile
-from sm_profiler.debugger.parsing import decoded
 from sm_profiler.debugger.profiler import Profiler
-from sm_profiler.debugger.quiet import expect_untrue_warnings
+from sm_profiler.debugger.sdk_compat import SdkCompatible, drop_deprecation_warnings, is_kind
 from sm_profiler.debugger.utils import require
 
 if TYPE_CHECKING:
@@ -22,10 +20,17 @@ if TYPE_CHECKING:
 
 
 @attrs.define(slots=False, init=False)
-class ProfilerConfig(Disguised):
-    """What a training job's profiler does: pass it to an Estimator as `profiler_config`, or see `sm_profiler.launch`.
+class ProfilerConfig(SdkCompatible):
+    """Profiler configuration of a training job.
 
-    Attributes may be read and set; pipeline variables pass through.
+    Pass it to an Estimator as `profiler_config`, or to a function of `sm_profiler.launch`. Attributes can be assigned.
+
+    Attributes:
+        s3_output_path: S3 URI that the profile is stored under, or a pipeline variable.
+        system_monitor_interval_millis: milliseconds between two samples of the system metrics.
+        framework_profile_params: framework metrics to collect.
+        profile_params: parameters of SageMaker Profiler.
+        disable_profiler: True switches everything off.
     """
 
     s3_output_path: Any
@@ -45,16 +50,17 @@ class ProfilerConfig(Disguised):
         """Configure a job's profiler.
 
         Args:
-            s3_output_path: where the profile is stored: a str or pipeline variable; an Estimator fills it in.
-            system_monitor_interval_millis: milliseconds between two samples of the system metrics: an int or pipeline
-                variable.  The API accepts 100, 200, 500, 1000, 5000 and 60000; without one it takes 500.
-            framework_profile_params: the framework metrics to collect.
-            profile_params: SageMaker Profiler's parameters; it excludes framework metrics.
+            s3_output_path: S3 URI that the profile is stored under, or a pipeline variable. An Estimator sets it to the
+                job's output path if it is None.
+            system_monitor_interval_millis: milliseconds between two samples of the system metrics, or a pipeline variable.
+                The API accepts 100, 200, 500, 1000, 5000 and 60000, and uses 500 by default.
+            framework_profile_params: framework metrics to collect; None collects system metrics only.
+            profile_params: parameters of SageMaker Profiler, which excludes framework metrics.
             disable_profiler: switch everything off.
 
         Raises:
-            AssertionError: a parameter object is of a wrong type.
-            ValueError: framework metrics and SageMaker Profiler are both asked for.
+            AssertionError: a parameter object has the wrong type.
+            ValueError: both framework metrics and SageMaker Profiler are requested.
         """
         require(
             framework_profile_params is None or is_kind(framework_profile_params, FrameworkProfile),
@@ -66,8 +72,8 @@ class ProfilerConfig(Disguised):
         )
         if profile_params and framework_profile_params:
             raise ValueError("Profiler will not work when Framework Profiler is ON")
-        if type(system_monitor_interval_millis) is int and system_monitor_interval_millis not in API_INTERVALS_MS:
-            allowed = ", ".join(map(str, API_INTERVALS_MS))
+        if type(system_monitor_interval_millis) is int and system_monitor_interval_millis not in INTERVALS_MS:
+            allowed = ", ".join(map(str, INTERVALS_MS))
             warnings.warn(
                 f"system_monitor_interval_millis={system_monitor_interval_millis}: the API accepts {allowed}",
                 stacklevel=2,
@@ -78,13 +84,13 @@ class ProfilerConfig(Disguised):
         self.profile_params = profile_params
         self.disable_profiler = disable_profiler
         if framework_profile_params is not None:
-            expect_untrue_warnings(everywhere=True)
+            drop_deprecation_warnings(everywhere=True)
 
     def __hash__(self) -> int:
         return hash(type(self).__name__)
 
     def _to_request_dict(self) -> dict[str, Any]:
-        """The request's `ProfilerConfig`."""
+        """Return the request's `ProfilerConfig`."""
         request: dict[str, Any] = {}
         if self.s3_output_path is not None and self.disable_profiler is False:
             request["S3OutputPath"] = self.s3_output_path
@@ -98,26 +104,25 @@ class ProfilerConfig(Disguised):
 
     @classmethod
     def _to_profiler_disabled_request_dict(cls) -> dict[str, Any]:
-        """The `ProfilerConfig` of an update that switches profiling off."""
+        """Return the `ProfilerConfig` of an update that switches profiling off."""
         return {"DisableProfiler": True}
 
     @classmethod
     def from_request(cls, request: Mapping[str, Any] | str | bytes) -> ProfilerConfig:
-        """Make it of the request's `ProfilerConfig`, a DescribeTrainingJob answer or a profilerconfig.json.
-
-        What is read is written back: `from_request(config._to_request_dict())` equals the configuration.
+        """Return the configuration in a request, the inverse of `_to_request_dict`.
 
         Args:
-            request: the object or its JSON text; keys in any case.
+            request: a `ProfilerConfig` of the API, a profilerconfig.json, a CreateTrainingJob request or a
+                DescribeTrainingJob answer, as an object or its JSON text; keys in any case.
 
         Raises:
-            ConfigError: it is no such object.
+            ConfigError: the request is not a JSON object.
         """
-        fields = decoded(request)
+        fields = decode_config(request)
         parameters = fields.get("ProfilingParameters")
         framework = profiler = None
         if isinstance(parameters, Mapping):
-            if any(str(key).lower() == "cpuprofilingduration" for key in parameters):
+            if CPU_PROFILING in canonical(parameters, (CPU_PROFILING,)):
                 profiler = Profiler.from_request(parameters)
             else:
                 framework = FrameworkProfile.from_request(parameters)
@@ -130,13 +135,14 @@ class ProfilerConfig(Disguised):
         )
 
     def explain(self, rules: Sequence[Any] = (), *, job: Mapping[str, Any] | None = None) -> Explanation:
-        """Say in plain words what will be profiled when, and what is odd or wrong about it; print it.
+        """Explain in plain English what will be profiled when, and what is odd or wrong; print the result.
 
         Args:
-            rules: the ProfilerRule objects that go with it.
-            job: the rest of the job's request, under the API's names: time limit, network isolation, checkpoints.
+            rules: the job's ProfilerRule objects.
+            job: the rest of the CreateTrainingJob request, of which the time limit, network isolation and checkpoints are
+                taken into account.
         """
-        from sm_profiler.config.explaining import explain  # noqa: PLC0415 - only where it is asked for
+        from sm_profiler.config.explaining import explain  # noqa: PLC0415 - training containers never need it
 
         requests = [rule.to_profiler_rule_config_dict() for rule in rules]
         return explain(self._to_request_dict(), requests, job=job, now=time.time())

@@ -1,4 +1,4 @@
-"""The defaults of a profile, under the names that the SDK gives them."""
+"""Defaults of a profile, with the SDK's names."""
 
 from sm_profiler.config.profile import COLLECTORS as _COLLECTORS
 from sm_profiler.config.profile import DEFAULT_FAIL_THRESHOLD, DEFAULT_ROTATE_BYTES
@@ -6,7 +6,7 @@ from sm_profiler.container import DEFAULT_PROFILER_OUTPUT
 
 BASE_FOLDER_DEFAULT = DEFAULT_PROFILER_OUTPUT
 MAX_FILE_SIZE_DEFAULT = DEFAULT_ROTATE_BYTES
-CLOSE_FILE_INTERVAL_DEFAULT = 60  # seconds; an int, since it is written into the request as it is
+CLOSE_FILE_INTERVAL_DEFAULT = 60  # seconds; an int, since its text is part of the request
 FILE_OPEN_FAIL_THRESHOLD_DEFAULT = DEFAULT_FAIL_THRESHOLD
 
 DETAILED_PROFILING_CONFIG_NAME = _COLLECTORS["detailed"].wire

@@ -1,4 +1,7 @@
-"""The fields that every rule has."""
+"""Fields of every rule.
+
+The class has the SDK's name, which is part of its error messages; in `debugger.py` that name is the SDK's own class.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ from typing import Any
 
 import attrs
 
-from sm_profiler.debugger.disguise import Disguised
+from sm_profiler.debugger.sdk_compat import SdkCompatible
 
 
 @attrs.define(slots=False, order=True, on_setattr=None)
-class RuleBase(Disguised):
-    """A rule: its image, where it runs, where it writes, and its parameters."""
+class RuleBase(SdkCompatible):
+    """Image, machine, output and parameters of a rule."""
 
     name: Any
     image_uri: Any
@@ -23,7 +26,7 @@ class RuleBase(Disguised):
 
     @staticmethod
     def _set_rule_parameters(source: Any, rule_to_invoke: Any, rule_parameters: Any) -> dict[str, Any]:
-        """A custom rule's parameters: its source, the rule in it, and the user's.
+        """Return a custom rule's parameters: its source, the rule's name in it, and the user's.
 
         Raises:
             ValueError: a source without a rule, or a rule without a source.

@@ -1,4 +1,4 @@
-"""The built-in rules' configurations: `smdebug_rulesconfig`, and the two profiler rules that it does not export."""
+"""Configurations of the built-in rules: `smdebug_rulesconfig` and two profiler rules that it does not export."""
 
 from __future__ import annotations
 
@@ -33,11 +33,16 @@ def __dir__() -> list[str]:
 def _overall_framework_metrics() -> type:
     base = import_module(_RULES).ProfilerRuleBase
 
-    def __init__(self: Any, scan_interval_us: int = 60_000_000) -> None:  # noqa: N807 - it becomes the method
-        """Time in each phase, and in which operators; `scan_interval_us` is how often files are looked for."""
+    def __init__(self: Any, scan_interval_us: int = 60_000_000) -> None:  # noqa: N807 - becomes a method of the class below
+        """Configure the rule.
+
+        Args:
+            self: the configuration.
+            scan_interval_us: microseconds between two scans for new files.
+        """
         if not scan_interval_us > 0:
             raise AssertionError("scan_interval_us must be a positive integer!")
         base.__init__(self, scan_interval_us=scan_interval_us)
 
-    text = "Where the framework's time goes: steps, phases, operators."
+    text = "Break the framework's time down into steps, phases and operators."
     return type("OverallFrameworkMetrics", (base,), {"__init__": __init__, "__doc__": text, "__module__": __name__})

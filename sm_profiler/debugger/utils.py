@@ -1,4 +1,4 @@
-"""Enums, texts and checks that the configuration classes share."""
+"""Enums, error messages and checks that the configuration classes share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from sm_profiler.config.notation import format_metrics
-from sm_profiler.debugger.disguise import Disguised
+from sm_profiler.debugger.sdk_compat import SdkCompatible
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,16 +20,16 @@ def convert_json_config_to_string(config: Mapping[str, Any]) -> str:
 
 
 def is_valid_unix_time(unix_time: float) -> bool:
-    """Whether a number of seconds since the epoch is a time that exists."""
+    """Return True if `datetime` can represent a number of seconds since the epoch."""
     try:
-        datetime.fromtimestamp(unix_time)  # noqa: DTZ006 - only whether it can be told; the SDK asks in local time
+        datetime.fromtimestamp(unix_time)  # noqa: DTZ006 - local time, as in the SDK
     except (OverflowError, ValueError):
         return False
     return True
 
 
 def is_valid_regex(regex: Any) -> bool:
-    """Whether a pattern compiles."""
+    """Return True if a pattern compiles."""
     try:
         re.compile(regex)
     except (re.error, TypeError):
@@ -38,7 +38,7 @@ def is_valid_regex(regex: Any) -> bool:
 
 
 def require(condition: object, message: ErrorMessages | str) -> None:
-    """Raise AssertionError, which the SDK's users catch, also where Python runs with `-O`.
+    """Raise the SDK's AssertionError unless the condition holds; unlike `assert`, also under `python -O`.
 
     Raises:
         AssertionError: the condition does not hold.
@@ -48,7 +48,7 @@ def require(condition: object, message: ErrorMessages | str) -> None:
 
 
 class ErrorMessages(Enum):
-    """What the SDK says of an invalid argument."""
+    """The SDK's messages for invalid arguments."""
 
     INVALID_LOCAL_PATH = "local_path must be a string!"
     INVALID_FILE_MAX_SIZE = "file_max_size must be an integer greater than 0!"
@@ -65,7 +65,7 @@ class ErrorMessages(Enum):
     INVALID_CPROFILE_TIMER = "cprofile_timer must be of type cProfileTimer"
 
 
-class _Choice(Disguised, Enum):
+class _Choice(SdkCompatible, Enum):
     """An enum whose members equal the SDK's members of the same class name and value."""
 
     def __eq__(self, other: object) -> bool:
@@ -74,7 +74,7 @@ class _Choice(Disguised, Enum):
         return NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self.name)  # as Enum does, so that equal members of the SDK's enum hash alike
+        return hash(self.name)  # as in Enum, so that the SDK's equal member has the same hash
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Pickle as a member of our enum."""
@@ -83,14 +83,14 @@ class _Choice(Disguised, Enum):
 
 
 class PythonProfiler(_Choice):
-    """The profilers that can watch Python code: `CPROFILE` counts every call, `PYINSTRUMENT` samples the stack."""
+    """Python profilers: `CPROFILE` measures every call, `PYINSTRUMENT` samples the stack."""
 
     CPROFILE = "cprofile"
     PYINSTRUMENT = "pyinstrument"
 
 
 class cProfileTimer(_Choice):  # noqa: N801 - the SDK's name
-    """What cProfile measures: wall time, CPU time, the time off the CPU; `DEFAULT` takes one after the other."""
+    """Time that cProfile measures: wall time, CPU time or time off the CPU; `DEFAULT` rotates through the three."""
 
     TOTAL_TIME = "total_time"
     CPU_TIME = "cpu_time"

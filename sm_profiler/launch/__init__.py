@@ -1,7 +1,6 @@
-"""Carrying a profiler configuration into a training job: boto3, SDK v2, SDK v3, or the container's environment."""
+"""Pass a profiler configuration to a training job: boto3, SDK v2, SDK v3, or the container's environment."""
 
-from sm_profiler.launch.attaching import attach
-from sm_profiler.launch.attachment import Attachment
+from sm_profiler.launch.attachment import Attachment, attach
 from sm_profiler.launch.environment import agent_environment
 from sm_profiler.launch.request import to_request
 from sm_profiler.launch.service_model import check_request

@@ -1,37 +1,38 @@
-"""SDK v2's Estimators."""
+"""Attach to an Estimator of SDK v2."""
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sm_profiler.container import AUTO_VARIABLE, CHECKPOINTS
 from sm_profiler.debugger import ProfilerConfig, ProfilerRule
-from sm_profiler.debugger.disguise import is_kind
+from sm_profiler.debugger.sdk_compat import is_kind
 from sm_profiler.errors import ConfigError
-from sm_profiler.launch.attachment import Attachment, replace_attributes
 from sm_profiler.launch.environment import agent_environment
-from sm_profiler.launch.regions import refuse_where_unsupported
-from sm_profiler.launch.request import config_request, refuse_what_the_service_refuses
+from sm_profiler.launch.request import config_request, require_accepted, require_managed_profiling
 
 
-def attach_estimator(estimator: Any, profiler_config: Any, rules: Sequence[Any], backend: str) -> Attachment:
-    """Attach to an Estimator of SDK v2: its own arguments are set, as if they had been passed to it.
+def attach_estimator(
+    estimator: Any, profiler_config: Any, rules: Sequence[Any], backend: str
+) -> tuple[str, list[Callable[[], object]]]:
+    """Set an Estimator's attributes as if the configuration had been passed to its constructor.
+
+    Returns:
+        A description, and functions that undo it.
 
     Raises:
-        ConfigError: the service would refuse it.
+        ConfigError: the service would reject the configuration.
     """
     others = [rule for rule in estimator.rules or [] if not is_kind(rule, ProfilerRule)]
     dropped = [rule.name for rule in estimator.rules or [] if is_kind(rule, ProfilerRule)]
     if dropped:
         warnings.warn(f"the Estimator's profiler rules are replaced: {', '.join(map(str, dropped))}", stacklevel=3)
     before = estimator.profiler_config
-    if before is not None and config_request(before).keys() - {
-        "S3OutputPath",
-        "DisableProfiler",
-    }:  # a bare one is the SDK's
+    defaults = {"S3OutputPath", "DisableProfiler"}  # the SDK fills these in
+    if before is not None and config_request(before).keys() - defaults:
         warnings.warn("the Estimator's profiler_config is replaced", stacklevel=3)
     if backend == "agent":
         values = {
@@ -49,9 +50,9 @@ def attach_estimator(estimator: Any, profiler_config: Any, rules: Sequence[Any],
             "profiler_config": None,
             "rules": others or None,
         }
-        says = "the configuration travels in the environment; the service is told not to profile"
+        description = "the configuration is passed in the environment, and the managed service is switched off"
     else:
-        refuse_where_unsupported(estimator.sagemaker_session.boto_region_name, estimator.instance_type)
+        require_managed_profiling(estimator.sagemaker_session.boto_region_name, estimator.instance_type)
         config = profiler_config if profiler_config is not None else ProfilerConfig()
         _check(config, rules)
         environment = dict(estimator.environment or {})
@@ -63,8 +64,21 @@ def attach_estimator(estimator: Any, profiler_config: Any, rules: Sequence[Any],
             "profiler_config": copy.copy(config),
             "rules": [*others, *(copy.copy(rule) for rule in rules)] or None,
         }
-        says = "the configuration is sent with the job's request"
-    return Attachment(says, [replace_attributes(estimator, values)])
+        description = "the configuration is sent with the job's request"
+    return description, [_set_attributes(estimator, values)]
+
+
+def _set_attributes(target: object, values: dict[str, Any]) -> Callable[[], None]:
+    """Set attributes and return a function that restores them."""
+    before = {name: getattr(target, name) for name in values}
+
+    def restore() -> None:
+        for name, value in before.items():
+            setattr(target, name, value)
+
+    for name, value in values.items():
+        setattr(target, name, value)
+    return restore
 
 
 def _check(config: Any, rules: Sequence[Any]) -> None:
@@ -77,11 +91,11 @@ def _check(config: Any, rules: Sequence[Any]) -> None:
         "ProfilerConfig": config_request(config),
         "ProfilerRuleConfigurations": [rule.to_profiler_rule_config_dict() for rule in rules],
     }
-    refuse_what_the_service_refuses(request)
+    require_accepted(request)
 
 
 def _output_path(estimator: Any) -> Any:
-    """Where the job's results go, decided as the Estimator decides it when it starts the job."""
+    """Return the S3 URI of the job's results, as the Estimator chooses it when it starts the job."""
     if estimator.output_path is not None:
         return estimator.output_path
     session = estimator.sagemaker_session

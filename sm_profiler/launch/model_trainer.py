@@ -1,30 +1,33 @@
-"""SDK v3's ModelTrainer, which has no place for a profiler configuration.
+"""Attach to a ModelTrainer of SDK v3, which takes no profiler configuration itself.
 
-It makes every request in one method, `_create_training_job_args`, for `train()`, for pipelines and for the Batch queue;
-that method is wrapped for the one instance.
+It builds every request in one method, `_create_training_job_args`: for `train()`, for pipelines and for the Batch queue.
+That method is wrapped for the one instance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sm_profiler.container import AUTO_VARIABLE, CHECKPOINTS
 from sm_profiler.errors import ConfigError
-from sm_profiler.launch.attachment import Attachment
 from sm_profiler.launch.environment import agent_environment
-from sm_profiler.launch.regions import refuse_where_unsupported
-from sm_profiler.launch.request import to_request
+from sm_profiler.launch.request import require_managed_profiling, to_request
 from sm_profiler.launch.shapes import TESTED, request_to_shapes, sdk_version
 
 METHOD = "_create_training_job_args"
 
 
-def attach_model_trainer(trainer: Any, profiler_config: Any, rules: Sequence[Any], backend: str) -> Attachment:
-    """Attach to a ModelTrainer of SDK v3.
+def attach_model_trainer(
+    trainer: Any, profiler_config: Any, rules: Sequence[Any], backend: str
+) -> tuple[str, list[Callable[[], object]]]:
+    """Add the configuration to every request of one ModelTrainer.
+
+    Returns:
+        A description, and functions that undo it.
 
     Raises:
-        ConfigError: the method that makes the request is missing or answers otherwise than in the tested versions.
+        ConfigError: the method that builds the request is missing, or returns something else than in the tested version.
     """
     kind = type(trainer)
     if not callable(getattr(trainer, METHOD, None)):
@@ -36,16 +39,16 @@ def attach_model_trainer(trainer: Any, profiler_config: Any, rules: Sequence[Any
         add(_Request(request), self, profiler_config, rules)
         return request
 
-    # A class of its own for this one instance, rather than a function on it: so a copy of the ModelTrainer makes its own
-    # requests, and not the original's.
+    # A subclass for this one instance, since a copy of the ModelTrainer would share a wrapped method and send the
+    # original's requests.
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, METHOD: made}
     object.__setattr__(trainer, "__class__", _new_class(kind, names))
 
     def restore() -> None:
         object.__setattr__(trainer, "__class__", kind)
 
-    where = "the environment" if backend == "agent" else "the job's request"
-    return Attachment(f"the configuration travels in {where} of every job that this ModelTrainer starts", [restore])
+    carrier = "environment" if backend == "agent" else "request"
+    return f"the configuration is passed in the {carrier} of every job that this ModelTrainer starts", [restore]
 
 
 def _new_class(kind: type, names: dict[str, Any]) -> type:
@@ -55,16 +58,16 @@ def _new_class(kind: type, names: dict[str, Any]) -> type:
 
 
 class _Request:
-    """A request that is either in snake_case with shapes, or as boto3 takes it."""
+    """A request in one of two forms: snake_case with shapes, or boto3's."""
 
     def __init__(self, request: Any) -> None:
         if not isinstance(request, dict) or not {"output_data_config", "OutputDataConfig"} & request.keys():
-            raise _unknown(f"ModelTrainer.{METHOD} does not answer with a request")
+            raise _unknown(f"ModelTrainer.{METHOD} does not return a request")
         self.request = request
         self.pascal = "OutputDataConfig" in request
 
     def get(self, name: str, inner: str | None = None) -> Any:
-        """A parameter by its API name, or one inside it; None where it is not given."""
+        """Return a parameter by its API name, or a member of it; None if it is not set."""
         value = self.request.get(name if self.pascal else _snake(name))
         if inner is not None:
             value = value.get(inner) if isinstance(value, dict) else getattr(value, _snake(inner), None)
@@ -77,7 +80,7 @@ class _Request:
 
 def _add_to_request(request: _Request, trainer: Any, profiler_config: Any, rules: Sequence[Any]) -> None:
     session = getattr(trainer.sagemaker_session, "boto_session", None)
-    refuse_where_unsupported(getattr(session, "region_name", None), request.get("ResourceConfig", "InstanceType"))
+    require_managed_profiling(getattr(session, "region_name", None), request.get("ResourceConfig", "InstanceType"))
     made = to_request(
         profiler_config, rules, session=session, s3_output_path=request.get("OutputDataConfig", "S3OutputPath")
     )

@@ -1,4 +1,4 @@
-"""A configuration as keyword arguments of `create_training_job` and `update_training_job`."""
+"""Convert a configuration to keyword arguments of `create_training_job` and `update_training_job`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sm_profiler.config.profile import API_INTERVALS_MS
+from sm_profiler.config.api import UNSUPPORTED_REGIONS, interval_problem, rule_problems
 from sm_profiler.debugger import ProfilerConfig
 from sm_profiler.errors import ConfigError
-from sm_profiler.launch.regions import refuse_where_unsupported
 from sm_profiler.launch.rule_requests import rule_request
 from sm_profiler.launch.service_model import check_request
 
-MAX_RULES = 20
 _KEYS = ("ProfilerConfig", "ProfilerRuleConfigurations")
 
 
@@ -25,22 +23,23 @@ def to_request(
     session: Any = None,
     s3_output_path: str | None = None,
 ) -> dict[str, Any]:
-    """Keyword arguments for boto3: `create_training_job(…, **to_request(…))`, and `update_training_job`.
+    """Return keyword arguments for boto3's `create_training_job(…, **to_request(…))` and `update_training_job`.
 
-    Nothing that is passed in is changed.
+    The arguments are not changed.
 
     Args:
-        profiler_config: a ProfilerConfig of ours or of the SDK's, or the API's object; None means system metrics only.
+        profiler_config: a ProfilerConfig of this package or of the SDK, or the API's object; None records system metrics
+            only.
         rules: ProfilerRule objects.
-        region: where the job runs; taken from the session or the environment where it is not given.
-        session: boto3 session, or an SDK session, for the region and for uploading a local rule source.
-        s3_output_path: where the profile is stored, if the configuration does not say it.
+        region: region of the job; taken from the session or the environment by default.
+        session: boto3 or SDK session, for the region and for uploading a local rule source.
+        s3_output_path: S3 URI that the profile is stored under if the configuration has none.
 
     Returns:
-        `ProfilerConfig`, and `ProfilerRuleConfigurations` where there are rules.
+        `ProfilerConfig`, and, if there are rules, `ProfilerRuleConfigurations`.
 
     Raises:
-        ConfigError: the service would refuse it; one line says why.
+        ConfigError: the service would reject the request; the message lists all reasons in one line.
     """
     session = getattr(session, "boto_session", session)
     region = (
@@ -51,20 +50,20 @@ def to_request(
     )
     config = config_request(profiler_config, s3_output_path)
     if not config.get("DisableProfiler"):
-        refuse_where_unsupported(region)
-    where = config.get("S3OutputPath", s3_output_path)
+        require_managed_profiling(region)
+    output = config.get("S3OutputPath", s3_output_path)
     request: dict[str, Any] = {"ProfilerConfig": config}
     if rules:
-        request["ProfilerRuleConfigurations"] = [rule_request(rule, region, session, where) for rule in rules]
-    refuse_what_the_service_refuses(request)
+        request["ProfilerRuleConfigurations"] = [rule_request(rule, region, session, output) for rule in rules]
+    require_accepted(request)
     return request
 
 
 def config_request(profiler_config: Any, s3_output_path: Any = None) -> dict[str, Any]:
-    """The API's `ProfilerConfig`, with the given path where the configuration has none.
+    """Return the API's `ProfilerConfig`, with the given path if the configuration has none.
 
     Raises:
-        ConfigError: it is no profiler configuration.
+        ConfigError: the argument is not a profiler configuration.
     """
     if profiler_config is None:
         profiler_config = ProfilerConfig()
@@ -72,7 +71,7 @@ def config_request(profiler_config: Any, s3_output_path: Any = None) -> dict[str
         request = dict(profiler_config)
     else:
         try:
-            request = dict(profiler_config._to_request_dict())  # noqa: SLF001 - the SDK's own objects are asked so
+            request = dict(profiler_config._to_request_dict())  # noqa: SLF001 - the SDK's objects have no public method
         except AttributeError:
             kind = type(profiler_config).__name__
             raise ConfigError(f"profiler_config must be a ProfilerConfig, not {kind}") from None
@@ -83,30 +82,28 @@ def config_request(profiler_config: Any, s3_output_path: Any = None) -> dict[str
     return request
 
 
-def refuse_what_the_service_refuses(request: Mapping[str, Any], operation: str = "CreateTrainingJob") -> None:
-    """Check the profiler's part of a request.
+def require_managed_profiling(region: object, instance_type: object = None) -> None:
+    """Check that the managed service can profile in a region and on an instance type.
 
     Raises:
-        ConfigError: with all that is wrong, in one line.
+        ConfigError: it cannot.
     """
-    problems = problems_of(request)
-    problems += check_request(operation, request, only=_KEYS)
-    if problems:
-        raise ConfigError("the service would refuse this: " + "; ".join(problems))
+    if isinstance(region, str) and region.lower() in UNSUPPORTED_REGIONS:
+        raise ConfigError(f"SageMaker has no managed profiling in {region}: use attach(…, backend='agent')")
+    if isinstance(instance_type, str) and instance_type.startswith(("ml.trn", "ml_trn")):
+        raise ConfigError(f"SageMaker has no managed profiling on {instance_type}: use attach(…, backend='agent')")
 
 
-def problems_of(request: Mapping[str, Any]) -> list[str]:
-    """What the service refuses beyond its model: intervals, rules of a disabled profiler, names used twice."""
+def require_accepted(request: Mapping[str, Any]) -> None:
+    """Check the profiler's part of a request against the API's model and its further constraints.
+
+    Raises:
+        ConfigError: the service would reject it; the message lists all reasons in one line.
+    """
     config = request.get("ProfilerConfig") or {}
-    rules = request.get("ProfilerRuleConfigurations") or []
-    problems = []
-    interval = config.get("ProfilingIntervalInMilliseconds")
-    if isinstance(interval, int) and interval not in API_INTERVALS_MS:
-        allowed = ", ".join(map(str, API_INTERVALS_MS))
-        problems.append(f"ProfilingIntervalInMilliseconds: {interval} is not one of {allowed}")
-    if rules and config.get("DisableProfiler") is True:
-        problems.append("profiler rules cannot be used while DisableProfiler is true")
-    names = [rule.get("RuleConfigurationName") for rule in rules if isinstance(rule, Mapping)]
-    twice = sorted({name for name in names if isinstance(name, str) and names.count(name) > 1})
-    problems += [f"two rules are named {name}: give one of them another name=" for name in twice]
-    return problems
+    interval = interval_problem(config.get("ProfilingIntervalInMilliseconds"))
+    problems = [interval] if interval is not None else []
+    problems += rule_problems(config.get("DisableProfiler"), request.get("ProfilerRuleConfigurations") or [])
+    problems += check_request("CreateTrainingJob", request, only=_KEYS)
+    if problems:
+        raise ConfigError("the service would reject this: " + "; ".join(problems))

@@ -1,4 +1,4 @@
-"""Rules as the request carries them: images resolved, local sources uploaded, as an SDK v2 Estimator does."""
+"""Rules in a request: resolve images and upload local sources, as an SDK v2 Estimator does."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sm_profiler.launch.service_model import is_pipeline_variable
 
 
 def rule_request(rule: Any, region: str | None, session: Any, s3_output_path: str | None) -> dict[str, Any]:
-    """One of the request's `ProfilerRuleConfigurations`; the rule itself is not changed.
+    """Return a rule's entry in the request's `ProfilerRuleConfigurations`; the rule is not changed.
 
     Args:
-        rule: a ProfilerRule of ours or of the SDK's.
-        region: where the job runs; needed for AWS's own image.
-        session: boto3 session that a local rule source is uploaded with.
-        s3_output_path: a local rule source is uploaded below it; without it, to the session's default bucket.
+        rule: a ProfilerRule of this package or of the SDK.
+        region: region of the job; needed for AWS's own image.
+        session: boto3 session for uploading a local rule source.
+        s3_output_path: S3 URI that a local rule source is uploaded to; the session's default bucket if it is None.
 
     Raises:
         ConfigError: the image cannot be resolved, or the source cannot be uploaded.
@@ -48,33 +48,33 @@ def _resolve_image(request: dict[str, Any], region: str | None) -> None:
         return
     if not region:
         raise ConfigError(
-            f"rule {name}: the region decides which image evaluates it: pass region=, or register one with "
+            f"rule {name}: its image depends on the region: pass region=, or register an image with "
             "SM_PROFILER_RULE_IMAGE"
         )
     try:
         request["RuleEvaluatorImage"] = get_rule_container_image_uri(name, region)
     except ConfigError:
         raise
-    except ValueError as error:  # the SDK's table has no such region
+    except ValueError as error:  # the SDK lists no image for the region
         line = " ".join(str(error).split())
         raise ConfigError(f"rule {name}: AWS has no rule image for {region} ({line[:120]})") from None
-    if not detailed:  # AWS's own rules run where AWS decides
+    if not detailed:  # AWS chooses the machines of its own rules
         request.pop("InstanceType", None)
         request.pop("VolumeSizeInGB", None)
 
 
 def _upload(source: str, name: str, session: Any, s3_output_path: str | None) -> str:
-    """The S3 URI that a local rule source was uploaded to."""
+    """Upload a local rule source and return its S3 URI."""
     path = Path(source.removeprefix("file://"))
     if not path.is_file():
-        raise ConfigError(f"rule {name}: its source {source} is neither an S3 URI nor a file here")
+        raise ConfigError(f"rule {name}: its source {source} is neither an S3 URI nor a local file")
     if session is None:
         raise ConfigError(f"rule {name}: its source {source} is a local file: pass session=, or an s3:// URI")
     try:
         bucket, prefix = _destination(session, s3_output_path)
         key = "/".join(part for part in (prefix, name, str(uuid.uuid4()), path.name) if part)
         session.client("s3").upload_file(str(path), bucket, key)
-    except Exception as error:  # boto3's errors have no common base with S3 transfer's
+    except Exception as error:  # boto3's errors and S3 transfer's have no common base
         line = " ".join(str(error).split())
         raise ConfigError(f"rule {name}: its source {source} could not be uploaded: {line}") from error
     return f"s3://{bucket}/{key}"
@@ -82,7 +82,7 @@ def _upload(source: str, name: str, session: Any, s3_output_path: str | None) ->
 
 def _destination(session: Any, s3_output_path: str | None) -> tuple[str, str]:
     if s3_output_path and not is_pipeline_variable(s3_output_path):
-        where = urlsplit(s3_output_path)
-        return where.netloc, where.path.strip("/")
+        parts = urlsplit(s3_output_path)
+        return parts.netloc, parts.path.strip("/")
     account = session.client("sts").get_caller_identity()["Account"]
     return f"sagemaker-{session.region_name}-{account}", ""

@@ -1,7 +1,6 @@
-"""What the SageMaker API would refuse, found before the call, from botocore's own service model.
+"""Validate requests against botocore's model of the SageMaker API before they are sent.
 
-botocore itself checks types, required keys and minima; maxima, patterns and enumerations are left to the service, which
-answers a whole request later.
+botocore itself checks types, required keys and minima, and leaves maxima, patterns and enumerations to the service.
 """
 
 from __future__ import annotations
@@ -17,17 +16,15 @@ _SHOWN = 60
 
 
 def check_request(operation: str, params: Mapping[str, Any], *, only: Collection[str] | None = None) -> list[str]:
-    """What is wrong with a request, one line each; empty where nothing is.
+    """Return the problems of a request, one line each. Pipeline variables are not checked.
 
     Args:
-        operation: the API's name of it, such as `CreateTrainingJob`.
-        params: its parameters, under the API's names.
-        only: check these top-level parameters and no others, nor whether required ones are missing.
-
-    Pipeline variables, known only when the pipeline runs, pass.
+        operation: name of the operation, such as `CreateTrainingJob`.
+        params: parameters by their API names.
+        only: check only these top-level parameters, and not whether required ones are missing.
 
     Raises:
-        ConfigError: botocore is missing, or has no such operation.
+        ConfigError: botocore is not installed, or has no such operation.
     """
     shape = _operation(operation)
     if only is not None:
@@ -43,7 +40,7 @@ def check_request(operation: str, params: Mapping[str, Any], *, only: Collection
 @cache
 def _operation(name: str) -> Any:
     try:
-        from botocore.exceptions import UnknownServiceError  # noqa: PLC0415 - boto3 is needed only here
+        from botocore.exceptions import UnknownServiceError  # noqa: PLC0415 - optional dependency
         from botocore.loaders import Loader  # noqa: PLC0415
         from botocore.model import OperationNotFoundError, ServiceModel  # noqa: PLC0415
     except ModuleNotFoundError:
@@ -52,11 +49,11 @@ def _operation(name: str) -> Any:
         model = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
         return model.operation_model(name).input_shape
     except (UnknownServiceError, OperationNotFoundError) as error:
-        raise ConfigError(f"this botocore does not know SageMaker's {name}: {error}") from None
+        raise ConfigError(f"this version of botocore has no SageMaker operation {name}: {error}") from None
 
 
 def is_pipeline_variable(value: object) -> bool:
-    """Whether a value is a placeholder of a SageMaker pipeline (SDK v2 or v3)."""
+    """Return True for a placeholder in a SageMaker pipeline (SDK v2 or v3)."""
     return any(base.__name__ == "PipelineVariable" for base in type(value).__mro__)
 
 
@@ -98,7 +95,7 @@ def _map(shape: Any, value: Mapping[str, Any], path: str) -> Iterator[str]:
 def _string(shape: Any, value: str, path: str) -> Iterator[str]:
     yield from _bounds(shape, len(value), path, "characters")
     if shape.enum and value not in shape.enum:
-        some = ", ".join(shape.enum[:8]) + (", …" if len(shape.enum) > 8 else "")  # noqa: PLR2004 - what fits a line
+        some = ", ".join(shape.enum[:8]) + (", …" if len(shape.enum) > 8 else "")  # noqa: PLR2004 - fits one line
         yield f"{path}: {_shown(value)} is not one of {some}"
     pattern = shape.metadata.get("pattern")
     if pattern and not _matches(pattern, value):
@@ -125,7 +122,7 @@ def _bounds(shape: Any, size: float, path: str, unit: str) -> Iterator[str]:
 def _pattern(pattern: str) -> re.Pattern[str] | None:
     try:
         return re.compile(pattern)
-    except re.error:  # the model's patterns are Java's, and a few say what Python cannot
+    except re.error:  # the model's patterns are Java's, and a few are invalid in Python
         return None
 
 

@@ -1,4 +1,4 @@
-"""A configuration as SDK v3's shapes."""
+"""Convert a configuration to SDK v3's shapes."""
 
 from __future__ import annotations
 
@@ -20,22 +20,28 @@ def to_shapes(
     session: Any = None,
     s3_output_path: str | None = None,
 ) -> dict[str, Any]:
-    """Keyword arguments for SDK v3: `TrainingJob.create(…, **to_shapes(…))`, and for `update` of a running job.
+    """Return keyword arguments for SDK v3's `TrainingJob.create(…, **to_shapes(…))` and `TrainingJob.update`.
 
-    Arguments and errors are those of `to_request`.
+    Args:
+        profiler_config: a ProfilerConfig of this package or of the SDK, or the API's object; None records system metrics
+            only.
+        rules: ProfilerRule objects.
+        region: region of the job; taken from the session or the environment by default.
+        session: boto3 or SDK session, for the region and for uploading a local rule source.
+        s3_output_path: S3 URI that the profile is stored under if the configuration has none.
 
     Raises:
-        ConfigError: the service would refuse it, or SDK v3 is not installed or not as expected.
+        ConfigError: the service would reject the request, or SDK v3 is not installed or incompatible.
     """
     request = to_request(profiler_config, rules, region=region, session=session, s3_output_path=s3_output_path)
     return request_to_shapes(request)
 
 
 def request_to_shapes(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The profiler's part of a request as `profiler_config` and `profiler_rule_configurations`.
+    """Return the profiler's part of a request as `profiler_config` and `profiler_rule_configurations`.
 
     Raises:
-        ConfigError: SDK v3 is not installed, or its shapes are not as expected.
+        ConfigError: SDK v3 is not installed or incompatible.
     """
     try:
         shapes = import_module("sagemaker.core.shapes")
@@ -43,11 +49,11 @@ def request_to_shapes(request: Mapping[str, Any]) -> dict[str, Any]:
         if error.name is None or error.name.partition(".")[0] != "sagemaker":
             raise
         raise ConfigError(
-            "shapes are of the SageMaker SDK v3, which is not installed: pip install 'sagemaker>=3.27'"
+            "shapes need the SageMaker SDK v3, which is not installed: pip install 'sagemaker>=3.27'"
         ) from None
     config = request["ProfilerConfig"]
     try:
-        # one object that create (ProfilerConfig) and update (ProfilerConfigForUpdate) both accept
+        # one object that both create (ProfilerConfig) and update (ProfilerConfigForUpdate) accept
         kind = type("ProfilerConfig", (shapes.ProfilerConfig, shapes.ProfilerConfigForUpdate), {"__module__": __name__})
         made: dict[str, Any] = {"profiler_config": kind(**_snake(config, _CONFIG))}
         rules = request.get("ProfilerRuleConfigurations")
@@ -58,14 +64,14 @@ def request_to_shapes(request: Mapping[str, Any]) -> dict[str, Any]:
     except (AttributeError, TypeError, ValueError) as error:
         line = " ".join(str(error).split())
         raise ConfigError(
-            f"the shapes of SDK {sdk_version()} are not as in {TESTED}, the tested one: {line}"
+            f"the shapes of SDK {sdk_version()} differ from those of {TESTED}, the tested version: {line}"
         ) from error
     return made
 
 
 def sdk_version() -> str:
-    """The installed SDK's version, for messages."""
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - only for a message
+    """Return the installed SDK's version, for messages."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - needed only for a message
 
     try:
         return version("sagemaker")

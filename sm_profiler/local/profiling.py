@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sm_profiler.config.profile import DEFAULT_INTERVAL_MS
 from sm_profiler.container import DEFAULT_PROFILER_OUTPUT, ROOT_VARIABLE
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.local.container import Host, machine_environment
@@ -19,7 +20,6 @@ from sm_profiler.local.services import Services
 from sm_profiler.local.transfer import Mirror
 
 UPLOAD_EVERY_S = 1.0
-DEFAULT_INTERVAL_MS = 500
 
 
 class Profiling:

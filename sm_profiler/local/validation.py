@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from moto.sagemaker.exceptions import AWSValidationException
 
+from sm_profiler.config.api import interval_problem, rule_problems
 from sm_profiler.launch.service_model import check_request
 from sm_profiler.local.records import JsonDict, TrainingJob
 
 CHECKED = ("CreateTrainingJob", "UpdateTrainingJob", "CreateProcessingJob")
-INTERVALS_MS = (100, 200, 500, 1000, 5000, 60000)
 
 
 def refuse_invalid(operation: str, request: JsonDict) -> None:
@@ -31,17 +31,9 @@ def refuse(problems: list[str]) -> None:
 
 def check_profiler(config: JsonDict | None, rules: list[JsonDict], names: list[str]) -> list[str]:
     """What the service says of a profiler configuration beyond its model."""
-    problems = []
-    interval = (config or {}).get("ProfilingIntervalInMilliseconds")
-    if interval is not None and interval not in INTERVALS_MS:
-        problems.append(f"ProfilingIntervalInMilliseconds {interval} is not one of {', '.join(map(str, INTERVALS_MS))}")
-    if rules and (config or {}).get("DisableProfiler"):
-        problems.append("Profiler rules cannot be used while DisableProfiler is true")
-    every = [*names, *(rule["RuleConfigurationName"] for rule in rules)]
-    problems += [
-        f"RuleConfigurationName {name!r} is not unique" for name in sorted(set(every)) if every.count(name) > 1
-    ]
-    return problems
+    interval = interval_problem((config or {}).get("ProfilingIntervalInMilliseconds"))
+    problems = [interval] if interval is not None else []
+    return problems + rule_problems((config or {}).get("DisableProfiler"), rules, names)
 
 
 def check_create_training(request: JsonDict) -> None:

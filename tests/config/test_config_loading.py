@@ -1,4 +1,4 @@
-"""A profilerconfig.json becomes a Profile; what is wrong is named by its field, and the rest goes on."""
+"""Loading of a profilerconfig.json: invalid fields are reported by name, the others are used."""
 
 import json
 
@@ -31,7 +31,7 @@ def one(config: str, name: str = "DetailedProfilingConfig"):
     return load_profile({"ProfilingParameters": {name: config}})
 
 
-def test_everything():
+def test_reads_every_field():
     profile = load_profile(FULL)
     assert (profile.s3_output_path, profile.interval_ms, profile.disabled) == ("s3://Bucket/Path", 200, False)
     assert (profile.local_path, profile.rotate_max_bytes) == ("/opt/ml/output/Profiler", 1000)
@@ -55,24 +55,24 @@ def swapped(value):
     return value
 
 
-def test_keys_in_any_case_values_as_they_are():
+def test_matches_keys_in_any_case_and_keeps_values():
     profile = load_profile(json.dumps(swapped(FULL)))
     assert (profile.s3_output_path, profile.local_path) == ("s3://Bucket/Path", "/opt/ml/output/Profiler")
     assert profile.collectors == load_profile(FULL).collectors
 
 
-def test_text_bytes_and_byte_order_mark():
+def test_accepts_text_bytes_and_a_byte_order_mark():
     text = json.dumps(FULL)
     for form in (text, text.encode(), "\ufeff" + text, b"\xef\xbb\xbf" + text.encode()):
         assert load_profile(form) == load_profile(FULL)
 
 
-def test_a_describe_answer_is_looked_into():
+def test_finds_the_configuration_in_a_describe_answer():
     assert load_profile({"TrainingJobName": "j", "ProfilerConfig": FULL}) == load_profile(FULL)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", b"\xff", "[" * 100_000])
-def test_what_is_no_configuration_is_refused_in_one_line(text):
+def test_rejects_anything_but_an_object_in_one_line(text):
     with pytest.raises(ConfigError) as caught:
         load_profile(text)
     assert "\n" not in str(caught.value)
@@ -91,7 +91,7 @@ def test_what_is_no_configuration_is_refused_in_one_line(text):
         ),
     ],
 )
-def test_when_the_hook_stays_off(config, why):
+def test_reports_why_the_hook_stays_off(config, why):
     profile = load_profile(config)
     assert not profile.hook_on
     assert why in profile.off
@@ -115,7 +115,7 @@ def test_when_the_hook_stays_off(config, why):
         ('{"StartStep": 5, "cProfileTimer": "sun", }', "DetailedProfilingConfig.cProfileTimer"),
     ],
 )
-def test_an_invalid_collector_is_off_and_named_once(config, field):
+def test_an_invalid_collector_is_off_and_reported_once(config, field):
     parameters = {"DetailedProfilingConfig": config, "HorovodProfilingConfig": '{"StartStep": 1, }'}
     profile = load_profile({"ProfilingParameters": parameters})
     assert set(profile.collectors) == {"horovod"}
@@ -123,11 +123,11 @@ def test_an_invalid_collector_is_off_and_named_once(config, field):
     assert profile.problems[0].startswith(field + ":")
 
 
-def test_the_old_name_of_duration():
+def test_accepts_the_old_name_of_duration():
     assert one('{"DurationInSeconds": 2.5, }').collectors["detailed"] == CollectorConfig(duration=2.5)
 
 
-def test_asked_for_without_a_range_means_the_default_window():
+def test_a_config_without_a_range_uses_the_default_window():
     assert one('{"MetricsRegex": "x", }', "DataloaderProfilingConfig").collectors["dataloader"] == CollectorConfig(
         start_step=7, num_steps=1, metrics_regex="x", default=True
     )
@@ -135,20 +135,20 @@ def test_asked_for_without_a_range_means_the_default_window():
     assert (python.start_step, python.num_steps, python.timer, python.default) == (9, 3, "default", True)
 
 
-def test_empty_config_is_off():
+def test_an_empty_config_is_off():
     profile = one("{}")
     assert profile.collectors == {}
     assert profile.problems == []
 
 
-def test_strings_of_numbers_and_booleans_count_as_numbers():
+def test_accepts_numbers_as_strings_and_booleans():
     assert one('{"StartStep": "5", "NumSteps": True, }').collectors["detailed"] == CollectorConfig(5, 1)
 
 
-def test_unknown_keys_are_named_and_ignored():
+def test_unknown_keys_are_reported_and_ignored():
     profile = one('{"StartStep": 5, "Colour": "red", }')
     assert "detailed" in profile.collectors
-    assert profile.problems == ["DetailedProfilingConfig.colour: unknown, ignored"]
+    assert profile.problems == ["DetailedProfilingConfig.Colour: unknown, ignored"]
 
 
 @pytest.mark.parametrize(
@@ -167,20 +167,20 @@ def test_unknown_keys_are_named_and_ignored():
         ({"ProfilingParameters": {"DetailedProfilingConfig": 5}}, "DetailedProfilingConfig"),
     ],
 )
-def test_other_fields_fall_back_and_are_named(config, field):
+def test_other_invalid_fields_are_reported_and_use_their_defaults(config, field):
     profile = load_profile(config)
     assert [problem.partition(":")[0] for problem in profile.problems] == [field]
     assert profile.rotate_max_bytes == 10485760
     assert profile.local_path == "/opt/ml/output/profiler"
 
 
-def test_an_object_that_is_no_profiler_configuration_is_named():
+def test_reports_an_object_without_any_known_key():
     (problem,) = load_profile({"LocalPath": "/x"}).problems
     assert problem.startswith("ProfilerConfig: has none of S3OutputPath")
     assert load_profile({}).problems == []
 
 
-def test_an_infinite_close_interval_is_one():
+def test_accepts_an_infinite_close_interval():
     assert load_profile({"ProfilingParameters": {"RotateFileCloseIntervalInSeconds": "inf"}}).problems == []
 
 
@@ -194,7 +194,7 @@ names = st.sampled_from([*FULL, *FULL["ProfilingParameters"], "StartStep"])
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(names, json_values | st.dictionaries(names, json_values, max_size=4), max_size=5))
-def test_any_object_is_read(config):
+def test_loads_any_object(config):
     profile = load_profile(config)
     assert all("\n" not in problem and problem for problem in profile.problems)
 
@@ -207,7 +207,7 @@ def test_the_environment_carries_any_text(text):
     assert (config_from_environment({**variables, "OTHER": "x"}) or "") == text
 
 
-def test_the_environment_ends():
+def test_rejects_a_configuration_too_long_for_the_environment():
     with pytest.raises(ConfigError, match="too long"):
         environment_for("x" * 512 * 100)
     assert config_from_environment({}) is None

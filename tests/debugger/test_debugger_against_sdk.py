@@ -1,4 +1,4 @@
-"""Ours and the SDK's own, side by side: the same request, byte for byte, or the same error with the same text."""
+"""Comparison with the SDK: the same request, byte for byte, or the same error with the same text."""
 
 import enum
 import json
@@ -14,7 +14,7 @@ import sm_profiler.debugger as ours
 pytestmark = pytest.mark.sdk2
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # the SDK's farewell to its version 2
+    warnings.simplefilter("ignore")  # the SDK's end-of-life notice for version 2
     import sagemaker.debugger as theirs
     from sagemaker.debugger import metrics_config as their_metrics
 
@@ -27,7 +27,7 @@ class Timer(enum.Enum):
 
 
 def outcome(call):
-    """What a call comes to: its request as text, or the error's type and text."""
+    """Return a call's request as text, or its error's type and text."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -36,7 +36,7 @@ def outcome(call):
         return type(error), str(error)
 
 
-# what the SDK accepts and what it does not: numbers of every kind, text, None, booleans, the wrong objects
+# valid and invalid values: numbers of every kind, text, None, booleans, wrong objects
 numbers = (
     st.integers(-3, 20) | st.integers() | st.floats() | st.booleans() | st.sampled_from([2**31, 10**11, 10**18, 1e300])
 )
@@ -47,7 +47,7 @@ seconds = st.none() | st.integers(1, 2_000_000_000) | st.floats(0.1, 1e6)
 regexes = st.sampled_from([".*", "", "(", "*", "a{99999999999}", 'quote"', r"\d+\\", None, 3, b"bytes"]) | st.text(
     max_size=12
 )
-# an enum of ours where ours is called, and of the SDK's where the SDK's is; else the same wrong thing for both
+# each side gets a member of its own enum, or the same invalid value
 profilers = st.sampled_from([("PythonProfiler", "CPROFILE"), ("PythonProfiler", "PYINSTRUMENT"), "cprofile", None, 3])
 timers = st.sampled_from(
     [("cProfileTimer", name) for name in ("TOTAL_TIME", "CPU_TIME", "OFF_CPU_TIME", "DEFAULT")]
@@ -108,7 +108,7 @@ def metrics_config(side, spec):
 
 @MANY
 @given(metrics)
-def test_metrics_configs(spec):
+def test_metrics_configs_are_equal(spec):
     def described(side):
         made = metrics_config(side, spec)
         return [made.name, made.to_json_string(), type(made.range).__name__, vars(made.range), made._to_json()]
@@ -118,7 +118,7 @@ def test_metrics_configs(spec):
 
 @SOME
 @given(st.sampled_from(list(extras)), positional)
-def test_positional_arguments(name, values):
+def test_positional_arguments_are_equal(name, values):
     assert outcome(lambda: getattr(ours, name)(*values).to_json_string()) == outcome(
         lambda: getattr(theirs, name)(*values).to_json_string()
     )
@@ -155,7 +155,7 @@ profiles = st.tuples(st.just({}) | fields, ranges | valid_ranges, st.just({}) | 
 
 @MANY
 @given(profiles)
-def test_framework_profiles(spec):
+def test_framework_profiles_are_equal(spec):
     assert outcome(lambda: framework_profile(ours, spec).profiling_parameters) == outcome(
         lambda: framework_profile(theirs, spec).profiling_parameters
     )
@@ -176,7 +176,7 @@ def test_framework_profiles(spec):
     | st.sampled_from(["FrameworkProfile", {}, 0, []]),
     st.none() | st.none() | st.tuples(numbers, numbers) | st.sampled_from(["Profiler", {}, 0]),
 )
-def test_profiler_configs(plain, framework, profiler):
+def test_profiler_configs_are_equal(plain, framework, profiler):
     def request(side):
         made = dict(plain)
         made["framework_profile_params"] = (
@@ -207,7 +207,7 @@ parameters = st.none() | st.dictionaries(st.text(max_size=5), texts | numbers, m
     ),
     unknown,
 )
-def test_custom_rules(kwargs, more):
+def test_custom_rules_are_equal(kwargs, more):
     def request(side):
         return side.ProfilerRule.custom(**json.loads(json.dumps(kwargs)), **more).to_profiler_rule_config_dict()
 
@@ -228,7 +228,7 @@ def test_custom_rules(kwargs, more):
         },
     ),
 )
-def test_built_in_rules(rule, kwargs):
+def test_built_in_rules_are_equal(rule, kwargs):
     def request(side):
         made = side.ProfilerRule.sagemaker(getattr(side.rule_configs, rule)(), **kwargs)
         return [made.name, made.image_uri, made.to_profiler_rule_config_dict()]
@@ -257,7 +257,7 @@ def test_built_in_rules(rule, kwargs):
         lambda side: len(side.get_default_profiler_processing_job().name),
     ],
 )
-def test_calls(call):
+def test_other_calls_are_equal(call):
     assert outcome(lambda: call(ours)) == outcome(lambda: call(theirs))
 
 
@@ -268,13 +268,13 @@ def test_calls(call):
     st.integers() | st.none(),
     st.floats(allow_nan=False) | st.none(),
 )
-def test_ranges(start, number, when, duration):
+def test_ranges_are_equal(start, number, when, duration):
     assert ours.StepRange(start, number).to_json() == their_metrics.StepRange(start, number).to_json()
     assert ours.TimeRange(when, duration).to_json() == their_metrics.TimeRange(when, duration).to_json()
 
 
 @pytest.mark.parametrize("module", ["profiler_constants", "utils"])
-def test_constants_and_texts(module):
+def test_constants_and_messages_are_equal(module):
     our_module, their_module = (
         __import__(f"{package}.{module}", fromlist=["_"]) for package in ("sm_profiler.debugger", "sagemaker.debugger")
     )
@@ -291,7 +291,7 @@ def test_constants_and_texts(module):
 
 
 @pytest.mark.parametrize("name", [n for n in vars(theirs) if n[0] != "_" and n != "absolute_import"])
-def test_every_name_of_the_sdk_is_there(name):
+def test_has_every_name_of_the_sdk(name):
     assert getattr(ours, name) is not None
 
 
@@ -299,7 +299,7 @@ def test_every_name_of_the_sdk_is_there(name):
     "module",
     ["metrics_config", "framework_profile", "profiler_config", "profiler_constants", "profiler", "utils", "debugger"],
 )
-def test_module_paths(module):
+def test_modules_have_the_sdks_names(module):
     our_module, their_module = (
         __import__(f"{package}.{module}", fromlist=["_"]) for package in ("sm_profiler.debugger", "sagemaker.debugger")
     )

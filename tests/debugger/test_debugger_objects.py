@@ -1,4 +1,4 @@
-"""The objects themselves: isinstance in both import orders, copies, pickles, equality, and what is quiet or not."""
+"""The objects: isinstance in both import orders, copies, pickles, equality, images and filtered log messages."""
 
 import copy
 import json
@@ -27,10 +27,10 @@ from sm_profiler.debugger import (
     cProfileTimer,
     rule_configs,
 )
-from sm_profiler.debugger.images import register_rule_image, settings_path
+from sm_profiler.debugger.images import settings_path
 from sm_profiler.errors import ConfigError
 
-# the SDK speaks of its version 3 when it is imported, and warnings are errors here
+# the SDK v2 advertises version 3 when it is imported, and warnings are errors here
 pytestmark = pytest.mark.filterwarnings("ignore:You are using the SageMaker Python SDK v2")
 
 ROOT = Path(__file__).parents[2]
@@ -105,7 +105,7 @@ print("fine")
         pytest.param(str(SDK3), "sagemaker.core.debugger", marks=pytest.mark.sdk3, id="v3"),
     ],
 )
-def test_isinstance_in_both_orders_and_both_ways(python, package, order):
+def test_isinstance_holds_in_both_import_orders(python, package, order):
     if not Path(python).exists():
         if os.environ.get("CI"):
             pytest.fail("no environment of the SDK v3: make it with `make test`")
@@ -122,7 +122,7 @@ def pickled(thing, protocol):
 
 
 @pytest.mark.parametrize("thing", MADE, ids=lambda thing: type(thing).__name__)
-def test_copies_are_equal_and_of_our_kind(thing):
+def test_copies_are_equal_and_keep_their_class(thing):
     copies = [copy.copy(thing), copy.deepcopy(thing)] + [pickled(thing, n) for n in range(6)]
     for made in copies:
         assert type(made) is type(thing)
@@ -131,22 +131,22 @@ def test_copies_are_equal_and_of_our_kind(thing):
 
 
 @pytest.mark.parametrize("thing", MADE, ids=lambda thing: type(thing).__name__)
-def test_different_things_differ(thing):
+def test_different_objects_differ(thing):
     assert all(thing != other for other in MADE if other is not thing)
     assert thing != "text"
 
 
-def test_repr_says_what_it_is():
+def test_repr_shows_all_fields():
     assert repr(DetailedProfilingConfig(start_step=2)) == (
         "DetailedProfilingConfig(name='DetailedProfilingConfig', range=StepRange(start_step=2, num_steps=1))"
     )
 
 
-def test_hashable_where_the_sdk_is_and_equal_things_hash_alike():
+def test_equal_objects_have_equal_hashes():
     assert len({FrameworkProfile(), FrameworkProfile(), ProfilerConfig(), StepRange(1, 2), StepRange(1, 2)}) == 3
 
 
-def test_attributes_may_be_set():
+def test_attributes_can_be_assigned():
     config = ProfilerConfig(framework_profile_params=FrameworkProfile())
     config.s3_output_path = "s3://b/p"
     config.framework_profile_params.profiling_parameters = {}
@@ -158,14 +158,14 @@ def test_attributes_may_be_set():
     }
 
 
-def test_a_request_does_not_change_the_rule():
+def test_building_a_request_does_not_change_the_rule():
     base = rule_configs.CPUBottleneck(threshold=40)
     rule = ProfilerRule.sagemaker(base)
     assert rule.to_profiler_rule_config_dict()["RuleParameters"]["threshold"] == "40"
     assert base.rule_parameters["threshold"] == 40
 
 
-def test_intervals_that_the_api_refuses_are_named():
+def test_warns_of_intervals_that_the_api_rejects():
     with pytest.warns(UserWarning, match="100, 200, 500, 1000, 5000, 60000"):
         ProfilerConfig(system_monitor_interval_millis=300)
     with warnings.catch_warnings():
@@ -174,7 +174,7 @@ def test_intervals_that_the_api_refuses_are_named():
             ProfilerConfig(system_monitor_interval_millis=fine)
 
 
-def test_rules_that_smdebug_rulesconfig_does_not_export():
+def test_has_the_rules_that_smdebug_rulesconfig_does_not_export():
     loader = ProfilerRule.sagemaker(rule_configs.Dataloader(min_threshold=60))
     assert loader.to_profiler_rule_config_dict()["RuleParameters"]["min_threshold"] == "60"
     overall = ProfilerRule.sagemaker(rule_configs.OverallFrameworkMetrics())
@@ -190,7 +190,7 @@ def test_rules_that_smdebug_rulesconfig_does_not_export():
         _ = rule_configs.Nonsense
 
 
-def test_names_of_the_sdk_need_the_sdk():
+def test_names_outside_profiling_need_the_sdk():
     program = (
         "import sys; sys.modules['sagemaker'] = None\n"
         "import sm_profiler.debugger as d\n"
@@ -220,11 +220,11 @@ def image(region="us-east-1", **kwargs):
 
 
 @pytest.mark.sdk2
-def test_images_of_the_argument_the_environment_the_file_and_the_sdk(settings):
+def test_image_precedence_is_argument_environment_file_sdk(settings):
     assert image().startswith("503895931360.dkr.ecr.us-east-1.amazonaws.com/sagemaker-debugger-rules")
-    register_rule_image("file/image:1")
+    settings_path().write_text('{"rule_image": "file/image:1"}')
     assert image() == "file/image:1"
-    register_rule_image("china/image:1", "cn-north-1")
+    settings_path().write_text('{"rule_image": {"*": "file/image:1", "cn-north-1": "china/image:1"}}')
     assert (image(), image("cn-north-1")) == ("file/image:1", "china/image:1")
     settings.setenv("SM_PROFILER_RULE_IMAGE", "1.dkr.ecr.{region}.amazonaws.com/own:2")
     assert image("eu-west-1") == "1.dkr.ecr.eu-west-1.amazonaws.com/own:2"
@@ -236,20 +236,20 @@ def test_images_of_the_argument_the_environment_the_file_and_the_sdk(settings):
 
 
 @pytest.mark.sdk2
-def test_sagemaker_profilers_own_job_keeps_its_own_image(settings):
+def test_sagemaker_profilers_job_keeps_its_image(settings):
     settings.setenv("SM_PROFILER_RULE_IMAGE", "own:1")
     name = facade.get_default_profiler_processing_job().name
     assert "detailed-profiler-processing" in facade.get_rule_container_image_uri(name, "us-west-2")
 
 
-def test_a_registered_image_goes_into_built_in_rules(settings):
+def test_built_in_rules_use_the_registered_image(settings):
     assert ProfilerRule.sagemaker(rule_configs.ProfilerReport()).image_uri == "DEFAULT_RULE_EVALUATOR_IMAGE"
     settings.setenv("SM_PROFILER_RULE_IMAGE", "own/rules:1")
     rule = ProfilerRule.sagemaker(rule_configs.ProfilerReport())
     assert (rule.image_uri, rule.instance_type, rule.volume_size_in_gb) == ("own/rules:1", "ml.t3.medium", 30)
 
 
-def test_a_registered_image_goes_before_awss_when_an_estimator_fills_it_in(settings):
+def test_the_registered_image_replaces_awss_when_an_estimator_sets_it(settings):
     rule = ProfilerRule.sagemaker(rule_configs.ProfilerReport())
     settings.setenv("SM_PROFILER_RULE_IMAGE", "1.dkr.ecr.{region}.amazonaws.com/own:2")
     rule.image_uri = "503895931360.dkr.ecr.us-west-2.amazonaws.com/sagemaker-debugger-rules:latest"
@@ -259,7 +259,7 @@ def test_a_registered_image_goes_before_awss_when_an_estimator_fills_it_in(setti
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"rule_image": 5}'])
-def test_a_broken_settings_file_is_named(settings, text):
+def test_reports_an_invalid_settings_file(settings, text):
     settings_path().write_text(text)
     with pytest.raises(ConfigError, match=str(settings_path())):
         image()
@@ -268,23 +268,23 @@ def test_a_broken_settings_file_is_named(settings, text):
 QUIET = """
 import json, logging, warnings
 warnings.simplefilter("ignore")
-said = []
+messages = []
 class Keep(logging.Handler):
     def emit(self, record):
-        said.append(record.getMessage())
+        messages.append(record.getMessage())
 logging.getLogger("sagemaker.deprecations").addHandler(Keep())
 import sagemaker.debugger as theirs
 from sagemaker.deprecations import deprecation_warn_base
 from sagemaker.fw_utils import profiler_config_deprecation_warning
 import sm_profiler.debugger as ours
-from sm_profiler.debugger import quiet
+from sm_profiler.debugger import sdk_compat
 
 def count(make):
-    quiet._FILTER.everywhere = False
-    logging.getLogger("sagemaker.deprecations").removeFilter(quiet._FILTER)
-    del said[:]
+    sdk_compat._FILTER.everywhere = False
+    logging.getLogger("sagemaker.deprecations").removeFilter(sdk_compat._FILTER)
+    del messages[:]
     profiler_config_deprecation_warning(make(), None, "pytorch", "2.3")
-    return len(said)
+    return len(messages)
 
 def idle():
     ours.FrameworkProfile()  # which goes nowhere
@@ -299,26 +299,26 @@ print("ANSWERS " + json.dumps({
     "ours": count(lambda: ours.ProfilerConfig(framework_profile_params=ours.FrameworkProfile())),
     "theirs in ours": count(lambda: ours.ProfilerConfig(framework_profile_params=theirs.FrameworkProfile())),
     "ours in theirs, as in update_profiler": count(lambda: theirs.ProfilerConfig(framework_profile_params=ours.FrameworkProfile())),
-    "theirs beside an idle one of ours": count(idle),
+    "theirs beside our unused one": count(idle),
     "another message": count(another),
 }))
 """
 
 
 @pytest.mark.sdk2
-def test_the_two_untrue_warnings_do_not_reach_the_user_and_nothing_else_is_silenced():
+def test_drops_the_two_deprecation_messages_and_no_others():
     shown = subprocess.run([sys.executable, "-c", QUIET], capture_output=True, text=True, check=True)
     assert json.loads(shown.stdout.rpartition("ANSWERS ")[2]) == {
         "theirs": 2,
         "ours": 0,
         "theirs in ours": 0,
         "ours in theirs, as in update_profiler": 0,
-        "theirs beside an idle one of ours": 2,
+        "theirs beside our unused one": 2,
         "another message": 1,
     }
 
 
-def test_the_filter_is_there_once():
+def test_the_filter_is_installed_once():
     for _ in range(3):
         ProfilerConfig(framework_profile_params=FrameworkProfile())
     ours = [
@@ -327,7 +327,7 @@ def test_the_filter_is_there_once():
     assert len(ours) == 1
 
 
-def test_checks_hold_without_assertions():
+def test_checks_hold_without_assert_statements():
     program = (
         "from sm_profiler.debugger import *\ntry: FrameworkProfile(start_step=-1)\nexcept AssertionError as e: print(e)"
     )
@@ -362,6 +362,6 @@ print("fine")
 
 @pytest.mark.sdk2
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_ours_in_the_place_of_the_sdks_module(when):
+def test_works_as_a_substitute_in_sys_modules(when):
     shown = subprocess.run([sys.executable, "-c", ALIASED, when], capture_output=True, text=True, check=False)
     assert shown.stdout.strip().endswith("fine"), shown.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""Requests read back into objects, and configurations in plain words."""
+"""Objects from requests, explanations of configurations, and `sm-profiler validate`."""
 
 import json
 
@@ -66,11 +66,11 @@ def test_round_trip(made, interval, path, disabled):
 @pytest.mark.parametrize(
     "config", [ProfilerConfig(), ProfilerConfig(profile_params=Profiler(60)), ProfilerConfig(disable_profiler=True)]
 )
-def test_other_round_trips(config):
+def test_round_trip_without_framework_metrics(config):
     assert ProfilerConfig.from_request(config._to_request_dict()) == config
 
 
-def test_from_what_describe_answers_and_from_a_file_in_other_case():
+def test_reads_describe_answers_and_keys_in_other_case():
     config = ProfilerConfig("s3://b", 500, FrameworkProfile(start_step=3))
     request = config._to_request_dict()
     assert ProfilerConfig.from_request({"TrainingJobName": "j", "ProfilerConfig": request}) == config
@@ -82,12 +82,12 @@ def test_from_what_describe_answers_and_from_a_file_in_other_case():
 
 
 @pytest.mark.parametrize("request_", ["{", "[]", 5, None])
-def test_what_is_no_request(request_):
+def test_rejects_anything_but_an_object(request_):
     with pytest.raises(ConfigError):
         ProfilerConfig.from_request(request_)
 
 
-def test_a_rule_or_config_that_cannot_be_read():
+def test_rejects_invalid_rules_and_metrics_configs():
     with pytest.raises(ConfigError, match="needs a RuleConfigurationName"):
         ProfilerRule.from_request({})
     broken = FrameworkProfile.from_request({"DetailedProfilingConfig": "nonsense"})
@@ -97,7 +97,7 @@ def test_a_rule_or_config_that_cannot_be_read():
         _ = FrameworkProfile.from_request({"DetailedProfilingConfig": '{"StartStep": -1}'}).metrics_configs
 
 
-def test_explained_defaults():
+def test_explains_the_defaults():
     explanation = ProfilerConfig("s3://b/", 5000, FrameworkProfile()).explain(
         [ProfilerRule.sagemaker(rule_configs.ProfilerReport())]
     )
@@ -109,7 +109,7 @@ def test_explained_defaults():
         "Steps 9 to 11: Python code, measured by cProfile by wall time, CPU time and time off the CPU in turn.",
         "Step 13: Horovod's timeline.",
         "Step 15: the timeline of SageMaker's data parallel library.",
-        "Rule ProfilerReport judges the profile.",
+        "Rule ProfilerReport evaluates the profile.",
         "The profile is stored under s3://b/<job name>/profiler-output.",
     ]
 
@@ -125,7 +125,7 @@ def test_explained_defaults():
         ({"start_unix_time": 1_700_000_000, "duration": 2.5}, "From 2023-11-14 22:13:20 UTC on, for 2.5 seconds:"),
     ],
 )
-def test_windows_in_words(window, words_):
+def test_explains_windows(window, words_):
     assert words_ in str(ProfilerConfig(framework_profile_params=FrameworkProfile(**window)).explain())
 
 
@@ -142,7 +142,7 @@ def rules(number):
     [
         (
             lambda: ProfilerConfig(disable_profiler=True).explain(rules(1)),
-            "refuses profiler rules while DisableProfiler",
+            "profiler rules cannot be used while DisableProfiler",
         ),
         (lambda: ProfilerConfig().explain(rules(21)), "21 rules: the API accepts 20"),
         (lambda: ProfilerConfig().explain(rules(1) * 2), "two rules are named r0"),
@@ -180,25 +180,25 @@ def rules(number):
         ),
     ],
 )
-def test_what_is_wrong(explained, word):
+def test_lists_what_is_wrong(explained, word):
     explanation = explained()
     assert sum(word in line for line in explanation.wrong) == 1, explanation
     assert len(explanation.wrong) <= 1 + (word == "two rules are named r0")
 
 
-def test_an_interval_that_the_api_refuses():
+def test_reports_an_interval_that_the_api_rejects():
     with pytest.warns(UserWarning, match="the API accepts"):
         config = ProfilerConfig(system_monitor_interval_millis=300)
-    assert "the API accepts 100, 200" in config.explain().wrong[0]
+    assert "300 is not one of 100, 200" in config.explain().wrong[0]
 
 
 @pytest.mark.parametrize(
     ("explained", "word"),
     [
-        (lambda: profile(start_unix_time=1000, duration=5).explain(), "which is over"),
+        (lambda: profile(start_unix_time=1000, duration=5).explain(), "in the past"),
         (
             lambda: profile(start_unix_time=2**36).explain(job={"StoppingCondition": {"MaxRuntimeInSeconds": 60}}),
-            "after the job's limit of 60 seconds",
+            "after the job's time limit of 60 seconds",
         ),
         (lambda: profile(start_unix_time=170_000_000_000, duration=5).explain(), "looks like milliseconds"),
         (
@@ -211,7 +211,7 @@ def test_an_interval_that_the_api_refuses():
         ),
     ],
 )
-def test_what_is_odd(explained, word):
+def test_lists_what_is_odd(explained, word):
     explanation = explained()
     assert any(word in line for line in explanation.odd), explanation
     assert explanation.wrong == []
@@ -223,12 +223,12 @@ def write(tmp_path, content):
     return str(path)
 
 
-def test_validate_says_what_a_configuration_does(tmp_path, capsys):
+def test_validate_explains_a_configuration(tmp_path, capsys):
     assert main(["validate", write(tmp_path, profile()._to_request_dict())]) == 0
     assert "Step 5: operators and kernels." in capsys.readouterr().out
 
 
-def test_validate_of_a_whole_request(tmp_path, capsys):
+def test_validate_accepts_a_whole_request(tmp_path, capsys):
     request = {
         "ProfilerConfig": profile()._to_request_dict(),
         "ProfilerRuleConfigurations": [one.to_profiler_rule_config_dict() for one in rules(21)],
@@ -241,13 +241,13 @@ def test_validate_of_a_whole_request(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("flags", "folder"), [([], "/opt/ml/output/data"), (["--checkpoints"], "/opt/ml/checkpoints")])
-def test_validate_says_where_the_files_go_without_network(tmp_path, capsys, flags, folder):
+def test_validate_prints_the_folder_for_jobs_without_network(tmp_path, capsys, flags, folder):
     path = write(tmp_path, profile()._to_request_dict())
     assert main(["validate", path, "--network-isolation", *flags]) == 0
     assert f"written under {folder}," in capsys.readouterr().out
 
 
-def test_validate_names_all_that_is_wrong_and_that_first(tmp_path, capsys):
+def test_validate_lists_all_problems_first(tmp_path, capsys):
     config = {
         "S3OutputPat": "s3://b",
         "LocalPath": "/x",
@@ -265,35 +265,35 @@ def test_validate_names_all_that_is_wrong_and_that_first(tmp_path, capsys):
         f"wrong: PythonProfilingConfig.StartStep: expected an integer of at least 0, found -1; {off}",
         f"wrong: PythonProfilingConfig.NumSteps: expected an integer of at least 1, found 0; {off}",
         f"wrong: PythonProfilingConfig.ProfilerName: expected one of cprofile, pyinstrument, found 'perf'; {off}",
-        "wrong: PythonProfilingConfig.colour: unknown, ignored",
+        "wrong: PythonProfilingConfig.Colour: unknown, ignored",
         "wrong: S3OutputPat: unknown, ignored; did you mean S3OutputPath?",
-        "wrong: LocalPath: unknown, ignored; its place is in ProfilingParameters",
+        "wrong: LocalPath: unknown, ignored; it belongs in ProfilingParameters",
         "wrong: Colour: unknown, ignored",
         "wrong: ProfilingParameters.DetaildProfilingConfig: unknown, ignored; did you mean DetailedProfilingConfig?",
     ]
     assert lines[8].startswith("System metrics")
 
 
-def test_validate_says_its_exit_codes(capsys):
+def test_validate_documents_its_exit_codes(capsys):
     with pytest.raises(SystemExit):
         main(["validate", "--help"])
     assert "exit codes: 0 nothing is wrong; 1" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "5", ""])
-def test_validate_of_what_is_none_ends_in_one_line(tmp_path, capsys, content):
+def test_validate_rejects_anything_but_an_object_in_one_line(tmp_path, capsys, content):
     assert main(["validate", write(tmp_path, content)]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.count("\n") == 1
 
 
-def test_validate_of_a_missing_file(capsys):
+def test_validate_reports_a_missing_file(capsys):
     assert main(["validate", "/nowhere/config.json"]) == 2
     assert "cannot be read" in capsys.readouterr().err
 
 
-def test_the_known_rule_parameters_are_those_of_the_rules():
+def test_explain_has_the_parameters_of_every_rule():
     import inspect
     from importlib import import_module
 

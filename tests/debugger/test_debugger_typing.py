@@ -1,4 +1,4 @@
-"""What a type checker says of the public names: right calls pass, wrong ones are found."""
+"""Public names under a type checker: correct calls pass, wrong ones are reported."""
 
 import subprocess
 import sys
@@ -52,7 +52,7 @@ FrameworkProfile(start_stepp=5)  # wrong
 
 
 @pytest.mark.slow
-def test_a_type_checker_agrees(tmp_path):
+def test_mypy_accepts_correct_calls_and_reports_wrong_ones(tmp_path):
     sample = tmp_path / "sample.py"
     sample.write_text(SAMPLE)
     command = [

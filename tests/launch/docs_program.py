@@ -1,4 +1,4 @@
-"""Runs the marked code blocks of a document on moto (see test_launch_docs.py), and says what each of them sent."""
+"""Run the marked code blocks of a document on moto (see test_launch_docs.py) and print the requests of each."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def main(document, label):
         return client
 
     botocore.session.Session.create_client = create_client
-    answers = []
+    results = []
     with mock_aws():
         iam = boto3.client("iam")
         policy = json.dumps({"Version": "2012-10-17", "Statement": [TRUST]})
@@ -45,8 +45,8 @@ def main(document, label):
             if wanted == label:
                 sent.clear()
                 exec(compile(code, str(document), "exec"), {"role": role, "bucket": "bucket"})  # noqa: S102 - our own document
-                answers.append(list(sent))
-    sys.stdout.write("ANSWERS " + json.dumps(answers) + "\n")
+                results.append(list(sent))
+    sys.stdout.write("RESULTS " + json.dumps(results) + "\n")
 
 
 if __name__ == "__main__":

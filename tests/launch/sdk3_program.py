@@ -1,4 +1,4 @@
-"""Runs in the environment of SDK v3 (see test_launch_sdk3.py): one function a question, answers as JSON."""
+"""Cases for the environment of SDK v3 (see test_launch_sdk3.py), one function each; prints results as JSON."""
 
 import json
 import sys
@@ -30,7 +30,7 @@ OUTPUT = "s3://bucket/out"
 
 
 class StopHereError(Exception):
-    """The request has been seen; nothing is sent."""
+    """Raised instead of sending a request."""
 
 
 class Wire:
@@ -67,7 +67,7 @@ def trainer(wire, session=None, **more):
 
 def expected(wire):
     request = to_request(PROFILE, RULES, session=wire.boto, s3_output_path=OUTPUT)
-    # SDK v3 leaves out what is false in a shape; the service takes that for false
+    # SDK v3 omits members that are False, which the service takes as False
     request["ProfilerConfig"].pop("DisableProfiler")
     return request
 
@@ -79,7 +79,7 @@ def profiler_part(request):
 def create(wire):
     made = to_shapes(PROFILE, RULES, session=wire.boto, s3_output_path=OUTPUT)
     assert isinstance(made["profiler_config"], shapes.ProfilerConfig)
-    create_it = lambda: TrainingJob.create(  # noqa: E731 - said once
+    create_it = lambda: TrainingJob.create(  # noqa: E731 - called once
         training_job_name="j",
         role_arn=ROLE,
         output_data_config=shapes.OutputDataConfig(s3_output_path=OUTPUT),
@@ -125,7 +125,7 @@ def batch(wire):
 
 
 def step_arguments(session, one):
-    """What a TrainingStep asks its trainer for when the pipeline's definition is made."""
+    """Arguments that a TrainingStep takes from its trainer for the pipeline's definition."""
     step = one.train()
     step.func(*step.func_args, **step.func_kwargs)
     found, session.context = session.context.args, None
@@ -202,7 +202,7 @@ def broken_release(wire):
 
 
 def session(wire):
-    kept = SageMakerClient(session=wire.boto).sagemaker_client  # made before, and kept by the SDK
+    kept = SageMakerClient(session=wire.boto).sagemaker_client  # created before, and cached by the SDK
     attachment = attach(Session(boto_session=wire.boto, default_bucket="bucket"), PROFILE, RULES)
     request = {"TrainingJobName": "j", "RoleArn": ROLE, "OutputDataConfig": {"S3OutputPath": OUTPUT}}
     whole = to_request(PROFILE, RULES, session=wire.boto, s3_output_path=OUTPUT)
@@ -213,27 +213,27 @@ def session(wire):
     assert profiler_part(wire.seen(lambda: kept.create_training_job(**request))) == {}
 
 
-QUESTIONS = (create, update, train, batch, pipeline, agent, far_away, broken_release, session)
+CASES = (create, update, train, batch, pipeline, agent, far_away, broken_release, session)
 
 
 def main():
     warnings.simplefilter("ignore")
-    roles._simulate_denied_actions = lambda *_a, **_k: ([], [])  # which moto does not know
-    answers = {}
+    roles._simulate_denied_actions = lambda *_a, **_k: ([], [])  # moto does not implement it
+    results = {}
     with mock_aws():
         boto3.client("iam", region_name="us-east-1").create_role(
             RoleName="r", AssumeRolePolicyDocument=json.dumps({"Version": "2012-10-17", "Statement": [TRUST]})
         )
-        for question in QUESTIONS:
+        for case in CASES:
             SageMakerClient.reset()
             try:
-                question(Wire())
-                answers[question.__name__] = "fine"
+                case(Wire())
+                results[case.__name__] = "fine"
             except Exception as error:
                 import traceback
 
-                answers[question.__name__] = f"{type(error).__name__}: {error}\n{traceback.format_exc()[-1500:]}"
-    sys.stdout.write("ANSWERS " + json.dumps(answers) + "\n")
+                results[case.__name__] = f"{type(error).__name__}: {error}\n{traceback.format_exc()[-1500:]}"
+    sys.stdout.write("RESULTS " + json.dumps(results) + "\n")
 
 
 if __name__ == "__main__":

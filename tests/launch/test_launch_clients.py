@@ -1,4 +1,4 @@
-"""boto3 clients and sessions: training jobs of launchers that we do not control, and tuning jobs."""
+"""boto3 clients and sessions: jobs of third-party launchers, and tuning jobs."""
 
 import json
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ RULE = ProfilerRule.custom("mine", "image:1", "ml.m5.large", 10)
 
 
 class Wire:
-    """A session whose requests go nowhere, and are kept."""
+    """A session whose requests are recorded instead of sent."""
 
     def __init__(self, region="us-east-1"):
         self.sent = []
@@ -43,7 +43,7 @@ def wire():
     return Wire()
 
 
-def test_a_client_sends_it_with_every_training_job(wire):
+def test_a_client_profiles_every_training_job(wire):
     client = wire.client()
     with attach(client, PROFILE, [RULE]) as attachment:
         client.create_training_job(**JOB)
@@ -59,7 +59,7 @@ def test_a_client_sends_it_with_every_training_job(wire):
     assert JOB["Environment"] == {"MINE": "1"}
 
 
-def test_other_operations_are_left_alone(wire):
+def test_leaves_other_operations_unchanged(wire):
     client = wire.client()
     attach(client, PROFILE)
     client.list_training_jobs()
@@ -67,11 +67,11 @@ def test_other_operations_are_left_alone(wire):
     assert wire.sent == [{}, {"TrainingJobName": "job"}]
 
 
-def test_rules_of_the_request_stay_and_its_own_configuration_is_named(wire, caplog):
+def test_keeps_the_requests_rules_and_reports_a_replaced_configuration(wire, caplog):
     client = wire.client()
     attach(client, PROFILE, [RULE])
     own = {"RuleConfigurationName": "own", "RuleEvaluatorImage": "i"}
-    bare = {"S3OutputPath": "s3://bucket/x", "DisableProfiler": False}  # as an SDK v2 Estimator always sends it
+    bare = {"S3OutputPath": "s3://bucket/x", "DisableProfiler": False}  # the default of an SDK v2 Estimator
     client.create_training_job(**JOB, ProfilerConfig=bare, ProfilerRuleConfigurations=[own])
     assert [rule["RuleConfigurationName"] for rule in wire.sent[0]["ProfilerRuleConfigurations"]] == ["own", "mine"]
     assert not caplog.records
@@ -79,7 +79,7 @@ def test_rules_of_the_request_stay_and_its_own_configuration_is_named(wire, capl
     assert "replaced" in caplog.text
 
 
-def test_a_session_reaches_its_later_clients_and_no_other_sessions(wire, caplog):
+def test_a_session_profiles_jobs_of_its_later_clients_only(wire, caplog):
     caplog.set_level("INFO")
     before = wire.client()
     attachment = attach(wire.session, PROFILE)
@@ -93,7 +93,7 @@ def test_a_session_reaches_its_later_clients_and_no_other_sessions(wire, caplog)
     assert "ProfilerConfig" not in wire.sent[-1]
 
 
-def test_refused_before_it_is_sent(wire):
+def test_rejects_before_sending(wire):
     client = wire.client()
     attach(client, ProfilerConfig(disable_profiler=True), [RULE])
     with pytest.raises(ConfigError, match="DisableProfiler is true"):
@@ -105,7 +105,7 @@ def test_refused_before_it_is_sent(wire):
     assert wire.sent == []
 
 
-def test_agent_puts_it_into_the_environment_and_sends_no_profiler_keys():
+def test_agent_uses_the_environment_and_sends_no_profiler_keys():
     wire = Wire("me-central-1")
     client = wire.client()
     attach(client, PROFILE, backend="agent")
@@ -130,7 +130,7 @@ TUNING = {
 }
 
 
-def test_tuning_jobs_know_the_agent_only(wire, caplog):
+def test_tuning_jobs_need_the_agent(wire, caplog):
     client = wire.client()
     with attach(client, PROFILE):
         client.create_hyper_parameter_tuning_job(**TUNING, TrainingJobDefinition=DEFINITION)
@@ -147,7 +147,7 @@ def test_tuning_jobs_know_the_agent_only(wire, caplog):
         client.create_hyper_parameter_tuning_job(**TUNING, TrainingJobDefinition=crowded)
 
 
-def test_an_environment_of_ones_own():
+def test_agent_environment_of_a_custom_launcher():
     environment = agent_environment(PROFILE, {"MINE": "1"}, s3_output_path="s3://b")
     assert {name for name in environment if len(environment[name]) > 512} == set()
     assert "SM_PROFILER_CONFIG" not in environment, "a full configuration needs more than one variable"
@@ -158,14 +158,14 @@ def test_an_environment_of_ones_own():
 
 
 class PipelineVariable:
-    """By its name alone: neither SDK is needed to know one."""
+    """Pipeline variables are recognized by their class name, without either SDK."""
 
 
-def test_what_only_a_pipeline_knows_cannot_travel_in_the_environment():
+def test_agent_rejects_pipeline_variables():
     with pytest.raises(ConfigError, match="S3OutputPath: only known when the pipeline runs"):
         agent_environment(PROFILE, s3_output_path=PipelineVariable())
 
 
-def test_a_client_of_another_service(wire):
+def test_rejects_a_client_of_another_service(wire):
     with pytest.raises(ConfigError, match="not one of s3"):
         attach(wire.session.client("s3"), PROFILE)

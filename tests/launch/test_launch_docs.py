@@ -1,4 +1,4 @@
-"""The code of docs/launching.md and docs/configuration.md runs as it stands there, and sends what is said of it."""
+"""The code in docs/launching.md and docs/configuration.md runs, and sends the requests described there."""
 
 import json
 import os
@@ -45,9 +45,9 @@ def run(document, label, python, tmp_path):
         timeout=280,
         check=False,
     )
-    found = [line for line in shown.stdout.splitlines() if line.startswith("ANSWERS ")]
+    found = [line for line in shown.stdout.splitlines() if line.startswith("RESULTS ")]
     assert found, shown.stderr[-3000:]
-    return json.loads(found[0].removeprefix("ANSWERS "))
+    return json.loads(found[0].removeprefix("RESULTS "))
 
 
 def assert_served(request):
@@ -59,10 +59,10 @@ def assert_served(request):
 
 @pytest.mark.slow
 @pytest.mark.sdk2
-def test_sdk_v2_and_boto3(tmp_path):
-    answers = run(LAUNCHING, "v2", sys.executable, tmp_path)
-    assert [len(requests) for requests in answers] == [1, 1, 1, 1, 1]
-    estimator, attached, boto, session, agent = (requests[0] for requests in answers)
+def test_examples_for_sdk_v2_and_boto3(tmp_path):
+    results = run(LAUNCHING, "v2", sys.executable, tmp_path)
+    assert [len(requests) for requests in results] == [1, 1, 1, 1, 1]
+    estimator, attached, boto, session, agent = (requests[0] for requests in results)
     for request in (estimator, attached, boto, session):
         assert_served(request)
     assert estimator["ProfilerRuleConfigurations"][0]["RuleConfigurationName"] == "ProfilerReport"
@@ -73,20 +73,20 @@ def test_sdk_v2_and_boto3(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.sdk3
-def test_sdk_v3(tmp_path):
-    answers = run(LAUNCHING, "v3", SDK3, tmp_path)
-    assert [len(requests) for requests in answers] == [1, 1]
-    for (request,) in answers:
+def test_examples_for_sdk_v3(tmp_path):
+    results = run(LAUNCHING, "v3", SDK3, tmp_path)
+    assert [len(requests) for requests in results] == [1, 1]
+    for (request,) in results:
         assert_served(request)
 
 
-def test_configuration_in_python(capsys):
+def test_example_of_a_configuration_in_python(capsys):
     (code,) = re.findall(r"<!-- runs with: plain -->\n```python\n(.*?)```", CONFIGURATION.read_text(), re.DOTALL)
     exec(compile(code, str(CONFIGURATION), "exec"), {})  # noqa: S102 - our own document
     assert "Steps 100 to 101: operators and kernels." in capsys.readouterr().out
 
 
-def test_configuration_as_json(tmp_path, capsys):
+def test_example_of_a_configuration_as_json(tmp_path, capsys):
     (text,) = re.findall(r"<!-- validates -->\n```json\n(.*?)```", CONFIGURATION.read_text(), re.DOTALL)
     path = tmp_path / "config.json"
     path.write_text(text)
@@ -94,7 +94,7 @@ def test_configuration_as_json(tmp_path, capsys):
     assert "Step 5: operators and kernels." in capsys.readouterr().out
 
 
-def test_every_block_of_code_is_run():
+def test_every_code_block_is_tested():
     for document in (LAUNCHING, CONFIGURATION):
         text = document.read_text()
         assert text.count("```python") == text.count("<!-- runs with: ")

@@ -1,4 +1,4 @@
-"""SDK v2's Estimators with our objects: what they send, start to update, in every flavour."""
+"""SDK v2's Estimators of every kind with sm-profiler's objects: requests to create and to update jobs."""
 
 import json
 import warnings
@@ -15,7 +15,7 @@ from sm_profiler.launch import attach, check_request
 
 pytestmark = [
     pytest.mark.sdk2,
-    # the SDK's farewell to its version 2, and what its dependencies say of themselves
+    # the SDK's end-of-life notice for version 2, and warnings of its dependencies
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning:sagemaker"),
 ]
 ROLE = "arn:aws:iam::123456789012:role/r"
@@ -23,7 +23,7 @@ ROLE = "arn:aws:iam::123456789012:role/r"
 
 @pytest.fixture
 def wire(monkeypatch, tmp_path):
-    """What arrives at the endpoint, operation by operation, and the session that sends it."""
+    """A session, and the requests that it sends."""
     for name, value in {
         "AWS_ACCESS_KEY_ID": "a",
         "AWS_SECRET_ACCESS_KEY": "b",
@@ -54,7 +54,7 @@ class Wire:
 
     def keep(self, model, params, **_kwargs):
         self.sent.append((model.name, json.loads(params["body"])))
-        if model.name == "UpdateTrainingJob":  # which moto does not know
+        if model.name == "UpdateTrainingJob":  # moto does not implement it
             return SimpleNamespace(status_code=200), {"TrainingJobArn": "arn:aws:sagemaker:us-east-1:123456789012:x"}
         return None
 
@@ -106,7 +106,7 @@ KINDS = ["generic", "pytorch", "tensorflow", "huggingface"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_estimator_sends_what_it_sends_of_the_sdks_own(wire, kind, caplog):
+def test_sends_the_same_request_as_with_the_sdks_objects(wire, kind, caplog):
     import sagemaker.debugger as theirs
 
     own = wire.estimator(kind, profiler_config=profile(), rules=[report()])
@@ -125,7 +125,7 @@ def test_an_estimator_sends_what_it_sends_of_the_sdks_own(wire, kind, caplog):
     assert own.latest_job_profiler_artifacts_path() == f"s3://bucket/{ours['TrainingJobName']}/profiler-output"
 
 
-def test_rules_of_both_kinds_and_makers_are_sorted(wire):
+def test_sorts_profiler_and_debugger_rules(wire):
     import sagemaker.debugger as theirs
 
     debugging = theirs.Rule.sagemaker(theirs.rule_configs.vanishing_gradient())
@@ -136,7 +136,7 @@ def test_rules_of_both_kinds_and_makers_are_sorted(wire):
     assert len(wire.last()["DebugRuleConfigurations"]) == 1
 
 
-def test_a_registered_image_is_sent_instead_of_awss(wire, monkeypatch):
+def test_sends_the_registered_image(wire, monkeypatch):
     rule = report()
     monkeypatch.setenv("SM_PROFILER_RULE_IMAGE", "1.dkr.ecr.{region}.amazonaws.com/own:2")
     wire.estimator(profiler_config=profile(), rules=[rule]).fit(wait=False)
@@ -145,7 +145,7 @@ def test_a_registered_image_is_sent_instead_of_awss(wire, monkeypatch):
     )
 
 
-def test_updates_of_a_running_job(wire, caplog):
+def test_updates_a_running_job(wire, caplog):
     estimator = wire.estimator("pytorch", profiler_config=ProfilerConfig(disable_profiler=True))
     estimator.fit(wait=False)
     estimator.update_profiler(
@@ -169,7 +169,7 @@ def attached_request(wire, estimator, *arguments, **keywords):
     return wire.last()
 
 
-def test_attach_sets_what_would_have_been_passed(wire):
+def test_attach_sets_the_constructors_arguments(wire):
     estimator = wire.estimator("pytorch", environment={"MINE": "1"})
     config, rule = profile(), report()
     with attach(estimator, config, [rule]):
@@ -182,23 +182,23 @@ def test_attach_sets_what_would_have_been_passed(wire):
     assert (estimator.profiler_config, estimator.rules, estimator.environment) == (None, None, {"MINE": "1"})
 
 
-def test_attach_says_what_it_replaces_and_keeps_debugging_rules(wire):
+def test_attach_warns_of_what_it_replaces_and_keeps_debugger_rules(wire):
     import sagemaker.debugger as theirs
 
     debugging = theirs.Rule.sagemaker(theirs.rule_configs.vanishing_gradient())
     estimator = wire.estimator(
         profiler_config=ProfilerConfig(system_monitor_interval_millis=100), rules=[debugging, report()]
     )
-    with pytest.warns(UserWarning, match="replaced") as said:
+    with pytest.warns(UserWarning, match="replaced") as warned:
         attach(estimator, profile(), [ProfilerRule.sagemaker(rule_configs.CPUBottleneck())])
-    texts = [str(one.message) for one in said]
+    texts = [str(one.message) for one in warned]
     assert any("rules are replaced: ProfilerReport" in text for text in texts)
     assert any("profiler_config is replaced" in text for text in texts)
     assert [rule.name for rule in estimator.rules] == ["VanishingGradient", "CPUBottleneck"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_agent_asks_nothing_of_the_service(wire, kind):
+def test_agent_does_not_use_the_managed_service(wire, kind):
     estimator = wire.estimator(
         kind, environment={"MINE": "1"}, output_kms_key="alias/key", output_path="s3://bucket/path"
     )
@@ -217,7 +217,7 @@ def test_agent_asks_nothing_of_the_service(wire, kind):
     assert estimator.latest_job_profiler_artifacts_path() is None
 
 
-def test_agent_works_where_the_service_does_not(wire):
+def test_agent_works_on_unsupported_instances(wire):
     estimator = wire.estimator(instance_type="ml.trn1.2xlarge")
     with pytest.raises(ConfigError, match=r"ml\.trn1\.2xlarge: use attach"):
         attach(estimator, profile())
@@ -234,35 +234,37 @@ def test_agent_works_where_the_service_does_not(wire):
         ({"checkpoint_s3_uri": "s3://b/c", "checkpoint_local_path": "/opt/ml/own/"}, "/opt/ml/own/sm-profiler"),
     ],
 )
-def test_without_network_files_go_where_the_service_stores_them(wire, more, folder):
+def test_network_isolation_uses_folders_that_the_service_stores(wire, more, folder):
     estimator = wire.estimator(enable_network_isolation=True, output_kms_key="k", **more)
     request = attached_request(wire, estimator, profile(), backend="agent")
     carried = load_profile(config_from_environment(request["Environment"]))
     assert (carried.local_path, carried.s3_output_path, carried.kms_key_id) == (folder, None, None)
 
 
-def test_agent_warns_of_rules_that_nobody_runs_and_of_variables_that_it_replaces(wire):
+def test_agent_warns_of_ignored_rules_and_replaced_variables(wire):
     estimator = wire.estimator(environment={"SM_PROFILER_CONFIG": "mine", "SM_PROFILER_CONFIGURED": "kept"})
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         attach(estimator, profile(), [report()], backend="agent")
-    texts = [str(one.message) for one in said]
+    texts = [str(one.message) for one in warned]
     assert any("starts no rule jobs" in text for text in texts)
     assert any("had SM_PROFILER_CONFIG: replaced" in text for text in texts)
-    assert "SM_PROFILER_CONFIG" not in estimator.environment, "the parts are read only where the whole is absent"
+    assert "SM_PROFILER_CONFIG" not in estimator.environment, (
+        "numbered parts are read only if SM_PROFILER_CONFIG is absent"
+    )
     assert estimator.environment["SM_PROFILER_CONFIGURED"] == "kept"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        attach(estimator, profile(), backend="agent")  # the same again: nothing is lost, nothing is said
+        attach(estimator, profile(), backend="agent")  # replaces nothing the second time
 
 
-def test_too_many_variables(wire):
+def test_rejects_too_many_variables(wire):
     estimator = wire.estimator(environment={f"V{n}": "x" for n in range(98)})
     with pytest.raises(ConfigError, match="the API accepts 100"):
         attach(estimator, profile(), backend="agent")
 
 
-def test_in_a_pipeline(wire):
+def test_works_in_a_pipeline(wire):
     from sagemaker.workflow.parameters import ParameterString
     from sagemaker.workflow.pipeline import Pipeline
     from sagemaker.workflow.steps import TrainingStep
@@ -286,7 +288,7 @@ def test_in_a_pipeline(wire):
     assert load_profile(config_from_environment(second["Environment"])).interval_ms == 500
 
 
-def test_attached_again_after_a_fit_nothing_is_said_of_what_the_sdk_filled_in(wire):
+def test_does_not_warn_of_the_configuration_that_the_sdk_filled_in(wire):
     estimator = wire.estimator()
     estimator.fit(wait=False)
     with warnings.catch_warnings():
@@ -294,7 +296,7 @@ def test_attached_again_after_a_fit_nothing_is_said_of_what_the_sdk_filled_in(wi
         attach(estimator, profile())
 
 
-def test_trials_of_a_tuner(wire):
+def test_profiles_the_trials_of_a_tuner(wire):
     from sagemaker.tuner import ContinuousParameter, HyperparameterTuner
 
     estimator = wire.estimator("pytorch")
@@ -308,7 +310,7 @@ def test_trials_of_a_tuner(wire):
     assert check_request("CreateHyperParameterTuningJob", request) == []
 
 
-def test_what_is_no_launcher(wire):
+def test_rejects_other_objects(wire):
     with pytest.raises(ConfigError, match="not str"):
         attach("estimator", profile())
     with pytest.raises(ConfigError, match="'service' or 'agent'"):

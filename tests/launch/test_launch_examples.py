@@ -1,4 +1,4 @@
-"""Each example script starts a job on the local endpoint, as on AWS: its request is asserted, and its profile is there."""
+"""Each example script starts a job on the local endpoint; the request and the profile are checked."""
 
 import os
 import subprocess
@@ -20,14 +20,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class Bench:
-    """An endpoint, and what arrived at it."""
+    """An endpoint and the jobs started on it."""
 
     def __init__(self, local):
         self.local = local
         self.sagemaker, self.s3 = local.client("sagemaker"), local.client("s3")
 
     def launch(self, script, python=sys.executable):
-        """Run an example to its end; returns the job's description when the job has ended."""
+        """Run an example, wait until its job has ended, and return the job's description."""
         before = set(self.names())
         environment = {
             **os.environ,
@@ -83,7 +83,7 @@ def sdk3():
 
 
 def assert_profiled(bench, job):
-    """What went over the wire, and what came of it."""
+    """Check the request and the profile."""
     base = f"s3://{bench.local.bucket}/"
     config = job["ProfilerConfig"]
     assert config["S3OutputPath"].startswith(base)

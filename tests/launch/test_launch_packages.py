@@ -1,4 +1,4 @@
-"""The agent backend with sm-profiler brought by the job itself: named in requirements.txt, or as a wheel beside the script."""
+"""The agent backend with sm-profiler installed by the job: from requirements.txt, or from a wheel beside the script."""
 
 import io
 import json
@@ -16,14 +16,14 @@ from sm_profiler.local import LocalSageMaker
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = (ROOT / "examples/launch_source/train.py").read_text()
-SAYS_WHERE = "import sm_profiler\nprint('sm_profiler from', sm_profiler.__file__)\n"
+PRINTS_PATH = "import sm_profiler\nprint('sm_profiler from', sm_profiler.__file__)\n"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """This package as it would be uploaded."""
+    """Wheel of this package."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [
         sys.executable,
@@ -49,12 +49,12 @@ def local(tmp_path_factory):
 
 
 @pytest.mark.parametrize("way", ["wheel beside the script", "named in requirements.txt"])
-def test_a_job_brings_the_package(local, wheel, way):
+def test_a_job_installs_the_package(local, wheel, way):
     beside = way.startswith("wheel")
     requirements = (
         f"--no-index\n./{wheel.name}\n" if beside else f"--no-index\n--find-links {wheel.parent}\nsm-profiler\n"
     )
-    files = {"train.py": (SAYS_WHERE + SCRIPT.split('"""', 2)[2]).encode(), "requirements.txt": requirements.encode()}
+    files = {"train.py": (PRINTS_PATH + SCRIPT.split('"""', 2)[2]).encode(), "requirements.txt": requirements.encode()}
     if beside:
         files[wheel.name] = wheel.read_bytes()
     name = "wheel" if beside else "named"
@@ -70,7 +70,7 @@ def test_a_job_brings_the_package(local, wheel, way):
     assert any("/system/" in key for key in keys), keys
     if beside:
         (line,) = [line for line in lines(local, name) if line.startswith("sm_profiler from")]
-        assert str(local.folder) in line, "the wheel that came with the job, not this repository"
+        assert str(local.folder) in line, "the job's wheel, not this repository"
 
 
 def run(local, name, files):

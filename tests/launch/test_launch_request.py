@@ -1,4 +1,4 @@
-"""to_request: what boto3 sends, and what is refused before the service would refuse it."""
+"""to_request: requests for boto3, and errors for what the service would reject."""
 
 import json
 
@@ -29,19 +29,19 @@ JOB = {
 
 
 @pytest.fixture(autouse=True)
-def surroundings(monkeypatch, tmp_path):
+def environment(monkeypatch, tmp_path):
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "SM_PROFILER_RULE_IMAGE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SM_PROFILER_SETTINGS", str(tmp_path / "settings.json"))
     return monkeypatch
 
 
-def test_nothing_means_system_metrics():
+def test_default_is_system_metrics_only():
     assert to_request() == {"ProfilerConfig": {"DisableProfiler": False}}
 
 
 @pytest.mark.sdk2
-def test_everything_in_the_sdks_order():
+def test_keys_have_the_sdks_order():
     config = ProfilerConfig(system_monitor_interval_millis=200, framework_profile_params=FrameworkProfile(start_step=2))
     request = to_request(config, [REPORT], region="us-west-2", s3_output_path="s3://b/p")
     assert list(request) == ["ProfilerConfig", "ProfilerRuleConfigurations"]
@@ -58,11 +58,11 @@ def test_everything_in_the_sdks_order():
             "RuleParameters": {"rule_to_invoke": "ProfilerReport"},
         }
     ]
-    assert config.s3_output_path is None, "what was passed in stays as it was"
+    assert config.s3_output_path is None, "arguments are not changed"
     assert REPORT.image_uri == "DEFAULT_RULE_EVALUATOR_IMAGE"
 
 
-def test_botocore_takes_it_for_create_and_update():
+def test_botocore_accepts_it_for_create_and_update():
     client = boto3.client("sagemaker", region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b")  # noqa: S106 - none
     rule = ProfilerRule.custom("mine", "image:1", "ml.m5.large", 10)
     request = to_request(ProfilerConfig(framework_profile_params=FrameworkProfile()), [rule], s3_output_path="s3://b")
@@ -74,7 +74,7 @@ def test_botocore_takes_it_for_create_and_update():
         stub.assert_no_pending_responses()
 
 
-def test_the_path_of_the_configuration_wins_and_a_disabled_one_has_none():
+def test_the_configurations_path_takes_precedence_and_a_disabled_one_has_none():
     assert (
         to_request(ProfilerConfig(s3_output_path="s3://own"), s3_output_path="s3://other")["ProfilerConfig"][
             "S3OutputPath"
@@ -86,14 +86,14 @@ def test_the_path_of_the_configuration_wins_and_a_disabled_one_has_none():
     }
 
 
-def test_an_api_object_and_the_sdks_own_are_taken():
+def test_accepts_the_apis_object():
     assert (
         to_request({"DisableProfiler": False, "S3OutputPath": "s3://b"})["ProfilerConfig"]["S3OutputPath"] == "s3://b"
     )
 
 
 @pytest.mark.sdk2
-def test_the_sdks_own_objects_are_taken():
+def test_accepts_the_sdks_objects():
     import sagemaker.debugger as theirs
 
     config = theirs.ProfilerConfig(profile_params=theirs.Profiler())
@@ -103,14 +103,14 @@ def test_the_sdks_own_objects_are_taken():
     )
 
 
-def test_a_registered_image(surroundings):
-    surroundings.setenv("SM_PROFILER_RULE_IMAGE", "own.{region}/rules:1")
+def test_uses_the_registered_image(environment):
+    environment.setenv("SM_PROFILER_RULE_IMAGE", "own.{region}/rules:1")
     request = to_request(None, [REPORT], region="eu-west-3")
     assert request["ProfilerRuleConfigurations"][0]["RuleEvaluatorImage"] == "own.eu-west-3/rules:1"
 
 
 @pytest.mark.sdk2
-def test_awss_rules_run_where_aws_decides_and_its_profilers_job_does_not():
+def test_awss_rules_have_no_instance_type_but_its_processing_job_has():
     rules = [
         ProfilerRule.sagemaker(rule_configs.CPUBottleneck(), instance_type="ml.m5.large", volume_size_in_gb=9),
         get_default_profiler_processing_job(),
@@ -123,7 +123,7 @@ def test_awss_rules_run_where_aws_decides_and_its_profilers_job_does_not():
 
 
 class FakeSession:
-    """A boto3 session whose clients write down what they are asked."""
+    """A boto3 session that records its uploads."""
 
     region_name = "us-east-1"
 
@@ -148,7 +148,7 @@ def custom(source):
     return ProfilerRule.custom("mine", "image:1", "ml.m5.large", 10, source=source, rule_to_invoke="Mine")
 
 
-def test_a_local_rule_source_is_uploaded(tmp_path):
+def test_uploads_a_local_rule_source(tmp_path):
     source = tmp_path / "rules.py"
     source.write_text("class Mine: ...")
     for path, bucket, prefix in ((None, "sagemaker-us-east-1-123456789012", "mine/"), ("s3://b/p/", "b", "p/mine/")):
@@ -165,12 +165,12 @@ def test_a_local_rule_source_is_uploaded(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         (lambda: to_request("config"), "must be a ProfilerConfig, not str"),
         (lambda: to_request(None, ["rule"]), "ProfilerRule objects, not str"),
         (lambda: to_request(None, [REPORT]), "region="),
-        (lambda: to_request(None, [custom("missing.py")]), "neither an S3 URI nor a file"),
+        (lambda: to_request(None, [custom("missing.py")]), "neither an S3 URI nor a local file"),
         (lambda: to_request(None, [custom(__file__)]), "pass session="),
         (
             lambda: to_request(None, [custom(__file__)], session=FakeSession(broken=True)),
@@ -205,24 +205,24 @@ def test_a_local_rule_source_is_uploaded(tmp_path):
         ),
     ],
 )
-def test_refused_in_one_line(call, says):
+def test_reports_the_reason_in_one_line(call, message):
     with pytest.raises(ConfigError) as caught:
         call()
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.sdk2
-def test_a_region_that_aws_has_no_image_for():
+def test_reports_a_region_without_rule_image():
     with pytest.raises(ConfigError, match="AWS has no rule image for mars-1"):
         to_request(None, [REPORT], region="mars-1")
 
 
 class PipelineVariable:
-    """By its name alone: neither SDK is needed to know one."""
+    """Pipeline variables are recognized by their class name, without either SDK."""
 
 
-def test_pipeline_variables_pass_through():
+def test_keeps_pipeline_variables():
     path, disabled = PipelineVariable(), PipelineVariable()
     request = to_request(ProfilerConfig(s3_output_path=path, disable_profiler=disabled))
     assert request["ProfilerConfig"]["DisableProfiler"] is disabled
@@ -230,7 +230,7 @@ def test_pipeline_variables_pass_through():
     assert given is path
 
 
-def test_the_whole_request_is_checked_on_demand():
+def test_check_request_validates_all_parameters():
     assert check_request("CreateTrainingJob", JOB) == []
     problems = check_request(
         "CreateTrainingJob", {"TrainingJobName": "-", "Colour": 1, "Environment": {"a b": "x" * 513}}
@@ -248,11 +248,11 @@ def test_the_whole_request_is_checked_on_demand():
     ]
     wrong = {**JOB, "ResourceConfig": {"InstanceType": "ml.huge", "InstanceCount": -1, "VolumeSizeInGB": True}}
     assert len(check_request("CreateTrainingJob", wrong)) == 3
-    with pytest.raises(ConfigError, match="does not know"):
+    with pytest.raises(ConfigError, match="has no SageMaker operation"):
         check_request("CreateNothing", {})
 
 
-def test_a_default_configuration_is_within_the_apis_limits():
+def test_the_default_configuration_is_within_the_apis_limits():
     request = to_request(
         ProfilerConfig(framework_profile_params=FrameworkProfile(duration=1e300)), s3_output_path="s3://b"
     )

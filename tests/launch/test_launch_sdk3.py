@@ -1,4 +1,4 @@
-"""SDK v3 in its own environment: shapes, ModelTrainer, pipelines, the Batch payload, sessions, and a release that breaks us."""
+"""SDK v3 in its own environment: shapes, ModelTrainer, pipelines, Batch, sessions, and an incompatible release."""
 
 import json
 import os
@@ -10,14 +10,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".envs/sdk3/bin/python"
 PROGRAM = Path(__file__).with_name("sdk3_program.py")
-QUESTIONS = ("create", "update", "train", "batch", "pipeline", "agent", "far_away", "broken_release", "session")
+CASES = ("create", "update", "train", "batch", "pipeline", "agent", "far_away", "broken_release", "session")
 
 pytestmark = [pytest.mark.sdk3, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory):
-    """All answers of one process: importing the SDK takes longer than asking."""
+def results(tmp_path_factory):
+    """Results of one process, since importing the SDK takes longest."""
     if not PYTHON.exists():
         if os.environ.get("CI"):
             pytest.fail("no environment of the SDK v3")
@@ -36,15 +36,15 @@ def answers(tmp_path_factory):
     shown = subprocess.run(
         [str(PYTHON), str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=280, check=False
     )
-    found = [line for line in shown.stdout.splitlines() if line.startswith("ANSWERS ")]
+    found = [line for line in shown.stdout.splitlines() if line.startswith("RESULTS ")]
     assert found, shown.stderr[-3000:]
-    return json.loads(found[0].removeprefix("ANSWERS "))
+    return json.loads(found[0].removeprefix("RESULTS "))
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_with_sdk_v3(answers, question):
-    assert answers[question] == "fine"
+@pytest.mark.parametrize("case", CASES)
+def test_with_sdk_v3(results, case):
+    assert results[case] == "fine"
 
 
-def test_every_question_was_asked(answers):
-    assert set(answers) == set(QUESTIONS)
+def test_every_case_has_run(results):
+    assert set(results) == set(CASES)

@@ -39,7 +39,7 @@ def test_rules_beyond_the_service_model(bench):
         bench, ProfilerConfig={**config, "DisableProfiler": True}, ProfilerRuleConfigurations=[RULE]
     )
     assert "300" in refused(bench, ProfilerConfig={**config, "ProfilingIntervalInMilliseconds": 300})
-    assert "not unique" in refused(bench, ProfilerConfig=config, ProfilerRuleConfigurations=[RULE, RULE])
+    assert "two rules are named" in refused(bench, ProfilerConfig=config, ProfilerRuleConfigurations=[RULE, RULE])
 
 
 def test_update_rewrites_the_running_jobs_file(bench):

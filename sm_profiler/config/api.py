@@ -1,0 +1,123 @@
+"""Names and limits of the SageMaker API's `ProfilerConfig`, and the decoding of its JSON.
+
+All other packages take them from here. Keys are matched in any case, as the managed service does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sm_profiler.config.profile import COLLECTORS
+from sm_profiler.errors import ConfigError
+
+INTERVALS_MS = (100, 200, 500, 1000, 5000, 60000)
+MAX_PARAMETERS = 20
+MAX_PARAMETER_LENGTH = 256
+MAX_RULES = 20
+MAX_VARIABLES = 100
+MAX_VARIABLES_TUNING = 48  # of a tuning job's trials
+MAX_VARIABLE_LENGTH = 512
+
+CONFIG_KEYS = ("S3OutputPath", "DisableProfiler", "ProfilingIntervalInMilliseconds", "ProfilingParameters")
+# an extension that the API rejects; only the agent backend carries it
+KMS_KEY = "KmsKeyId"
+# SageMaker Profiler, the service's other profiler, is recognized by this parameter
+CPU_PROFILING = "CPUProfilingDuration"
+HOOK_PARAMETERS = (
+    "LocalPath",
+    "RotateMaxFileSizeInBytes",
+    "RotateFileCloseIntervalInSeconds",
+    "FileOpenFailThreshold",
+    *(collector.wire for collector in COLLECTORS.values()),
+)
+PARAMETER_KEYS = (*HOOK_PARAMETERS, CPU_PROFILING, "SMPFileRotationSecs")
+METRICS_KEYS = (
+    "StartStep",
+    "NumSteps",
+    "StartTimeInSecSinceEpoch",
+    "Duration",
+    "DurationInSeconds",
+    "MetricsRegex",
+    "ProfilerName",
+    "cProfileTimer",
+    "DefaultProfiling",
+)
+
+# SDK v2.257's PROFILER_UNSUPPORTED_REGIONS
+UNSUPPORTED_REGIONS = frozenset(
+    {
+        "us-iso-east-1",
+        "us-isob-east-1",
+        "ap-southeast-3",
+        "ap-southeast-4",
+        "eu-south-2",
+        "me-central-1",
+        "ap-south-2",
+        "eu-central-2",
+        "us-gov-east-1",
+    }
+)
+
+
+def canonical(given: Mapping[Any, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return a copy whose keys have the case of `names`; keys that are not among them stay as they are."""
+    known = {name.lower(): name for name in names}
+    return {known.get(str(key).lower(), str(key)): value for key, value in given.items()}
+
+
+def decode_config(source: object) -> dict[str, Any]:
+    """Return a `ProfilerConfig` with its keys in the API's case.
+
+    Args:
+        source: the object or its JSON text. If it has no key of a `ProfilerConfig` but a key `ProfilerConfig`, as a
+            CreateTrainingJob request or a DescribeTrainingJob answer has, that one's value is taken.
+
+    Raises:
+        ConfigError: the source is not a JSON object.
+    """
+    if isinstance(source, (str, bytes)):
+        source = _parse_json(source)
+    if not isinstance(source, Mapping):
+        raise ConfigError(f"the profiler configuration must be a JSON object, not {type(source).__name__}")
+    fields = canonical(source, (*CONFIG_KEYS, KMS_KEY, "ProfilerConfig"))
+    inner = fields.get("ProfilerConfig")
+    if isinstance(inner, Mapping) and not fields.keys() & {*CONFIG_KEYS}:
+        return canonical(inner, (*CONFIG_KEYS, KMS_KEY))
+    return fields
+
+
+def _parse_json(text: str | bytes) -> object:
+    import json  # noqa: PLC0415 - keeps `import sm_profiler` quick
+
+    try:
+        return json.loads(text.decode("utf-8-sig") if isinstance(text, bytes) else text.removeprefix("\ufeff"))
+    except ValueError as error:
+        raise ConfigError(f"the profiler configuration is not JSON: {error}") from None
+    except RecursionError:
+        raise ConfigError("the profiler configuration is nested too deeply") from None
+
+
+def interval_problem(interval: object) -> str | None:
+    """Return why the API rejects an interval of the system metrics, or None if it accepts it."""
+    if isinstance(interval, (int, float)) and interval not in INTERVALS_MS:
+        allowed = ", ".join(map(str, INTERVALS_MS))
+        return f"ProfilingIntervalInMilliseconds: {interval} is not one of {allowed}"
+    return None
+
+
+def rule_problems(disabled: object, rules: Sequence[object], existing: Collection[str] = ()) -> list[str]:
+    """Return what the API rejects in a job's rules beyond its service model.
+
+    Args:
+        disabled: the job's `DisableProfiler`.
+        rules: `ProfilerRuleConfigurations`.
+        existing: names of the rules that the job already has.
+    """
+    problems = []
+    if rules and disabled is True:
+        problems.append("profiler rules cannot be used while DisableProfiler is true")
+    names = [rule.get("RuleConfigurationName") for rule in rules if isinstance(rule, Mapping)]
+    every = [*existing, *(name for name in names if isinstance(name, str))]
+    repeated = sorted({name for name in every if every.count(name) > 1})
+    return problems + [f"two rules are named {name}: give one of them another name" for name in repeated]

@@ -1,0 +1,195 @@
+"""Coexistence with an installed SageMaker SDK, v2 or v3, which is never imported unless it is needed.
+
+- `SdkCompatible` objects pass the SDK's isinstance checks, in either import order. An SDK v2 Estimator sorts its rules
+  with `isinstance(rule, sagemaker.debugger.ProfilerRule)`. Python checks `type(rule)` first and `rule.__class__` next, so
+  `__class__` returns the SDK's class while the SDK is loaded.
+- `sdk_name` looks up names of `sagemaker.debugger` that have nothing to do with profiling.
+- `drop_deprecation_warnings` filters two log messages of the SDK that are not true for sm-profiler's configurations.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import logging
+
+_ROOTS = ("sagemaker.debugger", "sagemaker.core.debugger")  # SDK v2, SDK v3
+_PACKAGE = __name__.rpartition(".")[0]
+
+T = TypeVar("T")
+
+
+def sdk_class(cls: type) -> type | None:
+    """Return the loaded SDK's class of the same module and name, or None if no SDK is loaded."""
+    if not cls.__module__.startswith(f"{_PACKAGE}."):  # a user's subclass: its base has the counterpart
+        return next((found for base in cls.__mro__[1:] if (found := _counterpart(base))), None)
+    return _counterpart(cls)
+
+
+def _counterpart(cls: type) -> type | None:
+    package, _, module = cls.__module__.rpartition(".")
+    if package != _PACKAGE:
+        return None
+    for root in _ROOTS:
+        name = f"{root}.{module}"
+        for loaded in (sys.modules.get(name), _attribute(name)):
+            found = getattr(loaded, cls.__name__, None)
+            if isinstance(found, type) and found is not cls:
+                return found
+    return None
+
+
+def _attribute(name: str) -> Any:
+    """Return a module by attribute access, which finds the SDK's own even if `sys.modules` maps its name to ours."""
+    first, *rest = name.split(".")
+    found: Any = sys.modules.get(first)
+    for part in rest:
+        found = getattr(found, part, None)
+    return found
+
+
+def is_kind(value: object, cls: type[T]) -> bool:
+    """Return True for an instance of one of our classes, or of the SDK's class of the same name."""
+    if isinstance(value, cls):
+        return True
+    module = cls.__module__.rpartition(".")[2]
+    names = {(f"{root}.{module}", cls.__name__) for root in _ROOTS}
+    return any((base.__module__, base.__name__) in names for base in type(value).__mro__)
+
+
+class SdkCompatible:
+    """Base of the objects that pass isinstance checks against the SDK's class of the same name."""
+
+    @property  # type: ignore[misc] # object's __class__ can be assigned, this one cannot
+    def __class__(self) -> type:
+        """The SDK's class of the same name if the SDK is loaded, else the object's own."""
+        return sdk_class(type(self)) or type(self)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Pickle and copy by the object's own class."""
+        del protocol
+        return _restored, (type(self), dict(self.__dict__))
+
+
+def _restored(cls: type, state: dict[str, Any]) -> Any:
+    made: Any = object.__new__(cls)
+    made.__dict__.update(state)
+    return made
+
+
+# --- names outside profiling ---------------------------------------------------------------------------------------
+
+SDK_NAMES = (
+    "DEBUGGER_FLAG",
+    "CollectionConfig",
+    "DebuggerHookConfig",
+    "Rule",
+    "RuleBase",
+    "TensorBoardOutputConfig",
+    "framework_name",
+)
+_loaded_from_file: dict[str, Any] = {}  # loading a module twice would duplicate its classes
+
+
+def sdk_name(name: str, module: str) -> Any:
+    """Return the installed SDK's object of that name, from v2 or else v3.
+
+    Raises:
+        AttributeError: the SDK's debugger module has no such name, or no SDK is installed.
+    """
+    if name not in SDK_NAMES:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    for source in (f"{root}.debugger" for root in _ROOTS):
+        try:
+            found = import_module(source)
+        except ModuleNotFoundError as error:
+            if is_missing_sdk(error):
+                continue
+            raise
+        if found.__name__ != source:  # `sys.modules` maps the SDK's name to this package
+            found = _load_from_file(source)
+        return getattr(found, name)
+    raise AttributeError(f"{module}.{name} belongs to the SageMaker SDK, which is not installed: pip install sagemaker")
+
+
+def is_missing_sdk(error: ModuleNotFoundError) -> bool:
+    """Return True if the module that was not found belongs to the SageMaker SDK."""
+    return error.name is not None and error.name.partition(".")[0] == "sagemaker"
+
+
+def _load_from_file(source: str) -> Any:
+    """Load an SDK module from its file if its name in `sys.modules` leads to this package."""
+    from importlib.util import find_spec, module_from_spec, spec_from_file_location  # noqa: PLC0415 - rarely needed
+    from pathlib import Path  # noqa: PLC0415 - rarely needed
+
+    package, _, rest = source.partition(".")
+    import_module(package)  # may load the same module
+    if source in _loaded_from_file:
+        return _loaded_from_file[source]
+    spec = find_spec(package)
+    folders = spec.submodule_search_locations if spec is not None else None
+    for folder in folders or ():
+        path = Path(folder, *rest.split(".")).with_suffix(".py")
+        if path.is_file():
+            file_spec = spec_from_file_location(f"{__name__}._{package}", path)
+            if file_spec is not None and file_spec.loader is not None:
+                loaded = module_from_spec(file_spec)
+                file_spec.loader.exec_module(loaded)
+                return _loaded_from_file.setdefault(source, loaded)
+    raise AttributeError(f"{source} is hidden by another module, and its file cannot be found")
+
+
+# --- log messages that do not apply --------------------------------------------------------------------------------
+
+_LOGGER = "sagemaker.deprecations"
+_MESSAGES = (
+    "Framework profiling will be deprecated from tensorflow 2.12 and pytorch 2.0",
+    "Framework profiling is deprecated from",
+)
+_MAX_FRAMES = 12  # the SDK's caller is 6 to 8 frames above the filter
+
+
+class _DeprecationFilter:
+    """Logging filter that drops the messages that framework profiling is deprecated and collects no metrics.
+
+    Attributes:
+        everywhere: drop them for the SDK's own configurations too; set once a ProfilerConfig of this package carries
+            framework parameters.
+    """
+
+    everywhere = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return False to drop a record."""
+        if not str(record.msg).startswith(_MESSAGES):
+            return True
+        return not (self.everywhere or _caller_has_our_profile())
+
+
+def _caller_has_our_profile() -> bool:
+    """Return True if the SDK code that logs holds our FrameworkProfile, as `Estimator.update_profiler` does."""
+    frame = sys._getframe()  # noqa: SLF001 - inspect.stack() would format every frame
+    for _ in range(_MAX_FRAMES):
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+        carried = frame.f_locals.get("framework_profile_params")
+        if carried is None:
+            carried = getattr(frame.f_locals.get("profiler_config"), "framework_profile_params", None)
+        if type(carried).__module__.startswith("sm_profiler."):
+            return True
+    return False
+
+
+_FILTER = _DeprecationFilter()
+
+
+def drop_deprecation_warnings(*, everywhere: bool = False) -> None:
+    """Drop the two messages if they are about our objects, or, with `everywhere`, in any case."""
+    import logging  # noqa: PLC0415 - keeps `import sm_profiler.debugger` quick
+
+    _FILTER.everywhere |= everywhere
+    logging.getLogger(_LOGGER).addFilter(_FILTER)  # has no effect the second time
