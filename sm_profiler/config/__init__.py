@@ -1,14 +1,12 @@
 """Parse profiler configurations, explain them in plain English, and carry them in a container's environment."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from sm_profiler._lazy import lazy_exports
 from sm_profiler.config.environment import config_from_environment, environment_for
 from sm_profiler.config.loading import load_profile
 from sm_profiler.config.notation import format_metrics, parse_metrics
 from sm_profiler.config.profile import COLLECTORS, CollectorConfig, Profile
-
-if TYPE_CHECKING:
-    from sm_profiler.config.explaining import Explanation, explain
 
 __all__ = [
     "COLLECTORS",
@@ -23,10 +21,7 @@ __all__ = [
     "parse_metrics",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in {"Explanation", "explain"}:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from sm_profiler.config import explaining  # noqa: PLC0415 - training containers never need it
-
-    return getattr(explaining, name)
+if TYPE_CHECKING:
+    from sm_profiler.config.explaining import Explanation, explain
+else:  # a training container never explains a profile
+    __getattr__, __dir__ = lazy_exports(__name__, {"explaining": ["Explanation", "explain"]})
