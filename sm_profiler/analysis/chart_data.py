@@ -1,4 +1,4 @@
-"""What charts show, computed apart from their drawing."""
+"""Data of the charts, computed without Bokeh."""
 
 from __future__ import annotations
 
@@ -20,9 +20,16 @@ PERCENT_DIMENSIONS = ("Utilization", "Memory", "I/OWaitPercentage")
 
 
 def system_series(system: SystemColumns, *, by_node: bool = True) -> Series:
-    """The system metrics by dimension (of each node, as `CPUUtilization-nodeid:algo-1`) and device, each in order of time.
+    """Group system metrics by dimension and device, each sorted by time.
 
-    Dimensions whose devices are alike have a `total`, too: the mean over the devices measured at a time.
+    Every dimension has a device `total`: the mean over its devices at each time.
+
+    Args:
+        system: the measurements.
+        by_node: separate nodes; dimensions are then named like `CPUUtilization-nodeid:algo-1`.
+
+    Returns:
+        Dimension → device → array of shape (measurements, 2): seconds since the epoch, and value.
     """
     found: Series = {}
     for dimension, node in _pairs(system, by_node=by_node):
@@ -41,25 +48,25 @@ def system_series(system: SystemColumns, *, by_node: bool = True) -> Series:
 
 
 def chosen(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
-    """The names in which one of the regular expressions is found, in their order.
+    """Return the names that match one of the regular expressions anywhere, in their order, without duplicates.
 
     Raises:
-        ConfigError: one is no regular expression.
+        ConfigError: a pattern is not a valid regular expression.
     """
     try:
         compiled = [re.compile(pattern) for pattern in patterns]
     except re.error as error:
-        raise ConfigError(f"{error.pattern!r} is no regular expression: {error.msg}") from error
+        raise ConfigError(f"{error.pattern!r} is not a valid regular expression: {error.msg}") from error
     return [name for name in dict.fromkeys(names) if any(pattern.search(name) for pattern in compiled)]
 
 
 def is_percent(dimension: str, device: str) -> bool:
-    """Whether a metric is a share, which is drawn between 0 and 100."""
+    """Return True for a percentage, which is drawn between 0 and 100."""
     return any(part in dimension for part in PERCENT_DIMENSIONS) or "Percent" in device
 
 
 def time_annotations(events: EventColumns) -> dict[str, float]:
-    """How long what ran, in milliseconds, the longest first; what has a step is told apart by it."""
+    """Sum durations in milliseconds by name and step (`Forward_7`), maximum first."""
     events = events[~events.instants]
     spent: dict[str, float] = {}
     keys = np.stack([events.name.codes.astype(np.int64), events.step])
@@ -72,13 +79,13 @@ def time_annotations(events: EventColumns) -> dict[str, float]:
 
 
 @attrs.frozen(eq=False)
-class Steps:
-    """Steps in order of their start.
+class StepSeries:
+    """Steps sorted by start; all arrays have one element per step.
 
     Attributes:
         start_s: seconds since the epoch.
         duration_s: seconds.
-        number: of the step.
+        number: number of the step.
         metric: `Step:ModeKeys.TRAIN` …
         node: the process.
     """
@@ -90,15 +97,17 @@ class Steps:
     node: NDArray[np.object_]
 
 
-def steps_of(events: EventColumns) -> Steps:
-    """The steps among the events."""
+def steps_of(events: EventColumns) -> StepSeries:
+    """Select the steps among events."""
     steps = events[events.name.mask(lambda name: name.startswith("Step")) & (events.step >= 0)]
     steps = steps[np.argsort(steps.start_us, kind="stable")]
-    return Steps(steps.start_us / 1e6, steps.duration_us / 1e6, steps.step, steps.name.decode(), steps.node.decode())
+    return StepSeries(
+        steps.start_us / 1e6, steps.duration_us / 1e6, steps.step, steps.name.decode(), steps.node.decode()
+    )
 
 
 def durations_by_phase(events: EventColumns, *, by_node: bool = True) -> dict[str, Floats]:
-    """The durations of events in seconds, by phase (of each process, as `Forward-nodeid:algo-1-0`)."""
+    """Return the durations of events in seconds by phase, and by process (`Forward-nodeid:algo-1-0`) if `by_node`."""
     events = events[~events.instants]
     found: dict[str, Floats] = {}
     for phase in events.phase.present():
@@ -112,12 +121,12 @@ def durations_by_phase(events: EventColumns, *, by_node: bool = True) -> dict[st
 
 
 def histogram(values: Floats, edges: Floats) -> NDArray[np.int64]:
-    """How many values lie between the edges."""
+    """Count the values between consecutive edges; NaN counts nowhere."""
     return np.histogram(values, bins=edges)[0].astype(np.int64)
 
 
 def duration_edges(values: Floats, count: int = 50) -> Floats:
-    """Edges for durations: from the least to twice the standard deviation beyond the median; the last takes all above."""
+    """Return `count` + 1 equidistant edges from the minimum to two standard deviations above the median."""
     low, high = float(np.min(values)), float(np.median(values) + 2 * np.std(values))
     high = max(high, low + 1e-9)
     return np.linspace(low, high, count + 1)
@@ -125,14 +134,14 @@ def duration_edges(values: Floats, count: int = 50) -> Floats:
 
 @attrs.frozen(eq=False)
 class Bars:
-    """Spans to draw in rows.
+    """Spans drawn as bars in rows.
 
     Attributes:
-        row: which row each is in.
+        row: index of each bar's row.
         start_ms, end_ms: milliseconds since the epoch.
-        metric: its name.
-        rows: the rows' names.
-        left_out: how many more there would be.
+        metric: name of each bar.
+        rows: names of the rows.
+        left_out: number of spans that were left out.
     """
 
     row: NDArray[np.int64]
@@ -143,13 +152,13 @@ class Bars:
     left_out: int = 0
 
 
-def bars_of(events: EventColumns, row_names: Sequence[str], most: int) -> Bars:
-    """Spans in the rows that `row_names` gives them; the longest of them, where there are more than `most`."""
+def bars_of(events: EventColumns, row_names: Sequence[str], limit: int) -> Bars:
+    """Place spans in the rows named by `row_names`, one name per span; keep only the `limit` longest."""
     rows = {name: number for number, name in enumerate(dict.fromkeys(row_names))}
     number = np.array([rows[name] for name in row_names], np.int64)
     kept = np.arange(len(events))
-    if len(events) > most:
-        kept = np.sort(np.argsort(-events.duration_us, kind="stable")[:most])
+    if len(events) > limit:
+        kept = np.sort(np.argsort(-events.duration_us, kind="stable")[:limit])
     part = events[kept]
     return Bars(
         number[kept], part.start_us / 1e3, part.end_us / 1e3, part.name.decode(), tuple(rows), len(events) - len(kept)
@@ -157,20 +166,20 @@ def bars_of(events: EventColumns, row_names: Sequence[str], most: int) -> Bars:
 
 
 @attrs.frozen(eq=False)
-class Rows:
+class HeatmapRows:
     """Rows of a heat map.
 
     Attributes:
-        values: shape (rows, ticks), percent; NaN where nothing was measured.
-        names: the rows' names.
+        values: percent, shape (rows, measurements); NaN beyond the end of a shorter row.
+        names: names of the rows.
     """
 
     values: Floats
     names: tuple[str, ...]
 
 
-def heat_rows(series: Series, dimensions: Sequence[str], devices: Sequence[str]) -> Rows:
-    """The chosen metrics, a row each; what is no share is shown as a share of its greatest value."""
+def heat_rows(series: Series, dimensions: Sequence[str], devices: Sequence[str]) -> HeatmapRows:
+    """Return the selected metrics, one per row; metrics other than percentages are scaled to their maximum."""
     wanted_dimensions, found = set(chosen(series, dimensions)), []
     names = []
     for dimension, members in series.items():
@@ -178,24 +187,27 @@ def heat_rows(series: Series, dimensions: Sequence[str], devices: Sequence[str])
             continue
         for device in chosen(members, devices):
             values = members[device][:, 1]
-            greatest = values.max() if len(values) else 0
-            found.append(values if is_percent(dimension, device) or not greatest else values / greatest * 100)
+            maximum = values.max() if len(values) else 0
+            found.append(values if is_percent(dimension, device) or not maximum else values / maximum * 100)
             names.append(f"{dimension}_{device}")
     width = max(map(len, found), default=0)
     table = np.full((len(found), width), np.nan)
     for row, values in enumerate(found):
         table[row, : len(values)] = values
-    return Rows(table, tuple(names))
+    return HeatmapRows(table, tuple(names))
 
 
 def _pairs(system: SystemColumns, *, by_node: bool) -> list[tuple[str, str]]:
     nodes = system.node.present() if by_node else [""]
     return [
-        (dimension, node) for dimension in system.dimension.present() for node in nodes if _any(system, dimension, node)
+        (dimension, node)
+        for dimension in system.dimension.present()
+        for node in nodes
+        if _exists(system, dimension, node)
     ]
 
 
-def _any(system: SystemColumns, dimension: str, node: str) -> bool:
+def _exists(system: SystemColumns, dimension: str, node: str) -> bool:
     return not node or bool((system.dimension.mask(dimension) & system.node.mask(node)).any())
 
 

@@ -1,4 +1,4 @@
-"""What all charts have in common: they are shown in a notebook, or saved as a page of their own."""
+"""`Chart`: base class of charts, which are shown in a notebook or saved as standalone HTML."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sm_profiler.analysis.readers import AlgorithmMetricsReader, SystemMetricsReader, Where
+from sm_profiler.analysis.readers import AlgorithmMetricsReader, ProfileLocation, SystemMetricsReader
 from sm_profiler.errors import SourceError
 
 try:
@@ -24,19 +24,19 @@ TOOLS = "crosshair,xbox_select,pan,reset,save,xwheel_zoom"
 WIDTH = 1000
 
 
-# Bokeh's models are typed too loosely to be checked: their classes take any property.
+# Bokeh's models accept any property, so their types do not help.
 figure: Any = plotting.figure
 ColumnDataSource: Any = models.ColumnDataSource
 Div: Any = vars(models)["Div"]
 
 
 class Chart:
-    """A drawing that a notebook shows when it is made, and that can be saved.
+    """A chart that a notebook shows when it is created, and that can be saved.
 
     Attributes:
-        title: what the saved page is called.
-        layout: the Bokeh model; None before there is anything to draw.
-        target: the notebook's handle of what is shown; None outside of a notebook.
+        title: title of the saved page.
+        layout: the Bokeh model; None until something has been drawn.
+        target: the notebook's handle of the shown chart; None outside of a notebook.
     """
 
     title = "sm-profiler"
@@ -46,19 +46,25 @@ class Chart:
         self.target: Any = None
 
     def show(self) -> None:
-        """Show the chart in the notebook that this runs in; elsewhere nothing happens (`save` writes a page)."""
+        """Show the chart if this runs in a notebook; use `save` elsewhere."""
         if self.layout is not None and in_notebook():
             output_notebook(hide_banner=True)
             self.target = show(self.layout, notebook_handle=True)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the chart as a page that needs nothing else, no network either.
+        """Write the chart as a standalone HTML page that needs no network.
+
+        Args:
+            path: the HTML file; missing folders are created.
+
+        Returns:
+            The path of the file.
 
         Raises:
-            SourceError: there is nothing to draw yet, or the file cannot be written.
+            SourceError: nothing has been drawn yet, or the file cannot be written.
         """
         if self.layout is None:
-            raise SourceError("this chart has nothing to show yet")
+            raise SourceError("nothing has been drawn yet; call plot() first")
         page = Path(path)
         try:
             page.parent.mkdir(parents=True, exist_ok=True)
@@ -68,36 +74,36 @@ class Chart:
         return page
 
     def push(self) -> None:
-        """Bring what has changed to the notebook."""
+        """Update the chart in the notebook."""
         if self.target is not None:
             push_notebook(handle=self.target)
 
 
 def in_notebook() -> bool:
-    """Whether a notebook's kernel runs this."""
+    """Return True in a notebook's kernel."""
     shell = sys.modules.get("IPython")
     running = shell.get_ipython() if shell is not None else None
     return running is not None and hasattr(running, "kernel")
 
 
-def system_reader(reader: SystemMetricsReader | Where) -> SystemMetricsReader:
-    """The reader itself, or one of the place that is named."""
+def system_reader(reader: SystemMetricsReader | ProfileLocation) -> SystemMetricsReader:
+    """Return the reader, or a new one for a location."""
     return reader if isinstance(reader, SystemMetricsReader) else SystemMetricsReader(reader)
 
 
-def framework_reader(reader: AlgorithmMetricsReader | Where) -> AlgorithmMetricsReader:
-    """The reader itself, or one of the place that is named."""
+def framework_reader(reader: AlgorithmMetricsReader | ProfileLocation) -> AlgorithmMetricsReader:
+    """Return the reader, or a new one for a location."""
     return reader if isinstance(reader, AlgorithmMetricsReader) else AlgorithmMetricsReader(reader)
 
 
 def latest_us(reader: SystemMetricsReader | AlgorithmMetricsReader) -> float:
-    """The end of what there is, microseconds since the epoch."""
+    """Return the time of the latest data, microseconds since the epoch; 0 if there is none."""
     reader.refresh_event_file_list()
     return float(reader.source.last_timestamp_us or 0)
 
 
 def histogram_figure(title: str, source: Any, size: tuple[int, int]) -> Any:
-    """Bars from the columns top, left and right."""
+    """Draw bars from the columns top, left and right."""
     plot = figure(width=size[0], height=size[1], tools="pan,reset,save,xwheel_zoom")
     plot.quad(
         top="top",
@@ -116,12 +122,12 @@ def histogram_figure(title: str, source: Any, size: tuple[int, int]) -> Any:
 
 
 def plain(text: str) -> str:
-    """A text of the data as a label: Bokeh would take what stands between `$$` for mathematics, and fetch what draws it."""
+    """Escape text for a label: Bokeh renders text between `$$` as mathematics and loads MathJax for it."""
     for mark in ("$$", r"\[", r"\("):
         text = text.replace(mark, " ".join(mark))
     return text
 
 
 def grid(figures: Sequence[Any]) -> Any:
-    """Figures four in a row, or a line that says that there is nothing."""
-    return gridplot(list(figures), ncols=4) if figures else Div(text="Nothing was measured that could be shown.")
+    """Arrange figures in rows of four; show a note if there are none."""
+    return gridplot(list(figures), ncols=4) if figures else Div(text="No data in this range.")

@@ -1,4 +1,4 @@
-"""Names and numbers of the profile's layout under the names that notebooks know."""
+"""File names and numbers of a profile's layout, under the names that notebooks use."""
 
 from sm_profiler.formats import event_names, layout
 

@@ -1,4 +1,4 @@
-"""Where PyTorch's data loading spends its time."""
+"""`PT_dataloader_analysis`: time that PyTorch's data loading takes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from sm_profiler.analysis.pandas_frame import PandasFrame
-from sm_profiler.analysis.readers import Where
+from sm_profiler.analysis.readers import ProfileLocation
 from sm_profiler.analysis.selection import matching_events
 from sm_profiler.analysis.times import microseconds
 from sm_profiler.formats import event_names
@@ -23,19 +23,23 @@ _ANY = (".*",)
 
 
 class PT_dataloader_analysis:  # noqa: N801 - the known name
-    """Prints what the events of data loading tell, and returns the outliers (twice the median and more) as frames.
+    """Print statistics of data loading and return outliers (twice the median or more) as frames.
 
     Attributes:
-        dataIter_metric: the GetNext calls.
-        initialize_metric: the initializations of iterators.
-        dataWorker_metric: the worker processes.
+        pd_data_frame: the `PandasFrame` that is analyzed.
+        dataIter_metric: frame of GetNext calls.
+        initialize_metric: frame of iterator initializations.
+        dataWorker_metric: frame of worker processes.
     """
 
-    def __init__(self, pandas_frame: PandasFrame | Where) -> None:
+    def __init__(self, pandas_frame: PandasFrame | ProfileLocation) -> None:
         """Read the events of data loading.
 
         Args:
-            pandas_frame: a PandasFrame, or anything that one can be made of.
+            pandas_frame: a PandasFrame, or the location of a profile.
+
+        Raises:
+            SourceError: the profile does not exist or cannot be reached.
         """
         self.pd_data_frame = pandas_frame if isinstance(pandas_frame, PandasFrame) else PandasFrame(pandas_frame)
         ask = self.pd_data_frame.get_all_dataloader_metrics
@@ -44,17 +48,22 @@ class PT_dataloader_analysis:  # noqa: N801 - the known name
         self.dataWorker_metric = ask([event_names.DATALOADER_WORKER])
 
     def analyze_dataloaderIter_initialization(self) -> None:  # noqa: N802 - the known name
-        """Print which iterators were made, with how many workers, how often, and how long it took."""
+        """Print how often iterators were initialized, with how many workers, and how long it took."""
         for kind in _ITERATORS:
             self._inspect(kind)
 
     def analyze_dataloaderWorkers(self) -> pd.DataFrame | None:  # noqa: N802 - the known name
-        """Print how many worker processes there were and how long they lived; returns those that lived long."""
+        """Print number and lifetime of worker processes.
+
+        Returns:
+            The workers that lived twice the median or more: start_time, end_time, duration_us, worker_id; None if there
+            are none.
+        """
         if self.dataWorker_metric.empty:
-            _say("Trace events corresponding to DataLoaderWorker processes are not present")
+            _print("Trace events corresponding to DataLoaderWorker processes are not present")
             return None
-        _say(f"Total number of workers spun off during the training {len(self.dataWorker_metric)}")
-        _say_durations(self.dataWorker_metric, "worker processes")
+        _print(f"Total number of workers spun off during the training {len(self.dataWorker_metric)}")
+        _print_durations(self.dataWorker_metric, "worker processes")
         return _outliers(
             self.dataWorker_metric,
             "duration_us",
@@ -64,12 +73,17 @@ class PT_dataloader_analysis:  # noqa: N801 - the known name
         )
 
     def analyze_dataloader_getnext(self) -> pd.DataFrame | None:
-        """Print how many GetNext calls there were and how long they took; returns those that took long."""
+        """Print number and duration of GetNext calls.
+
+        Returns:
+            The calls that took twice the median or more: start_time, end_time, duration_us, worker_id; None if there are
+            none.
+        """
         if self.dataIter_metric.empty:
-            _say("Trace events corresponding to DataLoaderIter::GetNext calls are not present")
+            _print("Trace events corresponding to DataLoaderIter::GetNext calls are not present")
             return None
-        _say(f"Total number of GetNext calls made during the training {len(self.dataIter_metric)}")
-        _say_durations(self.dataIter_metric, "worker processes")
+        _print(f"Total number of GetNext calls made during the training {len(self.dataIter_metric)}")
+        _print_durations(self.dataIter_metric, "worker processes")
         return _outliers(
             self.dataIter_metric,
             "duration_us",
@@ -85,21 +99,24 @@ class PT_dataloader_analysis:  # noqa: N801 - the known name
         select_events: Sequence[str] = _ANY,
         select_dimensions: Sequence[str] = _ANY,
     ) -> pd.DataFrame | None:
-        """Print the time from each batch to the next, and for the slow ones where it went.
+        """Print the time from each batch to the next, and what ran in slow ones.
 
         Args:
-            start_timestamp: where the time window begins: a time of a frame as text, or microseconds since the epoch;
-                where the job does if None.
-            end_timestamp: where it ends; where the job does if None.
-            select_events: regular expressions for names and phases of events to show.
-            select_dimensions: the same for dimensions and names of system metrics.
+            start_timestamp: start of a time range, as text from a frame or in microseconds since the epoch; default: the
+                start of the job.
+            end_timestamp: end of the range; default: the end of the job.
+            select_events: regular expressions for names and phases of events to print.
+            select_dimensions: regular expressions for dimensions and names of system metrics to print.
 
         Returns:
-            The batches that took twice the median and more: previous_batch_start, start_time, BatchTime_in_seconds,
+            The batches that took twice the median or more: previous_batch_start, start_time, BatchTime_in_seconds,
             worker_id; None if there are none.
+
+        Raises:
+            SourceError: a time or regular expression is not valid.
         """
         if self.dataIter_metric.empty:
-            _say("Trace events corresponding to DataLoaderIter::GetNext calls are not present")
+            _print("Trace events corresponding to DataLoaderIter::GetNext calls are not present")
             return None
         self.dataIter_metric = _batch_times(self.dataIter_metric)
         calls = self.dataIter_metric
@@ -108,7 +125,7 @@ class PT_dataloader_analysis:  # noqa: N801 - the known name
             begin = -np.inf if start_timestamp is None else microseconds(start_timestamp) - zero
             end = np.inf if end_timestamp is None else microseconds(end_timestamp) - zero
             calls = calls[(calls["start_time_us"] >= begin) & (calls["end_time_us"] <= end)]
-        _say(f"Median time spent on each batch of data = {calls['BatchTime_in_seconds'].median()} seconds")
+        _print(f"Median time spent on each batch of data = {calls['BatchTime_in_seconds'].median()} seconds")
         slow = _outliers(
             calls,
             "BatchTime_in_seconds",
@@ -127,15 +144,19 @@ class PT_dataloader_analysis:  # noqa: N801 - the known name
         select_events: Sequence[str] = _ANY,
         select_dimensions: Sequence[str] = _ANY,
     ) -> TimelineCharts:
-        """Charts of what ran and what was measured in a time window.
+        """Draw charts of the system metrics in a time range.
 
         Args:
-            start_timestamp: where it begins: a time of a frame as text, or microseconds since the epoch.
-            end_timestamp: where it ends.
-            select_events: regular expressions for names and phases of events to show.
-            select_dimensions: the same for dimensions and names of system metrics.
+            start_timestamp: start of the range, as text from a frame or in microseconds since the epoch.
+            end_timestamp: end of the range.
+            select_events: regular expressions for devices (`cpu0`, `total` …).
+            select_dimensions: regular expressions for dimensions.
+
+        Raises:
+            SourceError: a time is not valid.
+            ConfigError: a regular expression is not valid.
         """
-        from sm_profiler.analysis.timeline_charts import TimelineCharts  # noqa: PLC0415 - Bokeh takes a while to load
+        from sm_profiler.analysis.timeline_charts import TimelineCharts  # noqa: PLC0415 - Bokeh is slow to load
 
         return TimelineCharts(
             self.pd_data_frame.system_metrics_reader,
@@ -148,29 +169,29 @@ class PT_dataloader_analysis:  # noqa: N801 - the known name
 
     def _inspect(self, kind: str) -> None:
         if self.initialize_metric.empty:
-            _say("Trace events corresponding to DataLoaderIter initialization are not present")
+            _print("Trace events corresponding to DataLoaderIter initialization are not present")
             return
         made = self.initialize_metric[self.initialize_metric["framework_metric"] == kind]
         if made.empty:
-            _say(f"Training is not configured to use {kind} iterator")
+            _print(f"Training is not configured to use {kind} iterator")
             return
         pinned, workers = (
             ", ".join(map(str, made["pin_memory"].unique())),
             ", ".join(map(str, made["num_workers"].unique())),
         )
-        _say(
+        _print(
             f"Training is configured to use {kind} with pin_memory enabled = {pinned} and number of workers = {workers}"
         )
-        _say(f"The {kind} is initialized for {len(made)} times during training")
-        _say_durations(made, "initialization of iterators")
+        _print(f"The {kind} is initialized for {len(made)} times during training")
+        _print_durations(made, "initialization of iterators")
         columns = ["start_time", "end_time", "duration_us"]
         header = "Start time and End time for iterator initialization that are outliers (duration > 2 * median)"
         slow = _outliers(made, "duration_us", columns, header, "")
         if slow is not None:
-            _say(slow.to_string(index=False))
+            _print(slow.to_string(index=False))
 
     def _show_inside(self, slow: pd.DataFrame, select_events: Sequence[str], select_dimensions: Sequence[str]) -> None:
-        """Print what ran and how the machine was used in the slow batches."""
+        """Print the events and the mean system metrics in the slow batches."""
         starts, ends = (
             [microseconds(time) for time in slow[column]] for column in ("previous_batch_start", "start_time")
         )
@@ -181,8 +202,8 @@ class PT_dataloader_analysis:  # noqa: N801 - the known name
             inside |= (wanted.start_us < end) & (wanted.end_us > begin)
         within = wanted[inside]
         spent = pd.Series(within.duration_us / 1e6, dtype=float).groupby(within.name.decode()).agg(["sum", "count"])
-        _say("Events in these batches, seconds in all and how often:")
-        _say(spent.sort_values("sum", ascending=False).head(20).to_string())
+        _print("Events in these batches (total seconds and count):")
+        _print(spent.sort_values("sum", ascending=False).head(20).to_string())
         system = self.pd_data_frame.get_all_system_metrics()
         at_us = system["timestamp_us"].to_numpy() + self.pd_data_frame.start_time
         inside = np.zeros(len(system), bool)
@@ -191,12 +212,12 @@ class PT_dataloader_analysis:  # noqa: N801 - the known name
         pattern = "|".join(f"(?:{each})" for each in select_dimensions)
         shown = system["dimension"].str.contains(pattern) | system["system_metric"].str.contains(pattern)
         means = system[inside & shown.to_numpy(bool)].groupby(["nodeID", "type", "dimension"])["value"].mean()
-        _say("Mean of the system metrics in these batches:")
-        _say(means.to_string())
+        _print("Mean system metrics in these batches:")
+        _print(means.to_string())
 
 
 def _batch_times(calls: pd.DataFrame) -> pd.DataFrame:
-    """GetNext calls by process and end, with the time since the process's call before."""
+    """Sort GetNext calls by process and end, and add the time since the previous call of the process."""
     times = {column: pd.to_datetime(calls[column], format=_TEXT) for column in ("start_time", "end_time")}
     ordered = calls.assign(**times).sort_values(by=["node_id", "pid", "end_time"])
     start = ordered.groupby(["node_id", "pid"])["start_time"]
@@ -206,17 +227,17 @@ def _batch_times(calls: pd.DataFrame) -> pd.DataFrame:
 def _outliers(frame: pd.DataFrame, column: str, shown: list[str], found: str, none: str) -> pd.DataFrame | None:
     slow = frame.loc[frame[column] >= 2 * frame[column].median(), shown].sort_values(by=[column], ascending=False)
     if slow.empty:
-        _say(none)
+        _print(none)
         return None
-    _say(found)
+    _print(found)
     return slow.reset_index(drop=True)
 
 
-def _say_durations(frame: pd.DataFrame, of_what: str) -> None:
+def _print_durations(frame: pd.DataFrame, subject: str) -> None:
     median, most = frame["duration_us"].median(), frame["duration_us"].max()
-    _say(f"Median Duration {median} and Maximum duration for {of_what} {most}")
+    _print(f"Median Duration {median} and Maximum duration for {subject} {most}")
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     if text:
-        print(text)  # noqa: T201 - a notebook's reader sees it
+        print(text)  # noqa: T201 - output of a notebook cell

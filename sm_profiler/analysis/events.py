@@ -1,4 +1,4 @@
-"""Events and measurements as Python objects, for code that asks for lists of them."""
+"""Events and measurements as Python objects, for programs that process lists of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 
-# the timeline a file holds → what notebooks know it as
+# timeline → its name in notebooks
 FILE_TYPES = {
     layout.PYTHON_TIMELINE: "PythontimelineMetrics",
     layout.MODEL_TIMELINE: "DetailedframeworkMetrics",
@@ -28,7 +28,7 @@ class ProfilerSystemEvent:
 
     Attributes:
         type: cpu, gpu, memory, i/o or network.
-        name: cpu0, gpu3 …; None where the record has none.
+        name: cpu0, gpu3 …; None if the record has no name.
         dimension: CPUUtilization …
         value: percent, bytes/s or 1/s.
         node_id: `algo-1`.
@@ -45,7 +45,12 @@ class ProfilerSystemEvent:
 
 @attrs.define
 class ThreadInfo:
-    """A thread of a trace: its number and name."""
+    """A thread of a trace.
+
+    Attributes:
+        tid: its number.
+        thread_name: its name.
+    """
 
     tid: Any
     thread_name: str
@@ -53,7 +58,7 @@ class ThreadInfo:
 
 @attrs.define
 class ProcessInfo:
-    """A process of a trace, which stands for a phase.
+    """A process of a trace, which represents a phase.
 
     Attributes:
         id: its number in the trace.
@@ -65,11 +70,15 @@ class ProcessInfo:
     _threads: dict[Any, ThreadInfo] = attrs.field(factory=dict, alias="threads")
 
     def add_thread(self, threadid: Any, thread_name: str) -> None:
-        """Note a thread, unless it is known."""
+        """Add a thread unless one with that number exists."""
         self._threads.setdefault(threadid, ThreadInfo(threadid, thread_name))
 
     def get_thread_info(self, threadid: Any) -> ThreadInfo:
-        """The thread of that number."""
+        """Return the thread with a number.
+
+        Raises:
+            KeyError: there is no such thread.
+        """
         return self._threads[threadid]
 
 
@@ -78,16 +87,17 @@ class TraceEvent:
     """One span of a trace.
 
     Attributes:
-        start_time, end_time, duration: microseconds (since the epoch).
+        start_time, end_time: microseconds since the epoch.
+        duration: microseconds.
         event_name: `Step:ModeKeys.TRAIN` …
-        event_phase: the phase it belongs to.
+        event_phase: its phase.
         node_id: `algo-1-0`.
-        pid, tid: process and thread; -1 where unknown.
-        phase_pid, phase_tid: the trace's own numbers of them.
+        pid, tid: process and thread of the operating system; -1 if unknown.
+        phase_pid, phase_tid: numbers of process and thread in the trace.
         event_args: its arguments, or None.
-        phase: `X`, a whole event.
-        file_type: which timeline it stood in.
-        process_info: the phase as a process of the trace.
+        phase: `X`, a complete event.
+        file_type: its timeline, `PythontimelineMetrics` …
+        process_info: its phase as a process of the trace.
     """
 
     start_time: float
@@ -109,7 +119,7 @@ class TraceEvent:
         self.end_time = self.start_time + self.duration
 
     def to_json(self) -> str:
-        """The event as one object of a Chrome trace."""
+        """Return the event as one JSON object of a Chrome trace."""
         record: dict[str, Any] = {
             "name": self.event_name,
             "pid": self.pid,
@@ -125,7 +135,7 @@ class TraceEvent:
 
 
 def system_events(system: SystemColumns) -> list[ProfilerSystemEvent]:
-    """Each row as an object."""
+    """Convert each row to an object."""
     columns = (system.type, system.name, system.dimension, system.node)
     kinds, names, dimensions, nodes = ([category.values[code] for code in category.codes] for category in columns)
     rows = zip(kinds, names, dimensions, system.value.tolist(), nodes, system.timestamp.tolist(), strict=True)
@@ -136,7 +146,7 @@ def system_events(system: SystemColumns) -> list[ProfilerSystemEvent]:
 
 
 def trace_events(events: EventColumns) -> list[TraceEvent]:
-    """Each row as an object; times are whole numbers where they are whole."""
+    """Convert each row to an object; times are integers if all of them are whole."""
     processes: dict[tuple[int, str], ProcessInfo] = {}
     starts, durations = _numbers(events.start_us), _numbers(events.duration_us)
     pids = np.where(events.pid < 0, events.track, events.pid).tolist()
@@ -153,7 +163,7 @@ def trace_events(events: EventColumns) -> list[TraceEvent]:
 
 
 def event_arguments(events: EventColumns) -> list[dict[str, Any] | None]:
-    """Each row's arguments as they stood in the file, but for the number's notation; None where it had none."""
+    """Return each row's arguments as in the file, except for the notation of numbers; None for rows without any."""
     others = [json.loads(text) if text else {} for text in events.args.values]
     known: dict[str, NDArray[Any]] = {
         "pid": events.pid,

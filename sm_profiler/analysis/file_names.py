@@ -1,4 +1,4 @@
-"""What the names of profiler files tell, as small functions."""
+"""Properties of profiler files that their names contain."""
 
 from __future__ import annotations
 
@@ -9,45 +9,48 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.storage import open_storage
 
-_NOTHING = ("", "0", "0")
+_NO_METADATA = ("", "0", "0")
 
 
 def is_valid_tracefilename(filename: str) -> bool:
-    """Whether a path is that of a trace file that a hook wrote (`…/pevents/…/<end_us>_<node>_<kind>.json`)."""
+    """Return True for a trace file of the hook (`…/pevents/…/<end_us>_<node>_<kind>.json`)."""
     return filename.endswith(".json") and "pevents" in filename and len(filename.split("_")) >= 3  # noqa: PLR2004 - the three parts
 
 
 def is_valid_tfprof_tracefilename(filename: str) -> bool:
-    """Whether a path is that of a trace of TensorFlow's profiler."""
+    """Return True for a trace of TensorFlow's profiler."""
     return filename.endswith("trace.json.gz") and f"tensorflow/{layout.DETAILED}" in filename
 
 
 def validate_system_profiler_file(filename: str) -> bool:
-    """Whether a path is that of a file of system metrics."""
+    """Return True for a system metrics file."""
     return _system_file(filename) is not None
 
 
 def get_node_id_from_system_profiler_filename(filename: str) -> str | None:
-    """`algo-1` of a file of system metrics; None for another file."""
+    """Return the node of a system metrics file (`algo-1`); None for another file."""
     found = _system_file(filename)
     return found.node if found else None
 
 
 def get_utctimestamp_us_since_epoch_from_system_profiler_file(filename: str) -> int | None:
-    """The start of the minute that a file of system metrics covers, microseconds since the epoch; None for another file."""
+    """Return the start of a system metrics file's minute, microseconds since the epoch; None for another file."""
     found = _system_file(filename)
     return found.at_us if found else None
 
 
 def get_node_id_from_tracefilename(filename: str) -> str:
-    """`0-algo-1` of a trace file; of a trace of TensorFlow's profiler as its metadata file has it, "" without one."""
+    """Return the process of a trace file (`0-algo-1`).
+
+    For a trace of TensorFlow's profiler it comes from the metadata file; "" without one.
+    """
     if is_valid_tracefilename(filename):
         return filename.rsplit("/", 1)[-1].split("_")[1]
     return read_tf_profiler_metadata_file(filename)[0]
 
 
 def get_timestamp_from_tracefilename(filename: str) -> int:
-    """The end of the last event of a trace file, microseconds since the epoch; 0 where nothing tells it."""
+    """Return the end of a trace file's last event, microseconds since the epoch; 0 if unknown."""
     if is_valid_tracefilename(filename):
         text = filename.rsplit("/", 1)[-1].split("_", maxsplit=1)[0]
         return int(text) if text.isdigit() else 0
@@ -55,27 +58,31 @@ def get_timestamp_from_tracefilename(filename: str) -> int:
 
 
 def read_tf_profiler_metadata_file(file_path: str) -> tuple[str, str, str]:
-    """Node, start and end (microseconds since the epoch) from the metadata file beside a trace of TensorFlow's profiler.
+    """Read the metadata file next to a trace of TensorFlow's profiler.
 
     Returns:
-        Three texts; "", "0" and "0" where there is no such file.
+        Node, start and end (microseconds since the epoch) as text; "", "0" and "0" without such a file.
     """
     if not is_valid_tfprof_tracefilename(file_path):
-        return _NOTHING
+        return _NO_METADATA
     folder = "/".join(file_path.split("/")[:-4])
     try:
         names = sorted(_metadata_names(folder))
     except SourceError:
-        return _NOTHING
+        return _NO_METADATA
     for name in names:
         parts = PurePosixPath(name).name.removesuffix(layout.METADATA_SUFFIX).split("_")
         if len(parts) == 3:  # noqa: PLR2004 - node, start and end
             return parts[0], parts[1], parts[2].split(".")[0]
-    return _NOTHING
+    return _NO_METADATA
 
 
 def is_s3(path: str) -> tuple[bool, str | None, str | None]:
-    """Whether a path is an s3:// URI, and its bucket and key; None for both where it is not."""
+    """Split an s3:// URI.
+
+    Returns:
+        True, the bucket and the key; False, None and None for any other path.
+    """
     if not path.startswith("s3://"):
         return False, None, None
     bucket, _, key = path.removeprefix("s3://").partition("/")

@@ -1,4 +1,4 @@
-"""Columns to DataFrames, with the columns and values that notebooks know."""
+"""Conversion of columns to DataFrames with the columns and values of the notebook API."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sm_profiler.analysis.readers import in_file_order
-from sm_profiler.analysis.text_columns import category_texts, texts
-from sm_profiler.analysis.text_times import text_times
+from sm_profiler.analysis.text_columns import category_texts, text_times, texts
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
+from sm_profiler.formats.event_names import STEP, STEP_TRAIN
 
-_CHUNK = 1 << 16  # rows at a time: what is worked on stays in the processor's cache
+_CHUNK = 1 << 16  # rows processed at once, so that they stay in the processor's cache
 SYSTEM_COLUMNS = ("timestamp", "timestamp_us", "value", "system_metric", "dimension", "nodeID", "type")
 FRAMEWORK_COLUMNS = (
     "start_time", "end_time", "start_time_us", "end_time_us", "tid", "pid", "framework_metric", "step", "bytes", "process", "nodeID",
@@ -33,23 +33,27 @@ DATALOADER_COLUMNS = (
 
 
 def system_frame(
-    system: SystemColumns, start_us: int = 0, *, shown_us: NDArray[np.int64] | None = None, spent: bool = False
+    system: SystemColumns, start_us: int = 0, *, shown_us: NDArray[np.int64] | None = None, reuse: bool = False
 ) -> pd.DataFrame:
-    """System metrics as a frame, one row a measurement, without duplicates.
+    """Convert system metrics to a frame with one row per measurement, without duplicates.
 
     Args:
         system: the measurements.
-        start_us: what `timestamp_us` counts from, microseconds since the epoch.
-        shown_us: what `timestamp` shows instead of the time of measurement, microseconds since the epoch.
-        spent: nobody needs the measurements any more: their memory may become the frame's.
+        start_us: origin of `timestamp_us`, microseconds since the epoch.
+        shown_us: times to show in `timestamp`, microseconds since the epoch, one per measurement; default: the time of
+            measurement.
+        reuse: overwrite the memory of `system`, which the caller must not use afterwards.
+
+    Returns:
+        Columns timestamp, timestamp_us, value, system_metric, dimension, nodeID, type.
     """
-    at_us = _microseconds(own(system.timestamp, spent=spent))
+    at_us = _microseconds(writable(system.timestamp, reuse=reuse))
     rows = first_rows(at_us, system.value, system.name, system.dimension, system.node, system.type)
     if rows is not None:
-        system, at_us, spent = system[rows], at_us[rows], True
+        system, at_us, reuse = system[rows], at_us[rows], True
         shown_us = None if shown_us is None else shown_us[rows]
-    # What is done with is let go, here too.
-    columns: dict[str, Any] = {"timestamp_us": at_us, "value": own(system.value, spent=spent)}
+    # Release each column as soon as it is converted: an hour of a large job takes hundreds of megabytes.
+    columns: dict[str, Any] = {"timestamp_us": at_us, "value": writable(system.value, reuse=reuse)}
     left = {"nodeID": system.node, "type": system.type, "dimension": system.dimension, "system_metric": system.name}
     del system
     while left:
@@ -61,28 +65,37 @@ def system_frame(
 
 
 def framework_frame(
-    events: EventColumns, start_us: int = 0, *, ordered: bool = False, spent: bool = False
+    events: EventColumns, start_us: int = 0, *, ordered: bool = False, reuse: bool = False
 ) -> pd.DataFrame:
-    """Trace events as a frame, one row an event, without duplicates; instants, which take no time, are left out.
+    """Convert trace events to a frame with one row per span, without duplicates; instants are left out.
 
     Args:
         events: the events.
-        start_us: what `start_time_us` and `end_time_us` count from, microseconds since the epoch.
-        ordered: leave the events in their order; else they go by timeline, the hook's first, and by file.
-        spent: nobody needs the events any more: their memory may become the frame's.
+        start_us: origin of `start_time_us` and `end_time_us`, microseconds since the epoch.
+        ordered: keep the order of `events` instead of sorting by timeline (the hook's first) and file.
+        reuse: overwrite the memory of `events`, which the caller must not use afterwards.
+
+    Returns:
+        Columns start_time, end_time, start_time_us, end_time_us, tid, pid, framework_metric, step, bytes, process,
+        nodeID.
     """
     events = spans(events) if ordered else in_file_order(spans(events))
     name = shown_names(events)
     size = argument_numbers(events.args, "bytes_fetched")
-    pid = process_numbers(events, spent=spent)
+    pid = process_numbers(events, reuse=reuse)
     rows = first_rows(
         events.start_us, events.duration_us, name, events.phase, events.node, events.step, events.tid, pid, size
     )
     if rows is not None:
-        events, name, size, pid, spent = events[rows], name[rows], size[rows], pid[rows], True
-    # What is done with is let go: an hour of a large job is hundreds of megabytes.
-    tid, step, phase, node = own(events.tid, spent=spent), own(events.step, spent=spent), events.phase, events.node
-    start, end = own(events.start_us, spent=spent), own(events.duration_us, spent=spent)
+        events, name, size, pid, reuse = events[rows], name[rows], size[rows], pid[rows], True
+    # Release each column as soon as it is converted, as in `system_frame`.
+    tid, step, phase, node = (
+        writable(events.tid, reuse=reuse),
+        writable(events.step, reuse=reuse),
+        events.phase,
+        events.node,
+    )
+    start, end = writable(events.start_us, reuse=reuse), writable(events.duration_us, reuse=reuse)
     del events
     end += start
     columns = {"framework_metric": category_texts(name)}
@@ -96,11 +109,15 @@ def framework_frame(
 
 
 def dataloader_frame(events: EventColumns, start_us: int = 0) -> pd.DataFrame:
-    """Trace events as a frame with the columns of data loading, without duplicates; instants are left out.
+    """Convert trace events to a frame with the columns of data loading, without duplicates; instants are left out.
 
     Args:
         events: the events.
-        start_us: what `start_time_us` and `end_time_us` count from, microseconds since the epoch.
+        start_us: origin of `start_time_us` and `end_time_us`, microseconds since the epoch.
+
+    Returns:
+        Columns start_time, end_time, start_time_us, end_time_us, duration_us, pid, framework_metric, step, worker_id,
+        num_workers, pin_memory, process, node_id.
     """
     events = in_file_order(spans(events))
     name = shown_names(events)
@@ -112,11 +129,11 @@ def dataloader_frame(events: EventColumns, start_us: int = 0) -> pd.DataFrame:
     pinned = Category((events.pin_memory.astype(np.int32) + 1), ("NA", "False", "True"))
     return pd.DataFrame(
         {
-            **_time_columns(own(events.start_us), events.end_us, start_us),
-            "duration_us": whole_times(own(events.duration_us)),
+            **_time_columns(writable(events.start_us), events.end_us, start_us),
+            "duration_us": whole_times(writable(events.duration_us)),
             "pid": pid,
             "framework_metric": category_texts(name),
-            "step": own(events.step),
+            "step": writable(events.step),
             "worker_id": events.worker_id.astype(np.int64),
             "num_workers": events.num_workers.astype(np.int64),
             "pin_memory": category_texts(pinned),
@@ -128,7 +145,7 @@ def dataloader_frame(events: EventColumns, start_us: int = 0) -> pd.DataFrame:
 
 
 def _time_columns(start: NDArray[Any], end: NDArray[Any], offset_us: int) -> dict[str, Any]:
-    """The columns of times; the arrays become part of them."""
+    """Return the columns of times, which take over the memory of the arrays."""
     shown = [whole_times(start), whole_times(end)]
     start_time, end_time = (texts(text_times(times)) for times in shown)
     for times in shown:
@@ -137,29 +154,29 @@ def _time_columns(start: NDArray[Any], end: NDArray[Any], offset_us: int) -> dic
 
 
 def spans(events: EventColumns) -> EventColumns:
-    """The events that take time: all but the instants."""
+    """Return the events that have a duration: all except instants."""
     instants = events.instants
     taken: EventColumns = events[~instants] if instants.any() else events
     return taken
 
 
-def own(column: NDArray[Any], *, spent: bool = False) -> NDArray[Any]:
-    """The column for a frame to keep, whose owner may write into it: a copy, as columns may be shared or stand in a file.
+def writable(column: NDArray[Any], *, reuse: bool = False) -> NDArray[Any]:
+    """Return a copy of a column that a frame can own and write to, or with `reuse` the column itself if it is writable.
 
-    With `spent` the column itself where it can be written into.
+    Columns may be shared between readers or mapped from a file.
     """
-    return column if spent and column.flags.writeable else np.array(column)
+    return column if reuse and column.flags.writeable else np.array(column)
 
 
-def process_numbers(events: EventColumns, *, spent: bool = False) -> NDArray[np.int64]:
-    """The process of each event; the track where it is unknown."""
-    pid = own(events.pid, spent=spent)
+def process_numbers(events: EventColumns, *, reuse: bool = False) -> NDArray[np.int64]:
+    """Return the process of each event, or its track if the process is unknown."""
+    pid = writable(events.pid, reuse=reuse)
     np.copyto(pid, events.track, where=pid < 0)
     return pid
 
 
 def whole_times(times: NDArray[np.float64]) -> NDArray[Any]:
-    """Times as whole numbers in the same memory, if all of them are; else the times."""
+    """Convert times to integers in the same memory if all of them are whole; return them unchanged otherwise."""
     chunks = [slice(start, start + _CHUNK) for start in range(0, len(times), _CHUNK)]
     if not all(np.array_equal(np.rint(times[chunk]), times[chunk]) for chunk in chunks):
         return times
@@ -170,7 +187,7 @@ def whole_times(times: NDArray[np.float64]) -> NDArray[Any]:
 
 
 def _microseconds(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Whole microseconds, in the same memory."""
+    """Convert seconds to whole microseconds in the same memory."""
     whole = seconds.view(np.int64)
     for start in range(0, len(seconds), _CHUNK):
         chunk = slice(start, start + _CHUNK)
@@ -179,7 +196,7 @@ def _microseconds(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def shown_names(events: EventColumns) -> Category:
-    """What notebooks see as `framework_metric`: the name in the arguments where there is one, else the event's."""
+    """Return the names for `framework_metric`: the name in an event's arguments if there is one, else the event's."""
     own = {number: name for number, text in enumerate(events.args.values) if (name := _own_name(text)) is not None}
     if not own:
         return events.name
@@ -192,7 +209,7 @@ def shown_names(events: EventColumns) -> Category:
 
 
 def argument_numbers(args: Category, key: str) -> NDArray[np.int64]:
-    """A whole number of each row's arguments; -1 where there is none."""
+    """Return the integer under a key of each row's arguments; -1 if there is none."""
     quoted = f'"{key}"'
     found = {number: _decoded(text).get(key, -1) for number, text in enumerate(args.values) if quoted in text}
     if not found:
@@ -205,9 +222,9 @@ def argument_numbers(args: Category, key: str) -> NDArray[np.int64]:
 
 
 def first_rows(*columns: NDArray[Any] | Category) -> NDArray[np.int64] | None:
-    """The rows that no earlier row equals in all columns; None where that is every row.
+    """Return the rows that differ from all earlier rows; None if all rows are distinct.
 
-    Rows are told apart by a 32-bit mix of their columns; those whose mix occurs twice are compared in full.
+    Each row is hashed to 32 bits; only rows whose hash occurs twice are compared in full.
     """
     count = len(columns[0])
     mixed = np.empty(count, np.uint32)
@@ -224,7 +241,7 @@ def first_rows(*columns: NDArray[Any] | Category) -> NDArray[np.int64] | None:
     del ordered
     if not len(twice):
         return None
-    near = np.zeros(1 << 20, np.bool_)  # most rows are far from any mix that occurs twice, and looked at no further
+    near = np.zeros(1 << 20, np.bool_)  # a coarse filter that excludes most rows
     near[twice >> np.uint32(12)] = True
     candidates = np.flatnonzero(near[mixed >> np.uint32(12)])
     candidates = candidates[np.isin(mixed[candidates], twice)]
@@ -256,3 +273,18 @@ def _own_name(text: str) -> str | None:
 def _decoded(text: str) -> dict[str, Any]:
     args = msgspec.json.decode(text)
     return args if isinstance(args, dict) else {}
+
+
+def steps_first(events: EventColumns) -> NDArray[np.int64]:
+    """Return the rows sorted by start, each step before what starts with it, for `PandasFrame.get_latest_data`.
+
+    The first training step of each process comes directly after the very first row: notebooks from the beta of the old
+    library take the row labelled 1 to be the start of the training loop.
+    """
+    is_step = events.name.mask(lambda name: name.startswith(STEP))
+    order = np.lexsort((~is_step, events.start_us)).astype(np.int64)
+    first = (events.name.mask(STEP_TRAIN) & (events.step == 0))[order]
+    if len(order):
+        first[0] = False
+    rest = order[~first]
+    return np.concatenate([rest[:1], order[first], rest[1:]])

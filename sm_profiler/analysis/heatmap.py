@@ -1,4 +1,4 @@
-"""All metrics at a glance: a row each, a colour a measurement."""
+"""`Heatmap`: system metrics as rows of colours."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ import numpy as np
 from bokeh.models import HoverTool, LinearColorMapper
 from bokeh.palettes import viridis
 
-from sm_profiler.analysis.chart_data import Rows, heat_rows, system_series
+from sm_profiler.analysis.chart_data import HeatmapRows, heat_rows, system_series
 from sm_profiler.analysis.charts import WIDTH, Chart, ColumnDataSource, figure, latest_us, plain, system_reader
-from sm_profiler.analysis.readers import SystemMetricsReader, Where, system_rows
+from sm_profiler.analysis.readers import ProfileLocation, SystemMetricsReader
+from sm_profiler.analysis.selection import system_rows
 
-_USE = (".*CPU", ".*GPU")
+_UTILIZATION = (".*CPU", ".*GPU")
 _ANY = (".*",)
 
 
 class Heatmap(Chart):
-    """System metrics over the measurements.
+    """Heat map of system metrics, one row per device and one column per measurement.
 
     Attributes:
-        rows: what is drawn, in percent.
-        plot: the chart.
+        rows: data of the chart, in percent.
+        plot: the Bokeh figure.
     """
 
     title = "System metrics"
 
     def __init__(  # noqa: PLR0913, PLR0917 - the known signature
         self,
-        metrics_reader: SystemMetricsReader | Where,
-        select_metrics: Sequence[str] = (),  # noqa: ARG002 - never had a meaning
+        metrics_reader: SystemMetricsReader | ProfileLocation,
+        select_metrics: Sequence[str] = (),  # noqa: ARG002 - the known signature
         starttime: float = 0,
         endtime: float | None = None,
-        select_dimensions: Sequence[str] = _USE,
+        select_dimensions: Sequence[str] = _UTILIZATION,
         select_events: Sequence[str] = _ANY,
         plot_height: int = 350,
         show_workers: bool = True,  # noqa: FBT001, FBT002
@@ -40,14 +41,18 @@ class Heatmap(Chart):
         """Read and draw.
 
         Args:
-            metrics_reader: a reader, or a folder, an s3:// URI or the name of a training job.
-            select_metrics: of no meaning.
-            starttime: from where on, microseconds since the epoch.
-            endtime: up to where; to the end of the data where None.
+            metrics_reader: a reader, or the location of a profile.
+            select_metrics: ignored.
+            starttime: start of the range, microseconds since the epoch.
+            endtime: end of the range, microseconds since the epoch; default: the end of the data.
             select_dimensions: regular expressions for dimensions.
-            select_events: the same for devices (`cpu0`, `gpu1`, `total` …).
-            plot_height: pixels.
-            show_workers: rows for each node; else all nodes together.
+            select_events: regular expressions for devices (`cpu0`, `gpu1`, `total` …).
+            plot_height: height in pixels.
+            show_workers: draw one row per device and node instead of one per device.
+
+        Raises:
+            ConfigError: a pattern is not a valid regular expression.
+            SourceError: the profile does not exist or cannot be reached.
         """
         super().__init__()
         self.metrics_reader = system_reader(metrics_reader)
@@ -59,7 +64,7 @@ class Heatmap(Chart):
         self.show()
 
     def create_plot(self) -> None:
-        """Draw, from what was read."""
+        """Draw the rows."""
         count, width = self.rows.values.shape
         self.plot = figure(
             height=self.plot_height,
@@ -83,7 +88,7 @@ class Heatmap(Chart):
         self.layout = self.plot
 
     def update_data(self, current_timestamp: float) -> None:
-        """Add what was measured since, up to a time in microseconds since the epoch."""
+        """Add measurements since the last update, up to a time in microseconds since the epoch."""
         self.last_timestamp = current_timestamp
         self.metrics_reader.refresh_event_file_list()
         self.rows = self._read()
@@ -91,7 +96,7 @@ class Heatmap(Chart):
         self.plot.x_range.end = max(1, self.rows.values.shape[1])
         self.push()
 
-    def _read(self) -> Rows:
+    def _read(self) -> HeatmapRows:
         system = self.metrics_reader.columns()
         rows = system_rows(system, self.starttime, self.last_timestamp)
         series = system_series(system[rows], by_node=self.show_workers)

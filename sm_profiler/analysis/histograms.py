@@ -1,4 +1,4 @@
-"""How often which durations and which utilizations occurred."""
+"""`StepHistogram` and `MetricsHistogram`: distributions of durations and system metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from sm_profiler.analysis.charts import (
     latest_us,
     system_reader,
 )
-from sm_profiler.analysis.readers import AlgorithmMetricsReader, SystemMetricsReader, Where, event_rows, system_rows
+from sm_profiler.analysis.readers import AlgorithmMetricsReader, ProfileLocation, SystemMetricsReader
+from sm_profiler.analysis.selection import event_rows, system_rows
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Floats
 
@@ -28,21 +29,24 @@ _PERCENT_EDGES = np.arange(0, 102, 2.0)
 
 
 class StepHistogram(Chart):
-    """Histograms of the durations of steps and their parts; `plot` draws them.
+    """Histograms of the durations of steps and their phases; call `plot` to draw them.
 
     Attributes:
         step_metrics: phase (and process) → durations in seconds.
-        sources: phase → what its histogram draws.
+        sources: phase (and process) → data of its histogram.
     """
 
     title = "Step durations"
 
-    def __init__(self, metrics_reader: AlgorithmMetricsReader | Where, width: int = 500) -> None:
-        """Open.
+    def __init__(self, metrics_reader: AlgorithmMetricsReader | ProfileLocation, width: int = 500) -> None:
+        """Open a profile.
 
         Args:
-            metrics_reader: a reader, or a folder, an s3:// URI or the name of a training job.
-            width: of no meaning any more; all steps count.
+            metrics_reader: a reader, or the location of a profile.
+            width: ignored; all steps count.
+
+        Raises:
+            SourceError: the profile does not exist or cannot be reached.
         """
         super().__init__()
         self.metrics_reader = framework_reader(metrics_reader)
@@ -51,7 +55,7 @@ class StepHistogram(Chart):
         self.clear()
 
     def clear(self) -> None:
-        """Forget what was read."""
+        """Discard what was read."""
         self.step_metrics: dict[str, Floats] = {}
         self.sources: dict[str, Any] = {}
 
@@ -65,10 +69,13 @@ class StepHistogram(Chart):
         """Read and draw.
 
         Args:
-            starttime: from where on, microseconds since the epoch.
-            endtime: up to where; to the end of the data where None.
+            starttime: start of the range, microseconds since the epoch.
+            endtime: end of the range, microseconds since the epoch; default: the end of the data.
             select_metrics: regular expressions for phases (`Forward-nodeid:algo-1-0`).
-            show_workers: a histogram for each process; else all processes together.
+            show_workers: draw one histogram per process instead of one for all.
+
+        Raises:
+            ConfigError: a pattern is not a valid regular expression.
         """
         self._start, self._show_workers, self._select = starttime, show_workers, select_metrics
         self.last_timestamp = latest_us(self.metrics_reader) if endtime is None else endtime
@@ -82,7 +89,7 @@ class StepHistogram(Chart):
         self.show()
 
     def update_data(self, current_timestamp: float) -> None:
-        """Add what has come since, up to a time in microseconds since the epoch."""
+        """Add data since the last update, up to a time in microseconds since the epoch."""
         self.last_timestamp = current_timestamp
         self.metrics_reader.refresh_event_file_list()
         self._read()
@@ -98,20 +105,23 @@ class StepHistogram(Chart):
 
 
 class MetricsHistogram(Chart):
-    """Histograms of system metrics; `plot` draws them.
+    """Histograms of system metrics; call `plot` to draw them.
 
     Attributes:
         system_metrics: dimension (and node) → device → rows of time in seconds since the epoch and value.
-        sources: dimension → device → what its histogram draws.
+        sources: dimension → device → data of its histogram.
     """
 
     title = "System metrics"
 
-    def __init__(self, metrics_reader: SystemMetricsReader | Where) -> None:
-        """Open.
+    def __init__(self, metrics_reader: SystemMetricsReader | ProfileLocation) -> None:
+        """Open a profile.
 
         Args:
-            metrics_reader: a reader, or a folder, an s3:// URI or the name of a training job.
+            metrics_reader: a reader, or the location of a profile.
+
+        Raises:
+            SourceError: the profile does not exist or cannot be reached.
         """
         super().__init__()
         self.metrics_reader = system_reader(metrics_reader)
@@ -119,7 +129,7 @@ class MetricsHistogram(Chart):
         self.clear()
 
     def clear(self) -> None:
-        """Forget what was read."""
+        """Discard what was read."""
         self.system_metrics: Series = {}
         self.sources: dict[str, dict[str, Any]] = {}
 
@@ -134,11 +144,14 @@ class MetricsHistogram(Chart):
         """Read and draw.
 
         Args:
-            starttime: from where on, microseconds since the epoch.
-            endtime: up to where; to the end of the data where None.
+            starttime: start of the range, microseconds since the epoch.
+            endtime: end of the range, microseconds since the epoch; default: the end of the data.
             select_dimensions: regular expressions for dimensions.
-            select_events: the same for devices (`cpu0`, `gpu1`, `total` …).
-            show_workers: a histogram for each node; else all nodes together.
+            select_events: regular expressions for devices (`cpu0`, `gpu1`, `total` …).
+            show_workers: draw one histogram per node instead of one for all.
+
+        Raises:
+            ConfigError: a pattern is not a valid regular expression.
         """
         self._start, self._show_workers = starttime, show_workers
         self.select_dimensions, self.select_events = select_dimensions, select_events
@@ -156,7 +169,7 @@ class MetricsHistogram(Chart):
         self.show()
 
     def update_data(self, current_timestamp: float) -> None:
-        """Add what has come since, up to a time in microseconds since the epoch."""
+        """Add data since the last update, up to a time in microseconds since the epoch."""
         self.last_timestamp = current_timestamp
         self.metrics_reader.refresh_event_file_list()
         self._read()
@@ -173,7 +186,7 @@ class MetricsHistogram(Chart):
 
 
 def _edges(values: Floats) -> Floats:
-    """Every two percent; for what goes beyond 100, as rates do, fifty steps up to the greatest."""
+    """Return edges every two percent; for values beyond 100, such as rates, 51 edges up to the maximum."""
     greatest = float(values.max()) if len(values) else 0.0
     return _PERCENT_EDGES if greatest <= 100 else np.linspace(0, greatest, 51)  # noqa: PLR2004 - percent
 

@@ -1,4 +1,4 @@
-"""Intervals of time in a job: which step an event ran in, which phase a moment fell into."""
+"""Assignment of events to steps, and of moments to training phases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 def steps_around(framework: pd.DataFrame) -> NDArray[np.int64]:
-    """Each event's step: its own, else that of the step of its process inside which it lies, else -1."""
+    """Return the step of each event: its own, else the step of the same process that contains it, else -1."""
     steps = framework["step"].to_numpy(np.int64).copy()
     is_step = framework["framework_metric"].str.contains(STEP, regex=False).to_numpy(bool) & (steps != -1)
     unknown = steps == -1
@@ -39,7 +39,7 @@ def steps_around(framework: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def modes_around(framework: pd.DataFrame) -> NDArray[np.int64]:
-    """A number for the mode (training, evaluation …) that each event's process was in: that of its last step begun by then."""
+    """Return a number for the mode of each event: that of the last step of the same process that started before it."""
     modes = np.zeros(len(framework), np.int64)
     is_step = framework["framework_metric"].str.contains(STEP, regex=False).to_numpy(bool)
     if not is_step.any():
@@ -58,18 +58,18 @@ def modes_around(framework: pd.DataFrame) -> NDArray[np.int64]:
 def phase_intervals(
     system: pd.DataFrame, framework: pd.DataFrame, phase: str | Sequence[str] | None
 ) -> pd.DataFrame | None:
-    """See `PandasFrameAnalysis.get_training_phase_intervals`."""
+    """Return the intervals of training phases; see `PandasFrameAnalysis.get_training_phase_intervals`."""
     processes = framework["process"].unique().tolist()
     if isinstance(phase, str):
         phase = [phase]
     if not (phase is None or isinstance(phase, list)):
-        _log.warning("%r should be a list of texts", phase)
+        _log.warning("phase must be a list of strings, not %r", phase)
         return None
     phases = [each for each in (processes if phase is None else phase) if each in processes]
     phases = [each for each in phases if STEP in each] if phase is None else phases
     rows = framework[framework["framework_metric"].isin(phases)]
     if rows.empty:
-        _log.warning("None of the phases %r is among the events", phase)
+        _log.warning("no event has one of the phases %r", phase)
         return None
     start, end = rows["start_time_us"].to_numpy(), rows["end_time_us"].to_numpy()
     names = rows["framework_metric"].to_numpy(object)
@@ -80,7 +80,7 @@ def phase_intervals(
 
 
 def label_times(times_us: Any, intervals: pd.DataFrame) -> pd.Categorical:
-    """The phase that each time falls into, both ends of an interval included; the later interval wins; missing for none."""
+    """Return the phase that contains each time, both ends included; of several the last one, missing if none does."""
     times = np.asarray(times_us)
     order = np.argsort(times, kind="stable")
     ordered = times[order]
@@ -98,7 +98,7 @@ def label_times(times_us: Any, intervals: pd.DataFrame) -> pd.Categorical:
 def _with_gaps(
     start: NDArray[Any], end: NDArray[Any], names: NDArray[np.object_], begin: Any, finish: Any
 ) -> pd.DataFrame:
-    """The intervals, with one before, between and after them."""
+    """Add intervals before, between and after the given ones."""
     count = len(start)
     starts, ends = np.empty(2 * count + 1, start.dtype), np.empty(2 * count + 1, end.dtype)
     labels = np.empty(2 * count + 1, object)

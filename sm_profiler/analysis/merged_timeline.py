@@ -1,4 +1,4 @@
-"""One trace of a whole job, or a part of it, for Perfetto and chrome://tracing."""
+"""`MergedTimeline`: one trace of a job, or a part of it, for Perfetto and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sm_profiler.analysis.readers import Where, ends_with, event_rows, open_profile, step_interval, system_rows
+from sm_profiler.analysis.readers import ProfileLocation, ends_with, open_profile, step_interval
+from sm_profiler.analysis.selection import event_rows, system_rows
 from sm_profiler.analysis.timeline_events import (
     LOW_GPU,
-    Numbers,
     Record,
+    TrackIds,
     clock_record,
-    clocks_of,
-    counter_part,
-    in_time,
-    low_gpu_part,
-    python_part,
-    span_part,
+    counter_section,
+    low_gpu_section,
+    merge_by_time,
+    python_section,
+    read_clocks,
+    span_section,
 )
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats import layout
@@ -37,32 +38,38 @@ _LOW_GPU_FILTER: Mapping[str, Sequence[float]] = {"lowgpu": ()}
 
 
 class MergeUnit(Enum):
-    """What the limits of a merged timeline are given in."""
+    """Unit of the start and end of a merged timeline."""
 
     TIME = "time"
     STEP = "step"
 
 
 class MergedTimeline:
-    """Writes the steps, phases, data loading, operators and system metrics of a job into one trace.
+    """Writer of a trace with the steps, phases, data loading, operators and system metrics of a job.
 
     Attributes:
-        path: where the profile is.
-        out_dir: the folder or s3:// URI that the trace is written to.
+        source: the profile.
+        path: folder or s3:// URI of the profile.
+        out_dir: folder or s3:// URI that traces are written to.
+        file_suffix_filter: suffixes of the trace files to include, or None.
     """
 
     def __init__(
-        self, path: Where, file_suffix_filter: Sequence[str] | None = None, output_directory: str | None = None
+        self,
+        path: ProfileLocation,
+        file_suffix_filter: Sequence[str] | None = None,
+        output_directory: str | None = None,
     ) -> None:
         """Open a profile.
 
         Args:
             path: a folder, an s3:// URI, the name of a training job, or an open source.
-            file_suffix_filter: only events of trace files whose name ends so (`pythontimeline.json` …); all where None.
-            output_directory: where the trace is written; beside the profile where None.
+            file_suffix_filter: include only events of trace files whose names end with one of these
+                (`pythontimeline.json` …); default: all.
+            output_directory: folder or s3:// URI for the trace; default: the profile's.
 
         Raises:
-            SourceError: it does not exist or cannot be reached.
+            SourceError: the profile does not exist or cannot be reached.
         """
         self.source = open_profile(path)
         self.path = self.source.uri
@@ -70,7 +77,7 @@ class MergedTimeline:
         self.file_suffix_filter = file_suffix_filter
 
     def file_name(self, end_timestamp_in_us: float) -> str:
-        """Where the trace of a range that ends then is written."""
+        """Return the path of the trace of a range that ends at this time, microseconds since the epoch."""
         return f"{self.out_dir.rstrip('/')}/{int(end_timestamp_in_us)}_merged_timeline.json"
 
     def merge_timeline(
@@ -80,23 +87,26 @@ class MergedTimeline:
         unit: MergeUnit | str = MergeUnit.TIME,
         sys_metrics_filter: Mapping[str, Sequence[float]] | None = _LOW_GPU_FILTER,
     ) -> str:
-        """Write a part of the job and return where the trace is.
+        """Write a trace of a part of the job.
 
         Args:
-            start: microseconds since the epoch, or a step.
-            end: the same; the part ends with it, or just before that step begins.
+            start: start of the part, microseconds since the epoch or a step.
+            end: end of the part, microseconds since the epoch, or the step before which it ends.
             unit: MergeUnit.TIME or MergeUnit.STEP (or "time", "step").
-            sys_metrics_filter: {"lowgpu": ()} adds the system metrics as counters, and marks the moments at which a GPU's
-                use was below 85 percent, or below what stands in the tuple; None or {} leaves both out.
+            sys_metrics_filter: {"lowgpu": (50,)} adds the system metrics as counters and marks the moments at which a
+                GPU's utilization was below 50 percent; {"lowgpu": ()} uses 85 percent. None or {} leaves both out.
+
+        Returns:
+            Path or s3:// URI of the trace, a JSON array of trace events.
 
         Raises:
-            ConfigError: the unit is none.
+            ConfigError: the unit is not valid.
             SourceError: a step was not recorded, or the trace cannot be written.
         """
         try:
             unit = MergeUnit(unit)
         except ValueError as error:
-            raise ConfigError(f"{unit!r} is no unit of a timeline; there are: time, step") from error
+            raise ConfigError(f"{unit!r} is not a unit of a timeline; use one of: time, step") from error
         begin_us, end_us = float(start), float(end)
         if unit is MergeUnit.STEP:
             begin_us, end_us = step_interval(self.source.events(), int(start), int(end))
@@ -123,45 +133,47 @@ def timeline_records(
     file_suffix_filter: Sequence[str] | None = None,
     sys_metrics_filter: Mapping[str, Sequence[float]] | None = _LOW_GPU_FILTER,
 ) -> Iterator[Record]:
-    """The records of a trace of the job: what names processes and rows first, then all others by time.
+    """Yield the records of a trace: first those that name processes and tracks, then all others sorted by time.
 
     Args:
         source: the profile.
-        start_us: where the part begins, microseconds since the epoch; with the job where None.
-        end_us: where it ends; with the job where None.
+        start_us: start of the part, microseconds since the epoch; default: the start of the job.
+        end_us: end of the part, microseconds since the epoch; default: the end of the job.
         file_suffix_filter: as in `MergedTimeline`.
         sys_metrics_filter: as in `MergedTimeline.merge_timeline`.
     """
     start_us, end_us = -np.inf if start_us is None else start_us, np.inf if end_us is None else end_us
-    numbers = Numbers()
+    tracks = TrackIds()
     events = source.events()
     rows = event_rows(events, start_us, end_us)
     if file_suffix_filter is not None:
         rows &= events.kind.mask(lambda kind: any(ends_with(kind, suffix) for suffix in file_suffix_filter))
     events = events[rows]
-    clocks = clocks_of(source.metadata(), events.node.present())
+    clocks = read_clocks(source.metadata(), events.node.present())
     parsed = (layout.parse_path(info.key) for info in source.other_files)
     stats = [each for each in parsed if isinstance(each, layout.PythonStats)]
-    inside = [each for each in _once(stats) if each.window.start_us <= end_us and each.window.end_us >= start_us]
-    parts = [span_part(events, numbers, clocks), python_part(inside, numbers)]
+    inside = [
+        each for each in _one_per_window(stats) if each.window.start_us <= end_us and each.window.end_us >= start_us
+    ]
+    sections = [span_section(events, tracks, clocks), python_section(inside, tracks)]
     if sys_metrics_filter:
         system = source.system()
         system = system[system_rows(system, start_us, end_us)]
-        parts.append(counter_part(system, numbers))
+        sections.append(counter_section(system, tracks))
         if "lowgpu" in sys_metrics_filter:
             below = next(iter(sys_metrics_filter["lowgpu"]), LOW_GPU)
-            parts.append(low_gpu_part(system, below, numbers))
+            sections.append(low_gpu_section(system, below, tracks))
     yield clock_record(clocks)
-    for part in parts:
-        yield from part.announced
-    yield from in_time(part.records for part in parts)
+    for section in sections:
+        yield from section.metadata
+    yield from merge_by_time(section.records for section in sections)
 
 
 def write_records(records: Iterable[Record], where: str) -> None:
-    """Write a trace to a file or an s3:// URI, whole or not at all.
+    """Write a trace to a file or an s3:// URI; a failure leaves no partial file.
 
     Raises:
-        SourceError: it cannot be written.
+        SourceError: the trace cannot be written.
     """
     folder, _, name = where.rpartition("/")
     if where.startswith("s3://"):
@@ -181,19 +193,19 @@ def write_records(records: Iterable[Record], where: str) -> None:
 
 
 def _encoded(records: Iterable[Record]) -> Iterator[bytes]:
-    """A JSON array, a record a line, some thousand lines at a time."""
+    """Encode a JSON array, one record per line, in chunks of some thousand lines."""
     encoder = msgspec.json.Encoder()
     records = iter(records)
     yield b"[\n"
     between = b""
     while part := list(islice(records, _CHUNK)):
-        yield between + b",\n".join(encoder.encode(_whole(record)) for record in part)
+        yield between + b",\n".join(encoder.encode(_with_whole_times(record)) for record in part)
         between = b",\n"
     yield b"\n]\n"
 
 
-def _whole(record: Record) -> Record:
-    """Whole microseconds as whole numbers."""
+def _with_whole_times(record: Record) -> Record:
+    """Convert whole microseconds to integers."""
     for key in ("ts", "dur"):
         value: Any = record.get(key)
         if isinstance(value, float) and value.is_integer():
@@ -201,8 +213,8 @@ def _whole(record: Record) -> Record:
     return record
 
 
-def _once(stats: Iterable[layout.PythonStats]) -> Iterator[layout.PythonStats]:
-    """One of the files of each window: Pyinstrument writes two."""
+def _one_per_window(stats: Iterable[layout.PythonStats]) -> Iterator[layout.PythonStats]:
+    """Yield one file per window; Pyinstrument writes two."""
     seen = set()
     for each in stats:
         key = (each.profiler, each.node, each.window)

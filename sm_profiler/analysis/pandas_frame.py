@@ -1,4 +1,4 @@
-"""A job's profile as pandas DataFrames."""
+"""`PandasFrame`: a job's profile as pandas DataFrames."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ import numpy as np
 import pandas as pd
 
 from sm_profiler.analysis.correlation import spent_at, spent_between
-from sm_profiler.analysis.frames import dataloader_frame, framework_frame, system_frame
-from sm_profiler.analysis.latest import steps_first, tick_times
+from sm_profiler.analysis.frames import dataloader_frame, framework_frame, steps_first, system_frame
 from sm_profiler.analysis.readers import (
     AlgorithmMetricsReader,
     LocalAlgorithmMetricsReader,
     LocalSystemMetricsReader,
+    ProfileLocation,
     S3AlgorithmMetricsReader,
     S3SystemMetricsReader,
     SystemMetricsReader,
-    Where,
-    event_rows,
     open_profile,
-    system_rows,
 )
-from sm_profiler.analysis.selection import matching_events, named_events, named_metrics
+from sm_profiler.analysis.sampling_ticks import tick_times
+from sm_profiler.analysis.selection import event_rows, matching_events, named_events, named_metrics, system_rows
 from sm_profiler.analysis.times import microseconds
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 
@@ -35,19 +33,22 @@ SCAN_INTERVAL_US = 5_000_000_000
 
 
 class PandasFrame:
-    """The frames of a job.
+    """A job's profile as pandas DataFrames.
+
+    Columns ending in `_us` count microseconds from `start_time`; other times are text, `2023-11-14T22:13:20:008444` in
+    UTC. Unknown numbers are -1.
 
     Attributes:
-        path: where the profile is.
-        start_time: what the columns ending in `_us` count from, microseconds since the epoch: the minute of the first
-            system metrics, 0 for a job without any.
-        system_metrics_reader: reads the system metrics as lists of objects.
-        framework_metrics_reader: reads the trace events so.
+        path: the folder or s3:// URI of the profile.
+        start_time: origin of the columns ending in `_us`, microseconds since the epoch: the minute of the first system
+            metrics; 0 for a job without any.
+        system_metrics_reader: returns system metrics as lists of objects.
+        framework_metrics_reader: returns trace events as lists of objects.
     """
 
     def __init__(
         self,
-        path: Where,
+        path: ProfileLocation,
         use_in_memory_cache: bool = False,  # noqa: FBT001, FBT002 - the known signature
         scan_interval: int = SCAN_INTERVAL_US,
     ) -> None:
@@ -55,11 +56,11 @@ class PandasFrame:
 
         Args:
             path: a folder, an s3:// URI, the name of a training job, or an open source.
-            use_in_memory_cache: keep what was read for the next question.
-            scan_interval: of no meaning any more; whatever the length of the job, it is read minute by minute.
+            use_in_memory_cache: keep the columns that were read in memory until new files appear.
+            scan_interval: ignored; profiles of any length are read minute by minute.
 
         Raises:
-            SourceError: it does not exist or cannot be reached.
+            SourceError: the location does not exist or cannot be reached.
         """
         source = open_profile(path)
         self.path = source.uri
@@ -77,46 +78,55 @@ class PandasFrame:
         self._asked_events: list[EventColumns] = []
 
     def get_all_system_metrics(self, selected_system_metrics: Sequence[str] = ()) -> pd.DataFrame:
-        """All system metrics.
+        """Return all system metrics, one row per measurement.
 
         Args:
-            selected_system_metrics: only those of devices of these names (`cpu0`, `gpu1` …); all where empty.
+            selected_system_metrics: keep only devices with these names (`cpu0`, `gpu1` …); all if empty.
 
         Returns:
-            Columns timestamp, timestamp_us, value, system_metric, dimension, nodeID, type.
+            Columns timestamp, timestamp_us, value (percent, bytes/s or 1/s), system_metric, dimension, nodeID, type.
+
+        Raises:
+            SourceError: the profile cannot be reached.
         """
-        # Not kept here: the frame lets go of the columns while it is built.  Whose they are is known once they are read.
+        # No local variable, so that the frame can release columns while it is built; read them before `reusable_columns`.
         return system_frame(
             self._named_metrics(selected_system_metrics),
             self.start_time,
-            spent=self.system_metrics_reader.hands_over,
+            reuse=self.system_metrics_reader.reusable_columns,
         )
 
     def get_all_framework_metrics(self, selected_framework_metrics: Sequence[str] = ()) -> pd.DataFrame:
-        """All trace events.
+        """Return all trace events that have a duration, one row per event.
 
         Args:
-            selected_framework_metrics: only those of these names or phases; all where empty.
+            selected_framework_metrics: keep only events with these names or phases; all if empty.
 
         Returns:
             Columns start_time, end_time, start_time_us, end_time_us, tid, pid, framework_metric, step, bytes, process,
             nodeID.
+
+        Raises:
+            SourceError: the profile cannot be reached.
         """
         return framework_frame(
             self._named_events(selected_framework_metrics),
             self.start_time,
-            spent=self.framework_metrics_reader.hands_over,
+            reuse=self.framework_metrics_reader.reusable_columns,
         )
 
     def get_all_dataloader_metrics(self, selected_framework_metrics: Sequence[str] = ()) -> pd.DataFrame:
-        """All trace events, with what is known of the loaders' workers.
+        """Return all trace events with the settings of data loaders, one row per event.
 
         Args:
-            selected_framework_metrics: only those in whose name or phase one of these regular expressions is found.
+            selected_framework_metrics: regular expressions; keep only events whose name or phase matches one anywhere.
 
         Returns:
             Columns start_time, end_time, start_time_us, end_time_us, duration_us, pid, framework_metric, step,
-            worker_id, num_workers, pin_memory, process, node_id.
+            worker_id, num_workers, pin_memory ("True", "False" or "NA"), process, node_id.
+
+        Raises:
+            SourceError: a pattern is not a valid regular expression, or the profile cannot be reached.
         """
         events = self._events()
         return dataloader_frame(_chosen(events, matching_events(events, selected_framework_metrics)), self.start_time)
@@ -131,19 +141,22 @@ class PandasFrame:
         get_framework_metrics: bool = True,  # noqa: FBT001, FBT002
         get_system_metrics: bool = True,  # noqa: FBT001, FBT002
     ) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """What was measured in a time range, and the events that lie in it or reach into it.
+        """Return the system metrics in a time range and the events that overlap it.
 
         Args:
-            start_time_us: microseconds since the epoch.
-            end_time_us: the same; both ends belong to the range.
-            cache_metrics: return what earlier calls with this set have found, too.
+            start_time_us: start of the range, microseconds since the epoch.
+            end_time_us: end of the range, included; microseconds since the epoch.
+            cache_metrics: include the rows that earlier calls with this set returned.
             selected_framework_metrics: as in `get_all_framework_metrics`.
             selected_system_metrics: as in `get_all_system_metrics`.
-            get_framework_metrics: if not set, the second frame is empty.
-            get_system_metrics: if not set, the first frame is empty.
+            get_framework_metrics: if False, the second frame is empty.
+            get_system_metrics: if False, the first frame is empty.
 
         Returns:
-            The frame of the system metrics and that of the trace events.
+            The frame of system metrics and the frame of trace events.
+
+        Raises:
+            SourceError: the profile cannot be reached.
         """
         system, events = SystemColumns.empty(), EventColumns.empty()
         if get_system_metrics:
@@ -164,12 +177,20 @@ class PandasFrame:
         self,
         start_step: int,
         end_step: int,
-        cache_metrics: bool = False,  # noqa: ARG002, FBT001, FBT002 - the known signature; there is nothing to gain
+        cache_metrics: bool = False,  # noqa: ARG002, FBT001, FBT002 - the known signature
     ) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """The events of a range of steps, both included, and what was measured from the first's start to the last's end.
+        """Return the events of a range of steps, and the system metrics from their first start to their last end.
+
+        Args:
+            start_step: number of the first step.
+            end_step: number of the last step, included.
+            cache_metrics: ignored.
 
         Returns:
-            The frame of the system metrics and that of the trace events.
+            The frame of system metrics and the frame of trace events.
+
+        Raises:
+            SourceError: the profile cannot be reached.
         """
         events = self._events()
         framework = framework_frame(events[(events.step >= start_step) & (events.step <= end_step)], self.start_time)
@@ -180,15 +201,18 @@ class PandasFrame:
     def get_framework_metrics_by_timesteps(
         self, timestep_list: Sequence[Any] = (), selected_framework_metrics: Sequence[str] = ()
     ) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-        """What ran at certain moments: each event counts with its duration for each moment that lies inside it.
+        """Sum up what ran at given moments: each event counts with its duration once per moment inside it.
 
         Args:
-            timestep_list: times of a frame, as text; the last closes the range and is no moment itself.
+            timestep_list: moments, as text from a frame; the greatest one only ends the range.
             selected_framework_metrics: as in `get_all_framework_metrics`.
 
         Returns:
-            By phase (steps excepted), as a share of the greatest; by name, in microseconds; by step's phase, in
-            microseconds.
+            Three dictionaries: by phase without steps, as a share of the greatest; by name without steps, in
+            microseconds; by phase of steps, in microseconds.
+
+        Raises:
+            SourceError: a moment is not a time.
         """
         events = self._events()
         return spent_at(events[named_events(events, selected_framework_metrics)], timestep_list)
@@ -199,29 +223,35 @@ class PandasFrame:
         end_timestep_list: Sequence[Any],
         selected_framework_metrics: Sequence[str] = (),
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """What ran in certain intervals: each event (steps excepted) counts with its duration for each that it touches.
+        """Sum up what ran in given intervals: each event except steps counts with its duration once per interval.
 
         Args:
-            begin_timestep_list: where the intervals begin: times of a frame, as text.
-            end_timestep_list: where they end.
+            begin_timestep_list: starts of the intervals, as text from a frame.
+            end_timestep_list: ends of the intervals, as many.
             selected_framework_metrics: as in `get_all_framework_metrics`.
 
         Returns:
-            By phase and by name, each as a share of the greatest.
+            Two dictionaries, by phase and by name, each as a share of the greatest.
+
+        Raises:
+            SourceError: a start or end is not a time.
         """
         events = self._events()
         chosen = events[named_events(events, selected_framework_metrics)]
         return spent_between(chosen, begin_timestep_list, end_timestep_list)
 
     def get_latest_data(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Everything there is so far; call it again for more while the job runs.
+        """Return everything recorded so far; while the job runs, each call adds what is new.
 
-        `timestamp` is that of the sampling tick, so that rows of CPUs and GPUs can be joined on it (`timestamp_us` is as
-        it was measured).  The events are in order of their start, a step before what starts with it, the first training
-        step of each process right behind the first row.
+        `timestamp` is the time of the sampling tick, so that rows of CPUs and GPUs can be joined on it (`timestamp_us`
+        is the time of measurement). Events are sorted by start, a step before what starts with it, and the first
+        training step of each process follows directly after the first row.
 
         Returns:
-            The frame of the system metrics and that of the trace events.
+            The frame of system metrics and the frame of trace events.
+
+        Raises:
+            SourceError: the profile cannot be reached.
         """
         self._source.refresh()
         for batch in self._source.batches():
@@ -236,24 +266,28 @@ class PandasFrame:
         return system_frame(system, self.start_time, shown_us=tick_times(system)), framework
 
     def convert_datetime_to_timestamp(self, timestamp: Any) -> int:
-        """A time of a frame, as text, in microseconds since the epoch.
+        """Convert a time, as text from a frame, to microseconds since the epoch.
 
         Raises:
-            SourceError: it is no time.
+            SourceError: `timestamp` is not a time.
         """
         return microseconds(timestamp)
 
     def to_arrow(self) -> tuple[pa.Table, pa.Table]:
-        """All system metrics and all trace events as Arrow tables."""
-        import pyarrow as pa  # noqa: PLC0415 - only who asks for it needs it
+        """Return all system metrics and all trace events as two Arrow tables."""
+        import pyarrow as pa  # noqa: PLC0415 - only this method needs it
 
         frames = self.get_all_system_metrics(), self.get_all_framework_metrics()
         system, framework = (pa.Table.from_pandas(frame, preserve_index=False) for frame in frames)
         return system, framework
 
     def to_polars(self) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """All system metrics and all trace events as Polars frames; Polars must be installed."""
-        import polars as pl  # noqa: PLC0415 - only who asks for it needs it
+        """Return all system metrics and all trace events as two Polars frames.
+
+        Raises:
+            ImportError: Polars is not installed.
+        """
+        import polars as pl  # noqa: PLC0415 - optional
 
         system, framework = self.to_arrow()
         return pl.DataFrame(system), pl.DataFrame(framework)
@@ -280,5 +314,5 @@ class PandasFrame:
 
 
 def _chosen(columns: Any, rows: Any) -> Any:
-    """The rows of the columns; the columns themselves where it is all of them."""
+    """Return the selected rows, without a copy if all are selected."""
     return columns if np.all(rows) else columns[rows]

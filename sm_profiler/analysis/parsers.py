@@ -1,9 +1,9 @@
-"""Parsers of single files, for code that reads files one by one instead of a whole profile."""
+"""Parsers of single files, for programs that read files one by one instead of a whole profile."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,7 +23,6 @@ from sm_profiler.analysis.file_names import (
     get_node_id_from_tracefilename,
     read_tf_profiler_metadata_file,
 )
-from sm_profiler.analysis.single_files import SingleFiles, read_bytes
 from sm_profiler.analysis.times import (
     TimeUnits,
     convert_utc_datetime_to_microseconds,
@@ -31,7 +30,10 @@ from sm_profiler.analysis.times import (
 )
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
-from sm_profiler.formats.columns import EventColumns
+from sm_profiler.formats.columns import EventColumns, SystemColumns
+from sm_profiler.source import ProfileSource
+from sm_profiler.source.profile import Options
+from sm_profiler.storage import FileInfo, MissingFileError
 
 __all__ = [
     "HorovodProfilerEvents", "ProcessInfo", "ProfilerSystemEvent", "ProfilerSystemEvents", "SMDataParallelProfilerEvents",
@@ -40,7 +42,11 @@ __all__ = [
 
 
 class TraceEventParser:
-    """The spans of trace files, read one after the other."""
+    """Spans of trace files that are read one after the other.
+
+    Attributes:
+        type: the `file_type` of the spans; "" for the one that their file determines.
+    """
 
     kind: ClassVar[str] = layout.PYTHON_TIMELINE
 
@@ -48,16 +54,19 @@ class TraceEventParser:
         self.type = type
         self._trace_events: list[TraceEvent] = []
         self._processes: dict[Any, ProcessInfo] = {}
-        self._files = SingleFiles()
+        self._files = _MemoryStorage()
 
     def read_events_from_file(self, tracefile: str | os.PathLike[str]) -> None:
-        """Add the spans of a file; what cannot be read of it is left out.
+        """Add the spans of a file; damaged records are skipped.
+
+        Args:
+            tracefile: path of a file on disk.
 
         Raises:
-            SourceError: it cannot be opened.
+            SourceError: the file cannot be opened.
         """
         path = os.fspath(tracefile)
-        data, name = read_bytes(path), Path(path).name
+        data, name = _read_file(path), Path(path).name
         if self.kind != layout.DETAILED_TRACE:
             self._take(
                 f"{layout.TRACE_FOLDER}/h/{_trace_name(name, self.kind)}",
@@ -72,53 +81,62 @@ class TraceEventParser:
         self._take(f"{folder}/{name}", data, name.split(".")[0])
 
     def read_events_from_json_data(self, trace_json_data: Sequence[dict[str, Any]], node_id: str) -> None:
-        """Add the spans of a trace that is parsed already."""
+        """Add the spans of a parsed trace.
+
+        Args:
+            trace_json_data: the trace's records, a dictionary each.
+            node_id: the process, `0-algo-1`.
+        """
         name = _trace_name(f"{len(self._files.data)}_{node_id}_{self.kind}.json", self.kind)
         self._take(f"{layout.TRACE_FOLDER}/h/{name}", msgspec.json.encode(trace_json_data), layout.shown_node(node_id))
 
     def get_all_events(self) -> list[TraceEvent]:
-        """All spans, in the order of the files and of their lines."""
+        """Return all spans in the order of the files and of their lines."""
         return self._trace_events
 
     def get_events_start_time_sorted(self) -> list[TraceEvent]:
-        """All spans by their start."""
+        """Return all spans sorted by start."""
         return sorted(self._trace_events, key=lambda event: event.start_time)
 
     def get_events_end_time_sorted(self) -> list[TraceEvent]:
-        """All spans by their end."""
+        """Return all spans sorted by end."""
         return sorted(self._trace_events, key=lambda event: event.end_time)
 
     def get_events_within_time_range(
         self, start_time: float, end_time: float, unit: TimeUnits = TimeUnits.MICROSECONDS
     ) -> list[TraceEvent]:
-        """The spans that lie in a time range or reach into it; times since the epoch, in `unit`."""
+        """Return the spans that overlap a time range, both ends included; times since the epoch, in `unit`."""
         start, end = (convert_utc_timestamp_to_microseconds(time, unit) for time in (start_time, end_time))
         return [event for event in self._trace_events if event.end_time >= start and event.start_time <= end]
 
     def get_events_within_range(self, start_time: datetime, end_time: datetime) -> list[TraceEvent]:
-        """The spans that lie between two datetimes or reach into the time between them."""
+        """Return the spans that overlap the time between two datetimes."""
         start, end = (convert_utc_datetime_to_microseconds(time) for time in (start_time, end_time))
         return self.get_events_within_time_range(start, end)
 
     def get_processes(self) -> dict[Any, ProcessInfo]:
-        """The processes (phases) that the files announce, by number."""
+        """Return the processes (phases) that the files declare, by number."""
         return self._processes
 
     def get_process_info(self, process_id: Any) -> ProcessInfo:
-        """The process of that number."""
+        """Return the process with a number.
+
+        Raises:
+            KeyError: no file declares it.
+        """
         return self._processes[process_id]
 
     def clear_events(self) -> None:
-        """Forget the spans."""
+        """Discard the spans."""
         self._trace_events = []
 
     def _take(self, key: str, data: bytes, node: str) -> None:
         events: EventColumns = self._files.events(key, data)
-        self._processes.setdefault(0, ProcessInfo(0, "Unknown"))  # the process under which a trace says when it began
+        self._processes.setdefault(0, ProcessInfo(0, "Unknown"))  # the process of a trace's start record
         found = trace_events(events[~events.instants])
         for event in found:
             known = self._processes.setdefault(event.phase_pid, ProcessInfo(event.phase_pid, event.event_phase))
-            if known.name != event.event_phase:  # another file's process of the same number
+            if known.name != event.event_phase:  # another file uses the same number
                 known = ProcessInfo(event.phase_pid, event.event_phase)
             known.add_thread(event.tid, f"{node}_{event.tid}")
             event.process_info, event.node_id = known, node
@@ -127,14 +145,14 @@ class TraceEventParser:
 
 
 class SMProfilerEvents(TraceEventParser):
-    """The spans of a hook's own timelines."""
+    """Spans of the hook's own timelines."""
 
     def __init__(self, type: str = "PythontimelineMetrics") -> None:  # noqa: A002 - the known name
         super().__init__(type)
 
 
 class TensorboardProfilerEvents(TraceEventParser):
-    """The spans of traces of TensorFlow's and PyTorch's profilers."""
+    """Spans of traces of TensorFlow's and PyTorch's profilers."""
 
     kind = layout.DETAILED_TRACE
 
@@ -143,7 +161,7 @@ class TensorboardProfilerEvents(TraceEventParser):
 
 
 class HorovodProfilerEvents(TraceEventParser):
-    """The spans of Horovod's timelines."""
+    """Spans of Horovod's timelines."""
 
     kind = layout.HOROVOD_TIMELINE
 
@@ -152,7 +170,7 @@ class HorovodProfilerEvents(TraceEventParser):
 
 
 class SMDataParallelProfilerEvents(TraceEventParser):
-    """The spans of SMDDP's timelines."""
+    """Spans of SMDDP's timelines."""
 
     kind = layout.SMDATAPARALLEL_TIMELINE
 
@@ -161,33 +179,44 @@ class SMDataParallelProfilerEvents(TraceEventParser):
 
 
 class SystemProfilerEventParser:
-    """The measurements of files of system metrics, read one after the other."""
+    """Measurements of system metrics files that are read one after the other."""
 
     def __init__(self) -> None:
         self._events: list[ProfilerSystemEvent] = []
-        self._files = SingleFiles()
+        self._files = _MemoryStorage()
 
     def read_events_from_file(self, eventfile: str | os.PathLike[str]) -> None:
-        """Add the measurements of a file; what cannot be read of it is left out.
+        """Add the measurements of a file; damaged records are skipped.
+
+        Args:
+            eventfile: path of a file on disk.
 
         Raises:
-            SourceError: it cannot be opened.
+            SourceError: the file cannot be opened.
         """
         path = os.fspath(eventfile)
         node = get_node_id_from_system_profiler_filename(path) or "algo-1"
         key = f"{layout.SYSTEM_FOLDER}/h/{1_000_000_000 + len(self._files.data)}.{node}.json"
-        self._events += system_events(self._files.system(key, read_bytes(path)))
+        self._events += system_events(self._files.system(key, _read_file(path)))
 
     def read_events_from_json_data(self, system_profiler_json_data: Sequence[dict[str, Any]]) -> None:
-        """Add measurements that are parsed already, one dictionary each."""
+        """Add parsed measurements, a dictionary each.
+
+        Raises:
+            SourceError: a key is missing.
+        """
         for record in system_profiler_json_data:
             self.read_event_from_dict(record)
 
     def read_event_from_dict(self, event: dict[str, Any]) -> None:
-        """Add one measurement.
+        """Add one parsed measurement.
+
+        Args:
+            event: a dictionary with Type, Dimension, Value, NodeId and Timestamp (seconds since the epoch), and usually
+                Name.
 
         Raises:
-            SourceError: it is none.
+            SourceError: a key is missing.
         """
         try:
             kind, dimension, value, node, at = (
@@ -204,24 +233,100 @@ class SystemProfilerEventParser:
         unit: TimeUnits = TimeUnits.MICROSECONDS,
         event_type: str | None = None,
     ) -> list[ProfilerSystemEvent]:
-        """The measurements of a time range, both ends included; times since the epoch, in `unit`."""
+        """Return the measurements in a time range, both ends included.
+
+        Args:
+            start_time: since the epoch, in `unit`.
+            end_time: since the epoch, in `unit`.
+            unit: unit of the two times.
+            event_type: keep only this type (cpu, gpu, memory, i/o, network).
+        """
         start, end = (convert_utc_timestamp_to_microseconds(time, unit) / 1e6 for time in (start_time, end_time))
         return [each for each in self._events if start <= each.timestamp <= end and event_type in {None, each.type}]
 
     def get_all_events(self) -> list[ProfilerSystemEvent]:
-        """All measurements, in the order of the files and of their lines."""
+        """Return all measurements in the order of the files and of their lines."""
         return self._events
 
     def clear_events(self) -> None:
-        """Forget the measurements."""
+        """Discard the measurements."""
         self._events = []
 
 
 class ProfilerSystemEvents(SystemProfilerEventParser):
-    """The same under its other name."""
+    """Another name of `SystemProfilerEventParser`."""
 
 
 def _trace_name(name: str, kind: str) -> str:
-    """A name that says which timeline a file is, even if its own does not."""
+    """Return a valid file name of the timeline `kind`; the given name if it is one."""
     parsed = layout.parse_path(f"{layout.TRACE_FOLDER}/h/{name}")
     return name if isinstance(parsed, layout.TraceFile) else f"0_{name.replace('_', '-')}_{kind}.json"
+
+
+class _MemoryStorage:
+    """Storage in memory that feeds single files to a `ProfileSource`.
+
+    Attributes:
+        uri: a name for messages.
+        parallel_reads: number of useful concurrent reads.
+        data: contents by key, a path below a profiler output.
+    """
+
+    uri = "memory"
+    parallel_reads = 1
+
+    def __init__(self) -> None:
+        self.data: dict[str, bytes] = {}
+        self._source: ProfileSource | None = None
+
+    def system(self, key: str, data: bytes) -> SystemColumns:
+        """Add a file and return its measurements."""
+        columns: SystemColumns = SystemColumns.concat([batch[0] for batch in self._new(key, data)])
+        return columns
+
+    def events(self, key: str, data: bytes) -> EventColumns:
+        """Add a file and return its events, including those that began in an earlier file."""
+        columns: EventColumns = EventColumns.concat([batch[1] for batch in self._new(key, data)])
+        return columns
+
+    def _new(self, key: str, data: bytes) -> Iterator[tuple[SystemColumns, EventColumns]]:
+        self.data[key] = data
+        if self._source is None:
+            self._source = ProfileSource(self, Options(cache=False, processes=1, progress=False))
+        self._source.refresh()
+        for batch in self._source.batches():
+            yield batch.system, batch.events
+
+    def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[FileInfo]:
+        """Yield the files under a prefix in the order of their keys."""
+        del start_after  # files arrive in any order of time, so each listing is complete
+        for key in sorted(self.data):
+            if key.startswith(prefix):
+                yield FileInfo(key, len(self.data[key]), 0.0, str(hash(self.data[key])))
+
+    def read(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
+        """Return the contents of a file, or a part of them."""
+        try:
+            return self.data[key][start:end]
+        except KeyError:
+            raise MissingFileError(f"{key} does not exist") from None
+
+    def write(self, key: str, data: bytes) -> None:
+        """Store a file."""
+        self.data[key] = data
+
+    def exists(self, key: str) -> bool:
+        """Return True if the file exists."""
+        return key in self.data
+
+
+def _read_file(path: str) -> bytes:
+    """Return the contents of a file on disk.
+
+    Raises:
+        SourceError: the file cannot be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""What the training script's Python code did, from cProfile's and Pyinstrument's statistics."""
+"""`cProfileAnalysis` and `PyinstrumentAnalysis`: statistics of the training script's Python code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pstats
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import attrs
 import pandas as pd
@@ -27,29 +27,34 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.storage import LocalStorage, open_storage
 
-_PLACE = 2  # framework and profiler, as the end of the path of a folder of statistics
+_PLACE = 2  # framework and profiler, the end of the path of a statistics folder
 ANY = "any"
+Result = TypeVar("Result")
 
 
 class PythonStatsReader:
-    """Finds the files of statistics under a folder or s3:// URI: of a whole profile, or of one profiler's folder in it."""
+    """Finder of statistics files under a folder or s3:// URI of a profile, or of one profiler's folder in it.
+
+    Attributes:
+        profile_dir: folder with the files, or that files are downloaded to.
+    """
 
     def __init__(self, profile_dir: str, s3_path: str | None = None) -> None:
-        """Open a place.
+        """Open a location.
 
         Args:
-            profile_dir: a folder of statistics (`…/framework/pytorch/cprofile`), of a profile, a profile's s3:// URI or a
-                training job's name; with s3_path the folder that files are fetched into.
-            s3_path: the s3:// URI of a profile.
+            profile_dir: a folder of statistics (`…/framework/pytorch/cprofile`) or of a profile, the s3:// URI of a
+                profile, or the name of a training job; with `s3_path`, the folder that files are downloaded to.
+            s3_path: s3:// URI of a profile.
 
         Raises:
-            SourceError: it does not exist.
+            SourceError: the location does not exist.
         """
         where = s3_path or str(profile_dir)
         if not where.startswith("s3://") and not Path(where).is_dir():
             if "/" in where:
-                raise SourceError(f"{where} is no folder")
-            from sm_profiler.source.job import profiler_output  # noqa: PLC0415 - boto3 takes a third of a second to load
+                raise SourceError(f"{where} is not a folder")
+            from sm_profiler.source.job import profiler_output  # noqa: PLC0415 - boto3 is slow to load
 
             where = profiler_output(where)
         self._storage = open_storage(where)
@@ -59,10 +64,10 @@ class PythonStatsReader:
             self.profile_dir = str(Path(profile_dir if s3_path else tempfile.mkdtemp(), "python_stats"))
 
     def load_python_profile_stats(self) -> list[StepPythonProfileStats]:
-        """The files, by the time at which profiling began and by process.
+        """Return the files, sorted by the start of their window and by process; download those on S3.
 
         Raises:
-            SourceError: they cannot be listed or fetched.
+            SourceError: files cannot be listed or downloaded.
         """
         found = [StepPythonProfileStats.of(stats, self._local(key, stats)) for key, stats in self._files()]
         return sorted(found, key=lambda each: (each.start_time_since_epoch_in_micros, each.node_id, each.stats_path))
@@ -78,7 +83,7 @@ class PythonStatsReader:
                     break
 
     def _local(self, key: str, stats: layout.PythonStats) -> str:
-        """Where a file can be read on this machine; it is fetched if it is elsewhere."""
+        """Return the path of a file on this machine; download it first if it is on S3."""
         if isinstance(self._storage, LocalStorage):
             return str(Path(self._storage.root, key))
         path = Path(self.profile_dir, stats.profiler, stats.node, stats.window.folder.replace("*", "_"), stats.name)
@@ -89,39 +94,39 @@ class PythonStatsReader:
 
 
 class LocalPythonStatsReader(PythonStatsReader):
-    """Finds files of statistics in a folder."""
+    """Finder of statistics files in a folder."""
 
     def __init__(self, profile_dir: str) -> None:
         super().__init__(profile_dir)
 
 
 class S3PythonStatsReader(PythonStatsReader):
-    """Finds files of statistics under an s3:// URI and fetches them."""
+    """Finder of statistics files under an s3:// URI, which are downloaded."""
 
     def __init__(self, profile_dir: str, s3_path: str) -> None:
         super().__init__(profile_dir, s3_path)
 
 
-class PythonProfileAnalysis:
-    """What both profilers' analyses can do.
+class PythonProfileAnalysis(Generic[Result]):
+    """Base class of the analyses of both profilers.
 
     Attributes:
-        python_stats_reader: finds the files.
-        python_profile_stats: the files found, a StepPythonProfileStats each.
+        python_stats_reader: finder of the files.
+        python_profile_stats: the files found, one `StepPythonProfileStats` each.
     """
 
     name: ClassVar[str]
 
     def __init__(self, local_profile_dir: str = "/tmp/python_stats", s3_path: str | None = None) -> None:  # noqa: S108 - the known default
-        """Look for statistics.
+        """Find the statistics of a profile.
 
         Args:
-            local_profile_dir: a folder of statistics (`…/framework/pytorch/cprofile`), of a profile, a profile's s3:// URI or
-                a training job's name; with s3_path the folder that files are fetched into.
-            s3_path: the s3:// URI of a profile.
+            local_profile_dir: a folder of statistics (`…/framework/pytorch/cprofile`) or of a profile, the s3:// URI of a
+                profile, or the name of a training job; with `s3_path`, the folder that files are downloaded to.
+            s3_path: s3:// URI of a profile.
 
         Raises:
-            SourceError: it does not exist.
+            SourceError: the location does not exist or cannot be reached.
         """
         self.python_stats_reader = PythonStatsReader(local_profile_dir, s3_path)
         self.python_profile_stats: list[StepPythonProfileStats] = []
@@ -136,8 +141,24 @@ class PythonProfileAnalysis:
         end_phase: StepPhase = StepPhase.STEP_END,
         node_id: str = ANY,
         refresh_stats: bool = True,  # noqa: FBT001, FBT002
-    ) -> Any:
-        """Statistics from one point of the loop to another; of one step where no end is given."""
+    ) -> Result | None:
+        """Return the statistics of windows between two points of the training loop.
+
+        Args:
+            start_step: number of the first step.
+            end_step: number of the last step; default: `start_step`.
+            mode: mode of the steps.
+            start_phase: point in the first step at which the range starts.
+            end_phase: point in the last step at which the range ends.
+            node_id: the process (`0-algo-1`); "any": the first one with statistics.
+            refresh_stats: look for new files first.
+
+        Returns:
+            The statistics together; None (and a printed note) if there are none.
+
+        Raises:
+            SourceError: a file cannot be read.
+        """
         end = start_step if end_step is None else end_step
         return self._fetch(
             node_id,
@@ -154,8 +175,8 @@ class PythonProfileAnalysis:
         end_time_since_epoch_in_secs: float,
         node_id: str = ANY,
         refresh_stats: bool = True,  # noqa: FBT001, FBT002 - the known signature
-    ) -> Any:
-        """Statistics whose window overlaps a time range; seconds since the epoch."""
+    ) -> Result | None:
+        """Return the statistics of windows that overlap a time range, in seconds since the epoch; see `fetch_profile_stats_by_step`."""
         start, end = start_time_since_epoch_in_secs * 1e6, end_time_since_epoch_in_secs * 1e6
         return self._fetch(node_id, refresh_stats, lambda each: each.in_time_interval(start, end))
 
@@ -165,23 +186,23 @@ class PythonProfileAnalysis:
         end_mode: PythonProfileModes,
         node_id: str = ANY,
         refresh_stats: bool = True,  # noqa: FBT001, FBT002 - the known signature
-    ) -> Any:
-        """Statistics that began in one mode and ended in another."""
+    ) -> Result | None:
+        """Return the statistics of windows that start in one mode and end in another; see `fetch_profile_stats_by_step`."""
         return self._fetch(node_id, refresh_stats, lambda each: each.has_start_and_end_mode(start_mode, end_mode))
 
-    def fetch_pre_step_zero_profile_stats(self, node_id: str = ANY, refresh_stats: bool = True) -> Any:  # noqa: FBT001, FBT002 - the known signature
-        """Statistics from before the first step."""
+    def fetch_pre_step_zero_profile_stats(self, node_id: str = ANY, refresh_stats: bool = True) -> Result | None:  # noqa: FBT001, FBT002 - the known signature
+        """Return the statistics of windows that start before the first step; see `fetch_profile_stats_by_step`."""
         return self._fetch(node_id, refresh_stats, StepPythonProfileStats.has_pre_step_zero_profile_stats)
 
-    def fetch_post_hook_close_profile_stats(self, node_id: str = ANY, refresh_stats: bool = True) -> Any:  # noqa: FBT001, FBT002 - the known signature
-        """Statistics from after the hook was closed."""
+    def fetch_post_hook_close_profile_stats(self, node_id: str = ANY, refresh_stats: bool = True) -> Result | None:  # noqa: FBT001, FBT002 - the known signature
+        """Return the statistics of windows that end after the hook was closed; see `fetch_profile_stats_by_step`."""
         return self._fetch(node_id, refresh_stats, StepPythonProfileStats.has_post_hook_close_profile_stats)
 
     def list_profile_stats(self, refresh_stats: bool = True) -> pd.DataFrame:  # noqa: FBT001, FBT002 - the known signature
-        """A row a file: profiler, framework, node, where profiling began and ended, path."""
+        """Return one row per file, with the attributes of `StepPythonProfileStats` as columns; modes are names."""
         self._refresh(wanted=refresh_stats)
         if not self.python_profile_stats:
-            print("No stats were found!")  # noqa: T201 - a notebook's reader sees it
+            print("No stats were found!")  # noqa: T201 - output of a notebook cell
             return pd.DataFrame()
         names = [field.name for field in attrs.fields(StepPythonProfileStats)]
         frame = pd.DataFrame(
@@ -192,7 +213,7 @@ class PythonProfileAnalysis:
         return frame
 
     def list_available_node_ids(self, refresh_stats: bool = True) -> list[str]:  # noqa: FBT001, FBT002 - the known signature
-        """The processes that there are statistics of."""
+        """Return the processes that have statistics, sorted."""
         self._refresh(wanted=refresh_stats)
         return sorted({each.node_id for each in self.python_profile_stats})
 
@@ -201,23 +222,23 @@ class PythonProfileAnalysis:
             found = self.python_stats_reader.load_python_profile_stats()
             self.python_profile_stats = [each for each in found if each.profiler_name == self.name]
 
-    def _fetch(self, node_id: str, refresh: bool, chosen: Callable[[StepPythonProfileStats], bool]) -> Any:  # noqa: FBT001 - passed on as it came
-        """The chosen statistics of one process (the first there are statistics of, where any will do), put together."""
+    def _fetch(self, node_id: str, refresh: bool, chosen: Callable[[StepPythonProfileStats], bool]) -> Result | None:  # noqa: FBT001 - passed on
+        """Combine the selected statistics of one process."""
         self._refresh(wanted=refresh)
         if node_id == ANY and self.python_profile_stats:
             node_id = self.python_profile_stats[0].node_id
         found = [each for each in self.python_profile_stats if each.node_id == node_id and chosen(each)]
         if not found:
-            print("No stats were found for the requested interval!")  # noqa: T201 - a notebook's reader sees it
+            print("No stats were found for the requested interval!")  # noqa: T201 - output of a notebook cell
             return None
-        return self._together(found)
+        return self._combine(found)
 
-    def _together(self, stats: Sequence[StepPythonProfileStats]) -> Any:
+    def _combine(self, stats: Sequence[StepPythonProfileStats]) -> Result:
         raise NotImplementedError
 
 
-class cProfileAnalysis(PythonProfileAnalysis):  # noqa: N801 - the known name
-    """Statistics of cProfile; what a `fetch_…` finds comes as one cProfileStats, or None."""
+class cProfileAnalysis(PythonProfileAnalysis[cProfileStats]):  # noqa: N801 - the known name
+    """Statistics of cProfile; each `fetch_…` method returns one `cProfileStats`, or None if there are none."""
 
     name = CPROFILE
 
@@ -226,7 +247,7 @@ class cProfileAnalysis(PythonProfileAnalysis):  # noqa: N801 - the known name
         node_id: str = ANY,
         refresh_stats: bool = True,  # noqa: FBT001, FBT002 - the known signature
     ) -> dict[tuple[PythonProfileModes, PythonProfileModes], cProfileStats]:
-        """Statistics by the modes in which profiling began and ended."""
+        """Return the statistics by the modes at the start and end of their windows."""
         self._refresh(wanted=refresh_stats)
         if node_id == ANY and self.python_profile_stats:
             node_id = self.python_profile_stats[0].node_id
@@ -234,14 +255,14 @@ class cProfileAnalysis(PythonProfileAnalysis):  # noqa: N801 - the known name
         for each in self.python_profile_stats:
             if each.node_id == node_id:
                 groups.setdefault((each.start_mode, each.end_mode), []).append(each)
-        return {modes: self._together(groups[modes]) for modes in sorted(groups)}
+        return {modes: self._combine(groups[modes]) for modes in sorted(groups)}
 
     def fetch_profile_stats_by_job_phase(
         self,
         node_id: str = ANY,
         refresh_stats: bool = True,  # noqa: FBT001, FBT002 - the known signature
     ) -> dict[str, cProfileStats]:
-        """Statistics of the job's initialization, training_loop and finalization, as far as there are any."""
+        """Return the statistics of the job's `initialization`, `training_loop` and `finalization`; missing ones are left out."""
         phases: dict[str, pstats.Stats] = {}
         for (start, end), stats in self.fetch_profile_stats_by_training_phase(node_id, refresh_stats).items():
             is_first, is_last = start is PythonProfileModes.PRE_STEP_ZERO, end is PythonProfileModes.POST_HOOK_CLOSE
@@ -249,19 +270,19 @@ class cProfileAnalysis(PythonProfileAnalysis):  # noqa: N801 - the known name
             phases.setdefault(phase, pstats.Stats()).add(stats.ps)
         return {phase: cProfileStats(stats) for phase, stats in phases.items()}
 
-    def _together(self, stats: Sequence[StepPythonProfileStats]) -> cProfileStats:
+    def _combine(self, stats: Sequence[StepPythonProfileStats]) -> cProfileStats:
         total = pstats.Stats()
         for each in stats:
             total.add(load_cprofile(each.stats_path))
         return cProfileStats(total)
 
 
-class PyinstrumentAnalysis(PythonProfileAnalysis):
-    """Statistics of Pyinstrument; what a `fetch_…` finds comes as a list, a PyinstrumentStepStats a window, or None."""
+class PyinstrumentAnalysis(PythonProfileAnalysis[list[PyinstrumentStepStats]]):
+    """Statistics of Pyinstrument; each `fetch_…` method returns a list with one `PyinstrumentStepStats` per window, or None."""
 
     name = PYINSTRUMENT
 
-    def _together(self, stats: Sequence[StepPythonProfileStats]) -> list[PyinstrumentStepStats]:
+    def _combine(self, stats: Sequence[StepPythonProfileStats]) -> list[PyinstrumentStepStats]:
         windows: dict[Path, dict[str, str]] = {}
         for each in stats:
             windows.setdefault(Path(each.stats_path).parent, {})[Path(each.stats_path).suffix] = each.stats_path
@@ -274,5 +295,5 @@ def _session(path: str | None) -> dict[str, Any] | None:
     try:
         session = json.loads(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise SourceError(f"{path} holds no session of pyinstrument") from error
+        raise SourceError(f"{path} is not a session of pyinstrument") from error
     return session if isinstance(session, dict) else None

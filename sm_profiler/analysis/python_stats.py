@@ -1,4 +1,4 @@
-"""Statistics of Python profilers: when they were taken, and what stands in them."""
+"""Statistics of Python profilers: their windows, and their contents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PARTS = 5  # of a function's statistics: primitive calls, calls, own time, cumu
 
 
 class PythonProfileModes(IntEnum):
-    """What a training script was doing when a profiler was started or stopped."""
+    """Mode of the training script when a profiler started or stopped."""
 
     TRAIN = 1
     EVAL = 2
@@ -32,24 +32,24 @@ class PythonProfileModes(IntEnum):
 
 
 class StepPhase(Enum):
-    """Where in a step a profiler was started or stopped."""
+    """Point in a step at which a profiler started or stopped."""
 
     START = "start"
     STEP_START = "stepstart"
-    FORWARD_PASS_END = "forwardpassend"  # noqa: S105 - a pass of the network, no password
+    FORWARD_PASS_END = "forwardpassend"  # noqa: S105 - not a password
     STEP_END = "stepend"
     END = "end"
 
 
 class PythonProfilerName(Enum):
-    """The profilers."""
+    """Python profilers."""
 
     CPROFILE = CPROFILE
     PYINSTRUMENT = PYINSTRUMENT
 
 
 class Metrics(Enum):
-    """What functions can be sorted by."""
+    """Figure that functions are sorted by."""
 
     TOTAL_TIME = "tottime"
     CUMULATIVE_TIME = "cumtime"
@@ -61,7 +61,7 @@ _MODES = dict(zip(layout.MODES, PythonProfileModes, strict=True))
 
 
 def str_to_python_profile_mode(mode_str: str) -> PythonProfileModes:
-    """The mode that a folder's name means by a text.
+    """Return the mode with a name, as folders of statistics use it (`train`, `prestepzero` …).
 
     Raises:
         ConfigError: there is no such mode.
@@ -69,26 +69,26 @@ def str_to_python_profile_mode(mode_str: str) -> PythonProfileModes:
     try:
         return _MODES[mode_str]
     except KeyError:
-        raise ConfigError(f"{mode_str!r} is no mode; there are: {', '.join(_MODES)}") from None
+        raise ConfigError(f"{mode_str!r} is not a mode; use one of: {', '.join(_MODES)}") from None
 
 
 def python_profile_mode_to_str(mode: PythonProfileModes) -> str:
-    """The text that stands for a mode in a folder's name."""
+    """Return the name of a mode, as folders of statistics use it."""
     return layout.MODES[mode - 1]
 
 
 @attrs.define(repr=True)
 class StepPythonProfileStats:
-    """One file of statistics and when they were taken.
+    """One file of statistics and its window.
 
     Attributes:
         profiler_name: cprofile or pyinstrument.
         framework: pytorch or tensorflow.
-        node_id: the process.
-        start_mode, start_step, start_phase, start_time_since_epoch_in_micros: where profiling began; step -1 before the
+        node_id: the process (`0-algo-1`).
+        start_mode, start_step, start_phase, start_time_since_epoch_in_micros: start of the window; step -1 is before the
             loop.
-        end_mode, end_step, end_phase, end_time_since_epoch_in_micros: where it ended; step infinity after the loop.
-        stats_path: the file.
+        end_mode, end_step, end_phase, end_time_since_epoch_in_micros: end of the window; step infinity is after the loop.
+        stats_path: path of the file on this machine.
     """
 
     profiler_name: str
@@ -106,7 +106,7 @@ class StepPythonProfileStats:
 
     @classmethod
     def of(cls, stats: layout.PythonStats, path: str) -> StepPythonProfileStats:
-        """What a file's place tells; `path` is where it can be read."""
+        """Create from the parsed path of a file in a profile; `path` is where it can be read."""
         window = stats.window
         return cls(
             stats.profiler,
@@ -124,21 +124,21 @@ class StepPythonProfileStats:
         )
 
     def has_start_and_end_mode(self, start_mode: PythonProfileModes, end_mode: PythonProfileModes) -> bool:
-        """Whether profiling began in one mode and ended in another."""
+        """Return True if the window starts in one mode and ends in the other."""
         return self.start_mode == start_mode and self.end_mode == end_mode
 
     def in_time_interval(self, start_time_since_epoch_in_micros: float, end_time_since_epoch_in_micros: float) -> bool:
-        """Whether profiling overlaps a time range."""
+        """Return True if the window overlaps a time range, both ends included."""
         begins_in_time = self.start_time_since_epoch_in_micros <= end_time_since_epoch_in_micros
         return begins_in_time and self.end_time_since_epoch_in_micros >= start_time_since_epoch_in_micros
 
     def in_step_interval(
         self, start_step: float, end_step: float, start_phase: StepPhase, end_phase: StepPhase
     ) -> bool:
-        """Whether profiling lies between two points of the loop.
+        """Return True if the window lies between two points of the training loop.
 
-        A point later in a step than its start, asked for as the beginning, must be the one at which profiling began; the
-        start of a step, asked for as the end, must be the one at which it ended.
+        If the range starts later in a step than at its start, a window that starts in that step must start at the same
+        phase. If the range ends at the start of a step, a window that ends in that step must end there too.
         """
         if start_step > self.start_step or end_step < self.end_step:
             return False
@@ -148,16 +148,16 @@ class StepPythonProfileStats:
         return not (end_step == self.end_step and end_phase is StepPhase.STEP_START and self.end_phase != end_phase)
 
     def has_pre_step_zero_profile_stats(self) -> bool:
-        """Whether profiling began before the loop."""
+        """Return True if the window starts before the training loop."""
         return self.start_phase is StepPhase.START and self.start_step < 0
 
     def has_post_hook_close_profile_stats(self) -> bool:
-        """Whether profiling ended after the loop."""
-        is_start = self.end_mode is PythonProfileModes.PRE_STEP_ZERO  # older jobs name no step there either
+        """Return True if the window ends after the training loop."""
+        is_start = self.end_mode is PythonProfileModes.PRE_STEP_ZERO  # older jobs have no step there either
         return self.end_phase is StepPhase.END and self.end_step == float("inf") and not is_start
 
     def has_node_id(self, node_id: str) -> bool:
-        """Whether it is that process's."""
+        """Return True if the statistics are of this process."""
         return self.node_id == node_id
 
 
@@ -166,9 +166,9 @@ class cProfileFunctionStats:  # noqa: N801 - the known name
 
     Attributes:
         function_name: `file:line(function)`.
-        prim_calls, total_calls: how often it was called, without and with recursion.
-        total_time, cumulative_time: seconds in it alone, and with all that it called.
-        callers: the functions that called it.
+        prim_calls, total_calls: number of calls, without and with recursive ones.
+        total_time, cumulative_time: seconds in the function alone, and including its callees.
+        callers: names of the calling functions.
     """
 
     def __init__(self, key: tuple[str, int, str], value: tuple[Any, ...]) -> None:
@@ -180,7 +180,7 @@ class cProfileFunctionStats:  # noqa: N801 - the known name
         return repr(self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures under the names of `get_function_stats`."""
+        """Return the figures under the column names of `cProfileStats.get_function_stats`."""
         return {
             "function name": self.function_name,
             "# of primitive calls": self.prim_calls,
@@ -191,11 +191,11 @@ class cProfileFunctionStats:  # noqa: N801 - the known name
 
 
 class cProfileStats:  # noqa: N801 - the known name
-    """cProfile's statistics of one or several windows together.
+    """cProfile's statistics of one or more windows.
 
     Attributes:
-        ps: the same as a pstats.Stats.
-        function_stats_list: a cProfileFunctionStats a function.
+        ps: the statistics as a `pstats.Stats`.
+        function_stats_list: one `cProfileFunctionStats` per function.
     """
 
     def __init__(self, ps: pstats.Stats) -> None:
@@ -204,19 +204,25 @@ class cProfileStats:  # noqa: N801 - the known name
         self.function_stats_list = [cProfileFunctionStats(key, value) for key, value in table.items()]
 
     def print_top_n_functions(self, by: Metrics, n: int = 10) -> None:
-        """Print the functions that have most of something.
+        """Print the functions with the greatest values.
+
+        Args:
+            by: figure to sort by.
+            n: number of functions to print.
 
         Raises:
-            ConfigError: `by` is none of Metrics, or n no number.
+            ConfigError: `by` is not a Metrics, or `n` is not an integer.
         """
         if not isinstance(by, Metrics) or not isinstance(n, int):
-            raise ConfigError(
-                f"functions are sorted by one of Metrics and counted in whole numbers, not by {by!r} and {n!r}"
-            )
+            raise ConfigError(f"by must be one of Metrics and n an integer, not {by!r} and {n!r}")
         self.ps.sort_stats(by.value).print_stats(n)
 
     def get_function_stats(self) -> pd.DataFrame:
-        """A row a function: function name, # of primitive calls, # of total calls, total time, cumulative time (seconds)."""
+        """Return one row per function.
+
+        Returns:
+            Columns function name, # of primitive calls, # of total calls, total time, cumulative time (both in seconds).
+        """
         columns = ["function name", "# of primitive calls", "# of total calls", "total time", "cumulative time"]
         return pd.DataFrame([each.as_dict() for each in self.function_stats_list], columns=columns)
 
@@ -226,8 +232,8 @@ class PyinstrumentStepStats:
     """Pyinstrument's result of one window.
 
     Attributes:
-        html_file_path: its page; None where there is none.
-        json_stats: its session, as pyinstrument writes it; None where there is none.
+        html_file_path: path of its HTML page; None if there is none.
+        json_stats: its session in pyinstrument's JSON format; None if there is none.
     """
 
     html_file_path: str | None
@@ -235,7 +241,7 @@ class PyinstrumentStepStats:
 
 
 def function_name(key: Any) -> str:
-    """`file:line(function)`, or the name alone of what is built in."""
+    """Format a function as `file:line(function)`, a built-in one as `{name}`."""
     file, line, name = key
     if (file, line) == ("~", 0):
         return f"{{{name[1:-1]}}}" if name.startswith("<") and name.endswith(">") else name

@@ -1,4 +1,4 @@
-"""Readers of a job's measurements and trace events, as lists of objects and as columns."""
+"""Readers of a job's system metrics and trace events, as lists of objects and as columns."""
 
 from __future__ import annotations
 
@@ -11,45 +11,65 @@ from typing import Any
 import numpy as np
 
 from sm_profiler.analysis.events import ProfilerSystemEvent, TraceEvent, system_events, trace_events
+from sm_profiler.analysis.selection import event_rows, system_rows
 from sm_profiler.analysis.times import TimeUnits, convert_utc_timestamp_to_microseconds
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
-from sm_profiler.formats.columns import EventColumns, Mask, SystemColumns
+from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.source.cache import is_writing
 from sm_profiler.source.catalog import TIMELINES, Item
 from sm_profiler.storage import open_storage
 
-Where = str | os.PathLike[str] | ProfileSource
+ProfileLocation = str | os.PathLike[str] | ProfileSource
+"""Location of a profile: a folder, an s3:// URI, the name of a training job, or an open source."""
 
 
-def open_profile(where: Where) -> ProfileSource:
-    """The source behind what a notebook names; of a folder or s3:// URI, also one that holds nothing yet.
+def open_profile(location: ProfileLocation) -> ProfileSource:
+    """Open a profile.
+
+    A folder or s3:// URI may still be empty, so that a reader can be made when the job starts.
+
+    Args:
+        location: a folder, an s3:// URI, the name of a training job, or an open source.
 
     Raises:
-        SourceError: it does not exist or cannot be reached.
+        SourceError: the location does not exist or cannot be reached.
     """
-    if isinstance(where, ProfileSource):
-        return where
+    if isinstance(location, ProfileSource):
+        return location
     try:
-        return open_source(where)
+        return open_source(location)
     except SourceError:
-        text = os.fspath(where)
+        text = os.fspath(location)
         if text.startswith("s3://") or Path(text).is_dir():
-            return ProfileSource(open_storage(text))  # a job that has only begun
+            return ProfileSource(open_storage(text))  # a job that has just started
         raise
 
 
 class MetricsReaderBase:
-    """What both readers can do; `where` is a folder, an s3:// URI, a training job's name, or an open source."""
+    """Base class of both readers.
 
-    def __init__(self, where: Where, use_in_memory_cache: bool = False) -> None:  # noqa: FBT001, FBT002 - the known signature
-        self.source = open_profile(where)
+    Attributes:
+        source: the profile.
+    """
+
+    def __init__(self, location: ProfileLocation, use_in_memory_cache: bool = False) -> None:  # noqa: FBT001, FBT002 - the known signature
+        """Open a profile.
+
+        Args:
+            location: a folder, an s3:// URI, the name of a training job, or an open source.
+            use_in_memory_cache: keep the columns until new files appear.
+
+        Raises:
+            SourceError: the location does not exist or cannot be reached.
+        """
+        self.source = open_profile(location)
         self._keep = use_in_memory_cache
         self._kept: tuple[tuple[Item, ...], Any] | None = None
 
     def refresh_event_file_list(self) -> None:
-        """Look for new files.
+        """Update the list of files.
 
         Raises:
             SourceError: the folder or bucket cannot be listed.
@@ -57,11 +77,11 @@ class MetricsReaderBase:
         self.source.refresh()
 
     def get_timestamp_of_first_available_file(self) -> int:
-        """Of the first of its files, microseconds since the epoch; 0 while there is none."""
+        """Return the time of the first file, microseconds since the epoch; 0 if there is none yet."""
         return min((item.at_us for item in self._items()), default=0)
 
     def get_timestamp_of_latest_available_file(self) -> int:
-        """Of the last of its files, microseconds since the epoch; 0 while there is none."""
+        """Return the time of the latest file, microseconds since the epoch; 0 if there is none yet."""
         return max((item.at_us for item in self._items()), default=0)
 
     def get_events_by_step(
@@ -71,7 +91,17 @@ class MetricsReaderBase:
         event_type: str | None = None,
         file_suffix_filter: Sequence[str] | None = None,
     ) -> list[Any]:
-        """What happened from the start of one step to the start of another; nothing if either was not recorded."""
+        """Return what happened from the start of one step to just before the start of another.
+
+        Args:
+            start_step: number of the first step.
+            end_step: number of the step before whose start the range ends.
+            event_type: as in `get_events`.
+            file_suffix_filter: as in `get_events`.
+
+        Returns:
+            A list as `get_events` returns it; empty if either step was not recorded.
+        """
         start_us, end_us = step_interval(open_events(self.source), start_step, end_step)
         return self.get_events(start_us, end_us, TimeUnits.MICROSECONDS, event_type, file_suffix_filter)
 
@@ -83,7 +113,7 @@ class MetricsReaderBase:
         event_type: str | None = None,
         file_suffix_filter: Sequence[str] | None = None,
     ) -> list[Any]:
-        """What happened in a time range."""
+        """Return what happened in a time range."""
         raise NotImplementedError
 
     def _items(self) -> list[Item]:
@@ -93,12 +123,12 @@ class MetricsReaderBase:
         raise NotImplementedError
 
     @property
-    def hands_over(self) -> bool:
-        """Whether columns are whoever's who asked for them: nobody keeps them, or is writing them to disk just now."""
+    def reusable_columns(self) -> bool:
+        """True if the caller of `columns` may overwrite them: no cache keeps them or is writing them to disk."""
         return not self._keep and not is_writing()
 
     def columns(self) -> Any:
-        """All there is, as columns; kept from one call to the next if the reader was made so."""
+        """Return everything recorded so far as columns, from the memory cache if the reader has one."""
         if not self._keep:
             return self._read()
         items = tuple(self._items())
@@ -108,7 +138,7 @@ class MetricsReaderBase:
 
 
 class SystemMetricsReader(MetricsReaderBase):
-    """Reads system metrics."""
+    """Reader of system metrics."""
 
     def get_events(
         self,
@@ -118,14 +148,14 @@ class SystemMetricsReader(MetricsReaderBase):
         event_type: str | None = None,
         file_suffix_filter: Sequence[str] | None = None,
     ) -> list[ProfilerSystemEvent]:
-        """The measurements of a time range, both ends included.
+        """Return the measurements in a time range, both ends included.
 
         Args:
             start_time: since the epoch, in `unit`.
-            end_time: the same.
-            unit: of the two.
-            event_type: only those of this type (cpu, gpu, memory, i/o, network).
-            file_suffix_filter: only those of files whose name ends so.
+            end_time: since the epoch, in `unit`.
+            unit: unit of the two times.
+            event_type: keep only this type (cpu, gpu, memory, i/o, network).
+            file_suffix_filter: keep only files whose names end with one of these.
         """
         if end_time >= convert_back(self.get_timestamp_of_latest_available_file(), unit):
             self.refresh_event_file_list()
@@ -149,7 +179,7 @@ class SystemMetricsReader(MetricsReaderBase):
 
 
 class AlgorithmMetricsReader(MetricsReaderBase):
-    """Reads trace events."""
+    """Reader of trace events."""
 
     def get_events(
         self,
@@ -159,14 +189,14 @@ class AlgorithmMetricsReader(MetricsReaderBase):
         event_type: str | None = None,  # noqa: ARG002 - trace events have no types
         file_suffix_filter: Sequence[str] | None = None,
     ) -> list[TraceEvent]:
-        """The spans that lie in a time range or reach into it.
+        """Return the spans that overlap a time range, both ends included.
 
         Args:
             start_time: since the epoch, in `unit`.
-            end_time: the same.
-            unit: of the two.
-            event_type: of no meaning here.
-            file_suffix_filter: only those of files whose name ends so.
+            end_time: since the epoch, in `unit`.
+            unit: unit of the two times.
+            event_type: ignored; trace events have no types.
+            file_suffix_filter: keep only files whose names end with one of these.
         """
         if end_time >= convert_back(self.get_timestamp_of_latest_available_file(), unit):
             self.refresh_event_file_list()
@@ -181,7 +211,7 @@ class AlgorithmMetricsReader(MetricsReaderBase):
         return trace_events(in_file_order(events[rows]))
 
     def get_current_time_range_for_event_query(self) -> tuple[int, int]:
-        """The times of the first and the last file, microseconds since the epoch."""
+        """Return the times of the first and the latest file, microseconds since the epoch."""
         return self.get_timestamp_of_first_available_file(), self.get_timestamp_of_latest_available_file()
 
     def _items(self) -> list[Item]:
@@ -192,55 +222,49 @@ class AlgorithmMetricsReader(MetricsReaderBase):
 
 
 class LocalSystemMetricsReader(SystemMetricsReader):
-    """Reads the system metrics of a folder."""
+    """Reader of the system metrics in a folder."""
 
 
 class S3SystemMetricsReader(SystemMetricsReader):
-    """Reads the system metrics under an s3:// URI."""
+    """Reader of the system metrics under an s3:// URI."""
 
 
 class LocalAlgorithmMetricsReader(AlgorithmMetricsReader):
-    """Reads the trace events of a folder."""
+    """Reader of the trace events in a folder."""
 
 
 class S3AlgorithmMetricsReader(AlgorithmMetricsReader):
-    """Reads the trace events under an s3:// URI."""
+    """Reader of the trace events under an s3:// URI."""
 
 
 def in_file_order(events: EventColumns) -> EventColumns:
-    """The events by timeline (the hook's first), each timeline's in the order of its files."""
+    """Sort events by timeline (the hook's first) and keep the order of files within each."""
     kinds = {kind: number for number, kind in enumerate(TIMELINES)}
     rank = np.array([kinds.get(kind, len(kinds)) for kind in events.kind.values], np.int8)
     if len(rank) < 2:  # noqa: PLR2004 - one timeline alone is in order
         return events
     ranks = rank[events.kind.codes]
-    if (ranks[1:] >= ranks[:-1]).all():  # as `events()` of a source delivers them
+    if (ranks[1:] >= ranks[:-1]).all():  # as `ProfileSource.events` returns them
         return events
-    # A file's events stand together, so whole stretches move and not single rows.
+    # Events of one file are adjacent, so whole runs are moved instead of single rows.
     edges = [0, *(np.flatnonzero(np.diff(ranks)) + 1).tolist(), len(ranks)]
     stretches = sorted(pairwise(edges), key=lambda stretch: int(ranks[stretch[0]]) if len(ranks) else 0)
     ordered: EventColumns = EventColumns.concat([events[start:stop] for start, stop in stretches])
     return ordered
 
 
-def system_rows(system: SystemColumns, start_us: float, end_us: float) -> Mask:
-    """True for each measurement of a time range, both ends included; microseconds since the epoch."""
-    return (system.timestamp * 1e6 >= start_us) & (system.timestamp * 1e6 <= end_us)
-
-
-def event_rows(events: EventColumns, start_us: float, end_us: float) -> Mask:
-    """True for each event that lies in a time range or reaches into it; microseconds since the epoch."""
-    return (events.end_us >= start_us) & (events.start_us <= end_us)
-
-
 def open_events(source: ProfileSource) -> EventColumns:
-    """All trace events of a source, looked for anew."""
+    """Update a source and return all its trace events."""
     source.refresh()
     return source.events()
 
 
 def step_interval(events: EventColumns, start_step: int, end_step: int) -> tuple[float, float]:
-    """From the start of one step to just before the start of another, microseconds; (0, 0) if either is missing."""
+    """Return the time from the start of one step to just before the start of another.
+
+    Returns:
+        Two times in microseconds since the epoch; (0, 0) if either step was not recorded.
+    """
     hook = events.kind.mask(layout.PYTHON_TIMELINE)
     starts = [events.start_us[hook & (events.step == step)] for step in (start_step, end_step)]
     if not all(map(len, starts)):
@@ -249,11 +273,11 @@ def step_interval(events: EventColumns, start_step: int, end_step: int) -> tuple
 
 
 def convert_back(time_us: float, unit: TimeUnits) -> float:
-    """Microseconds in another unit."""
+    """Convert microseconds to another unit."""
     return time_us * {TimeUnits.SECONDS: 1e-6, TimeUnits.MILLISECONDS: 1e-3, TimeUnits.NANOSECONDS: 1e3}.get(unit, 1)
 
 
 def ends_with(kind: str, suffix: str) -> bool:
-    """Whether the names of a timeline's files end so."""
+    """Return True if the file names of a timeline end with the suffix."""
     name = "x.trace.json.gz" if kind == layout.DETAILED_TRACE else f"x_{kind}.json"
     return name.endswith(suffix) or suffix.endswith(name[1:])

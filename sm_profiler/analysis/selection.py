@@ -1,4 +1,4 @@
-"""Which rows of the columns a question is about."""
+"""Row masks: the measurements and events of a time range, or with given names."""
 
 from __future__ import annotations
 
@@ -8,47 +8,45 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from sm_profiler.errors import SourceError
-from sm_profiler.formats.columns import EventColumns, Ints, Mask, SystemColumns
+from sm_profiler.formats.columns import EventColumns, Mask, SystemColumns
+
+
+def system_rows(system: SystemColumns, start_us: float, end_us: float) -> Mask:
+    """Select the measurements in a time range, both ends included; microseconds since the epoch."""
+    return (system.timestamp * 1e6 >= start_us) & (system.timestamp * 1e6 <= end_us)
+
+
+def event_rows(events: EventColumns, start_us: float, end_us: float) -> Mask:
+    """Select the events that overlap a time range, both ends included; microseconds since the epoch."""
+    return (events.end_us >= start_us) & (events.start_us <= end_us)
 
 
 def named_metrics(system: SystemColumns, names: Collection[str]) -> Mask:
-    """True for each measurement of a device of these names; of all where there are none."""
+    """Select the measurements of the named devices; all of them if `names` is empty."""
     return system.name.mask(lambda name: name in names) if names else np.ones(len(system), np.bool_)
 
 
 def named_events(events: EventColumns, names: Collection[str]) -> Mask:
-    """True for each event whose name or phase is one of these; for all where there are none."""
+    """Select the events with one of the names, or in one of the phases; all of them if `names` is empty."""
     if not names:
         return np.ones(len(events), np.bool_)
     return events.name.mask(lambda name: name in names) | events.phase.mask(lambda phase: phase in names)
 
 
 def matching_events(events: EventColumns, patterns: Sequence[str]) -> Mask:
-    """True for each event in whose name or phase a regular expression is found; for all where there are none.
+    """Select the events whose name or phase matches a regular expression anywhere; all of them without patterns.
 
     Raises:
-        SourceError: one is no regular expression.
+        SourceError: a pattern is not a valid regular expression.
     """
     if not patterns:
         return np.ones(len(events), np.bool_)
     try:
         compiled = [re.compile(pattern) for pattern in patterns]
     except re.error as error:
-        raise SourceError(f"{error.pattern!r} is no regular expression: {error.msg}") from error
+        raise SourceError(f"{error.pattern!r} is not a valid regular expression: {error.msg}") from error
 
     def found(text: str) -> bool:
         return any(pattern.search(text) for pattern in compiled)
 
     return events.name.mask(found) | events.phase.mask(found)
-
-
-def times_inside(events: EventColumns, times_us: Ints) -> Ints:
-    """How many of the times lie inside each event, its ends excluded."""
-    ordered = np.sort(times_us)
-    return np.searchsorted(ordered, events.end_us, "left") - np.searchsorted(ordered, events.start_us, "right")
-
-
-def intervals_touched(events: EventColumns, begins_us: Ints, ends_us: Ints) -> Ints:
-    """How many of the intervals each event touches, their ends included; an interval must not end before it begins."""
-    begun = np.searchsorted(np.sort(begins_us), events.end_us, "right")
-    return begun - np.searchsorted(np.sort(ends_us), events.start_us, "left")

@@ -1,4 +1,4 @@
-"""The module paths of smdebug, resolved to this package."""
+"""`install_as_smdebug`: the module paths of smdebug, resolved to this package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RULE_MODULES = (
     "max_initialization_time", "overall_framework_metrics", "overall_system_usage", "profiler_report", "step_outlier",
 )  # fmt: skip
 
-# old module → the modules in which its names are looked for
+# old module → modules that define its names
 _MODULES: dict[str, tuple[str, ...]] = {
     "smdebug": ("sm_profiler", _HOOK),
     "smdebug.core": (),
@@ -64,55 +64,55 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "smdebug.profiler.analysis.rules": (_RULES,),
     **{f"smdebug.profiler.analysis.rules.{name}": (_RULES,) for name in _RULE_MODULES},
 }
-# names that are not the same in both
+# old name → name in this package
 _RENAMED = {"modes": "ModeKeys"}
 _PRIVATE = ("__path__", "__file__", "__all__", "__wrapped__")
 
 
 def install_as_smdebug() -> None:
-    """Make `import smdebug…` give the objects of this package, from now on and in this process.
+    """Make `import smdebug…` import the objects of this package, in this process from now on.
 
-    A library smdebug that is installed or already imported is not touched, but no longer found under its name; objects
-    that were imported from it before stay what they are.
+    An installed smdebug is not changed but can no longer be imported. Objects already imported from it keep working.
+    Modules of smdebug without a counterpart raise `ModuleNotFoundError`.
     """
-    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if any(isinstance(finder, _SmdebugFinder) for finder in sys.meta_path):
         return
     for name in [name for name in sys.modules if name == "smdebug" or name.startswith("smdebug.")]:
         del sys.modules[name]
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _SmdebugFinder())
 
 
-class _Finder(MetaPathFinder):
-    """Finds the old modules."""
+class _SmdebugFinder(MetaPathFinder):
+    """Finder of smdebug's modules."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        del path, target  # a module of ours is known by its name alone
+        del path, target  # the name is all that matters
         if fullname not in _MODULES:
             if fullname.startswith("smdebug."):
-                message = f"No module named {fullname!r}: sm_profiler has nothing in its place"
+                message = f"No module named {fullname!r}: sm_profiler has no counterpart"
                 raise ModuleNotFoundError(message, name=fullname)
             return None
-        return ModuleSpec(fullname, _Alias(), origin="sm_profiler", is_package=True)
+        return ModuleSpec(fullname, _SmdebugLoader(), origin="sm_profiler", is_package=True)
 
 
-class _Alias(Loader):
-    """Makes an old module: an empty one that looks its names up when they are asked for."""
+class _SmdebugLoader(Loader):
+    """Loader of empty modules that look up their names on access."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _OldModule(spec.name, f"{spec.name} of smdebug, as sm_profiler has it")
+        return _SmdebugModule(spec.name, f"{spec.name}, provided by sm_profiler")
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is run: the names come from elsewhere."""
+        """Run nothing: names are looked up on access."""
 
 
-class _OldModule(ModuleType):
+class _SmdebugModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name not in _PRIVATE:
             for target in _MODULES[self.__name__]:
                 found = getattr(import_module(target), _RENAMED.get(name, name), None)
                 if found is not None:
                     return found
-        message = f"module {self.__name__!r} has no attribute {name!r} in sm_profiler"
+        message = f"module {self.__name__!r}, provided by sm_profiler, has no attribute {name!r}"
         raise AttributeError(message)

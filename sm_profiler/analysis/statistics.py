@@ -1,4 +1,4 @@
-"""Statistics of a job from its two frames."""
+"""`PandasFrameAnalysis`: statistics of a job, computed from its two frames."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RANGES = ((90, 100), (10, 90), (0, 10))
 
 
 class StatsBy(Enum):
-    """What statistics are grouped by."""
+    """Column that statistics are grouped by."""
 
     TRAINING_PHASE = "training_phase"
     FRAMEWORK_METRICS = "framework_metric"
@@ -30,7 +30,7 @@ class StatsBy(Enum):
 
 
 class Resource(Enum):
-    """What system metrics are about; the value is what stands in their `type`."""
+    """Kind of system metrics; the value is their `type`."""
 
     CPU = "cpu"
     GPU = "gpu"
@@ -39,11 +39,15 @@ class Resource(Enum):
     MEMORY = "memory"
 
 
-_EVERYTHING = (Resource.CPU, Resource.GPU, Resource.MEMORY, Resource.IO, Resource.NETWORK)
+_ALL_RESOURCES = (Resource.CPU, Resource.GPU, Resource.MEMORY, Resource.IO, Resource.NETWORK)
 
 
 class JobStats(dict[str, Any]):
-    """Figures of a job by name, also as attributes; shown as a table."""
+    """Dictionary of figures, also available as attributes; a notebook shows it as a table.
+
+    Keys: start_time, end_time, training_loop_start, training_loop_end (text); job_duration, training_loop_duration,
+    initialization, finalization (microseconds); initialization_%, training_loop_%, finalization_% (percent).
+    """
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -58,21 +62,26 @@ class JobStats(dict[str, Any]):
         return str(self.to_frame().to_html())
 
     def to_frame(self) -> pd.DataFrame:
-        """The figures as a frame of one column, a row each."""
+        """Return the figures as a frame with one column and one row per figure."""
         return pd.DataFrame({0: pd.Series(dict(self), dtype=object)})
 
 
 class PandasFrameAnalysis:
-    """Answers questions about a job from its two frames, which stay as they are.
+    """Statistics of a job, computed from its two frames, which stay unchanged.
 
     Attributes:
         sys_metrics_df: the system metrics.
-        framework_metrics_df: the events, with `duration_us`, and with the step of the same process during which an event
-            ran where it had none of its own (-1 where it ran in none).
+        framework_metrics_df: the events, with `duration_us`. An event without a step has the step of the same process
+            that contains it, -1 if none does.
     """
 
     def __init__(self, system_df: pd.DataFrame, framework_df: pd.DataFrame) -> None:
-        """Take over the frames of `PandasFrame.get_all_system_metrics` and `.get_all_framework_metrics`."""
+        """Make copies of the frames.
+
+        Args:
+            system_df: result of `PandasFrame.get_all_system_metrics`.
+            framework_df: result of `PandasFrame.get_all_framework_metrics`.
+        """
         self.sys_metrics_df = system_df.copy(deep=False)
         self.framework_metrics_df = framework_df.copy(deep=False)
         frame = self.framework_metrics_df
@@ -80,26 +89,31 @@ class PandasFrameAnalysis:
         frame["step"] = steps_around(frame)
 
     def get_job_statistics(self) -> JobStats:
-        """When the job, its training loop and its finalization began and ended (microseconds) and their shares (percent).
+        """Return start, end, duration and shares of the job's initialization, training loop and finalization.
+
+        Returns:
+            A dictionary with start_time, end_time, training_loop_start, training_loop_end (text); job_duration,
+            training_loop_duration, initialization, finalization (microseconds); initialization_%, training_loop_%,
+            finalization_% (percent).
 
         Raises:
-            SourceError: no training step was recorded, or no system metrics.
+            SourceError: there are no system metrics, or the first training step was not recorded.
         """
         system, framework = self.sys_metrics_df, self.framework_metrics_df
         first = framework[framework["framework_metric"].isin(_LOOP) & (framework["step"] == 0)]
         if first.empty or system.empty:
             raise SourceError(
-                "job statistics need system metrics and the first training step, and one of them is missing"
+                "job statistics need system metrics and the first training step; one of them was not recorded"
             )
         begin, end = int(system["timestamp_us"].min()), int(system["timestamp_us"].max())
         loop_begin, loop_end = first["start_time_us"].iloc[0], framework["end_time_us"].max()
         duration = end - begin
         figures = JobStats(
-            start_time=_least(system["timestamp"]),
-            end_time=_greatest(system["timestamp"]),
+            start_time=_min_text(system["timestamp"]),
+            end_time=_max_text(system["timestamp"]),
             job_duration=duration,
             training_loop_start=first["start_time"].iloc[0],
-            training_loop_end=_greatest(framework["end_time"]),
+            training_loop_end=_max_text(framework["end_time"]),
             training_loop_duration=loop_end - loop_begin,
             initialization=loop_begin,
             finalization=end - loop_end,
@@ -110,16 +124,19 @@ class PandasFrameAnalysis:
         return figures
 
     def get_step_statistics(self, by: StatsBy | Any = StatsBy.TRAINING_PHASE) -> pd.DataFrame | None:
-        """How long steps take, or what runs in them.
+        """Return statistics of the durations of steps, or of what runs in them.
 
-        In each step of each process a group counts with the time from its first start to its last end (training and
-        evaluation count their steps apart); what runs in no step does not count.
+        The duration of a group in a step is the time from its first start to its last end. Each process's steps count
+        separately, and so do training and evaluation. Events outside of all steps are left out.
+
+        Args:
+            by: StatsBy.TRAINING_PHASE for steps, StatsBy.FRAMEWORK_METRICS or StatsBy.PROCESS for what runs in them.
 
         Returns:
-            A row a group, with duration_{mean,min,max,p50,p95,p99}_us; None if `by` is no StatsBy.
+            One row per group, with duration_{mean,min,max,p50,p95,p99}_us; None if `by` is not a StatsBy.
         """
         if not isinstance(by, StatsBy):
-            _log.warning("%r should be of type StatsBy", by)
+            _log.warning("by must be a StatsBy, not %r", by)
             return None
         frame, group = self.framework_metrics_df, by.value
         rows = frame["step"] != -1
@@ -140,19 +157,20 @@ class PandasFrameAnalysis:
         by: StatsBy | None = None,
         phase: str | Sequence[str] | None = None,
     ) -> pd.DataFrame | None:
-        """How the machine was used.
+        """Return statistics of the system metrics by resource and node.
 
         Args:
-            resource: one or several; all where None.
-            by: StatsBy.TRAINING_PHASE for one row a phase (`get_training_phase_intervals`).
-            phase: the phases in question; all where None.
+            resource: one resource or a list of them; default: all.
+            by: StatsBy.TRAINING_PHASE for one row per phase (see `get_training_phase_intervals`).
+            phase: keep only these phases; default: all.
 
         Returns:
-            A row a resource and node, with utilization_{mean,min,max,p50,p95,p99}; None if an argument is of a wrong type.
+            One row per resource and node (and phase), with utilization_{mean,min,max,p50,p95,p99} in the unit of the
+            metrics; None if an argument has the wrong type.
         """
-        resources = _resources(resource, _EVERYTHING)
+        resources = _resources(resource, _ALL_RESOURCES)
         if resources is None or not (by is None or isinstance(by, StatsBy)):
-            _log.warning("%r should be of type StatsBy, %r of type Resource or a list of them", by, resource)
+            _log.warning("by must be a StatsBy, not %r; resource a Resource or a list of them, not %r", by, resource)
             return None
         system, keys = self.sys_metrics_df, ["nodeID"]
         if by is StatsBy.TRAINING_PHASE:
@@ -181,21 +199,25 @@ class PandasFrameAnalysis:
         device: Resource | Sequence[Resource] | None = None,
         utilization_ranges: Sequence[tuple[float, float]] | None = None,
     ) -> pd.DataFrame:
-        """How many measurements lie in which range of percent.
+        """Count the measurements of CPUs and GPUs by range of utilization.
 
         Args:
-            device: Resource.CPU, Resource.GPU or both; both where None.
-            utilization_ranges: pairs, both ends included, the first that fits counts; above 90, 10 to 90 and below 10
-                where None.
+            device: Resource.CPU, Resource.GPU or a list of both; default: both.
+            utilization_ranges: pairs of percent, ends included; a measurement counts in the first that contains it.
+                Default: 90 to 100, 10 to 90, 0 to 10.
 
         Returns:
-            A row a type and node, with a column for each range in which there is any; without rows if an argument is of a
-            wrong type.
+            One row per type and node, one column per range that is not empty; an empty frame if an argument has the wrong
+            type.
         """
         devices = _resources(device, (Resource.CPU, Resource.GPU))
         ranges = list(_RANGES) if utilization_ranges is None else utilization_ranges
         if devices is None or not isinstance(ranges, list) or not ranges or any(len(pair) != 2 for pair in ranges):  # noqa: PLR2004 - a pair has two
-            _log.warning("%r should be of type Resource, %r a list of pairs of percent", device, utilization_ranges)
+            _log.warning(
+                "device must be a Resource, not %r; utilization_ranges a list of pairs, not %r",
+                device,
+                utilization_ranges,
+            )
             return pd.DataFrame()
         system = self.sys_metrics_df
         system = system[system["type"].isin([each.value for each in devices])]
@@ -215,14 +237,15 @@ class PandasFrameAnalysis:
         return counted.reset_index()
 
     def get_training_phase_intervals(self, phase: str | Sequence[str] | None = None) -> pd.DataFrame | None:
-        """The intervals of the training phases, between them, before the first and after the last.
+        """Return the intervals of training phases, and those before, between and after them.
 
         Args:
-            phase: the phases in question; all where None.  Of several, steps in a row of one phase make one interval; of
-                one, each step is an interval.
+            phase: one name or a list of names (`Step:ModeKeys.TRAIN` …); default: all steps. Given several, consecutive
+                steps of one phase are one interval; given one, each step is an interval.
 
         Returns:
-            Columns start_time_us, end_time_us, phase; None if there is no such phase.
+            One row per interval, with start_time_us, end_time_us and phase (`Before …`, `Between … and …`, `After …` for
+            the gaps); None if no event has such a phase.
         """
         return phase_intervals(self.sys_metrics_df, self.framework_metrics_df, phase)
 
@@ -236,16 +259,16 @@ def _resources(
 
 
 def _described(frame: pd.DataFrame, keys: list[str], column: str) -> pd.DataFrame:
-    """Mean, least, greatest and quantiles of a column by group, the groups in order, the keys as columns."""
+    """Return mean, minimum, maximum and quantiles of a column by group, with the keys as columns."""
     groups = frame.groupby(keys, observed=True)[column]
     quantiles = groups.quantile(np.array(list(_QUANTILES))).unstack().rename(columns=_QUANTILES)  # noqa: PD010 - one level becomes columns
     described = groups.agg(["mean", "min", "max"]).join(quantiles).astype(float)
     return described.reset_index()
 
 
-def _least(texts: Iterable[str]) -> str:
+def _min_text(texts: Iterable[str]) -> str:
     return str(pd.Series(texts).min())
 
 
-def _greatest(texts: Iterable[str]) -> str:
+def _max_text(texts: Iterable[str]) -> str:
     return str(pd.Series(texts).max())

@@ -1,32 +1,33 @@
-"""How long each step took, over time."""
+"""`StepTimelineChart`: durations of steps over time."""
 
 from __future__ import annotations
 
 from bokeh.models import HoverTool
 
-from sm_profiler.analysis.chart_data import Steps, steps_of
+from sm_profiler.analysis.chart_data import StepSeries, steps_of
 from sm_profiler.analysis.charts import WIDTH, Chart, ColumnDataSource, figure, framework_reader, latest_us
-from sm_profiler.analysis.readers import AlgorithmMetricsReader, Where, event_rows
+from sm_profiler.analysis.readers import AlgorithmMetricsReader, ProfileLocation
+from sm_profiler.analysis.selection import event_rows
 from sm_profiler.errors import SourceError
 
 
 class StepTimelineChart(Chart):
-    """The durations of all steps.
+    """Chart of the durations of all steps.
 
     Attributes:
-        steps: what is drawn.
-        source: the same as the chart has it: x (seconds since the first step), y (seconds), step, metric.
-        plot: the chart.
+        steps: the steps.
+        source: data of the chart: x (seconds since the first step), y (seconds), step, metric, node.
+        plot: the Bokeh figure.
     """
 
     title = "Step durations"
 
-    def __init__(self, metrics_reader: AlgorithmMetricsReader | Where, width: int = 1000) -> None:
+    def __init__(self, metrics_reader: AlgorithmMetricsReader | ProfileLocation, width: int = 1000) -> None:
         """Read and draw.
 
         Args:
-            metrics_reader: a reader, or a folder, an s3:// URI or the name of a training job.
-            width: how many steps are seen at first.
+            metrics_reader: a reader, or the location of a profile.
+            width: number of steps visible at first.
 
         Raises:
             SourceError: no step was recorded.
@@ -42,7 +43,7 @@ class StepTimelineChart(Chart):
         self.show()
 
     def create_plot(self) -> None:
-        """Draw, from what was read."""
+        """Draw the steps."""
         self.plot = figure(height=250, width=WIDTH, tools="crosshair,pan,reset,save,wheel_zoom", x_range=(0, 1))
         self._fill()
         self.plot.line("x", "y", source=self.source, line_color="blue")
@@ -60,14 +61,14 @@ class StepTimelineChart(Chart):
         self.layout = self.plot
 
     def update_data(self, current_timestamp: float) -> None:
-        """Add the steps since the chart was drawn, up to a time in microseconds since the epoch."""
+        """Add the steps since the last update, up to a time in microseconds since the epoch."""
         self.last_timestamp = current_timestamp
         self.metrics_reader.refresh_event_file_list()
         self.steps = self._read()
         self._fill()
         self.push()
 
-    def _read(self) -> Steps:
+    def _read(self) -> StepSeries:
         events = self.metrics_reader.columns()
         steps = steps_of(events[event_rows(events, 0, self.last_timestamp)])
         if not len(steps.start_s):

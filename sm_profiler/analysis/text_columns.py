@@ -1,7 +1,7 @@
-"""Columns of text for frames: Arrow's, in stretches, without a Python object a row.
+"""Text columns of frames as Arrow arrays, built without one Python object per row.
 
-A profiler repeats itself: the same devices tick after tick, one process for a whole file.  Stretches that repeat an earlier
-one stand in memory once.
+Profiles repeat themselves: the same devices tick after tick, one process in a whole file. Runs of rows that repeat
+earlier ones share their memory. Times are shown as `2023-11-14T22:13:20:008444`, UTC.
 """
 
 from __future__ import annotations
@@ -16,25 +16,31 @@ from numpy.typing import NDArray
 
 from sm_profiler.formats.columns import Category
 
-_STRETCH = 1 << 13  # rows that are looked for together
-_CHUNK = 1 << 16  # rows of which Arrow makes an array
-_LONG = 1 << 10  # rows of the same text on average, from which on it stands once however often it comes
-_REMEMBERED = 4  # stretches among which a repetition is looked for
-_FEW = 256  # texts that a byte can number
+_STRETCH = 1 << 13  # rows compared at once when looking for repetitions
+_CHUNK = 1 << 16  # rows processed at once, so that they stay in the processor's cache
+_LONG_RUN = 1 << 10  # mean run length from which on each run is one slice of shared memory
+_REMEMBERED = 4  # earlier stretches that a new one is compared with
+_MAX_BYTE_CODES = 256  # values that fit a code of one byte
+
+_TIME_WIDTH = 26
+_SECOND_US = 1_000_000
+_LAST_US = 253_402_300_799_999_999  # the end of the year 9999
+_TIME = np.dtype([("head", "V20"), ("milli", "V3"), ("micro", "V3")])
+_DIGITS = np.frombuffer("".join(f"{number:03d}" for number in range(1000)).encode(), "V3")
 
 
 def texts(array: pa.Array | pa.ChunkedArray) -> Any:
-    """An Arrow array of texts as the text column of the installed pandas."""
+    """Convert an Arrow array of texts to the text column of the installed pandas."""
     return _TEXT.__from_arrow__(array)
 
 
 def category_texts(category: Category) -> Any:
-    """A category as a text column."""
+    """Convert a category to a text column."""
     values, codes = pa.array(category.values, pa.large_string()), category.codes
     changes = codes[1:] != codes[:-1]
-    if (np.count_nonzero(changes) + 1) * _LONG <= len(codes):
+    if (np.count_nonzero(changes) + 1) * _LONG_RUN <= len(codes):
         chunks = _runs(codes, [0, *(np.flatnonzero(changes) + 1).tolist(), len(codes)], values)
-    elif len(category.values) <= _FEW and len(codes) > 2 * _STRETCH:
+    elif len(category.values) <= _MAX_BYTE_CODES and len(codes) > 2 * _STRETCH:
         chunks = _repetitions(codes, values)
     else:
         chunks = _taken(codes, values) if len(codes) else []
@@ -42,9 +48,10 @@ def category_texts(category: Category) -> Any:
 
 
 def _taken(codes: NDArray[np.int32], values: pa.Array) -> list[pa.Array]:
-    """Every text in its place.
+    """Write out the text of every row.
 
-    Arrow makes them a chunk at a time and they are put together here: what it makes holds up to twice the memory it needs.
+    Arrow takes one chunk at a time, and the chunks are joined here: an array that it builds whole allocates up to twice
+    the memory it needs.
     """
     lengths = np.array([len(text.as_buffer()) for text in values], np.int64)
     begins = np.empty(len(codes) + 1, np.int64)
@@ -63,7 +70,7 @@ def _taken(codes: NDArray[np.int32], values: pa.Array) -> list[pa.Array]:
 
 
 def _runs(codes: NDArray[np.int32], edges: list[int], values: pa.Array) -> list[pa.Array]:
-    """Rows between edges have the same text, so that each text need not stand in memory more often than for one chunk."""
+    """Share memory between the runs of a text: each is a slice of the longest one, at most a chunk long."""
     spans = [
         (int(codes[start]), min(_CHUNK, stop - at))
         for start, stop in pairwise(edges)
@@ -77,7 +84,7 @@ def _runs(codes: NDArray[np.int32], edges: list[int], values: pa.Array) -> list[
 
 
 def _repetitions(codes: NDArray[np.int32], values: pa.Array) -> list[pa.Array]:
-    """Stretches that occur, anywhere, in one of the last ones that were new are parts of it."""
+    """Make each stretch that occurs anywhere in a remembered one a slice of it."""
     narrow = codes.astype(np.uint8)
     known: list[tuple[bytes, pa.Array]] = []
     chunks: list[pa.Array] = []
@@ -85,10 +92,10 @@ def _repetitions(codes: NDArray[np.int32], values: pa.Array) -> list[pa.Array]:
     for start in range(0, len(codes), _STRETCH):
         wanted = narrow[start : start + _STRETCH].tobytes()
         found = next(((array, at) for before, array in known if (at := before.find(wanted)) >= 0), None)
-        if found is None and new > _REMEMBERED + len(chunks) // 8:  # it does not repeat itself
+        if found is None and new > _REMEMBERED + len(chunks) // 8:  # too few repetitions
             return [*chunks, *_taken(codes[start:], values)]
         if found is None:
-            # Twice as long as is needed here, so that a period is in it from wherever it is begun.
+            # Twice the length, so that it contains a period from any offset.
             stop = start + 2 * _STRETCH
             found = values.take(pa.array(codes[start:stop])), 0
             known = [(narrow[start:stop].tobytes(), found[0]), *known[: _REMEMBERED - 1]]
@@ -100,9 +107,59 @@ def _repetitions(codes: NDArray[np.int32], values: pa.Array) -> list[pa.Array]:
 def _text_dtype() -> Any:
     try:
         return pd.StringDtype("pyarrow", na_value=np.nan)
-    except TypeError:  # pandas 2.2 has another name for it
+    except TypeError:  # pandas 2.2 has another name for this dtype
         named: Any = "pyarrow_numpy"
         return pd.StringDtype(named)
 
 
 _TEXT = _text_dtype()
+
+
+def text_times(times_us: NDArray[Any]) -> pa.ChunkedArray:
+    """Format times in microseconds since the epoch.
+
+    Fractions of a microsecond are rounded. Times before 1970 or after 9999 are shown as the nearest of these limits.
+    """
+    count = len(times_us)
+    # All texts have the same length, so all chunks share one array of offsets.
+    begins = pa.py_buffer(np.arange(0, (min(count, _CHUNK) + 1) * _TIME_WIDTH, _TIME_WIDTH, dtype=np.int64))
+    text = np.empty(count, _TIME)
+    for start in range(0, count, _CHUNK):
+        _fill(text[start : start + _CHUNK], times_us[start : start + _CHUNK])
+    raw = pa.py_buffer(text.view(np.uint8))
+    chunks = [
+        pa.LargeStringArray.from_buffers(rows, begins, raw.slice(start * _TIME_WIDTH, rows * _TIME_WIDTH))
+        for start in range(0, count, _CHUNK)
+        for rows in [min(_CHUNK, count - start)]
+    ]
+    return pa.chunked_array(chunks, pa.large_string())
+
+
+def _fill(text: NDArray[Any], times_us: NDArray[Any]) -> None:
+    """Write times into rows of `_TIME`."""
+    whole = np.rint(times_us).astype(np.int64) if times_us.dtype.kind == "f" else times_us.astype(np.int64, copy=False)
+    whole = np.clip(whole, 0, _LAST_US)
+    seconds = whole // _SECOND_US
+    distinct, place = _distinct(seconds)
+    heads = np.datetime_as_string(distinct.astype("datetime64[s]"), unit="s").astype("S19")
+    micros = (whole - seconds * _SECOND_US).astype(np.int32)
+    thousands = micros // np.int32(1000)
+    text["head"] = np.char.add(heads, b":").view("V20").take(place)
+    text["milli"] = _DIGITS.take(thousands)
+    text["micro"] = _DIGITS.take(micros - thousands * np.int32(1000))
+
+
+def text_time(time_us: float) -> str:
+    """Format one time in microseconds since the epoch."""
+    text: str = text_times(np.array([time_us], np.float64 if isinstance(time_us, float) else np.int64))[0].as_py()
+    return text
+
+
+def _distinct(seconds: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return distinct seconds and each row's index into them; a job's seconds are a dense range, so nothing is sorted."""
+    if not len(seconds):
+        return seconds, seconds
+    first, last = int(seconds.min()), int(seconds.max())
+    if last - first > 4 * len(seconds) + 100_000:
+        return np.unique(seconds, return_inverse=True)
+    return np.arange(first, last + 1), seconds - first

@@ -1,4 +1,4 @@
-"""System metrics over time, and what ran in a part of it."""
+"""`TimelineCharts`: system metrics over time, and the events in a selected range."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from sm_profiler.analysis.charts import (
     plain,
     system_reader,
 )
-from sm_profiler.analysis.readers import AlgorithmMetricsReader, SystemMetricsReader, Where, event_rows, system_rows
+from sm_profiler.analysis.readers import AlgorithmMetricsReader, ProfileLocation, SystemMetricsReader
+from sm_profiler.analysis.selection import event_rows, system_rows
 from sm_profiler.errors import ConfigError
 from sm_profiler.formats.columns import EventColumns, Floats, SystemColumns
 
@@ -40,7 +41,7 @@ _CLOCK = "{%H:%M:%S.%3N}"
 _BAR_TIPS = [("metric", "@metric"), ("from", f"@left{_CLOCK}"), ("to", f"@right{_CLOCK}")]
 MAX_BARS = 5000
 _TIPS = [("index", "$index"), ("time", f"@x{_CLOCK}"), ("value", "@y{0.00}")]
-# The first and last of the selected points are added to the list beside the charts, for `find_time_annotations`.
+# Adds the first and last selected point to the list next to the charts, for `find_time_annotations`.
 _SELECTED = """
 const points = source.selected.indices;
 if (points.length > 0) {
@@ -51,20 +52,20 @@ if (points.length > 0) {
 
 
 class TimelineCharts(Chart):
-    """A chart a metric, one above the other on one axis of time.
+    """Charts of system metrics, one per metric, on a common time axis.
 
     Attributes:
         system_metrics: dimension (and node) → device → rows of time in seconds since the epoch and value.
-        figures: the charts.
-        sources: dimension → device → what its chart draws.
+        figures: the Bokeh figures.
+        sources: dimension → device → data of its chart.
     """
 
     title = "System metrics"
 
     def __init__(  # noqa: PLR0913, PLR0917 - the known signature
         self,
-        system_metrics_reader: SystemMetricsReader | Where,
-        framework_metrics_reader: AlgorithmMetricsReader | Where | None = None,
+        system_metrics_reader: SystemMetricsReader | ProfileLocation,
+        framework_metrics_reader: AlgorithmMetricsReader | ProfileLocation | None = None,
         starttime: float = 0,
         endtime: float | None = None,
         select_dimensions: Sequence[str] = _ANY,
@@ -75,14 +76,18 @@ class TimelineCharts(Chart):
         """Read and draw.
 
         Args:
-            system_metrics_reader: a reader, or a folder, an s3:// URI or the name of a training job.
-            framework_metrics_reader: the same; as the first where None.
-            starttime: where the charts begin, microseconds since the epoch.
-            endtime: where they end; with the data where None.
-            select_dimensions: regular expressions for the dimensions to show.
-            select_events: the same for devices (`cpu0`, `gpu1`, `total` …).
-            x: how many points are seen at first; the others when it is moved.
-            show_workers: a chart for each node, too; else nodes are drawn together.
+            system_metrics_reader: a reader, or the location of a profile.
+            framework_metrics_reader: a reader, or the location of a profile; default: the profile of the first.
+            starttime: start of the range, microseconds since the epoch.
+            endtime: end of the range, microseconds since the epoch; default: the end of the data.
+            select_dimensions: regular expressions for dimensions.
+            select_events: regular expressions for devices (`cpu0`, `gpu1`, `total` …).
+            x: number of points visible at first.
+            show_workers: draw one chart per device and node instead of one per device.
+
+        Raises:
+            ConfigError: a pattern is not a valid regular expression.
+            SourceError: the profile does not exist or cannot be reached.
         """
         super().__init__()
         self.system_metrics_reader = system_reader(system_metrics_reader)
@@ -99,7 +104,7 @@ class TimelineCharts(Chart):
         self.show()
 
     def create_plot(self) -> None:
-        """Draw, from what was read."""
+        """Draw the charts."""
         self.figures, self.sources = [], {}
         self.div = Div(width=250, height=100)
         x_range: Any = None
@@ -136,17 +141,20 @@ class TimelineCharts(Chart):
         return plot
 
     def find_time_annotations(self, indexes: Sequence[int]) -> dict[str, float]:
-        """Print how long what ran between two points of the chart of the CPUs, in milliseconds, the longest first.
+        """Print the time spent in each event between two points of the chart of CPU utilization, greatest first.
 
         Args:
-            indexes: the first and the last point, as the chart shows them.
+            indexes: indices of the first and last point, as the charts show them.
 
         Returns:
-            Milliseconds by name, with the step's number where there is one.
+            Milliseconds by name, followed by the step if there is one (`Forward_7`).
+
+        Raises:
+            ConfigError: an index is negative.
         """
         limits = self._limits(indexes)
         if limits is None:
-            print("No selection made")  # noqa: T201 - a notebook's reader sees it
+            print("No selection made")  # noqa: T201 - output of a notebook cell
             return {}
         print(f"Selected timerange: {limits[0]} to {limits[1]}")  # noqa: T201
         spent = time_annotations(self._events(*limits))
@@ -155,26 +163,32 @@ class TimelineCharts(Chart):
         return spent
 
     def plot_detailed_profiler_data(self, indexes: Sequence[int]) -> DetailedChart | None:
-        """Draw data loading and everything else that ran between two points of the chart of the CPUs.
+        """Draw data loading and all other events between two points of the chart of CPU utilization.
 
         Args:
-            indexes: the first and the last point, as the chart shows them.
+            indexes: indices of the first and last point, as the charts show them.
+
+        Returns:
+            The chart; None if nothing is selected.
+
+        Raises:
+            ConfigError: an index is negative.
         """
         limits = self._limits(indexes)
         if limits is None:
-            print("No selection made")  # noqa: T201 - a notebook's reader sees it
+            print("No selection made")  # noqa: T201 - output of a notebook cell
             return None
         print(f"Selected timerange: {limits[0]} to {limits[1]}")  # noqa: T201
         return DetailedChart(self._events(*limits))
 
     def update_data(self, current_timestamp: float) -> None:
-        """Add what was measured since the charts were drawn, up to a time in microseconds since the epoch."""
+        """Add measurements since the last update, up to a time in microseconds since the epoch."""
         before = sum(len(values) for devices in self.system_metrics.values() for values in devices.values())
         known, self.last_timestamp_system_metrics = self.last_timestamp_system_metrics, current_timestamp
         self.system_metrics_reader.refresh_event_file_list()
         self.system_metrics = self._series()
         after = sum(len(values) for devices in self.system_metrics.values() for values in devices.values())
-        print(  # noqa: T201 - a notebook's reader sees it
+        print(  # noqa: T201 - output of a notebook cell
             f"Found {after - before} new system metrics events from timestamp_in_us:{known} to timestamp_in_us:{current_timestamp}"
         )
         for dimension, devices in self.sources.items():
@@ -199,7 +213,7 @@ class TimelineCharts(Chart):
         return chosen_events
 
     def _limits(self, indexes: Sequence[int]) -> tuple[float, float] | None:
-        """The times of the first and the last of these points of the longest chart of CPUs, or of any there is."""
+        """Return the times of the first and last index in the longest series of CPU utilization, or of any metric."""
         if not len(indexes):
             return None
         totals = [devices[TOTAL] for key, devices in self.system_metrics.items() if key.startswith("CPUUtilization")]
@@ -209,24 +223,24 @@ class TimelineCharts(Chart):
         values = max(totals, key=len)
         first, last = int(min(indexes)), int(max(indexes))
         if not 0 <= first <= last:
-            raise ConfigError(f"{list(indexes)} are no points of the chart")
+            raise ConfigError(f"{list(indexes)} are not indices of points; use [first, last], both 0 or greater")
         return float(values[min(first, len(values) - 1), 0]), float(values[min(last, len(values) - 1), 0])
 
 
 def _points(values: Floats) -> dict[str, Floats]:
-    """Rows of time (s) and value as a chart with an axis of dates has them."""
+    """Convert rows of time (seconds) and value for a chart with a date axis (milliseconds)."""
     return {"x": values[:, 0] * 1e3, "y": values[:, 1]}
 
 
 class DetailedChart(Chart):
-    """Data loading by worker, and everything else by phase, as bars over time.
+    """Bars over time: data loading by worker, and all other events by phase.
 
     Attributes:
-        loading: the bars of data loading.
-        others: the other bars.
+        loading: bars of data loading.
+        others: bars of all other events.
     """
 
-    title = "What ran"
+    title = "Events"
 
     def __init__(self, events: EventColumns) -> None:
         super().__init__()

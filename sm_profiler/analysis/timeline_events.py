@@ -1,7 +1,7 @@
-"""A profile as the records of one Chrome trace, for Perfetto and chrome://tracing.
+"""Conversion of a profile to the records of a Chrome trace, for Perfetto and chrome://tracing.
 
-A process of the trace is a training process (`algo-1-0`) or a machine (`algo-1 system`); its threads are the phases, each
-with as many rows as its events need to nest: a viewer shows only what nests.
+A process of the trace is a training process (`algo-1-0`) or a machine (`algo-1 system`). Its threads are phases, with as
+many tracks each as its events need to nest, because viewers show only events that nest.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sm_profiler.analysis.events import event_arguments
-from sm_profiler.analysis.latest import tick_times
+from sm_profiler.analysis.sampling_ticks import tick_times
 from sm_profiler.formats import event_names, layout
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.layout import PythonStats
 
 Record = dict[str, Any]
-LOW_GPU = 85.0  # percent; below it the filter `lowgpu` marks a moment
-CHUNK = 20_000  # rows whose arguments are Python objects at the same time
-# the order of a process's rows
+LOW_GPU = 85.0  # percent; the default threshold of the filter `lowgpu`
+CHUNK = 20_000  # rows converted to Python objects at once
+# order of the tracks of a process
 _PHASES = (
     event_names.STEP, event_names.FORWARD, "Backward", event_names.OPTIMIZER, "DataLoader", event_names.TENSORFLOW_DATA_ITERATOR,
     "Dataset", "/device", "/host", event_names.GPU_OPERATORS, event_names.CPU_OPERATORS,
@@ -33,11 +33,11 @@ _PHASES = (
 
 @attrs.frozen
 class Clock:
-    """What is known of a process's clock.
+    """Offset of a process's clock.
 
     Attributes:
-        offset_us: what it is ahead of the common clock.
-        error_us: how far off that may be; None where nothing was measured and clocks are taken as they are.
+        offset_us: microseconds that it is ahead of the common clock.
+        error_us: error bound of the offset; None if it was not measured.
     """
 
     offset_us: float = 0.0
@@ -45,67 +45,70 @@ class Clock:
 
 
 @attrs.define
-class Numbers:
-    """Numbers of the processes and rows of the trace, given out as they appear, with the records that announce them."""
+class TrackIds:
+    """Numbers of processes and tracks, assigned on first use together with the metadata records that name them."""
 
     _processes: dict[str, int] = attrs.field(factory=dict, init=False)
-    _rows: dict[tuple[int, str], int] = attrs.field(factory=dict, init=False)
+    _tracks: dict[tuple[int, str], int] = attrs.field(factory=dict, init=False)
 
     def process(self, name: str) -> tuple[int, list[Record]]:
-        """The number of a process, and what announces it if it is new."""
+        """Return the number of a process, and its metadata records if it is new."""
         if name in self._processes:
             return self._processes[name], []
         number = self._processes[name] = len(self._processes) + 1
-        return number, [_named("process_name", number, 0, name), _sorted("process_sort_index", number, 0, number)]
-
-    def row(self, process: int, name: str, order: int) -> tuple[int, list[Record]]:
-        """The number of a process's row, and what announces it if it is new."""
-        key = process, name
-        if key in self._rows:
-            return self._rows[key], []
-        number = self._rows[key] = len(self._rows) + 1
         return number, [
-            _named("thread_name", process, number, name),
-            _sorted("thread_sort_index", process, number, order),
+            _name_record("process_name", number, 0, name),
+            _sort_index("process_sort_index", number, 0, number),
+        ]
+
+    def track(self, process: int, name: str, order: int) -> tuple[int, list[Record]]:
+        """Return the number of a track in a process, and its metadata records if it is new."""
+        key = process, name
+        if key in self._tracks:
+            return self._tracks[key], []
+        number = self._tracks[key] = len(self._tracks) + 1
+        return number, [
+            _name_record("thread_name", process, number, name),
+            _sort_index("thread_sort_index", process, number, order),
         ]
 
 
 @attrs.frozen
-class Part:
-    """A part of the trace.
+class Section:
+    """A section of the trace.
 
     Attributes:
-        announced: the records that name its processes and rows.
-        records: the others, by time.
+        metadata: records that name its processes and tracks.
+        records: all other records, sorted by time.
     """
 
-    announced: list[Record]
+    metadata: list[Record]
     records: Iterator[Record]
 
 
-def span_part(events: EventColumns, numbers: Numbers, clocks: dict[str, Clock]) -> Part:
-    """The events; instants stay instants."""
-    announced: list[Record] = []
+def span_section(events: EventColumns, tracks: TrackIds, clocks: dict[str, Clock]) -> Section:
+    """Convert trace events; instants remain instants."""
+    metadata: list[Record] = []
     process, row = np.zeros(len(events), np.int64), np.zeros(len(events), np.int64)
     offset = np.zeros(len(events))
     group, keys = _groups(events)
     for code, (node, phase, tid, worker) in enumerate(keys):
         rows = np.flatnonzero(group == code)
         rows = rows[np.lexsort((-events.duration_us[rows], events.start_us[rows]))]
-        process[rows], fresh = numbers.process(node)
-        announced += fresh
+        process[rows], fresh = tracks.process(node)
+        metadata += fresh
         name = phase if worker < 0 else f"{phase} {worker}"
         name = name if tid < 0 else f"{name} thread {tid}"
         lanes = nesting_lanes(events.start_us[rows], events.end_us[rows])
         for lane in range(int(lanes.max()) + 1):
-            number, fresh = numbers.row(
+            number, fresh = tracks.track(
                 int(process[rows[0]]), name if lane == 0 else f"{name} ({lane + 1})", _order(phase)
             )
             row[rows[lanes == lane]] = number
-            announced += fresh
+            metadata += fresh
         offset[rows] = clocks.get(node, Clock()).offset_us
     order = np.lexsort((-events.duration_us, events.start_us - offset))
-    return Part(announced, _spans(events, order, process, row, offset))
+    return Section(metadata, _spans(events, order, process, row, offset))
 
 
 def _spans(
@@ -122,31 +125,31 @@ def _spans(
             yield {**event, **({"ph": "i", "s": "t"} if instant else {"ph": "X"}), "pid": pid, "tid": tid, "cat": phase}
 
 
-def counter_part(system: SystemColumns, numbers: Numbers) -> Part:
-    """The system metrics: a counter for each device; of a machine's cores one for their mean and greatest."""
-    announced: list[Record] = []
+def counter_section(system: SystemColumns, tracks: TrackIds) -> Section:
+    """Convert system metrics to one counter per device, and one with mean and maximum of all cores of a machine."""
+    metadata: list[Record] = []
     streams: list[Iterator[Record]] = []
     for node in np.unique(system.node.codes).tolist():
         rows = system[system.node.codes == node]
-        process, fresh = numbers.process(f"{system.node.values[node]} system")
-        announced += fresh
+        process, fresh = tracks.process(f"{system.node.values[node]} system")
+        metadata += fresh
         cores = rows.type.mask("cpu")
         streams += [
             _core_counters(rows[cores], code, process) for code in np.unique(rows.dimension.codes[cores]).tolist()
         ]
         others = rows[~cores]
         streams.append(_counters(others[np.argsort(others.timestamp, kind="stable")], process))
-    return Part(announced, in_time(streams))
+    return Section(metadata, merge_by_time(streams))
 
 
-def low_gpu_part(system: SystemColumns, below: float, numbers: Numbers) -> Part:
-    """A mark at each tick at which a GPU's use was below so many percent."""
+def low_gpu_section(system: SystemColumns, below: float, tracks: TrackIds) -> Section:
+    """Mark each tick at which a GPU's utilization was below a threshold in percent."""
     rows = system[system.dimension.mask("GPUUtilization")]
     low = rows.value < below
     if not low.any():
-        return Part([], iter(()))
-    process, announced = numbers.process("low GPU use")
-    return Part(announced, _marks(rows[low], tick_times(rows)[low], process))
+        return Section([], iter(()))
+    process, metadata = tracks.process("low GPU utilization")
+    return Section(metadata, _marks(rows[low], tick_times(rows)[low], process))
 
 
 def _marks(rows: SystemColumns, ticks: NDArray[np.int64], process: int) -> Iterator[Record]:
@@ -160,30 +163,30 @@ def _marks(rows: SystemColumns, ticks: NDArray[np.int64], process: int) -> Itera
         yield {"name": "sys_metrics_bottlenecks", "ph": "i", "s": "g", "pid": process, "tid": 0, "ts": at, "args": args}
 
 
-def python_part(stats: Iterable[PythonStats], numbers: Numbers) -> Part:
-    """When Python profilers ran, and where their statistics stand."""
-    announced: list[Record] = []
+def python_section(stats: Iterable[PythonStats], tracks: TrackIds) -> Section:
+    """Convert the windows of Python profilers; the arguments contain the path of their statistics."""
+    metadata: list[Record] = []
     records: list[Record] = []
     for each in sorted(stats, key=lambda one: one.window.start_us):
         window = each.window
-        process, fresh = numbers.process(layout.shown_node(each.node))
-        row, more = numbers.row(process, f"Python profiling: {each.profiler}", len(_PHASES))
-        announced += fresh + more
+        process, fresh = tracks.process(layout.shown_node(each.node))
+        row, more = tracks.track(process, f"Python profiling: {each.profiler}", len(_PHASES))
+        metadata += fresh + more
         step = layout.NO_STEP if window.start_step is None else window.start_step
         records.append({
             "name": f"{each.profiler} {window.start_mode} {step}", "ph": "X", "pid": process, "tid": row, "ts": window.start_us,
             "dur": window.end_us - window.start_us, "cat": "python", "args": {"file": each.path},
         })  # fmt: skip
-    return Part(announced, iter(records))
+    return Section(metadata, iter(records))
 
 
-def in_time(streams: Iterable[Iterator[Record]]) -> Iterator[Record]:
-    """The records of streams that are each in order of time, in order of time."""
+def merge_by_time(streams: Iterable[Iterator[Record]]) -> Iterator[Record]:
+    """Merge streams of records that are sorted by time."""
     return heapq.merge(*streams, key=lambda record: float(record["ts"]))
 
 
 def clock_record(clocks: dict[str, Clock]) -> Record:
-    """What is known of the clocks, as a record of metadata."""
+    """Return a metadata record with the offsets of all clocks and their error bound."""
     known = [clock.error_us for clock in clocks.values() if clock.error_us is not None]
     args = {
         "clock": "microseconds since the epoch",
@@ -191,14 +194,12 @@ def clock_record(clocks: dict[str, Clock]) -> Record:
         "processes": {node: attrs.asdict(clock) for node, clock in sorted(clocks.items())},
     }
     if args["error_bound_us"] is None:
-        args["note"] = (
-            "not every machine's clock was compared: times of different machines are as their own clocks had them"
-        )
+        args["note"] = "the clocks of some machines were not compared: times are those of each machine's own clock"
     return {"name": event_names.CLOCK, "ph": "M", "pid": 0, "tid": 0, "args": args}
 
 
-def clocks_of(metadata: Iterable[dict[str, Any]], nodes: Iterable[str]) -> dict[str, Clock]:
-    """What the processes wrote of their clocks, by node."""
+def read_clocks(metadata: Iterable[dict[str, Any]], nodes: Iterable[str]) -> dict[str, Clock]:
+    """Return the clock offsets that processes recorded, by node."""
     clocks = dict.fromkeys(nodes, Clock())
     for record in metadata:
         args = record.get("args", {})
@@ -209,7 +210,7 @@ def clocks_of(metadata: Iterable[dict[str, Any]], nodes: Iterable[str]) -> dict[
 
 
 def nesting_lanes(starts: NDArray[Any], ends: NDArray[Any]) -> NDArray[np.int64]:
-    """For spans sorted by start (longer ones first) the row of each, so that the spans of a row nest."""
+    """Assign spans to lanes in which they nest; they must be sorted by start, longer ones first."""
     lanes = np.zeros(len(starts), np.int64)
     open_ends: list[list[float]] = []
     for number, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
@@ -227,7 +228,7 @@ def nesting_lanes(starts: NDArray[Any], ends: NDArray[Any]) -> NDArray[np.int64]
 
 
 def _groups(events: EventColumns) -> tuple[NDArray[np.int64], list[tuple[str, str, int, int]]]:
-    """A number for each row's process, phase, thread and worker, and what the numbers stand for."""
+    """Number the combinations of process, phase, thread and worker; return each row's number, and the combinations."""
     workers = np.where(events.phase.mask(event_names.DATALOADER_WORKER), events.worker_id, -1)
     columns: list[NDArray[Any]] = [events.node.codes, events.phase.codes, events.tid, workers]
     distinct = [np.unique(column, return_inverse=True) for column in columns]
@@ -261,11 +262,11 @@ def _core_counters(rows: SystemColumns, dimension: int, process: int) -> Iterato
     cores = rows[rows.dimension.codes == dimension]
     at, place = np.unique(cores.timestamp, return_inverse=True)
     means = np.bincount(place, cores.value) / np.bincount(place)
-    most = np.full(len(at), -np.inf)
-    np.maximum.at(most, place, cores.value)
+    greatest = np.full(len(at), -np.inf)
+    np.maximum.at(greatest, place, cores.value)
     name = f"CPU {rows.dimension.values[dimension]}"
-    for time, mean, greatest in zip((at * 1e6).tolist(), means.tolist(), most.tolist(), strict=True):
-        args = {"mean": round(mean, 2), "max": greatest}
+    for time, mean, maximum in zip((at * 1e6).tolist(), means.tolist(), greatest.tolist(), strict=True):
+        args = {"mean": round(mean, 2), "max": maximum}
         yield {"name": name, "ph": "C", "pid": process, "tid": 0, "ts": time, "args": args}
 
 
@@ -283,9 +284,9 @@ def _order(phase: str) -> int:
     return next((number for number, start in enumerate(_PHASES) if phase.startswith(start)), len(_PHASES))
 
 
-def _named(kind: str, process: int, thread: int, name: str) -> Record:
+def _name_record(kind: str, process: int, thread: int, name: str) -> Record:
     return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def _sorted(kind: str, process: int, thread: int, order: int) -> Record:
+def _sort_index(kind: str, process: int, thread: int, order: int) -> Record:
     return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"sort_index": order}}

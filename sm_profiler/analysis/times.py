@@ -1,4 +1,4 @@
-"""Times in the units that notebooks ask with, to and from microseconds since the epoch."""
+"""Conversion between the units and formats of times that notebooks use and microseconds since the epoch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sm_profiler.analysis.text_times import text_time
+from sm_profiler.analysis.text_columns import text_time
 from sm_profiler.errors import SourceError
 
 SECOND_US = 1_000_000
@@ -18,7 +18,7 @@ _TEXT = "%Y-%m-%dT%H:%M:%S:%f"
 
 
 class TimeUnits(Enum):
-    """The unit of a time that is asked for."""
+    """Unit of a time argument."""
 
     SECONDS = 1
     MILLISECONDS = 2
@@ -35,53 +35,53 @@ _UNIT_NS = {
 
 
 def convert_utc_timestamp_to_nanoseconds(timestamp: float, unit: TimeUnits = TimeUnits.MICROSECONDS) -> int:
-    """A time in `unit` as whole nanoseconds."""
+    """Convert a time in `unit` to whole nanoseconds."""
     return int(timestamp * _UNIT_NS[unit])
 
 
 def convert_utc_timestamp_to_microseconds(timestamp: float, unit: TimeUnits = TimeUnits.MICROSECONDS) -> float:
-    """A time in `unit` as microseconds, whole unless it was given in nanoseconds."""
+    """Convert a time in `unit` to microseconds; the result is whole unless the unit is nanoseconds."""
     return timestamp / 1000 if unit is TimeUnits.NANOSECONDS else int(timestamp * (_UNIT_NS[unit] // 1000))
 
 
 def convert_utc_timestamp_to_seconds(timestamp: float, unit: TimeUnits = TimeUnits.MICROSECONDS) -> float:
-    """A time in `unit` as seconds, whole unless it was given in nanoseconds."""
+    """Convert a time in `unit` to seconds; the result is whole unless the unit is nanoseconds."""
     seconds = timestamp * _UNIT_NS[unit] / _UNIT_NS[TimeUnits.SECONDS]
     return seconds if unit is TimeUnits.NANOSECONDS else int(seconds)
 
 
 def convert_utc_datetime_to_microseconds(timestamp_datetime: datetime) -> int:
-    """A datetime as microseconds since the epoch."""
+    """Convert a datetime to whole microseconds since the epoch."""
     return int(convert_utc_timestamp_to_microseconds(timestamp_datetime.timestamp(), TimeUnits.SECONDS))
 
 
 def convert_utc_datetime_to_nanoseconds(timestamp_datetime: datetime) -> int:
-    """A datetime as nanoseconds since the epoch."""
+    """Convert a datetime to whole nanoseconds since the epoch."""
     return convert_utc_timestamp_to_nanoseconds(timestamp_datetime.timestamp(), TimeUnits.SECONDS)
 
 
 def us_since_epoch_to_human_readable_time(us_since_epoch: float) -> str:
-    """`2023-11-14T22:13:20:008444` for a time in microseconds since the epoch."""
+    """Format a time in microseconds since the epoch, UTC: `2023-11-14T22:13:20:008444`."""
     return text_time(us_since_epoch)
 
 
 def ns_since_epoch_to_human_readable_time(ns_since_epoch: float) -> str:
-    """`2023-11-14T22:13:20:008444` for a time in nanoseconds since the epoch."""
+    """Format a time in nanoseconds since the epoch, UTC: `2023-11-14T22:13:20:008444`."""
     return text_time(ns_since_epoch / 1000)
 
 
 def microseconds(time: Any) -> int:
-    """A time in any form that notebooks hold it in, as microseconds since the epoch.
+    """Convert a time in any form that notebooks hold to whole microseconds since the epoch.
 
     Args:
-        time: the text of a frame, a datetime (UTC unless it says otherwise), or a number of microseconds.
+        time: text from a frame, a datetime (UTC unless it has a time zone), or a number of microseconds.
 
     Raises:
-        SourceError: it is no such thing.
+        SourceError: `time` is none of these.
     """
     if isinstance(time, str):
         try:
-            time = datetime.strptime(time, _TEXT)  # noqa: DTZ007 - the texts are UTC, added below
+            time = datetime.strptime(time, _TEXT)  # noqa: DTZ007 - UTC is added below
         except ValueError as error:
             raise SourceError(f"{time!r} is not a time like 2023-11-14T22:13:20:008444") from error
     if isinstance(time, datetime):
@@ -94,7 +94,7 @@ def microseconds(time: Any) -> int:
 
 
 def all_microseconds(times: Iterable[Any]) -> NDArray[np.int64]:
-    """Times in any form as microseconds since the epoch, in the order given."""
+    """Convert times in any form to microseconds since the epoch, in the given order."""
     known: dict[Any, int] = {}
     found = [known[time] if time in known else known.setdefault(time, microseconds(time)) for time in times]
     return np.array(found, np.int64)

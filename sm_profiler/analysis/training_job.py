@@ -1,4 +1,4 @@
-"""A training job of SageMaker, as notebooks begin with it."""
+"""`TrainingJob`: a SageMaker training job and its profile."""
 
 from __future__ import annotations
 
@@ -14,78 +14,82 @@ POLL_S = 10.0
 
 
 class TrainingJob:
-    """A training job and where its profile is.
+    """A SageMaker training job and its profile.
 
     Attributes:
-        name: the job's.
-        profiler_config: its ProfilerConfig as the service answers it; None for a job launched with the agent.
-        profiler_s3_output_path: the s3:// URI of its profile.
-        system_metrics_reader: reads its system metrics, once they have been waited for.
-        framework_metrics_reader: reads its trace events, once they have been waited for.
+        name: name of the job.
+        profiler_config: the ProfilerConfig in the service's description; None for a job launched with the agent.
+        profiler_s3_output_path: s3:// URI of the profile.
+        system_metrics_reader: reader of the system metrics; None until they have been waited for.
+        framework_metrics_reader: reader of the trace events; None until they have been waited for.
     """
 
     def __init__(self, training_job_name: str, region: str | None = None) -> None:
-        """Ask for a job.
+        """Describe a job.
+
+        Args:
+            training_job_name: name of the job.
+            region: AWS region; default: boto3's.
 
         Raises:
-            SourceError: there is no such job, it cannot be asked for, or it is not profiled.
+            SourceError: the job does not exist, cannot be described, or is not profiled.
         """
-        import boto3  # noqa: PLC0415 - it takes a third of a second to load
-        from botocore.exceptions import BotoCoreError  # noqa: PLC0415 - the same
+        import boto3  # noqa: PLC0415 - boto3 is slow to load
+        from botocore.exceptions import BotoCoreError  # noqa: PLC0415 - boto3 is slow to load
 
         self.name = training_job_name
         try:
             self.sm_client = boto3.client("sagemaker", region_name=region)
         except (BotoCoreError, ValueError) as error:
             raise SourceError(
-                f"training job {training_job_name} cannot be asked for: {' '.join(str(error).split())}"
+                f"training job {training_job_name} cannot be described: {' '.join(str(error).split())}"
             ) from error
         self.ds = describe(training_job_name, client=self.sm_client)
         self.profiler_config: dict[str, Any] | None = self.ds.get("ProfilerConfig")
         self.profiler_s3_output_path = profiler_output(training_job_name, client=self.sm_client)
         self.system_metrics_reader: S3SystemMetricsReader | None = None
         self.framework_metrics_reader: S3AlgorithmMetricsReader | None = None
-        print(f"ProfilerConfig:{self.profiler_config}")  # noqa: T201 - notebooks show it
+        print(f"ProfilerConfig:{self.profiler_config}")  # noqa: T201 - output of a notebook cell
         print(f"s3 path:{self.profiler_s3_output_path}")  # noqa: T201
 
     def get_systems_metrics_reader(self) -> S3SystemMetricsReader | None:
-        """The reader of the system metrics, once they have been waited for."""
+        """Return the reader of system metrics; None until they have been waited for."""
         return self.system_metrics_reader
 
     def get_framework_metrics_reader(self) -> S3AlgorithmMetricsReader | None:
-        """The reader of the trace events, once they have been waited for."""
+        """Return the reader of trace events; None until they have been waited for."""
         return self.framework_metrics_reader
 
     def get_sm_client(self) -> Any:
-        """The client that asks SageMaker."""
+        """Return the boto3 client of SageMaker."""
         return self.sm_client
 
     def get_config_and_profiler_s3_output_path(self) -> tuple[dict[str, Any] | None, str]:
-        """The ProfilerConfig and the s3:// URI of the profile."""
+        """Return the ProfilerConfig and the s3:// URI of the profile."""
         return self.profiler_config, self.profiler_s3_output_path
 
     def describe_training_job(self) -> dict[str, Any]:
-        """DescribeTrainingJob's answer, asked for anew.
+        """Return the current response of DescribeTrainingJob.
 
         Raises:
-            SourceError: it cannot be asked for.
+            SourceError: the job cannot be described.
         """
         return describe(self.name, client=self.sm_client)
 
     def wait_for_sys_profiling_data_to_be_available(self) -> None:
-        """Wait until the first file of system metrics is there.
+        """Wait until the first system metrics file exists.
 
         Raises:
-            SourceError: the job has ended and left none, or it cannot be asked for.
+            SourceError: the job has ended without writing one, or cannot be described.
         """
         self.system_metrics_reader = S3SystemMetricsReader(self.profiler_s3_output_path)
         self._wait(self.system_metrics_reader, "Profiler data from system")
 
     def wait_for_framework_profiling_data_to_be_available(self) -> None:
-        """Wait until the first file of trace events is there.
+        """Wait until the first trace file exists.
 
         Raises:
-            SourceError: the job has ended and left none, or it cannot be asked for.
+            SourceError: the job has ended without writing one, or cannot be described.
         """
         self.framework_metrics_reader = S3AlgorithmMetricsReader(self.profiler_s3_output_path)
         self._wait(self.framework_metrics_reader, "Profiler data from framework")
@@ -104,9 +108,7 @@ class TrainingJob:
             if reader.get_timestamp_of_latest_available_file():
                 break
             if status[0] in {"Completed", "Failed", "Stopped"}:
-                raise SourceError(
-                    f"training job {self.name} is {status[0].lower()} and left no data: {what} not available"
-                )
+                raise SourceError(f"training job {self.name} ended with status {status[0]}; it has no {what.lower()}")
             if status != shown:
                 print(f"{what} not available yet; TrainingJobStatus:{status[0]} SecondaryStatus:{status[1]}")  # noqa: T201
                 shown = status

@@ -1,4 +1,4 @@
-"""Runs in the environment of smdebug 1.0.34: answers questions about folders with it.
+"""Answer questions about folders with smdebug 1.0.34, in its own environment.
 
 Reads {folder: [question, …]} as JSON from standard input (no question: all of QUESTIONS, below) and writes
 {folder: {question: answer}} as JSON to standard output.
@@ -27,7 +27,7 @@ def table(frame):
 
 
 def cells(value):
-    """A dictionary's values as plain JSON; a series by its first element."""
+    """Convert a dictionary's values to plain JSON, a series to its first element."""
     if hasattr(value, "iloc"):
         value = value.iloc[0]
     return value.item() if hasattr(value, "item") else value

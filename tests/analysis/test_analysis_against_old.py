@@ -1,4 +1,4 @@
-"""Answers compared with those of smdebug 1.0.34, which runs in an environment of its own.
+"""Comparison with the answers of smdebug 1.0.34, which runs in its own environment.
 
 What differs on purpose is left out here and tested in test_analysis_frames.py: thread numbers (`tid`), statistics over
 several processes, and events from before the first system metrics.
@@ -27,7 +27,7 @@ SCENARIOS = (
     "healthy", "cpu-bottleneck", "io-bottleneck", "low-gpu", "fluctuating-gpu", "small-batch", "memory-increase", "unbalanced",
     "step-outliers", "slow-init", "dataloader-slow", "cpu-only", "no-framework",
 )  # fmt: skip
-# folder → what make_job.py is asked for
+# folder → arguments of make_job.py
 JOBS = {
     **{
         name: ["--scenario", name, "--minutes", "1.2", "--gpus", "2", "--cpus", "2", "--steps-per-second", "2"]
@@ -41,7 +41,7 @@ REAL = ("horovod_timeline_traces", "merge_traces", "model_timeline_traces", "tes
 
 
 def random_job(seed):
-    """Arguments of a small job of any kind."""
+    """Return the arguments of a small random job."""
     draw = random.Random(seed)  # noqa: S311 - the same jobs every time
     arguments = {
         "scenario": draw.choice(SCENARIOS),
@@ -126,7 +126,7 @@ def assert_close(new, answer):
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_frames(job, folders, old):
+def test_frames_equal_those_of_smdebug(job, folders, old):
     pf, answers = PandasFrame(folders[job]), old[job]
     assert_same(pf.get_all_system_metrics(), answers["system"])
     assert_same(pf.get_all_system_metrics(["cpu1", "gpu0"]), answers["system-selected"])
@@ -141,7 +141,7 @@ def test_frames(job, folders, old):
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_frames_of_real_jobs(name, old):
+def test_frames_of_real_jobs_equal_those_of_smdebug(name, old):
     pf, answers = PandasFrame(SAMPLES / name), old[name]
     assert_same(pf.get_all_system_metrics(), answers["system"])
     if name == "test_traces":  # its events are of a month before its system metrics: the old library leaves them out
@@ -153,7 +153,7 @@ def test_frames_of_real_jobs(name, old):
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_correlation_of_system_and_framework(job, folders, old):
+def test_time_spent_equals_that_of_smdebug(job, folders, old):
     pf = PandasFrame(folders[job])
     times = pf.get_all_system_metrics(["cpu0"])["timestamp"].tolist()[20:60]
     steps = pf.get_all_framework_metrics(["Step:ModeKeys.TRAIN"])
@@ -178,7 +178,7 @@ def analysis(one):
     return PandasFrameAnalysis(one.get_all_system_metrics(), one.get_all_framework_metrics(names))
 
 
-def test_job_statistics(analysis, old):
+def test_job_statistics_equal_those_of_smdebug(analysis, old):
     assert dict(analysis.get_job_statistics()) == pytest.approx(old["one-process"]["job"])
 
 
@@ -200,7 +200,7 @@ def test_job_statistics(analysis, old):
         ("intervals-train", lambda asked: asked.get_training_phase_intervals("Step:ModeKeys.TRAIN")),
     ],
 )
-def test_statistics(question, ask, analysis, old):
+def test_statistics_equal_those_of_smdebug(question, ask, analysis, old):
     assert_close(ask(analysis), old["one-process"][question])
 
 
@@ -213,7 +213,7 @@ def test_statistics(question, ask, analysis, old):
         ("loader-batchtime", "analyze_batchtime"),
     ],
 )
-def test_dataloader_analysis(question, method, one, old):
+def test_dataloader_analysis_equals_that_of_smdebug(question, method, one, old):
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         found = getattr(PT_dataloader_analysis(one), method)()

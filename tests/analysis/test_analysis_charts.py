@@ -1,4 +1,4 @@
-"""Charts: what they compute, that they draw it, and that saved pages need nothing else."""
+"""Charts: their data, their figures, and that saved pages are standalone."""
 
 import re
 import subprocess
@@ -62,7 +62,7 @@ def test_series_and_totals(source):
     assert system_series(SystemColumns.empty()) == {}
 
 
-def test_chosen():
+def test_selects_names_by_regular_expression():
     assert chosen(["cpu0", "cpu1", "gpu0", "cpu0"], ["cpu", "1"]) == ["cpu0", "cpu1"]
     with pytest.raises(ConfigError, match="regular expression"):
         chosen(["a"], ["("])
@@ -90,7 +90,7 @@ def test_edges_of_equal_durations():
     assert len(duration_edges(np.array([2.0, 2.0]))) == 51
 
 
-def test_heat_rows_are_percent(source):
+def test_heatmap_rows_are_percent(source):
     rows = heat_rows(system_series(source.system()), [".*"], [".*"])
     assert np.nanmax(rows.values) <= 100 + 1e-9
     assert len(rows.names) == len(rows.values)
@@ -105,13 +105,13 @@ def check_page(path):
     return page
 
 
-def test_labels_are_no_mathematics():
-    # Bokeh would fetch MathJax from the network for such a label
+def test_labels_are_not_rendered_as_math():
+    # Bokeh would load MathJax from the network for such a label
     assert plain("a$$x$$") == "a$ $x$ $"
     assert plain(r"\[x\] \(y\)") == r"\ [x\] \ (y\)"
 
 
-def test_timeline(job, tmp_path, capsys):
+def test_timeline_charts(job, tmp_path, capsys):
     charts = TimelineCharts(job, select_dimensions=["CPU", "GPUU"], select_events=["total"], x=50)
     assert len(charts.figures) == 4
     assert "CPUUtilization-nodeid:algo-1_total" in check_page(charts.save(tmp_path / "folder" / "page.html"))
@@ -128,11 +128,11 @@ def test_timeline(job, tmp_path, capsys):
     check_page(detailed.save(tmp_path / "detailed.html"))
     assert charts.find_time_annotations([]) == {}
     assert charts.plot_detailed_profiler_data([]) is None
-    with pytest.raises(ConfigError, match="no points"):
+    with pytest.raises(ConfigError, match="are not indices of points"):
         charts.find_time_annotations([-3, 5])
 
 
-def test_timeline_of_a_live_job(job, capsys):
+def test_timeline_charts_follow_a_running_job(job, capsys):
     charts = TimelineCharts(
         PandasFrame(job).system_metrics_reader,
         starttime=START_US,
@@ -147,13 +147,13 @@ def test_timeline_of_a_live_job(job, capsys):
     assert "new system metrics events" in capsys.readouterr().out
 
 
-def test_nothing_in_range(job, tmp_path):
+def test_timeline_charts_of_an_empty_range(job, tmp_path):
     charts = TimelineCharts(job, starttime=0, endtime=1)
     check_page(charts.save(tmp_path / "page.html"))
     assert charts.find_time_annotations([0, 1]) == {}
 
 
-def test_steps(job, tmp_path):
+def test_step_timeline_chart(job, tmp_path):
     chart = StepTimelineChart(job, width=10)
     assert chart.source.data["y"].min() > 0
     assert len(chart.steps.number) == sum(open_source(job).events().name.mask(lambda name: name.startswith("Step")))
@@ -161,7 +161,7 @@ def test_steps(job, tmp_path):
     assert len(chart.source.data["x"]) < len(StepTimelineChart(job).steps.number)
     check_page(chart.save(tmp_path / "page.html"))
     histogram = StepHistogram(job)
-    with pytest.raises(SourceError, match="nothing to show"):
+    with pytest.raises(SourceError, match="nothing has been drawn"):
         histogram.save(tmp_path / "none.html")
     histogram.plot(show_workers=True)
     assert {"Step:ModeKeys.TRAIN-nodeid:algo-1-0", "Forward-nodeid:algo-2-3"} <= set(histogram.step_metrics)
@@ -174,7 +174,7 @@ def test_steps(job, tmp_path):
     check_page(histogram.save(tmp_path / "steps.html"))
 
 
-def test_no_steps(tmp_path):
+def test_step_timeline_chart_needs_a_step(tmp_path):
     folder = make_job(tmp_path / "job", "--minutes", "1", "--scenario", "no-framework")
     with pytest.raises(SourceError, match="no step"):
         StepTimelineChart(folder)
@@ -183,7 +183,7 @@ def test_no_steps(tmp_path):
     check_page(histogram.save(tmp_path / "page.html"))
 
 
-def test_histograms_and_heat(job, tmp_path):
+def test_histograms_and_heatmap(job, tmp_path):
     histogram = MetricsHistogram(job)
     histogram.plot(
         endtime=START_US + 40_000_000, select_dimensions=["CPU", "^-nodeid"], select_events=["total", "IOPS"]
@@ -204,7 +204,7 @@ def test_histograms_and_heat(job, tmp_path):
         heat.save(tmp_path)
 
 
-def test_loading_in_a_window(job, tmp_path, capsys):
+def test_dataloader_analysis_of_a_time_range(job, tmp_path, capsys):
     analysis = PT_dataloader_analysis(job)
     window = "2023-11-14T22:13:20:000000", "2023-11-14T22:14:50:000000"
     check_page(analysis.plot_the_window(*window, select_dimensions=["CPU"]).save(tmp_path / "page.html"))
@@ -218,7 +218,7 @@ def test_loading_in_a_window(job, tmp_path, capsys):
     assert analysis.analyze_batchtime(END_US, END_US + 1) is None
 
 
-def test_no_loading(tmp_path, capsys):
+def test_dataloader_analysis_without_events(tmp_path, capsys):
     analysis = PT_dataloader_analysis(make_job(tmp_path / "job", "--minutes", "1", "--scenario", "no-framework"))
     analysis.analyze_dataloaderIter_initialization()
     assert (

@@ -1,4 +1,4 @@
-"""The frames themselves: what notebooks do with them, and what is right where the old library was wrong."""
+"""DataFrames: their use in notebooks, and results that differ from the old library's because those were wrong."""
 
 import json
 import subprocess
@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm_profiler.analysis import PandasFrame, PandasFrameAnalysis, Resource, StatsBy
-from sm_profiler.analysis.frames import dataloader_frame, first_rows, framework_frame, system_frame
-from sm_profiler.analysis.latest import sampling_interval_us, steps_first, tick_times
-from sm_profiler.analysis.text_times import text_time, text_times
+from sm_profiler.analysis.frames import dataloader_frame, first_rows, framework_frame, steps_first, system_frame
+from sm_profiler.analysis.sampling_ticks import sampling_interval_us, tick_times
+from sm_profiler.analysis.text_columns import text_time, text_times
 from sm_profiler.analysis.times import TimeUnits, convert_utc_timestamp_to_microseconds, microseconds
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
@@ -25,7 +25,7 @@ START_US = 1_700_000_000_000_000
 
 
 def events(*rows):
-    """Columns of rows of (name, start, duration) and, as a dictionary, what else is not as usual."""
+    """Make columns from rows of (name, start, duration) and a dictionary of other values."""
     full = [{"phase": name, "node": "algo-1-0", "kind": "pythontimeline", "step": -1, "pid": 7, "tid": -1, "args": "", **(rest[0] if rest else {}), "name": name, "start": start, "duration": duration} for name, start, duration, *rest in rows]  # fmt: skip
 
     def text(key):
@@ -42,7 +42,7 @@ def events(*rows):
 
 
 def system(*rows):
-    """Columns of rows of (seconds, value, type, name, dimension) and a node."""
+    """Make columns from rows of (seconds, value, type, name, dimension) and a node."""
     columns = list(zip(*((*row, "algo-1")[:6] for row in rows), strict=True))
     times, values = (np.array(column, np.float64) for column in columns[:2])
     kind, name, dimension, node = (Category.of(column) for column in columns[2:])
@@ -51,7 +51,7 @@ def system(*rows):
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 253_402_300_799_999_999), max_size=20))
-def test_text_times(times):
+def test_formats_times(times):
     expected = []
     for time in times:
         seconds, micros = divmod(time, 1_000_000)
@@ -61,7 +61,7 @@ def test_text_times(times):
     assert text_times(np.array(times, np.int64)).to_pylist() == expected
 
 
-def test_text_time_rounds_and_stays_in_the_calendar():
+def test_formatted_time_is_rounded_and_clipped_to_the_calendar():
     assert text_time(1_700_000_000_008_443.6) == "2023-11-14T22:13:20:008444"
     assert text_time(-5) == "1970-01-01T00:00:00:000000"
     assert text_time(10**18) == "9999-12-31T23:59:59:999999"
@@ -69,13 +69,13 @@ def test_text_time_rounds_and_stays_in_the_calendar():
 
 @settings(deadline=None)
 @given(st.integers(0, 4_000_000_000_000_000))
-def test_times_back_and_forth(time):
+def test_times_survive_a_round_trip(time):
     assert microseconds(text_time(time)) == time
     assert microseconds(time) == time
 
 
-def test_times_in_other_forms():
-    assert microseconds(datetime(2023, 11, 14, 22, 13, 20, 8444)) == 1_700_000_000_008_444  # noqa: DTZ001 - UTC where it does not say
+def test_accepts_times_in_other_forms():
+    assert microseconds(datetime(2023, 11, 14, 22, 13, 20, 8444)) == 1_700_000_000_008_444  # noqa: DTZ001 - UTC by default
     assert microseconds(pd.Timestamp("2023-11-14T22:13:20.008444")) == 1_700_000_000_008_444
     assert convert_utc_timestamp_to_microseconds(1.5, TimeUnits.SECONDS) == 1_500_000
     for wrong in ("yesterday", None):
@@ -92,14 +92,14 @@ def test_first_rows_are_those_that_pandas_keeps(rows):
     assert (np.arange(len(rows)) if kept is None else kept).tolist() == expected.tolist()
 
 
-def test_rows_whose_mixes_meet_by_chance_are_kept():
-    # Of so many rows, some twenty pairs meet in 32 bits.
+def test_distinct_rows_with_equal_hashes_are_kept():
+    # So many rows have some twenty pairs with equal hashes of 32 bits.
     times = np.unique(np.random.default_rng(3).integers(0, 1 << 62, 400_000))
     assert first_rows(times) is None
     assert first_rows(np.concatenate([times, times[:5]])).tolist() == list(range(len(times)))
 
 
-def test_duplicates_are_dropped_and_rows_numbered_through():
+def test_duplicates_are_dropped_and_rows_renumbered():
     frame = framework_frame(events(("a", START_US, 5), ("a", START_US, 5), ("b", START_US, 5)), START_US)
     assert frame["framework_metric"].tolist() == ["a", "b"]
     assert frame.index.tolist() == [0, 1]
@@ -109,7 +109,7 @@ def test_duplicates_are_dropped_and_rows_numbered_through():
     assert len(frame) == 1
 
 
-def test_names_bytes_and_process_from_the_arguments():
+def test_name_bytes_and_process_come_from_the_arguments():
     frame = framework_frame(
         events(
             ("op", START_US, 5, {"args": '{"layer_name":"conv","bytes_fetched":128}'}),
@@ -126,7 +126,7 @@ def test_names_bytes_and_process_from_the_arguments():
     assert frame["process"].tolist() == ["op", "op", "cpu_functions"]
 
 
-def test_frames_can_be_written_into():
+def test_frames_are_writable():
     trace, measured = (
         events(("a", START_US, 5.5), ("b", START_US, 5)),
         system((1.0, 2.0, "cpu", "cpu0", "CPUUtilization")),
@@ -141,13 +141,13 @@ def test_frames_can_be_written_into():
     assert measured.value.tolist() == [2.0]
 
 
-def test_no_rows_are_empty_frames_of_the_right_types():
+def test_empty_frames_have_the_right_types():
     frame = system_frame(SystemColumns.empty())
     assert frame["system_metric"].str.match("gpu").sum() == 0
     assert len(framework_frame(EventColumns.empty())) == 0
 
 
-def test_texts_work_as_notebooks_use_them():
+def test_text_columns_support_what_notebooks_use():
     frame = system_frame(
         system(
             (1.0, 2.0, "cpu", "cpu0", "CPUUtilization"),
@@ -166,7 +166,7 @@ def test_texts_work_as_notebooks_use_them():
     assert frame["type"].unique().tolist() == ["other", "gpu"]
 
 
-def test_a_tick_has_one_time_however_far_its_families_are_apart():
+def test_metrics_of_one_tick_share_one_time():
     rows = []
     for node, phase in (
         ("algo-1", 0.2499),
@@ -187,7 +187,7 @@ def test_a_tick_has_one_time_however_far_its_families_are_apart():
     assert np.abs(ticks - columns.timestamp * 1e6).max() <= 260_000
 
 
-def test_ticks_of_other_intervals():
+def test_ticks_of_unusual_intervals():
     for interval in (0.1, 0.2, 1, 5, 60, 0.75):
         columns = system(
             *((1_700_000_000 + tick * interval, 1.0, "cpu", "cpu0", "CPUUtilization") for tick in range(9))
@@ -197,7 +197,7 @@ def test_ticks_of_other_intervals():
     assert tick_times(SystemColumns.empty()).tolist() == []
 
 
-def test_steps_come_before_what_they_contain():
+def test_steps_come_before_events_inside_them():
     train, forward, load = "Step:ModeKeys.TRAIN", "Forward", "DataLoaderIter"
     columns = events(
         (load, 100, 10), (load, 110, 10), (forward, 120, 5, {"step": 0}), (train, 120, 50, {"step": 0}), (load, 170, 1),
@@ -232,7 +232,7 @@ def job(tmp_path_factory):
     return folder
 
 
-def test_latest_data_grow_with_the_job(job, tmp_path):
+def test_latest_data_grows_with_the_job(job, tmp_path):
     live = tmp_path / "live"
     files = sorted(job.rglob("*.json"))
     later = set(files[1::2])
@@ -263,7 +263,7 @@ def test_latest_data_grow_with_the_job(job, tmp_path):
     assert pf.start_time == whole.start_time
 
 
-def test_latest_data_can_be_joined_on_their_time(job):
+def test_latest_data_can_be_joined_on_the_timestamp(job):
     system_df, framework_df = PandasFrame(job).get_latest_data()
     cpus, gpus = (set(system_df[system_df["type"] == kind]["timestamp"]) for kind in ("cpu", "gpu"))
     assert cpus <= gpus
@@ -271,19 +271,17 @@ def test_latest_data_can_be_joined_on_their_time(job):
     assert framework_df["step"][1] == 0
 
 
-def test_by_time_collects_what_was_asked_before(job):
+def test_data_by_time_accumulates_earlier_calls(job):
     pf = PandasFrame(job, use_in_memory_cache=True)
     a = pf.get_profiler_data_by_time(START_US, START_US + 10_000_000, cache_metrics=True)
     b = pf.get_profiler_data_by_time(START_US + 20_000_000, START_US + 30_000_000)
     both = pf.get_profiler_data_by_time(START_US + 20_000_000, START_US + 30_000_000, cache_metrics=True)
     assert len(both[0]) == len(a[0]) + len(b[0])
-    assert len(both[1]) == len(
-        pd.concat([a[1], b[1]]).drop_duplicates()
-    )  # what reaches into both ranges stands there once
+    assert len(both[1]) == len(pd.concat([a[1], b[1]]).drop_duplicates())  # an event in both ranges appears once
     assert len(pf.get_profiler_data_by_time(START_US, START_US + 50_000_000, get_framework_metrics=False)[1]) == 0
 
 
-def test_other_frames(job):
+def test_arrow_and_polars_tables(job):
     pf = PandasFrame(job)
     frames = pf.get_all_system_metrics(), pf.get_all_framework_metrics()
     for frame, arrow, polars in zip(frames, pf.to_arrow(), pf.to_polars(), strict=True):
@@ -292,7 +290,7 @@ def test_other_frames(job):
         assert polars.row(0) == tuple(frame.iloc[0])
 
 
-def test_a_folder_that_is_not_there(tmp_path):
+def test_missing_folder_is_a_source_error(tmp_path):
     with pytest.raises(SourceError, match="nothing-here"):
         PandasFrame(str(tmp_path / "nothing-here"))
 
@@ -323,7 +321,7 @@ def test_statistics_keep_processes_apart():
     )
     analysis = PandasFrameAnalysis(measured, framework)
     statistics = analysis.get_step_statistics()
-    # The old library took the time from the first process's start to the last one's end.
+    # The old library measured from the first process's start to the last one's end.
     assert statistics["duration_min_us"].tolist() == [100]
     assert statistics["duration_max_us"].tolist() == [300]
     assert statistics["duration_mean_us"].tolist() == [200]
@@ -352,12 +350,12 @@ def test_statistics_keep_training_and_evaluation_apart():
     ]
     analysis = PandasFrameAnalysis(system_frame(SystemColumns.empty()), framework_frame(events(*rows)))
     statistics = analysis.get_step_statistics(StatsBy.PROCESS).set_index("process")
-    # The old library took the time from the training step's pass to the evaluation step's of the same number.
+    # The old library measured from the training step's pass to that of the evaluation step with the same number.
     assert statistics.loc["Forward", ["duration_min_us", "duration_max_us"]].tolist() == [20, 40]
     assert statistics.loc[evaluate, "duration_mean_us"] == 50
 
 
-def test_statistics_refuse_what_they_do_not_know(job):
+def test_statistics_reject_arguments_of_the_wrong_type(job):
     pf = PandasFrame(job)
     analysis = PandasFrameAnalysis(pf.get_all_system_metrics(), pf.get_all_framework_metrics())
     assert analysis.get_step_statistics("phase") is None

@@ -1,4 +1,4 @@
-"""AWS's notebook for finding bottlenecks, run in a kernel, cell by cell, as it was written, against a job that moto describes."""
+"""AWS's notebook for bottleneck analysis, run unchanged in a kernel, cell by cell, against a job that moto describes."""
 
 import json
 import os
@@ -23,7 +23,7 @@ SETTINGS = {
     "MPLBACKEND": "agg",
     "PYDEVD_DISABLE_FILE_VALIDATION": "1",
 }
-# what the first imports of the notebook become, for those who change them instead of calling install_as_smdebug
+# the notebook's first imports, rewritten as an alternative to install_as_smdebug
 IMPORTS = {
     "smdebug.profiler.analysis.notebook_utils.training_job": "sm_profiler.analysis",
     "smdebug.profiler.analysis.utils.profiler_data_to_pandas": "sm_profiler.analysis",
@@ -60,7 +60,7 @@ def start_job(folder):
 
 
 def run(cells, folder):
-    """Run cells one by one; returns the source and the error of each cell that failed."""
+    """Run cells one by one; return source and error of each failed cell."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     client = NotebookClient(
         notebook, timeout=120, allow_errors=True, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
@@ -72,7 +72,7 @@ def run(cells, folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["install_as_smdebug", "imports"])
-def test_bottleneck_notebook(way, service, tmp_path):
+def test_bottleneck_notebook_runs(way, service, tmp_path):
     job = tmp_path / "job"
     arguments = [
         "--scenario",
@@ -104,7 +104,7 @@ def test_bottleneck_notebook(way, service, tmp_path):
     assert "Training job run from: 2023-11-14T22:13:20:500000" in printed
 
 
-def test_no_copy_of_the_old_library_is_needed():
+def test_works_without_smdebug():
     program = (
         "import sys, sm_profiler; sm_profiler.install_as_smdebug(); sm_profiler.install_as_smdebug()\n"
         "from smdebug.profiler.analysis.utils.profiler_data_to_pandas import PandasFrame\n"

@@ -1,4 +1,4 @@
-"""Statistics of Python profilers, taken by the real profilers."""
+"""Statistics of Python profilers, recorded by the real profilers."""
 
 import cProfile
 import marshal
@@ -23,7 +23,7 @@ from sm_profiler.analysis.python_stats import (
 from sm_profiler.errors import ConfigError, SourceError
 
 SAMPLES = Path(__file__).parents[1] / "data/formats"
-WINDOWS = {  # what runs in it → where it begins and ends
+WINDOWS = {  # function that runs in the window → its start and end
     "before_the_loop": ("prestepzero", "*", "start", "train", "0", "stepstart"),
     "first_step": ("train", "1", "stepstart", "train", "1", "stepend"),
     "between_steps": ("train", "1", "stepend", "train", "2", "stepstart"),
@@ -92,7 +92,7 @@ def ran(stats):
 
 
 @pytest.mark.parametrize("where", [".", "framework/pytorch/cprofile"])
-def test_by_step_time_and_mode(profile, where):
+def test_fetches_by_step_time_and_mode(profile, where):
     analysis = cProfileAnalysis(str(profile / where))
     assert len(analysis.python_profile_stats) == 2 * len(WINDOWS)
     assert analysis.list_available_node_ids() == ["0-algo-1", "1-algo-1"]
@@ -113,7 +113,7 @@ def test_by_step_time_and_mode(profile, where):
     assert ran(analysis.fetch_post_hook_close_profile_stats()) == {"after_the_loop"}
 
 
-def test_by_phase(profile):
+def test_fetches_by_phase(profile):
     analysis = cProfileAnalysis(str(profile))
     train = PythonProfileModes.TRAIN
     phases = analysis.fetch_profile_stats_by_training_phase()
@@ -128,7 +128,7 @@ def test_by_phase(profile):
     assert phases == {"initialization": {"before_the_loop"}, "training_loop": loop, "finalization": {"after_the_loop"}}
 
 
-def test_functions(profile, capsys):
+def test_function_statistics(profile, capsys):
     stats = cProfileAnalysis(str(profile)).fetch_profile_stats_by_step(1)
     frame = stats.get_function_stats()
     assert frame.columns.tolist() == [
@@ -152,7 +152,7 @@ def test_functions(profile, capsys):
         stats.print_top_n_functions("cumtime")
 
 
-def test_lists(profile, tmp_path, capsys):
+def test_lists_statistics(profile, tmp_path, capsys):
     frame = cProfileAnalysis(str(profile)).list_profile_stats()
     assert frame["start_mode"].tolist()[:3] == ["prestepzero", "prestepzero", "train"]
     assert frame["start_step"].tolist()[:3] == [-1, -1, 1]
@@ -162,15 +162,15 @@ def test_lists(profile, tmp_path, capsys):
     assert nothing.list_profile_stats().empty
     assert nothing.fetch_profile_stats_by_step(1) is None
     assert "No stats were found" in capsys.readouterr().out
-    with pytest.raises(SourceError, match="is no folder"):
+    with pytest.raises(SourceError, match="is not a folder"):
         cProfileAnalysis(str(tmp_path / "nothing"))
     for mode in PythonProfileModes:
         assert str_to_python_profile_mode(python_profile_mode_to_str(mode)) is mode
-    with pytest.raises(ConfigError, match="no mode"):
+    with pytest.raises(ConfigError, match="is not a mode"):
         str_to_python_profile_mode("testing")
 
 
-def test_pyinstrument(profile):
+def test_pyinstrument_sessions(profile):
     analysis = PyinstrumentAnalysis(str(profile / "framework/pytorch/pyinstrument"))
     assert len(analysis.python_profile_stats) == 2 * len(WINDOWS)
     (window,) = analysis.fetch_profile_stats_by_step(2)
@@ -179,7 +179,7 @@ def test_pyinstrument(profile):
     assert len(analysis.fetch_profile_stats_by_step(1, 2)) == 3
 
 
-def test_jobs_of_2020():
+def test_statistics_of_python_3_6_are_read():
     analysis = cProfileAnalysis(str(SAMPLES / "tfprofiler_timeline_traces"))
     if not analysis.python_profile_stats:
         pytest.fail("the sample has no statistics any more")
@@ -188,7 +188,7 @@ def test_jobs_of_2020():
     )
 
 
-def test_what_is_no_statistics_is_refused(tmp_path):
+def test_rejects_files_without_statistics(tmp_path):
     wrong = [
         b"",
         b"garbage",
@@ -210,7 +210,7 @@ def test_what_is_no_statistics_is_refused(tmp_path):
 
 
 @mock_aws
-def test_from_s3(profile, tmp_path, monkeypatch):
+def test_statistics_on_s3_are_downloaded(profile, tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     s3 = boto3.client("s3")
     s3.create_bucket(Bucket="bucket")

@@ -1,4 +1,4 @@
-"""Readers and parsers of single files: the expectations of the old library's own tests, on the same real files, through its names."""
+"""Readers and parsers of single files: the old library's own expectations, on the same real files, under its names."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def old_names(monkeypatch):
-    """The old names, for one test only."""
+    """Provide the old names during one test."""
     before = set(sys.modules)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     install_as_smdebug()
@@ -83,7 +83,7 @@ def test_every_old_module_can_be_imported():
         _ = ours.nonsense
 
 
-def test_timeline_of_a_hook():
+def test_parses_the_timeline_of_a_hook():
     from smdebug.profiler import SMProfilerEvents
     from smdebug.profiler.utils import TimeUnits, get_node_id_from_tracefilename
 
@@ -106,7 +106,7 @@ def test_timeline_of_a_hook():
         parser.read_events_from_file(str(SAMPLES / "nothing.json"))
 
 
-def test_horovod_timeline():
+def test_parses_a_horovod_timeline():
     from smdebug.profiler import HorovodProfilerEvents
 
     folder = SAMPLES / "horovod_timeline_traces/framework/pevents/2020070206"
@@ -120,7 +120,7 @@ def test_horovod_timeline():
     assert parser.get_events_end_time_sorted()[-1].end_time == 1593673051473228
 
 
-def test_traces_of_tensorflow():
+def test_parses_traces_of_tensorflow():
     from smdebug.profiler import TensorboardProfilerEvents
     from smdebug.profiler.utils import read_tf_profiler_metadata_file
 
@@ -147,7 +147,7 @@ def test_traces_of_tensorflow():
 @pytest.mark.parametrize(
     ("name", "count", "late"), [("1591160699.algo-1.json", 14, 2), ("1591160699.algo-1.json.corrupt", 13, 1)]
 )
-def test_file_of_system_metrics(name, count, late):
+def test_parses_a_system_metrics_file(name, count, late):
     from smdebug.profiler.system_profiler_file_parser import ProfilerSystemEvents
     from smdebug.profiler.utils import TimeUnits
 
@@ -169,7 +169,7 @@ def test_file_of_system_metrics(name, count, late):
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_readers_of_folders(keep):
+def test_readers_return_events_of_a_time_range(keep):
     from smdebug.profiler.algorithm_metrics_reader import LocalAlgorithmMetricsReader
     from smdebug.profiler.system_metrics_reader import LocalSystemMetricsReader
     from smdebug.profiler.utils import TimeUnits
@@ -195,7 +195,7 @@ def test_readers_of_folders(keep):
     assert reader.get_timestamp_of_latest_available_file() == 1591748160000000
 
 
-def test_names_of_files():
+def test_properties_in_file_names():
     from smdebug.core.access_layer.utils import is_s3
     from smdebug.profiler import utils
 
@@ -220,7 +220,7 @@ def job(tmp_path_factory):
     return folder
 
 
-def test_events_by_step(job):
+def test_readers_return_events_of_a_step_range(job):
     from smdebug.profiler.algorithm_metrics_reader import LocalAlgorithmMetricsReader
     from smdebug.profiler.system_metrics_reader import LocalSystemMetricsReader
 
@@ -235,7 +235,7 @@ def test_events_by_step(job):
     assert {event.type for event in LocalSystemMetricsReader(str(job)).get_events_by_step(3, 9, "cpu")} == {"cpu"}
 
 
-def test_arguments_come_back_as_they_stood(job):
+def test_event_arguments_equal_those_of_the_file(job):
     from sm_profiler.source import open_source
 
     events = open_source(job).events()
@@ -246,7 +246,7 @@ def test_arguments_come_back_as_they_stood(job):
 
 
 class _Clock:
-    """A service whose job changes as time passes."""
+    """A fake SageMaker client whose job changes over time."""
 
     def __init__(self, monkeypatch, states):
         self.states, self.slept = list(states), 0
@@ -265,14 +265,14 @@ class _Clock:
 
 @pytest.fixture
 def training_job(monkeypatch, tmp_path):
-    """A job whose output stands in a folder; `describe` is asked with the real client in test_analysis_notebook.py."""
+    """A job whose output is in a folder; test_analysis_notebook.py covers `describe` with the real client."""
     monkeypatch.setattr("sm_profiler.analysis.training_job.profiler_output", lambda *_, **__: str(tmp_path / "out"))
     (tmp_path / "out").mkdir()
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     return tmp_path / "out"
 
 
-def test_waiting_for_data(training_job, monkeypatch, job, capsys):
+def test_waits_for_data(training_job, monkeypatch, job, capsys):
     clock = _Clock(monkeypatch, [{"TrainingJobStatus": "InProgress", "SecondaryStatus": "Starting"}] * 9)
 
     def arrives():
@@ -295,13 +295,13 @@ def test_waiting_for_data(training_job, monkeypatch, job, capsys):
     assert asked.get_config_and_profiler_s3_output_path() == (None, str(training_job))
 
 
-def test_a_job_that_left_nothing_is_not_waited_for(training_job, monkeypatch):
+def test_waiting_ends_with_a_job_without_data(training_job, monkeypatch):
     _Clock(monkeypatch, [{"TrainingJobStatus": "Failed", "SecondaryStatus": "Failed"}])
-    with pytest.raises(SourceError, match="failed and left no data"):
+    with pytest.raises(SourceError, match="ended with status Failed; it has no profiler data"):
         TrainingJob("job", "us-east-1").wait_for_sys_profiling_data_to_be_available()
 
 
-def test_no_region(monkeypatch):
+def test_missing_region_is_a_source_error(monkeypatch):
     for name in ("AWS_DEFAULT_REGION", "AWS_REGION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")

@@ -1,4 +1,4 @@
-"""Text columns of frames hold each row's text, however they repeat themselves, and frames built of spent columns are the same."""
+"""Text columns of frames, with and without repetitions, and frames that reuse the memory of their columns."""
 
 import copy
 
@@ -8,8 +8,7 @@ import pytest
 
 from sm_profiler.analysis import PandasFrame
 from sm_profiler.analysis.frames import framework_frame, system_frame
-from sm_profiler.analysis.text_columns import category_texts
-from sm_profiler.analysis.text_times import text_time, text_times
+from sm_profiler.analysis.text_columns import category_texts, text_time, text_times
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 
 RANDOM = np.random.default_rng(5)
@@ -28,7 +27,7 @@ CODES = {
 
 
 @pytest.mark.parametrize("name", CODES)
-def test_every_row_has_its_text(name):
+def test_text_column_equals_the_category(name):
     category = Category(CODES[name].astype(np.int32), TEXTS)
     column = pd.Series(category_texts(category))
     assert column.tolist() == category.decode().tolist()
@@ -38,7 +37,7 @@ def test_every_row_has_its_text(name):
 
 
 @pytest.mark.parametrize("name", ["one text", "runs", "the same tick after tick"])
-def test_what_repeats_itself_stands_in_memory_once(name):
+def test_repetitions_share_memory(name):
     def held(times):
         column = category_texts(Category(np.tile(CODES[name], times).astype(np.int32), TEXTS))
         buffers = [buffer for chunk in column._pa_array.chunks for buffer in chunk.buffers() if buffer is not None]
@@ -47,12 +46,12 @@ def test_what_repeats_itself_stands_in_memory_once(name):
     assert held(20) <= 1.1 * held(10)
 
 
-def test_more_texts_than_a_byte_can_number():
+def test_text_column_of_more_than_256_values():
     category = Category(np.tile(np.arange(1000, dtype=np.int32), 60), tuple(map(str, range(1000))))
     assert list(category_texts(category)) == category.decode().tolist()
 
 
-def test_times_of_several_chunks():
+def test_formats_times_in_several_chunks():
     times = 1_700_000_000_000_000 + np.arange(0, 200_000 * 977, 977)
     shown = text_times(times)
     assert len(shown) == len(times)
@@ -74,7 +73,7 @@ def columns(count, whole):
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("count", [0, 3, 70_000])
-def test_frames_of_spent_columns_are_the_same(count, whole):
+def test_frames_that_reuse_memory_are_the_same(count, whole):
     events, system = columns(count, whole)
     for make, table in ((framework_frame, events), (system_frame, system)):
         kept = copy.deepcopy(table)
@@ -82,10 +81,10 @@ def test_frames_of_spent_columns_are_the_same(count, whole):
         for field in table.__attrs_attrs__:  # who asked keeps what was there
             before, after = (getattr(each, field.name) for each in (kept, table))
             assert np.array_equal(getattr(before, "codes", before), getattr(after, "codes", after))
-        pd.testing.assert_frame_equal(make(table, 1_700_000_000_000_000, spent=True), frame)
+        pd.testing.assert_frame_equal(make(table, 1_700_000_000_000_000, reuse=True), frame)
 
 
-def test_a_frame_that_is_written_into_changes_nothing_for_who_asks_again(tmp_path):
+def test_writing_to_a_frame_does_not_change_the_next_one(tmp_path):
     folder = tmp_path / "system/incremental/2023111422"
     folder.mkdir(parents=True)
     line = '{"Type":"cpu","Name":"cpu0","Dimension":"CPUUtilization","Value":%d,"NodeId":"algo-1","Timestamp":1700000000.%d}'

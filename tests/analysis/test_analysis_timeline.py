@@ -1,4 +1,4 @@
-"""The merged timeline, checked against what the trace-event format asks for."""
+"""The merged timeline, checked against the trace-event format."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm_profiler.analysis import MergedTimeline, MergeUnit
-from sm_profiler.analysis.timeline_events import Clock, clock_record, clocks_of, nesting_lanes
+from sm_profiler.analysis.timeline_events import Clock, clock_record, nesting_lanes, read_clocks
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.source import open_source
 
@@ -52,7 +52,7 @@ def job(tmp_path_factory):
 
 
 def check(records):
-    """Every record has what its kind needs, names stand before what they name, spans of a row nest."""
+    """Check that each record has its required keys, that names come first, and that the spans of a track nest."""
     rows = defaultdict(list)
     named = set()
     for record in records:
@@ -100,7 +100,7 @@ def load(path):
     return records
 
 
-def test_a_time_range(job, tmp_path):
+def test_merges_a_time_range(job, tmp_path):
     path = MergedTimeline(str(job), output_directory=str(tmp_path)).merge_timeline(*MIDDLE)
     assert Path(path) == tmp_path / f"{MIDDLE[1]}_merged_timeline.json"
     records = load(path)
@@ -112,7 +112,15 @@ def test_a_time_range(job, tmp_path):
     assert kinds["C"] > 0
     assert kinds["i"] > 0
     names = {record["args"]["name"] for record in records if record["name"] == "process_name"}
-    assert names == {"algo-1-0", "algo-1-1", "algo-2-2", "algo-2-3", "algo-1 system", "algo-2 system", "low GPU use"}
+    assert names == {
+        "algo-1-0",
+        "algo-1-1",
+        "algo-2-2",
+        "algo-2-3",
+        "algo-1 system",
+        "algo-2 system",
+        "low GPU utilization",
+    }
     rows = {record["args"]["name"] for record in records if record["name"] == "thread_name"}
     assert {"Step:ModeKeys.TRAIN", "DataLoaderWorker 0", "Python profiling: cprofile"} <= rows
     gpus = [record for record in records if record["name"] == "gpu1 GPUUtilization"]
@@ -125,7 +133,7 @@ def test_a_time_range(job, tmp_path):
     assert "note" in clock["args"]
 
 
-def test_a_range_of_steps_without_system_metrics(job, tmp_path):
+def test_merges_a_step_range_without_system_metrics(job, tmp_path):
     timeline = MergedTimeline(str(job), output_directory=str(tmp_path))
     records = load(timeline.merge_timeline(3, 6, MergeUnit.STEP, sys_metrics_filter={}))
     assert {record["ph"] for record in records} == {"M", "X"}
@@ -137,7 +145,7 @@ def test_a_range_of_steps_without_system_metrics(job, tmp_path):
         timeline.merge_timeline(3, 6, "epoch")
 
 
-def test_filters(job, tmp_path):
+def test_merges_selected_files_and_thresholds(job, tmp_path):
     timeline = MergedTimeline(str(job), ["horovod_timeline.json"], str(tmp_path / "deep" / "folder"))
     records = load(timeline.merge_timeline(*MIDDLE, sys_metrics_filter={"lowgpu": (1,)}))
     categories = {record["cat"] for record in records if record["ph"] == "X"}
@@ -149,7 +157,7 @@ def test_filters(job, tmp_path):
         MergedTimeline(str(job), output_directory=str(unwritable)).merge_timeline(*MIDDLE)
 
 
-def test_real_traces(tmp_path):
+def test_merges_real_traces(tmp_path):
     samples = ROOT / "tests/data/formats/merge_traces"
     records = load(
         MergedTimeline(str(samples), output_directory=str(tmp_path)).merge_timeline(1594662618874598, 1594662623418701)
@@ -158,21 +166,21 @@ def test_real_traces(tmp_path):
     assert sum(record["ph"] == "X" for record in records) > 0
 
 
-def test_clocks():
+def test_clock_offsets_and_error_bound():
     metadata = [
         {"name": "sm_profiler/process", "node": "algo-1-0", "args": {"clock_offset_us": 250, "clock_error_us": 40}},
         {"name": "sm_profiler/process", "node": "algo-2-1", "args": {"clock_offset_us": None, "clock_error_us": 90}},
         {"name": "sm_profiler/process", "node": "algo-3-2", "args": {"clock_offset_us": None, "clock_error_us": None}},
     ]
-    clocks = clocks_of(metadata, ["algo-1-0", "algo-2-1"])
+    clocks = read_clocks(metadata, ["algo-1-0", "algo-2-1"])
     assert clocks == {"algo-1-0": Clock(250, 40), "algo-2-1": Clock(0, 90)}
     assert clock_record(clocks)["args"]["error_bound_us"] == 90
-    assert clock_record(clocks_of(metadata, ["algo-1-0", "algo-3-2"]))["args"]["error_bound_us"] is None
+    assert clock_record(read_clocks(metadata, ["algo-1-0", "algo-3-2"]))["args"]["error_bound_us"] is None
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), max_size=25))
-def test_rows_nest_and_lose_nothing(spans):
+def test_lanes_nest_and_contain_every_span(spans):
     starts = np.array([start for start, _ in spans], float)
     ends = starts + np.array([length for _, length in spans], float)
     order = np.lexsort((-(ends - starts), starts))
