@@ -1,6 +1,6 @@
-"""The agent backend: the configuration travels in the container's environment, and the managed service is not asked.
+"""Agent backend: the configuration is passed in the container's environment, without the managed service.
 
-Here with an Estimator of SDK v2; a ModelTrainer, a boto3 client and a session are attached to in the same way.
+This example uses an Estimator of SDK v2; `attach` takes a ModelTrainer, a boto3 client or a session in the same way.
 
     SAGEMAKER_ROLE=arn:aws:iam::…:role/… python launch_agent.py
 """
@@ -15,9 +15,8 @@ from sm_profiler.launch import attach
 
 estimator = PyTorch(
     entry_point="train.py",
-    source_dir=str(
-        Path(__file__).parent / "launch_source"
-    ),  # sm-profiler is listed in its requirements.txt, or installed in the image
+    # sm-profiler must be in the image, or in a requirements.txt in this folder
+    source_dir=str(Path(__file__).parent / "launch_source"),
     role=os.environ["SAGEMAKER_ROLE"],
     instance_type="ml.m5.xlarge",
     instance_count=1,

@@ -1,4 +1,4 @@
-"""boto3, managed service: the keyword arguments come from `to_request`.
+"""boto3 and the managed service, with keyword arguments from `to_request`.
 
 SAGEMAKER_ROLE=arn:aws:iam::…:role/… BUCKET=… python launch_boto3.py
 """
@@ -43,7 +43,7 @@ session.client("sagemaker").create_training_job(
     OutputDataConfig={"S3OutputPath": f"s3://{bucket}/"},
     ResourceConfig={"InstanceType": "ml.m5.xlarge", "InstanceCount": 1, "VolumeSizeInGB": 30},
     StoppingCondition={"MaxRuntimeInSeconds": 3600},
-    Environment={"SM_PROFILER_AUTO": "1"},  # switches the hook on; or ENV in your image
+    Environment={"SM_PROFILER_AUTO": "1"},  # switches the hook on; ENV in your image does the same
     **to_request(profile, rules, session=session, s3_output_path=f"s3://{bucket}/"),
 )
 print(f"s3://{bucket}/{name}/profiler-output")

@@ -1,4 +1,4 @@
-"""SDK v2, managed service: the one line that changes is the import.
+"""SDK v2 and the managed service: only the import changes.
 
 pip install 'sm-profiler[sagemaker2]'
 SAGEMAKER_ROLE=arn:aws:iam::…:role/… python launch_estimator_v2.py
@@ -20,7 +20,7 @@ estimator = PyTorch(
     framework_version="2.3",
     py_version="py311",
     hyperparameters={"steps": 30},
-    environment={"SM_PROFILER_AUTO": "1"},  # switches the hook on; or ENV in your image
+    environment={"SM_PROFILER_AUTO": "1"},  # switches the hook on; ENV in your image does the same
     profiler_config=ProfilerConfig(
         system_monitor_interval_millis=500,
         framework_profile_params=FrameworkProfile(start_step=5, num_steps=2),

@@ -1,4 +1,4 @@
-"""SDK v3, managed service: a ModelTrainer has no place for a profiler configuration, so it is attached.
+"""SDK v3's ModelTrainer and the managed service: the configuration is attached, as there is no argument for it.
 
 pip install 'sm-profiler[sagemaker3]'
 SAGEMAKER_ROLE=arn:aws:iam::…:role/… python launch_model_trainer_v3.py

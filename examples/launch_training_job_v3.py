@@ -1,4 +1,4 @@
-"""SDK v3, managed service: `TrainingJob.create` takes the shapes from `to_shapes`, and so does `update`.
+"""SDK v3's TrainingJob and the managed service: `create` and `update` take shapes from `to_shapes`.
 
 pip install 'sm-profiler[sagemaker3]'
 SAGEMAKER_ROLE=arn:aws:iam::…:role/… BUCKET=… python launch_training_job_v3.py
@@ -46,7 +46,7 @@ job = TrainingJob.create(
     output_data_config=shapes.OutputDataConfig(s3_output_path=f"s3://{bucket}/"),
     resource_config=shapes.ResourceConfig(instance_type="ml.m5.xlarge", instance_count=1, volume_size_in_gb=30),
     stopping_condition=shapes.StoppingCondition(max_runtime_in_seconds=3600),
-    environment={"SM_PROFILER_AUTO": "1"},  # switches the hook on; or ENV in your image
+    environment={"SM_PROFILER_AUTO": "1"},  # switches the hook on; ENV in your image does the same
     session=session,
     **to_shapes(profile, rules, session=session, s3_output_path=f"s3://{bucket}/"),
 )

@@ -1,4 +1,4 @@
-"""A small training that the launch examples start; nothing in here knows of a profiler."""
+"""Small training script for the launch examples; it does not import sm-profiler."""
 
 import argparse
 
