@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import difflib
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from sm_profiler.config.api import (
     rule_problems,
 )
 from sm_profiler.config.loading import load_profile
+from sm_profiler.config.name_pattern import NamePattern
 from sm_profiler.config.profile import COLLECTORS, CollectorConfig, Profile
 from sm_profiler.container import CHECKPOINTS, OUTPUT_DATA
 
@@ -197,9 +197,7 @@ def _odd(profile: Profile, job: Mapping[str, Any], now: float | None) -> Iterato
             yield f"{wire}: StartTimeInSecSinceEpoch {start:g} looks like milliseconds"
         if name == "detailed" and (collector.num_steps or 0) > 100:  # noqa: PLR2004 - each step takes megabytes
             yield f"{wire}: {collector.num_steps} steps of operators and kernels slow the training down and fill the disk"
-        if name == "dataloader" and not any(
-            re.match(collector.metrics_regex, known, re.IGNORECASE) for known in _LOADER_NAMES
-        ):
+        if name == "dataloader" and not any(map(NamePattern(collector.metrics_regex).matches, _LOADER_NAMES)):
             yield f"{wire}: MetricsRegex {collector.metrics_regex!r} matches none of PyTorch's data loader events"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ from sm_profiler.config.api import (
     decode_config,
     interval_problem,
 )
+from sm_profiler.config.name_pattern import NamePattern
 from sm_profiler.config.notation import parse_metrics
 from sm_profiler.config.profile import (
     COLLECTORS,
@@ -257,7 +257,7 @@ def _regex(value: object) -> str:
     if not isinstance(value, str):
         raise _FieldError(f"MetricsRegex: expected a string, found {value!r}")
     try:
-        re.compile(value)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise _FieldError(f"MetricsRegex: {value!r} is not a regular expression ({error})") from None
+        NamePattern(value)
+    except ValueError as error:
+        raise _FieldError(f"MetricsRegex: {value!r} cannot be used: {error}") from None
     return value
