@@ -12,6 +12,7 @@ from sm_profiler.config.profile import COLLECTORS
 from sm_profiler.errors import ConfigError
 
 INTERVALS_MS = (100, 200, 500, 1000, 5000, 60000)
+MAX_INTERVAL_MS = 24 * 3600 * 1000  # of a configuration that did not pass the API
 MAX_PARAMETERS = 20
 MAX_PARAMETER_LENGTH = 256
 MAX_RULES = 20
@@ -96,6 +97,15 @@ def _parse_json(text: str | bytes) -> object:
         raise ConfigError(f"the profiler configuration is not JSON: {error}") from None
     except RecursionError:
         raise ConfigError("the profiler configuration is nested too deeply") from None
+
+
+def shown(value: object, most: int = 80) -> str:
+    """Return a value's representation for a message, shortened."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # thousands of digits, or of levels
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def interval_problem(interval: object) -> str | None:

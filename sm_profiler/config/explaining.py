@@ -27,6 +27,7 @@ from sm_profiler.config.loading import load_profile
 from sm_profiler.config.name_pattern import NamePattern
 from sm_profiler.config.profile import COLLECTORS, CollectorConfig, Profile
 from sm_profiler.container import CHECKPOINTS, OUTPUT_DATA
+from sm_profiler.printable import printable
 
 _WHAT = {
     "detailed": "operators and kernels",
@@ -107,7 +108,7 @@ def explain(
     job = job or {}
     does = [*_system(profile), *_framework(profile), *_rules(rules), *_storage(profile, job)]
     wrong = [*profile.problems, *_unknown_keys(config, profile), *_rejected(profile, rules)]
-    return Explanation(does, list(_odd(profile, job, now)), wrong)
+    return Explanation(*([printable(line) for line in lines] for lines in (does, _odd(profile, job, now), wrong)))
 
 
 def _system(profile: Profile) -> Iterator[str]:
@@ -184,14 +185,15 @@ def _storage(profile: Profile, job: Mapping[str, Any]) -> Iterator[str]:
 def _odd(profile: Profile, job: Mapping[str, Any], now: float | None) -> Iterator[str]:
     if profile.disabled:
         return
-    limit = (job.get("StoppingCondition") or {}).get("MaxRuntimeInSeconds")
+    stopping = job.get("StoppingCondition")
+    limit = stopping.get("MaxRuntimeInSeconds") if isinstance(stopping, Mapping) else None
     for name, collector in profile.collectors.items():
         wire = COLLECTORS[name].wire
         start, duration = collector.start_time, collector.duration
         if now is not None and start is not None:
             if duration is not None and start + duration < now:
                 yield f"{wire}: its window ended at {_time(start + duration)}, in the past"
-            elif isinstance(limit, int) and start > now + limit:
+            elif isinstance(limit, int) and limit < start - now:
                 yield f"{wire}: its window starts at {_time(start)}, after the job's time limit of {_seconds(limit)} from now"
         if start is not None and start > 1e11:  # noqa: PLR2004 - year 5138 in seconds, 1973 in milliseconds
             yield f"{wire}: StartTimeInSecSinceEpoch {start:g} looks like milliseconds"
@@ -249,19 +251,21 @@ def _near(key: str, names: Sequence[str]) -> str:
 
 
 def _unknown_parameters(rule: Mapping[str, Any]) -> Iterator[str]:
-    parameters = rule.get("RuleParameters") or {}
+    parameters = rule.get("RuleParameters")
+    if not isinstance(parameters, Mapping):
+        return
     invoked = str(parameters.get("rule_to_invoke", ""))
     if "source_s3_uri" in parameters:
         return  # a custom rule
     if invoked == "ProfilerReport":
         known = {name.lower(): set(text.split()) | {"scan_interval_us"} for name, text in _RULE_PARAMETERS.items()}
-        for key in parameters:
+        for key in map(str, parameters):
             owner, _, parameter = key.partition("_")
             if key not in _ALWAYS and not (parameter and parameter.lower() in known.get(owner.lower(), ())):
                 yield f"rule {rule.get('RuleConfigurationName')}: unknown parameter {key}; ProfilerReport's are named <rule>_<parameter>"
     elif invoked in _RULE_PARAMETERS:
         accepted = set(_RULE_PARAMETERS[invoked].split()) | _ALWAYS
-        for key in parameters.keys() - accepted:
+        for key in sorted({*map(str, parameters)} - accepted):
             yield f"rule {rule.get('RuleConfigurationName')}: unknown parameter {key}"
 
 

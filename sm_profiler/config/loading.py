@@ -11,11 +11,13 @@ from sm_profiler.config.api import (
     CPU_PROFILING,
     INTERVALS_MS,
     KMS_KEY,
+    MAX_INTERVAL_MS,
     METRICS_KEYS,
     PARAMETER_KEYS,
     canonical,
     decode_config,
     interval_problem,
+    shown,
 )
 from sm_profiler.config.name_pattern import NamePattern
 from sm_profiler.config.notation import parse_metrics
@@ -33,8 +35,10 @@ from sm_profiler.config.profile import (
 )
 from sm_profiler.container import DEFAULT_PROFILER_OUTPUT
 from sm_profiler.errors import ConfigError
+from sm_profiler.printable import printable
 
 _T = TypeVar("_T")
+_MAX_INTEGER = 2**63 - 1
 
 
 def load_profile(source: Mapping[str, Any] | str | bytes) -> Profile:
@@ -57,7 +61,7 @@ def load_profile(source: Mapping[str, Any] | str | bytes) -> Profile:
     disabled = _boolean("DisableProfiler", given.get("DisableProfiler"), problems)
     parameters = given.get("ProfilingParameters")
     if parameters is not None and not isinstance(parameters, Mapping):
-        problems.append(f"ProfilingParameters: expected an object, found {parameters!r}")
+        problems.append(f"ProfilingParameters: expected an object, found {shown(parameters)}")
         parameters = None
     parameters = dict(parameters or {})
     fields = canonical(parameters, PARAMETER_KEYS)
@@ -80,7 +84,7 @@ def load_profile(source: Mapping[str, Any] | str | bytes) -> Profile:
         local_path=_text("LocalPath", fields.get("LocalPath"), problems) or DEFAULT_PROFILER_OUTPUT,
         collectors=collectors,
         parameters=parameters,
-        problems=problems,
+        problems=[printable(problem) for problem in problems],
         kms_key_id=_text(KMS_KEY, given.get(KMS_KEY), problems),
         off=_why_off(disabled=disabled, fields=fields),
         **numbers,  # type: ignore[arg-type] # each value has the type of its field
@@ -100,29 +104,37 @@ def _why_off(*, disabled: bool, fields: Mapping[str, Any]) -> str:
 def _text(name: str, value: object, problems: list[str]) -> str | None:
     if value is None or isinstance(value, str):
         return value or None
-    problems.append(f"{name}: expected a string, found {value!r}")
+    problems.append(f"{name}: expected a string, found {shown(value)}")
     return None
 
 
 def _boolean(name: str, value: object, problems: list[str]) -> bool:
     word = str(value).strip().lower()
     if word not in ("true", "false", "none", "1", "0", ""):
-        problems.append(f"{name}: expected true or false, found {value!r}")
+        problems.append(f"{name}: expected true or false, found {shown(value)}")
     return word in ("true", "1")
 
 
 def _number(value: object) -> float | None:
-    """Return a number from a number or its text, or None if it is neither."""
-    if not isinstance(value, (str, int, float)):
+    """Return a number from a number or its text; None if it is neither, or an integer beyond 64 bits."""
+    if isinstance(value, float):
+        return value
+    if not isinstance(value, (str, int)):
         return None
     try:
-        return int(value) if not isinstance(value, float) else value
+        whole = int(value)
     except ValueError:
-        pass
-    try:
-        return float(value)
-    except ValueError:
-        return None
+        try:
+            return float(value)
+        except ValueError:
+            return None
+    return whole if abs(whole) <= _MAX_INTEGER else None
+
+
+def _integer(value: object) -> int | None:
+    """Return a number as an integer, its fraction dropped; None if it is not a number or beyond 64 bits."""
+    number = _number(value)
+    return int(number) if number is not None and abs(number) <= _MAX_INTEGER else None
 
 
 def _positive(
@@ -131,9 +143,9 @@ def _positive(
     value = fields.get(name)
     if value is None:
         return default
-    number = _number(value)
-    if number is None or not number > 0 or (whole and not (math.isfinite(number) and int(number) > 0)):
-        problems.append(f"{name}: expected a number greater than 0, found {value!r}; using {default:g}")
+    number = _integer(value) if whole else _number(value)
+    if number is None or not number > 0:
+        problems.append(f"{name}: expected a number greater than 0, found {shown(value)}; using {default:g}")
         return default
     return number
 
@@ -141,17 +153,17 @@ def _positive(
 def _interval(value: object, problems: list[str]) -> int:
     if value is None:
         return DEFAULT_INTERVAL_MS
-    number = _number(value)
-    if number is None or not math.isfinite(number) or int(number) < 1:
+    number = _integer(value)
+    if number is None or not 1 <= number <= MAX_INTERVAL_MS:
         allowed = ", ".join(map(str, INTERVALS_MS))
         problems.append(
-            f"ProfilingIntervalInMilliseconds: expected one of {allowed}, found {value!r}; using {DEFAULT_INTERVAL_MS}"
+            f"ProfilingIntervalInMilliseconds: expected one of {allowed}, found {shown(value)}; using {DEFAULT_INTERVAL_MS}"
         )
         return DEFAULT_INTERVAL_MS
-    problem = interval_problem(number)
+    problem = interval_problem(_number(value))
     if problem is not None:
         problems.append(problem)
-    return int(number)
+    return number
 
 
 class _FieldError(Exception):
@@ -177,7 +189,7 @@ def _collector(collector: CollectorSpec, given: object, problems: list[str]) -> 
 def _need_text(given: object) -> str:
     if isinstance(given, str):
         return given
-    raise ConfigError(f"expected a string, found {given!r}")
+    raise ConfigError(f"expected a string, found {shown(given)}")
 
 
 def _config(collector: CollectorSpec, fields: Mapping[str, Any], wrong: list[str]) -> CollectorConfig:
@@ -225,10 +237,10 @@ def _whole(name: str, fields: Mapping[str, Any], *, least: int) -> int | None:
     value = fields.get(name)
     if value is None:
         return None
-    number = _number(value)
-    if number is None or not math.isfinite(number) or number != int(number) or number < least:
-        raise _FieldError(f"{name}: expected an integer of at least {least}, found {value!r}")
-    return int(number)
+    number = _integer(value)
+    if number is None or number != _number(value) or number < least:
+        raise _FieldError(f"{name}: expected an integer of at least {least}, found {shown(value)}")
+    return number
 
 
 def _seconds(name: str, fields: Mapping[str, Any]) -> float | None:
@@ -237,7 +249,7 @@ def _seconds(name: str, fields: Mapping[str, Any]) -> float | None:
         return None
     number = _number(value)
     if number is None or math.isnan(number):
-        raise _FieldError(f"{name}: expected seconds, found {value!r}")
+        raise _FieldError(f"{name}: expected seconds, found {shown(value)}")
     return number
 
 
@@ -247,7 +259,7 @@ def _choice(name: str, fields: Mapping[str, Any], choices: tuple[str, ...], defa
         return default
     word = str(value).lower()
     if word not in choices:
-        raise _FieldError(f"{name}: expected one of {', '.join(choices)}, found {value!r}")
+        raise _FieldError(f"{name}: expected one of {', '.join(choices)}, found {shown(value)}")
     return word
 
 
@@ -255,9 +267,9 @@ def _regex(value: object) -> str:
     if value is None:
         return ".*"
     if not isinstance(value, str):
-        raise _FieldError(f"MetricsRegex: expected a string, found {value!r}")
+        raise _FieldError(f"MetricsRegex: expected a string, found {shown(value)}")
     try:
         NamePattern(value)
     except ValueError as error:
-        raise _FieldError(f"MetricsRegex: {value!r} cannot be used: {error}") from None
+        raise _FieldError(f"MetricsRegex: {shown(value)} cannot be used: {error}") from None
     return value

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from sm_profiler.config.api import shown
 from sm_profiler.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,12 +62,12 @@ def parse_metrics(text: str) -> dict[str, Value]:
         raise ConfigError(f"longer than {MAX_LENGTH} characters")
     opening = _OPEN.match(text)
     if opening is None:
-        raise ConfigError(f"expected {{…}}, found {_shown(text)}")
+        raise ConfigError(f"expected {{…}}, found {shown(text)}")
     if _END.match(text, opening.end()):
         return {}
     parsed = _Scan(text).pairs(_FIRST_KEY.match(text, opening.end()))
     if parsed is None:
-        raise ConfigError(f"cannot be parsed: {_shown(text)}")
+        raise ConfigError(f"cannot be parsed: {shown(text)}")
     return parsed
 
 
@@ -150,7 +151,3 @@ def _literal(word: str) -> object:
         return int(word) if _INTEGER.match(word) else float(word)
     except ValueError:
         return _NOTHING
-
-
-def _shown(text: str, most: int = 80) -> str:
-    return repr(text if len(text) <= most else text[:most] + "…")

@@ -192,12 +192,15 @@ class ProfilerRule(_RuleBase):
         """Return the rule in one of the `ProfilerRuleConfigurations` of a request or a DescribeTrainingJob answer.
 
         Raises:
-            ConfigError: the name or the image is missing.
+            ConfigError: the name or the image is missing, or the parameters are not an object.
         """
         try:
             name, image = request["RuleConfigurationName"], request["RuleEvaluatorImage"]
         except (KeyError, TypeError):
             raise ConfigError("a rule needs a RuleConfigurationName and a RuleEvaluatorImage") from None
+        parameters = request.get("RuleParameters") or {}
+        if not isinstance(parameters, Mapping):
+            raise ConfigError(f"RuleParameters must be an object, not {type(parameters).__name__}")
         return cls(
             name=name,
             image_uri=image,
@@ -205,7 +208,7 @@ class ProfilerRule(_RuleBase):
             container_local_output_path=request.get("LocalPath"),
             s3_output_path=request.get("S3OutputPath"),
             volume_size_in_gb=request.get("VolumeSizeInGB"),
-            rule_parameters=dict(request.get("RuleParameters") or {}),
+            rule_parameters=dict(parameters),
         )
 
     def to_profiler_rule_config_dict(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def _settings() -> dict[str, Any]:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     if not isinstance(settings, dict):
         raise ConfigError(f"{path} must hold a JSON object")

@@ -73,7 +73,7 @@ def _isolated(config: Mapping[str, Any], checkpoint_path: str | None) -> dict[st
     output, which is stored when it ends.
     """
     moved = {key: value for key, value in config.items() if key != "S3OutputPath"}
-    if moved.get("ProfilingParameters"):
+    if isinstance(moved.get("ProfilingParameters"), Mapping) and moved["ProfilingParameters"]:
         folder = f"{(checkpoint_path or OUTPUT_DATA).rstrip('/')}/sm-profiler"
         moved["ProfilingParameters"] = {**moved["ProfilingParameters"], "LocalPath": folder}
     return moved
@@ -83,6 +83,8 @@ def _to_json(config: Mapping[str, Any]) -> str:
     try:
         # ASCII only, since the API does not count every other character as one
         return json.dumps(config, separators=(",", ":"))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the profiler configuration cannot be written as JSON: {error}") from None
     except TypeError:
         names = [key for key, value in config.items() if is_pipeline_variable(value)] or ["the configuration"]
         raise ConfigError(

@@ -11,6 +11,7 @@ from sm_profiler.debugger import ProfilerConfig
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch.rule_requests import rule_request
 from sm_profiler.launch.service_model import check_request
+from sm_profiler.printable import printable
 
 _KEYS = ("ProfilerConfig", "ProfilerRuleConfigurations")
 
@@ -75,7 +76,7 @@ def config_request(profiler_config: Any, s3_output_path: Any = None) -> dict[str
         except AttributeError:
             kind = type(profiler_config).__name__
             raise ConfigError(f"profiler_config must be a ProfilerConfig, not {kind}") from None
-    if "ProfilingParameters" in request:
+    if isinstance(request.get("ProfilingParameters"), Mapping):
         request["ProfilingParameters"] = dict(request["ProfilingParameters"])
     if s3_output_path is not None and "S3OutputPath" not in request and request.get("DisableProfiler") is not True:
         request = {"S3OutputPath": s3_output_path, **request}
@@ -106,4 +107,4 @@ def require_accepted(request: Mapping[str, Any]) -> None:
     problems += rule_problems(config.get("DisableProfiler"), request.get("ProfilerRuleConfigurations") or [])
     problems += check_request("CreateTrainingJob", request, only=_KEYS)
     if problems:
-        raise ConfigError("the service would reject this: " + "; ".join(problems))
+        raise ConfigError(printable("the service would reject this: " + "; ".join(problems)))

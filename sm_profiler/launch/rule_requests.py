@@ -33,7 +33,7 @@ def rule_request(rule: Any, region: str | None, session: Any, s3_output_path: st
         _resolve_image(request, region)
     parameters = request.get("RuleParameters")
     source = (parameters or {}).get("source_s3_uri")
-    if isinstance(source, str) and urlsplit(source).scheme != "s3":
+    if isinstance(source, str) and not source.startswith("s3://"):
         uploaded = _upload(source, request["RuleConfigurationName"], session, s3_output_path)
         request["RuleParameters"] = {**(parameters or {}), "source_s3_uri": uploaded}
     return request
@@ -66,7 +66,11 @@ def _resolve_image(request: dict[str, Any], region: str | None) -> None:
 def _upload(source: str, name: str, session: Any, s3_output_path: str | None) -> str:
     """Upload a local rule source and return its S3 URI."""
     path = Path(source.removeprefix("file://"))
-    if not path.is_file():
+    try:
+        exists = path.is_file()
+    except OSError:  # for example a name that is too long
+        exists = False
+    if not exists:
         raise ConfigError(f"rule {name}: its source {source} is neither an S3 URI nor a local file")
     if session is None:
         raise ConfigError(f"rule {name}: its source {source} is a local file: pass session=, or an s3:// URI")

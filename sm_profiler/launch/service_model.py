@@ -10,9 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from sm_profiler.config.api import shown
 from sm_profiler.errors import ConfigError
-
-_SHOWN = 60
 
 
 def check_request(operation: str, params: Mapping[str, Any], *, only: Collection[str] | None = None) -> list[str]:
@@ -62,7 +61,7 @@ def _problems(shape: Any, value: Any, path: str) -> Iterator[str]:
         return
     kinds, check = _CHECKS.get(shape.type_name, ((), _nothing))
     if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
-        yield f"{path or 'the request'}: expected {_NAMES.get(shape.type_name, shape.type_name)}, found {_shown(value)}"
+        yield f"{path or 'the request'}: expected {_NAMES.get(shape.type_name, shape.type_name)}, found {shown(value, 60)}"
         return
     yield from check(shape, value, path)
 
@@ -88,18 +87,19 @@ def _list(shape: Any, value: Sequence[Any], path: str) -> Iterator[str]:
 def _map(shape: Any, value: Mapping[str, Any], path: str) -> Iterator[str]:
     yield from _bounds(shape, len(value), path, "entries")
     for key, member in value.items():
-        yield from _problems(shape.key, key, f"{path} key {_shown(key)}")
+        yield from _problems(shape.key, key, f"{path} key {shown(key, 60)}")
         yield from _problems(shape.value, member, f"{path}.{key}")
 
 
 def _string(shape: Any, value: str, path: str) -> Iterator[str]:
-    yield from _bounds(shape, len(value), path, "characters")
+    bounds = list(_bounds(shape, len(value), path, "characters"))
+    yield from bounds
     if shape.enum and value not in shape.enum:
         some = ", ".join(shape.enum[:8]) + (", …" if len(shape.enum) > 8 else "")  # noqa: PLR2004 - fits one line
-        yield f"{path}: {_shown(value)} is not one of {some}"
+        yield f"{path}: {shown(value, 60)} is not one of {some}"
     pattern = shape.metadata.get("pattern")
-    if pattern and not _matches(pattern, value):
-        yield f"{path}: {_shown(value)} does not match {pattern}"
+    if pattern and not bounds and not _matches(pattern, value):  # a pattern may take long on a long value
+        yield f"{path}: {shown(value, 60)} does not match {pattern}"
 
 
 def _number(shape: Any, value: float, path: str) -> Iterator[str]:
@@ -129,11 +129,6 @@ def _pattern(pattern: str) -> re.Pattern[str] | None:
 def _matches(pattern: str, value: str) -> bool:
     compiled = _pattern(pattern)
     return compiled is None or compiled.fullmatch(value) is not None
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
 _Check = Callable[[Any, Any, str], Iterator[str]]

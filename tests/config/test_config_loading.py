@@ -180,6 +180,33 @@ def test_reports_an_object_without_any_known_key():
     assert load_profile({}).problems == []
 
 
+@pytest.mark.parametrize("number", ["²", "9" * 310, "9" * 5000, "1e300", 10**310, "٣" * 400, "1" + "_0" * 2000])
+def test_rejects_numbers_beyond_64_bits_and_other_digits(number):
+    fields = ("RotateMaxFileSizeInBytes", "FileOpenFailThreshold")
+    steps = {"StartStep": number, "NumSteps": number}
+    profile = load_profile(
+        {
+            "ProfilingIntervalInMilliseconds": number,
+            "ProfilingParameters": {**dict.fromkeys(fields, number), "DetailedProfilingConfig": steps},
+        }
+    )
+    assert [problem.partition(":")[0] for problem in profile.problems] == [
+        *fields,
+        "DetailedProfilingConfig.StartStep",
+        "DetailedProfilingConfig.NumSteps",
+        "ProfilingIntervalInMilliseconds",
+    ]
+    assert all(len(problem) < 250 for problem in profile.problems)
+    assert (profile.rotate_max_bytes, profile.fail_threshold, profile.interval_ms) == (10485760, 50, 500)
+
+
+def test_problems_have_no_control_characters():
+    red = "\x1b[31m"
+    profile = load_profile({red: 1, "ProfilingParameters": {"DetailedProfilingConfig": {red: red}, "LocalPath": [red]}})
+    assert len(profile.problems) == 2
+    assert all(problem.isprintable() for problem in profile.problems)
+
+
 def test_accepts_an_infinite_close_interval():
     assert load_profile({"ProfilingParameters": {"RotateFileCloseIntervalInSeconds": "inf"}}).problems == []
 

@@ -274,6 +274,32 @@ def test_validate_lists_all_problems_first(tmp_path, capsys):
     assert lines[8].startswith("System metrics")
 
 
+def test_validate_prints_no_control_characters(tmp_path, capsys):
+    red = "\x1b[31m\u202e"
+    request = {
+        "ProfilerConfig": {
+            red: 1,
+            "S3OutputPath": f"s3://{red}",
+            "ProfilingParameters": {
+                red: red,
+                "LocalPath": red,
+                "DataloaderProfilingConfig": f'{{"MetricsRegex": "{red}"}}',
+            },
+        },
+        "ProfilerRuleConfigurations": [
+            {
+                "RuleConfigurationName": red,
+                "RuleEvaluatorImage": red,
+                "RuleParameters": {"rule_to_invoke": "BatchSize", red: 1},
+            }
+        ],
+    }
+    assert main(["validate", write(tmp_path, request)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 5
+    assert all(line.isprintable() for line in lines)
+
+
 def test_validate_documents_its_exit_codes(capsys):
     with pytest.raises(SystemExit):
         main(["validate", "--help"])
