@@ -1,4 +1,4 @@
-"""How long a full report takes, and how much memory, on a large synthetic job; from JSON and from the cache.
+"""Measure time and memory of a full report on a large synthetic job, from JSON and from the cache.
 
 python benchmarks/report.py [--minutes 60] [--nodes 2] [--gpus 8]
 """
@@ -22,9 +22,9 @@ report = build_report(source)
 built = time.perf_counter() - begun
 write_report(report, sys.argv[2])
 usage = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-steps = sum(len(rank.steps) for rank in report.facts.ranks)
+steps = sum(len(rank.steps) for rank in report.metrics.ranks)
 print(json.dumps({"built_s": built, "total_s": time.perf_counter() - begun, "peak_mb": usage[0] / 1024, "largest_child_mb": usage[1] / 1024,
-                  "rows": report.facts.system.rows, "steps": steps, "verdict": report.verdict.kind.value}))
+                  "rows": report.metrics.system.rows, "steps": steps, "verdict": report.verdict.kind.value}))
 """
 
 

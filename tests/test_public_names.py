@@ -29,7 +29,7 @@ EXPORTED = {
     "sm_profiler.hook": "Hook ModeKeys get_hook",
     "sm_profiler.launch": "Attachment agent_environment attach check_request to_request to_shapes",
     "sm_profiler.local": "LocalSageMaker",
-    "sm_profiler.report": """Class FactFolds Finding JobInfo Report Verdict assemble build_report terminal_summary
+    "sm_profiler.report": """Class Finding JobInfo MetricFolds Report Verdict assemble build_report terminal_summary
         write_report""",
     "sm_profiler.rules": """BatchSize CPUBottleneck Dataloader Fold Following GPUMemoryIncrease IOBottleneck LoadBalancing
         LowGPUUtilization MaxInitializationTime NoMoreProfilerData OverallFrameworkMetrics OverallSystemUsage
@@ -42,7 +42,7 @@ EXPORTED = {
 PRIVATE = {
     "sm_profiler.cli": EXPORTED["sm_profiler.cli"],
     "sm_profiler.config": EXPORTED["sm_profiler.config"],
-    "sm_profiler.report": "FactFolds JobInfo assemble terminal_summary",
+    "sm_profiler.report": "JobInfo MetricFolds assemble terminal_summary",
     "sm_profiler.rules": "Fold Following ProfilerTrial RULES Window run_folds windows",
     "sm_profiler.source": "Batch",
     "sm_profiler.storage": EXPORTED["sm_profiler.storage"],

@@ -32,13 +32,12 @@ class Command:
     def run(self, options: Namespace) -> int:
         """Compare, print, and apply the limit."""
         from sm_profiler.report import build_report
-        from sm_profiler.report.compare import Limit, compare
-        from sm_profiler.report.compare_page import render_comparison, terminal_comparison
+        from sm_profiler.report.compare import RegressionLimit, compare, render_comparison, terminal_comparison
         from sm_profiler.report.write import finite
         from sm_profiler.source import open_source
         from sm_profiler.storage import open_storage
 
-        limit = Limit.parse(options.fail_on) if options.fail_on else None
+        limit = RegressionLimit.parse(options.fail_on) if options.fail_on else None
         before, after = open_source(newest_run(options.before)), open_source(newest_run(options.after))
         found = compare(build_report(before), build_report(after))
         if options.out:
@@ -46,4 +45,4 @@ class Command:
             storage.write("compare.json", (json.dumps(finite(found.as_dict()), indent=1) + "\n").encode())
             storage.write("compare.html", render_comparison(found).encode())
         print(terminal_comparison(found))
-        return BAD if limit is not None and limit.broken_by(found) else DONE
+        return BAD if limit is not None and limit.is_exceeded_by(found) else DONE

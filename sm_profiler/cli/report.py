@@ -54,13 +54,13 @@ class Command:
     def run(self, options: Namespace) -> int:
         """Build, write and print the report."""
         from sm_profiler.report import JobInfo, build_report
-        from sm_profiler.report.build import name_of
+        from sm_profiler.report.build import job_name
         from sm_profiler.source import open_source
 
         parameters = read_json(options.parameters) if options.parameters else None
         prices = read_json(options.prices) if options.prices else None
         source = open_source(newest_run(options.source), strict=options.strict)
-        out = options.out or os.path.join("profiler-report", name_of(source.uri))  # noqa: PTH118 - may be an s3:// URI elsewhere
+        out = options.out or os.path.join("profiler-report", job_name(source.uri))  # noqa: PTH118 - may be an s3:// URI elsewhere
         job = JobInfo(instance_type=options.instance_type, prices=prices)
 
         def write_update(report: Report) -> None:

@@ -57,7 +57,7 @@ class Command:
         """Run the chosen action."""
         if options.action == "start":
             return start(options)
-        from sm_profiler.report.container import make_folds, write_for_runner
+        from sm_profiler.report.rule_runner import make_folds, write_for_runner
         from sm_profiler.rules.runner import main
 
         words = ["--follow"] * options.follow + (["--compat", options.compat] if options.compat else [])

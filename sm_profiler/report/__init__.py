@@ -1,4 +1,4 @@
-"""Findings, a verdict, and from them report.json, the HTML page and the notebook.
+"""Judge a profile: one verdict, written as report.json, HTML page and notebook.
 
 Example:
     from sm_profiler.report import build_report, write_report
@@ -13,9 +13,9 @@ from sm_profiler._lazy import lazy_exports
 
 __all__ = [
     "Class",
-    "FactFolds",
     "Finding",
     "JobInfo",
+    "MetricFolds",
     "Report",
     "Verdict",
     "assemble",
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from sm_profiler.report.build import FactFolds, JobInfo, assemble, build_report
+    from sm_profiler.report.build import JobInfo, MetricFolds, assemble, build_report
     from sm_profiler.report.classes import Class
     from sm_profiler.report.model import Finding, Report, Verdict
     from sm_profiler.report.terminal import terminal_summary
@@ -34,7 +34,7 @@ else:  # numpy and jinja2 are loaded by what needs them
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "build": ["FactFolds", "JobInfo", "assemble", "build_report"],
+            "build": ["MetricFolds", "JobInfo", "assemble", "build_report"],
             "classes": ["Class"],
             "model": ["Finding", "Report", "Verdict"],
             "terminal": ["terminal_summary"],

@@ -1,8 +1,8 @@
-"""Jobs that were interrupted and taken up again: which processes follow each other, and when nobody trained.
+"""Attempts of interrupted jobs: which processes succeed each other, and the downtime between them.
 
-An attempt is told apart by its process and start time, as the hook's metadata says; in a container that is started again
-the pid may well be the same.  A process without a rank is named by its pid: those of a node that never ran at the
-same time are attempts of one.
+Attempts are distinguished by process and start time in the hook's metadata, because a restarted container may reuse the
+pid. Processes without a rank are named after their pid; those of a node that never ran at the same time are attempts
+of one process.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import Mask
-from sm_profiler.report.step_fold import TRAIN, WAIT, StepFacts, StepRows
+from sm_profiler.report.step_fold import TRAIN, StepRows, StepSummary, column
 
 
 @attrs.frozen
 class Attempts:
-    """The attempts of one process.
+    """Attempts of one process.
 
     Attributes:
-        count: 1 for a job that was never interrupted.
-        breaks: rows with which the second, third … attempt begin.
+        count: 1 for a process that was never interrupted.
+        breaks: first rows of the second, third, … attempt.
         down_s: seconds from the last step of an attempt to the first wait or step of the next, summed.
     """
 
@@ -34,20 +34,29 @@ class Attempts:
 
 
 def find_attempts(name: str, rows: StepRows, metadata: Sequence[Mapping[str, Any]], pids: int) -> Attempts:
-    """The attempts of one process; `pids`: how many processes had its steps, for profiles without metadata."""
+    """Find the attempts of one process.
+
+    Args:
+        name: name of the process.
+        rows: its steps.
+        metadata: records of all processes.
+        pids: number of processes that recorded its steps, for profiles without metadata.
+    """
     starts = sorted({one["start_us"] for one in metadata if _name(one) == name and one.get("start_us") is not None})
     breaks: list[int] = []
     for start in starts[1:]:
-        # metadata may count from the first event of the new process; its first wait may be the same moment
+        # the recorded start may be the first event of the new process, and thus its first wait
         at = int(np.searchsorted(rows.start, start - 1))
         if 0 < at < len(rows) and at not in breaks and rows.number[at] <= rows.number[at - 1]:
             breaks.append(at)
-    down = sum(max(rows.start[at] - rows.parts[at, WAIT] - rows.end[at - 1], 0.0) for at in breaks)
+    down = sum(max(rows.start[at] - rows.parts[at, column("wait")] - rows.end[at - 1], 0.0) for at in breaks)
     return Attempts(max(len(breaks) + 1, pids), tuple(breaks), float(down) / 1e6)
 
 
-def join_successors(found: StepFacts, metadata: Sequence[Mapping[str, Any]]) -> tuple[StepFacts, list[dict[str, Any]]]:
-    """Processes without a rank that followed each other on a node become one, under the name of the first."""
+def join_successors(
+    found: StepSummary, metadata: Sequence[Mapping[str, Any]]
+) -> tuple[StepSummary, list[dict[str, Any]]]:
+    """Join processes without a rank that succeeded each other on a node, under the name of the first."""
     named = {_name(one): str(one.get("node")) for one in metadata if one.get("rank") is None}
     renamed: dict[str, str] = {}
     for node in set(named.values()):
@@ -67,7 +76,7 @@ def join_successors(found: StepFacts, metadata: Sequence[Mapping[str, Any]]) -> 
 
 
 def evaluation_seconds(rows: StepRows, breaks: Sequence[int] = ()) -> float:
-    """Time from the first fetch to the last step of each stretch of evaluation; a new attempt begins a new stretch."""
+    """Return the seconds from the first wait to the last step of each run of evaluation steps; attempts split runs."""
     evaluation = rows.mode != TRAIN
     if not evaluation.any():
         return 0.0
@@ -76,12 +85,12 @@ def evaluation_seconds(rows: StepRows, breaks: Sequence[int] = ()) -> float:
     for at in breaks:
         before[at] = after[at - 1] = False
     first, last = np.flatnonzero(evaluation & ~before), np.flatnonzero(evaluation & ~after)
-    begin = rows.start[first] - rows.parts[first, WAIT]
+    begin = rows.start[first] - rows.parts[first, column("wait")]
     return float((rows.end[last] - begin).sum() / 1e6)
 
 
-def follows(rows: StepRows, breaks: Sequence[int]) -> Mask:
-    """Which rows, the first left out, are in the same attempt as the row before."""
+def same_attempt(rows: StepRows, breaks: Sequence[int]) -> Mask:
+    """Return for each row but the first whether it is in the same attempt as its predecessor."""
     same = np.ones(max(len(rows) - 1, 0), np.bool_)
     same[np.asarray(breaks, np.int64) - 1] = False
     return same

@@ -1,4 +1,4 @@
-"""The report's pictures, drawn from numbers; colours come from the page's style by class names."""
+"""Draw the report's charts as SVG; colours are class names of the page's style."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ import attrs
 import numpy as np
 from markupsafe import Markup
 
-from sm_profiler.report.judges.judge_context import duration
+from sm_profiler.report.formatting import duration
 from sm_profiler.report.svg import drawing, element, shorten, text
 
+SHARE_COLOURS = ("blue", "sky", "teal", "amber", "violet", "rose", "grey")  # neighbours in a ring
+LINE_COLOURS = ("blue", "amber", "teal", "rose", "sky", "violet")  # lines that cross
+MAX_STRIP_BARS = 240  # up to here single steps can be distinguished
 WIDTH, HEIGHT = 520.0, 210.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 12.0, 30.0
 
 
 @attrs.frozen
-class Part:
-    """A named share of a whole, with the class of its colour."""
+class ChartPart:
+    """A named share of a whole; `colour` is a key of parts.COLOURS."""
 
     name: str
     value: float
@@ -26,8 +29,8 @@ class Part:
     note: str = ""
 
 
-def bar(parts: Sequence[Part], title: str, *, height: float = 34.0) -> Markup:
-    """One horizontal bar of parts beside each other; the legend stands in the page."""
+def bar(parts: Sequence[ChartPart], title: str, *, height: float = 34.0) -> Markup:
+    """Draw a horizontal bar of parts; the legend is part of the page."""
     whole = sum(part.value for part in parts) or 1.0
     x, drawn = 0.0, []
     for part in parts:
@@ -49,8 +52,8 @@ def bar(parts: Sequence[Part], title: str, *, height: float = 34.0) -> Markup:
     return drawing(1000, height, title, *drawn, kind="bar", keep=False)
 
 
-def donut(parts: Sequence[Part], title: str) -> Markup:
-    """Shares as a ring; drawn as arcs of one circle's outline."""
+def donut(parts: Sequence[ChartPart], title: str) -> Markup:
+    """Draw shares as a ring of arcs."""
     whole = sum(part.value for part in parts if part.value > 0)
     radius, turned, drawn = 40.0, 0.0, []
     around = 2 * math.pi * radius
@@ -71,9 +74,9 @@ def donut(parts: Sequence[Part], title: str) -> Markup:
 
 
 def histogram(
-    counts: Sequence[float], edges: Sequence[float], title: str, axis: str, *, colour: str = "forward"
+    counts: Sequence[float], edges: Sequence[float], title: str, axis: str, *, colour: str = "blue"
 ) -> Markup:
-    """Bars of counts between edges; counts on a square-root scale, so that single outliers can be seen."""
+    """Draw a histogram; counts have a square-root scale, so that single outliers are visible."""
     counts = [max(float(count), 0.0) for count in counts]
     most = max(counts, default=0.0)
     if most <= 0 or len(edges) != len(counts) + 1 or edges[-1] <= edges[0]:
@@ -95,7 +98,7 @@ def histogram(
 
 
 def workload(series: Sequence[tuple[str, Sequence[float]]], title: str) -> Markup:
-    """Histograms of GPU use over each other, as outlines; bins two percent wide from 0."""
+    """Draw histograms of GPU use as outlines over each other; bins are two percent wide."""
     most = max((max(counts, default=0.0) for _, counts in series), default=0.0)
     if most <= 0:
         return Markup("")
@@ -112,7 +115,7 @@ def workload(series: Sequence[tuple[str, Sequence[float]]], title: str) -> Marku
                 "path",
                 element("title", name),
                 d="".join(points),
-                class_=f"line s-{SERIES[number % len(SERIES)]}",
+                class_=f"line s-{LINE_COLOURS[number % len(LINE_COLOURS)]}",
                 fill="none",
                 data_series=name,
             )
@@ -121,13 +124,9 @@ def workload(series: Sequence[tuple[str, Sequence[float]]], title: str) -> Marku
     return drawing(WIDTH, HEIGHT, title, *_y_axis(marks), *drawn, *_x_axis(0, 100, "GPU use, percent"))
 
 
-STRIP_BARS = 240  # single steps can be told apart up to here
-SERIES = ("forward", "wait", "optimizer", "outside", "backward", "evaluation")
-
-
 @attrs.frozen
 class Box:
-    """What a box plot shows of one series, in percent; whiskers from lower to upper."""
+    """Quartiles and whiskers of one series, percent."""
 
     name: str
     p25: float
@@ -138,7 +137,7 @@ class Box:
 
 
 def boxes(rows: Sequence[Box], title: str) -> Markup:
-    """Box plots lying beside each other as rows, so that names can be read."""
+    """Draw horizontal box plots, one a row."""
     tall, left = 30.0, 120.0
     height = TOP + tall * len(rows) + BOTTOM
     scale = (WIDTH - left - RIGHT) / 100
@@ -182,7 +181,7 @@ def _x_axis(low: float, high: float, name: str, *, left: float = LEFT, height: f
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers between two bounds, about so many."""
+    """Return about that many round numbers between two bounds."""
     if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
         return []
     rough = (high - low) / about
@@ -200,12 +199,12 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def turns_strip(lengths: Sequence[float], long: Sequence[bool], title: str) -> Markup:
-    """Step times in order, long ones marked; several steps share a bar where there are too many, the longest counts."""
+def step_strip(lengths: Sequence[float], long: Sequence[bool], title: str) -> Markup:
+    """Draw step times in order with long ones marked; if steps share a bar, it shows the longest."""
     values, marks = np.asarray(lengths, float), np.asarray(long, bool)
     if not len(values):
         return Markup("")
-    edges = np.unique(np.linspace(0, len(values), min(STRIP_BARS, len(values)) + 1).astype(int))
+    edges = np.unique(np.linspace(0, len(values), min(MAX_STRIP_BARS, len(values)) + 1).astype(int))
     tops = np.maximum.reduceat(values, edges[:-1])
     marked = np.logical_or.reduceat(marks, edges[:-1])
     height, most = 90.0, float(tops.max()) or 1.0
@@ -213,7 +212,7 @@ def turns_strip(lengths: Sequence[float], long: Sequence[bool], title: str) -> M
     drawn = [
         element(
             "rect", element("title", f"steps {first} to {last - 1}: longest {duration(float(top))}"), x=number * wide, width=max(wide - 0.8, 0.6),
-            y=height - height * top / most, height=max(height * float(top) / most, 0.5), class_="f-outside" if mark else "f-forward",
+            y=height - height * top / most, height=max(height * float(top) / most, 0.5), class_="f-rose" if mark else "f-blue",
         )
         for number, (top, mark, first, last) in enumerate(zip(tops, marked, edges[:-1], edges[1:], strict=True))
     ]  # fmt: skip
@@ -221,8 +220,8 @@ def turns_strip(lengths: Sequence[float], long: Sequence[bool], title: str) -> M
 
 
 def line(seconds: Sequence[float], values: Sequence[float], title: str) -> Markup:
-    """One series over time, from zero up."""
-    if len(seconds) < 2:  # noqa: PLR2004 - what the number means stands in the line
+    """Draw one series over time, from zero up."""
+    if len(seconds) <= 1:
         return Markup("")
     most = max(values) or 1.0
     span = (seconds[-1] - seconds[0]) or 1.0
@@ -230,6 +229,6 @@ def line(seconds: Sequence[float], values: Sequence[float], title: str) -> Marku
     path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
     area = f"{path}L1000 90L0 90Z"
     return drawing(
-        1000, 90, title, element("path", d=area, class_="f-evaluation", opacity="0.25"),
-        element("path", d=path, class_="line s-evaluation", fill="none", vector_effect="non-scaling-stroke"), kind="strip", keep=False,
+        1000, 90, title, element("path", d=area, class_="f-violet", opacity="0.25"),
+        element("path", d=path, class_="line s-violet", fill="none", vector_effect="non-scaling-stroke"), kind="strip", keep=False,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The classes of verdict."""
+"""Classes of verdict."""
 
 from __future__ import annotations
 
@@ -6,26 +6,35 @@ from enum import Enum
 
 
 class Class(str, Enum):
-    """The classes of verdict; docs/report.md says when each is given."""
+    """Classes of verdict, each with its name on the page; docs/report.md defines them."""
 
-    BALANCED = "BALANCED"
-    INPUT_BOUND = "INPUT_BOUND"
-    COMPUTE_BOUND = "COMPUTE_BOUND"
-    HOST_BOUND = "HOST_BOUND"
-    SYNC_BOUND = "SYNC_BOUND"
-    GC_BOUND = "GC_BOUND"
-    PERIODIC_STALL = "PERIODIC_STALL"
-    STEP_OUTLIERS = "STEP_OUTLIERS"
-    INITIALIZATION_BOUND = "INITIALIZATION_BOUND"
-    EVALUATION_BOUND = "EVALUATION_BOUND"
-    OPTIMIZER_BOUND = "OPTIMIZER_BOUND"
-    MEMORY_GROWTH = "MEMORY_GROWTH"
-    STRAGGLER = "STRAGGLER"
-    COMMUNICATION_BOUND = "COMMUNICATION_BOUND"
-    UNBALANCED_GPUS = "UNBALANCED_GPUS"
-    INCONCLUSIVE = "INCONCLUSIVE"
+    label: str
+
+    BALANCED = "BALANCED", "Healthy"
+    INPUT_BOUND = "INPUT_BOUND", "Waiting for data"
+    COMPUTE_BOUND = "COMPUTE_BOUND", "Healthy: limited by the accelerator"
+    HOST_BOUND = "HOST_BOUND", "Limited by the host"
+    SYNC_BOUND = "SYNC_BOUND", "Busy between the phases"
+    GC_BOUND = "GC_BOUND", "Paused by garbage collection"
+    PERIODIC_STALL = "PERIODIC_STALL", "Stalls at regular intervals"
+    STEP_OUTLIERS = "STEP_OUTLIERS", "A few very long steps"
+    INITIALIZATION_BOUND = "INITIALIZATION_BOUND", "Slow to start"
+    EVALUATION_BOUND = "EVALUATION_BOUND", "Mostly evaluating"
+    OPTIMIZER_BOUND = "OPTIMIZER_BOUND", "Slow optimizer"
+    MEMORY_GROWTH = "MEMORY_GROWTH", "Memory keeps growing"
+    STRAGGLER = "STRAGGLER", "One rank delays the others"
+    COMMUNICATION_BOUND = "COMMUNICATION_BOUND", "Busy communicating"
+    UNBALANCED_GPUS = "UNBALANCED_GPUS", "GPUs used unevenly"
+    INCONCLUSIVE = "INCONCLUSIVE", "Not enough data to judge"
+
+    def __new__(cls, code: str, label: str) -> Class:  # noqa: PYI034 - Self needs Python 3.11
+        """Return the member for a code, with its label."""
+        member = str.__new__(cls, code)
+        member._value_ = code
+        member.label = label
+        return member
 
     @property
     def is_healthy(self) -> bool:
-        """Nothing that somebody would have to repair."""
+        """True if there is nothing to repair."""
         return self in (Class.BALANCED, Class.COMPUTE_BOUND)

@@ -1,4 +1,4 @@
-"""Two runs side by side: step time and its parts, each change with an interval."""
+"""Compare two runs: step time and its parts, each change with a confidence interval; as text and as a page."""
 
 from __future__ import annotations
 
@@ -9,30 +9,29 @@ import attrs
 import numpy as np
 
 from sm_profiler.errors import ConfigError
-from sm_profiler.formats.columns import Floats
-from sm_profiler.report import policy
-from sm_profiler.report.job_metrics import Facts, Rank
-from sm_profiler.report.judges import Case
+from sm_profiler.formats.columns import Floats, Ints
+from sm_profiler.report import parts, policy
+from sm_profiler.report.formatting import duration
+from sm_profiler.report.job_metrics import JobMetrics
+from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.model import Report
+from sm_profiler.report.page import render_page
+from sm_profiler.report.svg import clean, shorten
 
-PARTS = ("length", "wait", "forward", "backward", "optimizer", "outside")
-NAMES = {
-    "length": "Step", "wait": "Waiting for data", "forward": "Forward", "backward": "Backward", "optimizer": "Optimizer",
-    "outside": "Outside the phases",
-}  # fmt: skip
-ROUNDS = 2000  # resamples; the interval's ends then move by less than a tenth of its width
-SEED = 20240229  # the same two runs always give the same interval
+ROUNDS = 2000  # resamples; with these, the ends of an interval vary by less than a tenth of its width
+SEED = 20240229  # fixed, so that the same two runs always give the same interval
+MAX_PERCENT = 10.0  # larger relative changes are shown as a factor
 
 
 @attrs.frozen
 class Change:
-    """One part of a step in two runs, seconds; `low` and `high` bound the relative change with 95 % confidence.
+    """Change of one part of a step; times in seconds.
 
     Attributes:
-        part: step or a part of it.
-        before, after: mean seconds a step.
-        change: after / before - 1; None where before is 0.
-        low, high: the interval of `change`.
+        part: key of the part, or `parts.WHOLE`.
+        before, after: mean time per step.
+        change: after / before - 1; None if before is 0.
+        low, high: 95 % confidence interval of `change`.
     """
 
     part: str
@@ -44,13 +43,13 @@ class Change:
 
     @property
     def is_clear(self) -> bool:
-        """The interval excludes no change."""
+        """True if the interval excludes zero."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
 @attrs.frozen
 class Comparison:
-    """What changed from one run to another."""
+    """Changes from one run to another; pairs are before and after."""
 
     before: str
     after: str
@@ -61,110 +60,159 @@ class Comparison:
 
     @property
     def step(self) -> Change | None:
-        """The change of the whole step."""
+        """Change of the whole step."""
         return self.changes[0] if self.changes else None
 
     def as_dict(self) -> dict[str, Any]:
-        """For compare.json."""
+        """Return the content of compare.json."""
         return attrs.asdict(self)
 
 
 @attrs.frozen
-class Limit:
-    """`regression>5%`: fail where the step got slower by more than this, and the interval excludes chance."""
+class RegressionLimit:
+    """Largest accepted slowdown of a step, as a share."""
 
     share: float
 
     @classmethod
-    def parse(cls, text: str) -> Limit:
+    def parse(cls, text: str) -> RegressionLimit:
         """Read `regression>5%`.
 
         Raises:
-            ConfigError: anything else.
+            ConfigError: the text has another form.
         """
-        found = re.fullmatch(r"\s*regression\s*>\s*(\d+(?:\.\d+)?)\s*%\s*", text)
+        found = re.fullmatch(r"\s*regression\s*>\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", text)
         if not found:
-            raise ConfigError(f"--fail-on {text}: expected something like 'regression>5%'")
+            raise ConfigError(f"--fail-on {text}: expected a limit such as 'regression>5%'")
         return cls(float(found[1]) / 100)
 
-    def broken_by(self, comparison: Comparison) -> bool:
-        """Whether the second run is that much slower."""
+    def is_exceeded_by(self, comparison: Comparison) -> bool:
+        """Return whether the second run is slower by more than the limit, and not by chance."""
         step = comparison.step
         return step is not None and step.change is not None and step.change > self.share and step.is_clear
 
 
 def compare(before: Report, after: Report) -> Comparison:
-    """Compare two runs by their training steps.
+    """Compare two runs by their training steps after the warm-up.
 
-    Intervals come from a moving-block bootstrap: whole stretches of neighbouring steps are drawn, since steps near each
-    other resemble each other.  The first steps of each run are left out.
+    Intervals come from a moving-block bootstrap: blocks of consecutive steps are drawn, because neighbouring steps
+    resemble each other.
     """
-    a, b = _steady(before.facts), _steady(after.facts)
-    steps = len(a["length"]), len(b["length"])
+    a, b = _steady(before.metrics), _steady(after.metrics)
+    steps = len(a[parts.WHOLE]), len(b[parts.WHOLE])
     verdicts = before.verdict.kind.value, after.verdict.kind.value
-    names = before.facts.name, after.facts.name
-    if min(steps) < policy.MIN_STEPS.value:
-        sentence = f"Too few training steps to compare: {steps[0]} and {steps[1]}, {policy.MIN_STEPS.value:.0f} needed in each."
+    names = before.metrics.name, after.metrics.name
+    if min(steps) < policy.MIN_STEPS:
+        sentence = (
+            f"Too few training steps to compare: {steps[0]} and {steps[1]}, {policy.MIN_STEPS:.0f} needed in each run."
+        )
         return Comparison(*names, (), sentence, verdicts, steps)
     draw = np.random.default_rng(SEED)
-    parts: tuple[str, ...] = PARTS
-    if not all(Case(one.facts, {}).waits_known for one in (before, after)):
-        parts = tuple(part for part in PARTS if part not in ("wait", "outside"))  # one run does not know them
-    if len({rank.on_device for one in (before, after) for rank in one.facts.ranks}) > 1:
-        parts = ("length",)  # a GPU's own phases and a host's are not the same thing
-    changes = tuple(_change(part, a[part], b[part], draw) for part in parts if a[part].any() and len(b[part]))
+    keys = tuple(a)
+    if not all(JudgeContext(one.metrics, {}).waits_known for one in (before, after)):
+        keys = tuple(key for key in keys if key not in ("wait", "outside"))  # unknown in one of the runs
+    if len({rank.on_device for one in (before, after) for rank in one.metrics.ranks}) > 1:
+        keys = (parts.WHOLE,)  # phases timed by a GPU and by a host are not comparable
+    changes = tuple(_change(key, a[key], b[key], draw) for key in keys if a[key].any() and len(b[key]))
     return Comparison(*names, changes, _sentence(changes), verdicts, steps)
 
 
-def _steady(facts: Facts) -> dict[str, Floats]:
-    """Parts of the training steps, mean over ranks for each turn number; warm-up steps left out."""
-    ranks: list[Rank] = [rank for rank in facts.ranks if len(rank.turns)]
-    if not ranks:
-        return {part: np.empty(0) for part in PARTS}
-    first = int(policy.WARM_UP_STEPS.value)
+def _steady(metrics: JobMetrics) -> dict[str, Floats]:
+    """Return the times of each part after the warm-up, averaged over ranks."""
+    iterations = [rank.iterations for rank in metrics.ranks if len(rank.iterations)]
+    first = int(policy.WARM_UP_STEPS)
     found = {}
-    for part in PARTS:
-        of_ranks = [getattr(rank.turns, part)[rank.turns.known | (part == "length")][first:] for rank in ranks]
-        count = min(len(values) for values in of_ranks)
-        found[part] = np.mean([values[:count] for values in of_ranks], axis=0) if count else np.empty(0)
+    for key in (parts.WHOLE, *parts.iteration_keys()):
+        of_ranks = [one.of(key)[one.known | (key == parts.WHOLE)][first:] for one in iterations]
+        count = min((len(values) for values in of_ranks), default=0)
+        found[key] = np.mean([values[:count] for values in of_ranks], axis=0) if count else np.empty(0)
     return found
 
 
-def _blocks(count: int, draw: np.random.Generator) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """First steps of the blocks of each round: shape (ROUNDS, blocks); a block is about the cube root of all steps long."""
-    length = max(round(count ** (1 / 3)), 1)
+def _block_length(count: int) -> int:
+    """Return the steps of a block: about the cube root of all."""
+    length: int = max(round(count ** (1 / 3)), 1)
+    return length
+
+
+def _blocks(count: int, draw: np.random.Generator) -> Ints:
+    """Draw the first steps of the blocks of each round; shape (ROUNDS, blocks)."""
+    length = _block_length(count)
     return draw.integers(0, count - length + 1, (ROUNDS, -(-count // length)))
 
 
-def _means(values: Floats, starts: np.ndarray[Any, np.dtype[np.int64]]) -> Floats:
-    """Mean of each round."""
-    length = max(round(len(values) ** (1 / 3)), 1)
+def _means(values: Floats, starts: Ints) -> Floats:
+    """Return the mean of each round."""
+    length = _block_length(len(values))
     sums = np.concatenate([[0.0], np.cumsum(values)])
     return np.asarray((sums[starts + length] - sums[starts]).sum(axis=1) / (starts.shape[1] * length))
 
 
-def _change(part: str, a: Floats, b: Floats, draw: np.random.Generator) -> Change:
+def _change(key: str, a: Floats, b: Floats, draw: np.random.Generator) -> Change:
     before, after = float(a.mean()), float(b.mean())
     if before <= 0:
-        return Change(part, before, after, None, None, None)
+        return Change(key, before, after, None, None, None)
     first, second = _means(a, _blocks(len(a), draw)), _means(b, _blocks(len(b), draw))
     ratios = second[first > 0] / first[first > 0] - 1
     low, high = np.quantile(ratios, (0.025, 0.975)) if len(ratios) else (np.nan, np.nan)
-    return Change(part, before, after, after / before - 1, float(low), float(high))
+    return Change(key, before, after, after / before - 1, float(low), float(high))
 
 
 def _sentence(changes: tuple[Change, ...]) -> str:
-    step = changes[0]
-    if step.change is None or not step.is_clear:
-        return "The steps of both runs take equally long, as far as the measurements tell."
+    step = changes[0] if changes else None
+    if step is None or step.change is None or not step.is_clear:
+        return "No significant difference: the steps of both runs take equally long within the measurement error."
     slower = step.change > 0
-    word, direction = ("slower", 1) if slower else ("faster", -1)
     moved = [change for change in changes[1:] if change.is_clear and (change.after > change.before) == slower]
-    cause = max(moved, key=lambda change: (change.after - change.before) * direction, default=None)
-    why = f", mostly in: {NAMES[cause.part].lower()}" if cause is not None else ""
+    cause = max(moved, key=lambda change: abs(change.after - change.before), default=None)
+    why = f", mostly in: {parts.label(cause.part).lower()}" if cause is not None else ""
     interval = f"between {_signed(step.low)} and {_signed(step.high)}"
-    return f"Steps got {abs(step.change):.1%} {word} ({interval}){why}.".replace("%", " %")
+    return f"Steps are {abs(step.change):.1%} {'slower' if slower else 'faster'} ({interval}){why}.".replace("%", " %")
 
 
 def _signed(value: float | None) -> str:
     return "?" if value is None else f"{value:+.1%}"
+
+
+def terminal_comparison(found: Comparison) -> str:
+    """Return the comparison as a table of at most ten lines."""
+    lines = [clean(found.sentence)]
+    for moment, name, steps, verdict in zip(
+        ("before:", "after: "), (found.before, found.after), found.steps, found.verdicts, strict=True
+    ):
+        lines.append(f"  {moment} {shorten(name, 70)} ({steps} steps, {verdict})")
+    lines += ["  " + f"{row[0]:<20}{row[1]:>10}{row[2]:>10}{row[3]:>10}  {row[4]}".rstrip() for row in _rows(found)]
+    return "\n".join(lines)
+
+
+def render_comparison(found: Comparison) -> str:
+    """Return the comparison as an HTML page."""
+    slower = found.step is not None and found.step.is_clear and (found.step.change or 0) > 0
+    return render_page(
+        "compare.html",
+        title="Comparison - sm-profiler",
+        found=found,
+        rows=_rows(found),
+        mood="issue" if slower else "healthy" if found.changes else "open",
+    )
+
+
+def _rows(found: Comparison) -> list[tuple[str, str, str, str, str]]:
+    """Return label, before, after, change and interval of each part."""
+    return [
+        (parts.label(one.part), duration(one.before), duration(one.after), _percent(one.change), _interval(one))
+        for one in found.changes
+    ]
+
+
+def _percent(change: float | None) -> str:
+    if change is None:
+        return ""
+    return f"{100 * change:+.1f} %" if change < MAX_PERCENT else f"x {change + 1:.3g}"
+
+
+def _interval(one: Change) -> str:
+    if one.low is None or one.high is None:
+        return ""
+    note = "" if one.is_clear else " (may be chance)"
+    return f"{_percent(one.low)} to {_percent(one.high)}{note}"

@@ -1,4 +1,4 @@
-"""Turns of the training loop, and what each spent its time on."""
+"""Iterations of the training loop and the time of their parts, as the host or the GPU spent it."""
 
 from __future__ import annotations
 
@@ -6,58 +6,89 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import Floats, Ints, Mask
-from sm_profiler.report.attempts import follows
-from sm_profiler.report.step_fold import BACKWARD, FORWARD, GC, OPTIMIZER, TRAIN, StepRows
+from sm_profiler.report import parts, policy
+from sm_profiler.report.attempts import same_attempt
+from sm_profiler.report.step_fold import GC, TRAIN, StepRows, column
 
 
 @attrs.frozen(eq=False)
-class Turns:
-    """Turns of the training loop: from the end of one training step to the end of the next.
+class Iterations:
+    """Iterations of one process, each from the end of a training step to the end of the next: a step and its wait.
 
-    The hook may record the phases of every n-th step only; steps themselves are always there.
+    The hook may record the phases of every nth step only; steps themselves are always recorded.
 
     Attributes:
-        index: number of the step that ends the turn, counted over training steps of the process.
+        index: number of the step that ends the iteration, counted over the training steps of the process.
         start: seconds since the epoch.
         length: seconds.
-        wait, forward, backward, optimizer, outside, gc: seconds; parts of the length, 0 where `known` is False.
-        known: whether the step's phases were recorded.
+        seconds: part of the iteration → seconds, 0 where `known` is False.
+        gc: seconds of garbage collection.
+        known: whether the phases of the step were recorded.
     """
 
     index: Ints
     start: Floats
     length: Floats
-    wait: Floats
-    forward: Floats
-    backward: Floats
-    optimizer: Floats
-    outside: Floats
+    seconds: dict[str, Floats]
     gc: Floats
     known: Mask
 
     def __len__(self) -> int:
         return len(self.length)
 
+    def of(self, key: str) -> Floats:
+        """Return the seconds of a part, or the length for `parts.WHOLE`."""
+        return self.length if key == parts.WHOLE else self.seconds[key]
 
-def turns_of(steps: StepRows, waits: Floats, breaks: tuple[int, ...] = (), *, on_device: bool = False) -> Turns:
-    """Turn a process's steps into turns of the loop; turns that begin in evaluation, or in an attempt before, are left out.
 
-    `waits`: seconds, for each step.  `on_device`: phases are a GPU's, which runs on while the host is behind its step.
+def iterations_of(
+    steps: StepRows, waits: Floats, breaks: tuple[int, ...] = (), *, on_device: bool = False
+) -> Iterations:
+    """Turn the steps of a process into iterations, without those that start in evaluation or in an earlier attempt.
+
+    Args:
+        steps: the steps.
+        waits: seconds each step waited for data.
+        breaks: rows that start a new attempt.
+        on_device: the phases are those of a GPU, which may still run when the host has finished its step.
     """
     train = steps.mode == TRAIN
-    rows = np.flatnonzero(train[:-1] & train[1:] & follows(steps, breaks)) + 1
+    rows = np.flatnonzero(train[:-1] & train[1:] & same_attempt(steps, breaks)) + 1
     ends = steps.end / 1e6
     length = np.maximum(ends[rows] - ends[rows - 1], 0.0)
-    seconds = steps.parts[rows] / 1e6
-    phases = seconds[:, [FORWARD, BACKWARD, OPTIMIZER]].sum(axis=1)
+    seconds = {part.key: steps.seconds(part.key)[rows] for part in parts.phases()}
+    phases = np.sum(list(seconds.values()), axis=0)
     step = steps.duration[rows] / 1e6
     known = (phases > 0) | ((waits[rows] > 0) & (not on_device))
-    if not known.any():  # steps and nothing else: all of a step counts as work
+    if not known.any():  # only steps were recorded: all of a step counts as work
         known = np.ones(len(rows), np.bool_)
     used = np.where(phases > 0, np.minimum(phases, length if on_device else step), step)
-    outside = np.where(known, np.maximum(length - waits[rows] - used, 0.0), 0.0)
+    seconds["wait"] = waits[rows]
+    seconds["outside"] = np.where(known, np.maximum(length - waits[rows] - used, 0.0), 0.0)
     index = np.cumsum(train) - 1
-    return Turns(
-        index[rows].astype(np.int64), ends[rows - 1], length, waits[rows], seconds[:, FORWARD], seconds[:, BACKWARD],
-        seconds[:, OPTIMIZER], outside, seconds[:, GC], known,
+    return Iterations(
+        index[rows].astype(np.int64), ends[rows - 1], length, seconds, steps.seconds(GC)[rows], known
     )  # fmt: skip
+
+
+def as_run_on_device(steps: StepRows) -> StepRows | None:
+    """Return the steps with the GPU's phases in place of the host's, or None if too few steps have them.
+
+    The host only launches: it has finished a forward pass before the GPU has started it, and the GPU's time appears where
+    the host next asks for a result. Waiting for data counts only while the GPU has no work. Steps whose phases on the
+    GPU were not recorded have no phases.
+    """
+    train = steps.mode == TRAIN
+    phases = parts.phases()
+    device = np.sum([steps.seconds(part.key, on_device=True) for part in phases], axis=0) * 1e6
+    known = device > 0
+    if np.count_nonzero(known & train) < policy.MIN_STEPS:
+        return None
+    table = steps.parts.copy()
+    for part in phases:
+        table[:, column(part.key)] = steps.parts[:, column(part.key, on_device=True)]
+    ends = steps.end
+    length = np.diff(ends, prepend=ends[0] - steps.duration[0])
+    idle = np.where(known, np.maximum(length - device, 0.0), 0.0)
+    table[:, column("wait")] = np.minimum(table[:, column("wait")], idle)
+    return attrs.evolve(steps, parts=table)

@@ -1,4 +1,4 @@
-"""Facts: everything that a judge may ask about a job, prepared once from the folds."""
+"""Metrics of a job: everything that judges and pages read, computed once from the folds."""
 
 from __future__ import annotations
 
@@ -8,28 +8,22 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import Floats, Mask
+from sm_profiler.report import parts
 from sm_profiler.report.attempts import Attempts, evaluation_seconds, find_attempts, join_successors
-from sm_profiler.report.device_phases import as_the_device_saw
-from sm_profiler.report.iterations import Turns, turns_of
+from sm_profiler.report.iterations import Iterations, as_run_on_device, iterations_of
 from sm_profiler.report.stalls import Stalls, find_stalls
 from sm_profiler.report.step_fold import (
-    BACKWARD,
     COMMUNICATION,
     EVAL,
-    FORWARD,
     GC,
     LOADER,
-    OPTIMIZER,
     TRAIN,
-    WAIT,
-    Loader,
-    StepFacts,
+    LoaderSettings,
     StepRows,
+    StepSummary,
     each_process,
 )
 from sm_profiler.report.system_fold import SystemSeries
-
-SLICES = ("wait", "forward", "backward", "optimizer", "between", "evaluation", "outside")  # of the loop, disjoint
 
 
 @attrs.frozen(eq=False)
@@ -40,15 +34,15 @@ class Rank:
         name: `algo-1-0`.
         node: `algo-1`.
         steps: its steps.
-        start, end: of its loop, seconds since the epoch.
-        attempts: how often the job was begun: above 1 it was interrupted and went on.
-        slices: where the loop's time went, by the names in SLICES; they add up to the loop's length.
-        gc, gc_in_wait: collections of Python's garbage collector, within the slices.
-        communication: collectives seen, within the slices.
-        has_waits: whether waiting for data was recorded for the whole loop.
-        waits_seen: share of the training steps for which a wait was recorded.
-        on_device: phases are those of the GPU, and waits what it waited; else both are the host's.
-        turns: the training steps that directly follow each other, from one fetch to the next.
+        start, end: start and end of its loop, seconds since the epoch.
+        slices: key of each of `parts.PARTS` → time; they add up to the length of the loop.
+        gc, gc_in_wait: garbage collection, included in the slices.
+        communication: recorded collectives, included in the slices.
+        attempts: its attempts; more than one if the job was interrupted and resumed.
+        has_waits: waiting for data was recorded for the whole loop.
+        waits_seen: share of the training steps with a recorded wait.
+        on_device: phases and waits are those of the GPU instead of the host.
+        iterations: its iterations.
         stalls: the long ones among them.
     """
 
@@ -65,80 +59,79 @@ class Rank:
     has_waits: bool
     waits_seen: float
     on_device: bool
-    turns: Turns
+    iterations: Iterations
     stalls: Stalls
 
     @property
     def loop(self) -> float:
-        """Length of the loop, without what lies between two attempts."""
+        """Length of the loop without downtime."""
         return self.end - self.start - self.attempts.down_s
 
     @property
     def train(self) -> Mask:
-        """Which steps are training steps."""
+        """Mask of the training steps."""
         return np.equal(self.steps.mode, TRAIN)
 
-    def share(self, which: str) -> float:
-        """A slice as a share of the loop."""
-        return self.slices[which] / self.loop if self.loop > 0 else 0.0
+    def share(self, key: str) -> float:
+        """Return a slice as a share of the loop."""
+        return self.slices[key] / self.loop if self.loop > 0 else 0.0
 
     @property
     def stall_share(self) -> float:
-        """Time lost in long steps as a share of the loop, evaluation included: what the picture's slices are shares of."""
+        """Time lost in long steps as a share of the loop, of which the slices are shares, too."""
         return self.stalls.excess / self.loop if self.loop > 0 else 0.0
 
     def _rows(self, *, without_stalls: bool) -> Mask:
-        known = self.turns.known
+        known = self.iterations.known
         return known & ~self.stalls.long if without_stalls else known
 
-    def share_of_turns(self, which: str, *, without_stalls: bool = False) -> float:
-        """A part of the turns (wait, forward, …) as a share of their length, where it was recorded."""
+    def share_of_iterations(self, key: str, *, without_stalls: bool = False) -> float:
+        """Return a part as a share of the iterations in which phases were recorded."""
         rows = self._rows(without_stalls=without_stalls)
-        total = float(self.turns.length[rows].sum())
-        return float(getattr(self.turns, which)[rows].sum()) / total if total > 0 else 0.0
+        total = float(self.iterations.length[rows].sum())
+        return float(self.iterations.of(key)[rows].sum()) / total if total > 0 else 0.0
 
-    def usual(self, which: str, *, without_stalls: bool = True) -> float:
-        """Mean of a part of the turns where it was recorded, by default of those that are not long; seconds."""
-        values = getattr(self.turns, which)[self._rows(without_stalls=without_stalls)]
+    def mean(self, key: str, *, without_stalls: bool = True) -> float:
+        """Return the mean seconds of a part, by default over the iterations that are not long."""
+        values = self.iterations.of(key)[self._rows(without_stalls=without_stalls)]
         return float(values.mean()) if len(values) else 0.0
 
-    def typical(self, which: str) -> float:
-        """Median of a part of the turns where it was recorded, seconds."""
-        values = getattr(self.turns, which)[self.turns.known]
+    def median(self, key: str) -> float:
+        """Return the median seconds of a part over the iterations in which phases were recorded."""
+        values = self.iterations.of(key)[self.iterations.known]
         return float(np.median(values)) if len(values) else 0.0
 
 
 @attrs.frozen(eq=False)
-class Gpu:
-    """One GPU inside the training loop (inside the job, where the loop is not known); percent."""
+class GpuMetrics:
+    """Use of one GPU in the training loop, or in the job if no loop was recorded; percent."""
 
     node: str
     name: str
     mean: float
-    idle: float  # share of samples below 10 %
+    idle: float  # share of samples below policy.SAMPLE_IDLE
     memory: float
     memory_max: float
 
 
 @attrs.frozen(eq=False)
-class Facts:
-    """What was measured.  Times are seconds since the epoch.
+class JobMetrics:
+    """Metrics of one job. Times are seconds since the epoch.
 
     Attributes:
-        name: the job's name.
+        name: name of the job.
         start, end: first and last sample or event.
         running: the job has not ended yet.
-        nodes: node names.
+        nodes: names of the nodes.
         ranks: training processes.
         gpus: GPUs.
         system: system metrics over time.
-        loader: what the data loader said.
-        overhead: the hook's own time as a share of the loop, the largest of the ranks; None where not recorded.
-        instance_type: where the user or the job told it.
-        metadata: what the hook wrote about itself, one object a process.
-        memory: resident memory of each process over time, or nothing: name → (seconds, bytes).
-        batch_size: samples a step, where known.
-        operators: whether single operators were recorded.
+        loader: settings of the data loader.
+        overhead: the hook's own time as a share of the loop, the largest of the ranks; None if not recorded.
+        instance_type: type of the instances, if the user or the job gave it.
+        metadata: the hook's record of each process.
+        memory: process → (seconds, bytes) of its resident memory.
+        batch_size: samples a step, if known.
     """
 
     name: str
@@ -147,15 +140,14 @@ class Facts:
     running: bool
     nodes: tuple[str, ...]
     ranks: tuple[Rank, ...]
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[GpuMetrics, ...]
     system: SystemSeries
-    loader: Loader
+    loader: LoaderSettings
     overhead: float | None = None
     instance_type: str | None = None
     metadata: tuple[dict[str, Any], ...] = ()
     memory: dict[str, tuple[Floats, Floats]] = attrs.field(factory=dict)
     batch_size: int | None = None
-    operators: bool = False
 
     @property
     def duration(self) -> float:
@@ -176,9 +168,9 @@ class Facts:
 
     @property
     def loading(self) -> float | None:
-        """Seconds until the framework was imported, of the slowest process; None where the hook does not say."""
-        told = [float(one["loaded_us"]) / 1e6 - self.start for one in self.metadata if one.get("loaded_us")]
-        return max(0.0, *told) if told and np.isfinite(told).all() else None
+        """Seconds until the slowest process had imported the framework; None if the hook did not record it."""
+        loaded = [float(one["loaded_us"]) / 1e6 - self.start for one in self.metadata if one.get("loaded_us")]
+        return max(0.0, *loaded) if loaded and np.isfinite(loaded).all() else None
 
     @property
     def steps_per_second(self) -> float | None:
@@ -191,31 +183,24 @@ class Facts:
 
     @property
     def interruptions(self) -> tuple[int, float]:
-        """How often the job was interrupted and went on, and for how many seconds nobody trained meanwhile."""
+        """Number of interruptions, and the downtime in seconds."""
         attempts = [rank.attempts for rank in self.ranks]
         return max((one.count - 1 for one in attempts), default=0), max((one.down_s for one in attempts), default=0.0)
 
-    def average_share(self, which: str) -> float:
-        """A slice as a share of the loop, averaged over ranks."""
+    def average_share(self, key: str) -> float:
+        """Return a slice as a share of the loop, averaged over ranks."""
         loops = [rank for rank in self.ranks if rank.loop > 0]
-        return float(np.mean([rank.share(which) for rank in loops])) if loops else 0.0
+        return float(np.mean([rank.share(key) for rank in loops])) if loops else 0.0
 
     def mean_of(self, metric: str) -> float | None:
-        """Mean of a system metric inside the loop, over all nodes; None where it was not recorded."""
+        """Return the mean of a system metric in the loop over all nodes; None if it was not recorded."""
         span = self.loop or (self.start, self.end)
         means = [data.mean_within(*span) for data in self.system.of(metric).values()]
         means = [mean for mean in means if np.isfinite(mean)]
         return float(np.mean(means)) if means else None
 
-    def hot_share(self, metric: str) -> float | None:
-        """Share of a metric's samples above 90 % inside the loop; None where it was not recorded."""
-        span = self.loop or (self.start, self.end)
-        shares = [data.share_within("hot", *span) for data in self.system.of(metric).values()]
-        shares = [share for share in shares if np.isfinite(share)]
-        return float(np.mean(shares)) if shares else None
-
     def as_dict(self) -> dict[str, Any]:
-        """The `job` part of report.json."""
+        """Return the `job` object of report.json."""
         return {
             "name": self.name,
             "start": _number(self.start),
@@ -256,60 +241,69 @@ def _number(value: float | None) -> float | None:
     return None if value is None or not np.isfinite(value) else round(float(value), 6)
 
 
-def make_rank(name: str, rows: StepRows, span_us: tuple[float, float], attempts: Attempts) -> Rank:
-    """Cut the loop of one process into its slices."""
+def measure_rank(name: str, rows: StepRows, span_us: tuple[float, float], attempts: Attempts) -> Rank:
+    """Divide the loop of one process into its slices."""
     start, end = span_us[0] / 1e6, span_us[1] / 1e6
-    seconds, steps = rows.parts / 1e6, rows.duration / 1e6
     train = rows.mode == TRAIN
-    recorded = seconds[:, WAIT].sum() > 0
-    waits_seen = float((seconds[train][:, WAIT] > 0).mean()) if train.any() else 0.0
-    waits = seconds[:, WAIT]
-    if not recorded and train.any():  # jobs of the old hook: only the dataloader window tells
-        loaded = (seconds[:, LOADER] > 0) & train
-        waits_seen = float(loaded.sum() / train.sum())
+    waits = rows.seconds("wait")
+    has_waits = bool(waits.sum() > 0)
+    waits_seen = float((waits[train] > 0).mean()) if train.any() else 0.0
+    if not has_waits and train.any():  # the old hook recorded waiting in its dataloader window only
+        loading = rows.seconds(LOADER)
+        waits_seen = float(((loading > 0) & train).sum() / train.sum())
         gaps = np.maximum(rows.start - np.concatenate([[rows.start[0]], rows.end[:-1]]), 0) / 1e6
-        waits = np.minimum(seconds[:, LOADER], np.where(gaps > 0, gaps, 0.0))
-    device = as_the_device_saw(rows)
+        waits = np.minimum(loading, gaps)
+    device = as_run_on_device(rows)
     if device is not None:
-        seconds = device.parts / 1e6
-        waits = seconds[:, WAIT]
-    known = seconds[:, [FORWARD, BACKWARD, OPTIMIZER]].sum(axis=1)
-    between = np.maximum(steps - known, 0.0) * (device is None)  # what a GPU did meanwhile nobody knows
-    turns = turns_of(device or rows, waits, attempts.breaks, on_device=device is not None)
-    recorded_length = float(turns.length[turns.known].sum())
-    scale = float(turns.length.sum()) / recorded_length if recorded_length > 0 else 1.0  # for steps without phases
-    slices = {
-        "wait": float(waits[train].sum()) * scale,
-        "forward": float(seconds[train, FORWARD].sum()) * scale,
-        "backward": float(seconds[train, BACKWARD].sum()) * scale,
-        "optimizer": float(seconds[train, OPTIMIZER].sum()) * scale,
-        "between": float(between[train & (known > 0)].sum()) * scale,
-        "evaluation": evaluation_seconds(rows, attempts.breaks),
-    }
-    if not (known[train] > 0).any():  # a job that records steps only: all of a step is work
-        slices["forward"] = float(steps[train].sum())
+        waits = device.seconds("wait")
+    iterations = iterations_of(device or rows, waits, attempts.breaks, on_device=device is not None)
     loop = end - start - attempts.down_s
-    room = max(loop - slices["evaluation"], 0.0)
-    whole = sum(slices.values()) - slices["evaluation"]
-    if whole > room > 0:  # scaled up beyond the loop
-        slices |= {name: value * room / whole for name, value in slices.items() if name != "evaluation"}
-    slices["outside"] = max(loop - sum(slices.values()), 0.0)
+    slices = _slices(
+        device or rows, waits, iterations, loop, evaluation_seconds(rows, attempts.breaks), on_device=device is not None
+    )  # fmt: skip
     return Rank(
         name, name.rpartition("-")[0] or name, rows, start, end, slices,
-        float(seconds[:, GC].sum()), float(rows.gc_in_wait.sum() / 1e6), float(seconds[train, COMMUNICATION].sum()),
-        attempts, bool(recorded), waits_seen, device is not None, turns, find_stalls(turns),
+        float(rows.seconds(GC).sum()), float(rows.gc_in_wait.sum() / 1e6), float(rows.seconds(COMMUNICATION)[train].sum()),
+        attempts, has_waits, waits_seen, device is not None, iterations, find_stalls(iterations),
     )  # fmt: skip
 
 
+def _slices(  # noqa: PLR0913 - one argument a part
+    rows: StepRows, waits: Floats, iterations: Iterations, loop: float, evaluation: float, *, on_device: bool
+) -> dict[str, float]:
+    """Return the seconds of each part of the loop."""
+    train = rows.mode == TRAIN
+    steps = rows.duration / 1e6
+    phases = {part.key: rows.seconds(part.key) for part in parts.phases()}
+    in_phases = np.sum(list(phases.values()), axis=0)
+    # steps with recorded phases represent all
+    recorded = float(iterations.length[iterations.known].sum())
+    scale = float(iterations.length.sum()) / recorded if recorded > 0 else 1.0
+    slices = dict.fromkeys((part.key for part in parts.PARTS), 0.0)
+    slices["wait"] = float(waits[train].sum()) * scale
+    slices |= {key: float(seconds[train].sum()) * scale for key, seconds in phases.items()}
+    if not on_device:  # what a GPU did between its phases is not recorded
+        between = np.maximum(steps - in_phases, 0.0)
+        slices["between"] = float(between[train & (in_phases > 0)].sum()) * scale
+    if not (in_phases[train] > 0).any():  # only steps were recorded: all of a step counts as work
+        slices["forward"] = float(steps[train].sum())
+    training, available = sum(slices.values()), max(loop - evaluation, 0.0)
+    if training > available > 0:  # scaled up beyond the loop
+        slices = {key: seconds * available / training for key, seconds in slices.items()}
+    slices["evaluation"] = evaluation
+    slices["outside"] = max(loop - sum(slices.values()), 0.0)
+    return slices
+
+
 def _batch_size(metadata: tuple[dict[str, Any], ...]) -> int | None:
-    """What all processes agree on; None otherwise."""
-    told = {one.get("batch_size") for one in metadata}
-    size = told.pop() if len(told) == 1 else None
+    """Return the batch size if all processes have the same."""
+    sizes = {one.get("batch_size") for one in metadata}
+    size = sizes.pop() if len(sizes) == 1 else None
     return size if isinstance(size, int) and size > 0 else None
 
 
-def prepare(  # noqa: PLR0913 - one argument a part, all but the first are options
-    found: StepFacts,
+def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are options
+    summary: StepSummary,
     system: SystemSeries,
     *,
     name: str,
@@ -317,33 +311,33 @@ def prepare(  # noqa: PLR0913 - one argument a part, all but the first are optio
     instance_type: str | None = None,
     metadata: tuple[dict[str, Any], ...] = (),
     memory: dict[str, tuple[Floats, Floats]] | None = None,
-) -> Facts:
-    """Facts from what the folds saw."""
-    found, told = join_successors(found, metadata)
+) -> JobMetrics:
+    """Compute the metrics of a job from the results of the folds."""
+    summary, records = join_successors(summary, metadata)
     ranks = tuple(
-        make_rank(node, rows, found.loop[node], find_attempts(node, rows, told, found.pids.get(node, 1)))
-        for node, rows in each_process(found)
-    )
+        measure_rank(process, rows, summary.loop[process], find_attempts(process, rows, records, summary.pids.get(process, 1)))
+        for process, rows in each_process(summary)
+    )  # fmt: skip
     edges = [edge for rank in ranks for edge in (rank.start, rank.end)] + [system.first_s, system.last_s]
     edges = [edge for edge in edges if np.isfinite(edge)]
     start, end = (min(edges), max(edges)) if edges else (float("nan"), float("nan"))
-    loop = (min(r.start for r in ranks), max(r.end for r in ranks)) if ranks else (start, end)
+    loop = (min(rank.start for rank in ranks), max(rank.end for rank in ranks)) if ranks else (start, end)
     memories = system.of("gpu_memory")
     gpus = tuple(
-        Gpu(
-            node, device, data.mean_within(*loop), data.share_within("idle", *loop),
+        GpuMetrics(
+            node, device, data.mean_within(*loop), data.idle_within(*loop),
             memories[node, device].mean_within(*loop) if (node, device) in memories else float("nan"),
             float(np.nanmax(memories[node, device].high)) if (node, device) in memories else float("nan"),
         )
         for (node, device), data in system.of("gpu").items()
     )  # fmt: skip
     nodes = dict.fromkeys([node for node, _, _ in system.series] + [rank.node for rank in ranks])
-    spent = [
-        found.overhead_us[rank.name] / 1e6 / rank.loop
+    overheads = [
+        summary.overhead_us[rank.name] / 1e6 / rank.loop
         for rank in ranks
-        if rank.name in found.overhead_us and rank.loop > 0
+        if rank.name in summary.overhead_us and rank.loop > 0
     ]
-    return Facts(
-        name, start, end, running, tuple(nodes), ranks, gpus, system, found.loader,
-        max(spent, default=None), instance_type, metadata, memory or {}, _batch_size(metadata), found.operators,
+    return JobMetrics(
+        name, start, end, running, tuple(nodes), ranks, gpus, system, summary.loader,
+        max(overheads, default=None), instance_type, metadata, memory or {}, _batch_size(metadata),
     )  # fmt: skip

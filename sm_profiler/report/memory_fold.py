@@ -1,4 +1,4 @@
-"""Resident memory of each training process over time, as the hook reads it once a second."""
+"""Fold the resident memory of each training process, which the hook samples once a second."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.event_names import MEMORY
-from sm_profiler.report.step_fold import SeesEvents
+from sm_profiler.report.step_fold import EventWindow
 
-MAX_SAMPLES = 20_000  # a process; beyond, every second sample is dropped
+MAX_SAMPLES = 20_000  # per process; beyond it, every second sample is dropped
 
 
 class MemoryFold:
@@ -21,8 +21,8 @@ class MemoryFold:
         self._every: dict[str, int] = {}
         self._count: dict[str, int] = {}
 
-    def update(self, window: SeesEvents) -> None:
-        """Take the samples of one window."""
+    def update(self, window: EventWindow) -> None:
+        """Add the samples of one window."""
         events = window.new_events
         found = events.phase.mask(MEMORY) if len(events) else np.zeros(0, np.bool_)
         if not found.any():
@@ -46,12 +46,12 @@ class MemoryFold:
             self._every[name] = 2 * self._every.get(name, 1)
 
     def merge(self, other: MemoryFold) -> None:
-        """Take over what another fold saw of other minutes or nodes."""
+        """Add the samples of a fold of other minutes or nodes."""
         for name, samples in other._samples.items():
             self._samples.setdefault(name, []).extend(samples)
 
     def result(self) -> dict[str, tuple[Floats, Floats]]:
-        """Process → seconds since the epoch, bytes; in time order."""
+        """Return process → (seconds since the epoch, bytes), in time order."""
         found = {}
         for name, samples in self._samples.items():
             table = np.asarray(sorted(samples))

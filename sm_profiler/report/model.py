@@ -1,4 +1,4 @@
-"""What a report is made of: evidence, findings, the verdict, and the report itself."""
+"""Content of a report: evidence, findings, the verdict, and the report itself."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from typing import Any
 import attrs
 
 from sm_profiler.report.classes import Class
-from sm_profiler.report.job_metrics import Facts
+from sm_profiler.report.job_metrics import JobMetrics
 
 SCHEMA_VERSION = "1.0"
-
-
-CONFIDENCES = ("low", "medium", "high")
 
 
 @attrs.frozen
@@ -20,13 +17,13 @@ class Evidence:
     """One measured number behind a finding.
 
     Attributes:
-        metric: what was measured, in words.
-        value: the number (or text), in `unit`.
-        threshold: what it was held against, in the same unit; None where nothing was.
-        where: rank, node or phase it was measured at; "" for the whole job.
-        unit: `share` (0 to 1), `s`, `ms`, `percent`, `steps` … ; "" for counts and texts.
-        held: what the threshold is to the value: `limit` (good up to it), `good from`, `judged from`, `usually`,
-            `others` (what the other ranks take), `±` (the value's standard error).
+        metric: name of the measurement.
+        value: number or text, in `unit`.
+        threshold: number it was compared with, in the same unit, or None.
+        where: rank or node it was measured at; "" for the whole job.
+        unit: `share` (0 to 1), `s`, `ms`, `percent`, `steps`, …; "" for counts and texts.
+        held: meaning of the threshold: `limit` (good up to it), `good from`, `used from`, `judged from`, `usually`,
+            `others` (the other ranks' value), `±` (the value's standard error).
     """
 
     metric: str
@@ -37,23 +34,23 @@ class Evidence:
     held: str = "limit"
 
     def as_dict(self) -> dict[str, Any]:
-        """As it stands in report.json."""
+        """Return the object of report.json."""
         return attrs.asdict(self)
 
 
 @attrs.frozen
 class Finding:
-    """What one judge found.
+    """One diagnosed cause.
 
     Attributes:
-        kind: the class of verdict it would be.
+        kind: class of the verdict if this finding leads.
         headline: one sentence.
-        evidence: the numbers behind it, strongest first.
-        next_step: what to do now, one or two sentences.
-        share_of_time: the part of the time it names that is lost, 0 to 1.
-        of: what that is a share of: `loop` or `job`.
+        evidence: numbers behind it, strongest first.
+        next_step: advice, one or two sentences.
+        share_of_time: lost share of the time, 0 to 1.
+        of: the time it is a share of: `loop` or `job`.
         confidence: low, medium or high.
-        weight: how it is ranked among the findings of its tier (lost share, unless the judge knows better).
+        weight: rank among the findings of its tier; the lost share unless the judge sets another.
     """
 
     kind: Class
@@ -66,7 +63,7 @@ class Finding:
     weight: float = attrs.field(default=attrs.Factory(lambda self: self.share_of_time, takes_self=True))
 
     def as_dict(self) -> dict[str, Any]:
-        """As it stands in report.json."""
+        """Return the object of report.json."""
         return {
             "class": self.kind.value,
             "headline": self.headline,
@@ -80,11 +77,11 @@ class Finding:
 
 @attrs.frozen
 class Verdict:
-    """The one answer, and what else was seen."""
+    """The leading finding, the others, and what could not be judged."""
 
     main: Finding
     also: tuple[Finding, ...] = ()
-    not_judged: tuple[tuple[str, str], ...] = ()  # what, why
+    not_judged: tuple[tuple[str, str], ...] = ()  # subject and reason
 
     @property
     def kind(self) -> Class:
@@ -92,7 +89,7 @@ class Verdict:
         return self.main.kind
 
     def as_dict(self) -> dict[str, Any]:
-        """As it stands in report.json."""
+        """Return the object of report.json."""
         also = [finding.as_dict() for finding in self.also]
         missing = [{"what": what, "why": why} for what, why in self.not_judged]
         return {**self.main.as_dict(), "also": also, "not_judged": missing}
@@ -100,19 +97,20 @@ class Verdict:
 
 @attrs.frozen
 class Report:
-    """Everything that the writers (JSON, HTML, notebook, terminal) need; no file is open behind it.
+    """Content of report.json, the page, the notebook and the terminal summary; holds no open file.
 
     Attributes:
-        facts: what was measured.
-        verdict: what it means.
-        rules: rule name → report object of the rule.
-        broken: rule name → why the rule itself failed.
-        quality: what could not be read, and what the hook switched off.
-        cost: what the lost time costs, or None where the instance type is not known.
-        source: where the profile lies, for the notebook and the page's foot.
+        metrics: metrics of the job.
+        verdict: the verdict.
+        rules: rule → its report object.
+        broken: rule → error with which the rule itself failed.
+        quality: data that could not be read, and collectors that the hook switched off.
+        cost: estimated cost of the lost time; None if the instance type is unknown.
+        source: location of the profile.
+        generated: time at which the report was made.
     """
 
-    facts: Facts
+    metrics: JobMetrics
     verdict: Verdict
     rules: dict[str, dict[str, Any]]
     broken: dict[str, str] = attrs.field(factory=dict)
@@ -123,17 +121,21 @@ class Report:
 
     @property
     def profiling_cost(self) -> str:
-        """What the hook says it took, in words."""
-        share = self.facts.overhead
-        return "not recorded" if share is None else f"{100 * share:.2g} % of the training loop, by the hook's own clock"
+        """The hook's own time, as text."""
+        share = self.metrics.overhead
+        return (
+            "not recorded"
+            if share is None
+            else f"{100 * share:.2g} % of the training loop, measured by the hook itself"
+        )
 
     def as_dict(self) -> dict[str, Any]:
-        """The content of report.json."""
+        """Return the content of report.json."""
         return {
             "schema_version": SCHEMA_VERSION,
             "generated": self.generated,
             "source": self.source,
-            "job": self.facts.as_dict(),
+            "job": self.metrics.as_dict(),
             "verdict": self.verdict.as_dict(),
             "profiling_cost": self.profiling_cost,
             "rules": self.rules,

@@ -1,4 +1,4 @@
-"""The notebook: loads the same data and redraws the sections, so that a user can go on from there."""
+"""Write a notebook that loads the same profile and redraws the report's sections."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sm_profiler.report.svg import clean, shorten
 
 
 def render_notebook(report: Report) -> str:
-    """A notebook file as text (nbformat 4.5); no kernel is started, and nbformat itself is not needed to write it."""
+    """Return the notebook file (nbformat 4.5) as text."""
     cells = [_cell(number, kind, text) for number, (kind, text) in enumerate(_cells(report))]
     metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -32,7 +32,7 @@ def _cell(number: int, kind: str, text: str) -> dict[str, Any]:
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown shows as it is, on one line."""
+    """Return text on one line that Markdown shows unchanged."""
     line = " ".join(shorten(clean(text), 400).split())
     return "".join(f"\\{sign}" if sign in r"\`*_{}[]<>#|$!&~" else sign for sign in line)
 
@@ -41,16 +41,16 @@ def _cells(report: Report) -> list[tuple[str, str]]:
     main = report.verdict.main
     source = json.dumps(clean(report.source))
     return [
-        ("markdown", f"# {_plain(report.facts.name)}\n\n**{main.kind.value}**: {_plain(main.headline)}\n\n**Next step:** {_plain(main.next_step)}"),
-        ("markdown", "This notebook reads the profile again and redraws the report's sections; change and extend it as you like."),
-        ("code", f"SOURCE = {source}\n\nimport numpy as np\nimport pandas as pd\nfrom sm_profiler.source import open_source\nfrom sm_profiler.report import build_report\n\nreport = build_report(open_source(SOURCE))\nfacts = report.facts\nprint(report.verdict.kind.value, '-', report.verdict.main.headline)"),
-        ("markdown", "## Where the training loop's time goes\n\nSeconds of each process, by slice."),
-        ("code", "pd.DataFrame({rank.name: rank.slices for rank in facts.ranks}).round(3)"),
+        ("markdown", f"# {_plain(report.metrics.name)}\n\n**{main.kind.value}**: {_plain(main.headline)}\n\n**Next step:** {_plain(main.next_step)}"),
+        ("markdown", "This notebook reads the profile again and redraws the sections of the report. Change and extend it as you like."),
+        ("code", f"SOURCE = {source}\n\nimport numpy as np\nimport pandas as pd\nfrom sm_profiler.source import open_source\nfrom sm_profiler.report import build_report\n\nreport = build_report(open_source(SOURCE))\nmetrics = report.metrics\nprint(report.verdict.kind.value, '-', report.verdict.main.headline)"),
+        ("markdown", "## Where the training loop's time goes\n\nSeconds per process and part of the loop."),
+        ("code", "pd.DataFrame({rank.name: rank.slices for rank in metrics.ranks}).round(3)"),
         ("markdown", "## System and framework metrics as DataFrames"),
         ("code", "from sm_profiler.analysis import PandasFrame\n\nframe = PandasFrame(SOURCE)\nsystem = frame.get_all_system_metrics()\nframework = frame.get_all_framework_metrics()\nsystem.head()"),
         ("code", "framework.head()"),
         ("markdown", "## Training job summary"),
-        ("code", "pd.Series({'start': facts.start, 'end': facts.end, 'duration in s': facts.duration, 'initialization in s': facts.initialization, 'steps per second': facts.steps_per_second})"),
+        ("code", "pd.Series({'start': metrics.start, 'end': metrics.end, 'duration in s': metrics.duration, 'initialization in s': metrics.initialization, 'steps per second': metrics.steps_per_second})"),
         ("markdown", "## System usage statistics"),
         ("code", "usage = report.rules.get('OverallSystemUsage', {}).get('Details', {})\nrows = {(node, metric): stats for metric, nodes in usage.items() if isinstance(nodes, dict) for node, stats in nodes.items() if isinstance(stats, dict)}\npd.DataFrame.from_dict(rows, orient='index')"),
         ("markdown", "## Framework metrics summary"),
@@ -58,12 +58,12 @@ def _cells(report: Report) -> list[tuple[str, str]]:
         ("markdown", "## Rules summary"),
         ("code", "pd.DataFrame({name: {key: one[key] for key in ('RuleTriggered', 'Violations', 'Datapoints')} for name, one in report.rules.items()}).T.sort_values('RuleTriggered', ascending=False)"),
         ("markdown", "## Step duration analysis"),
-        ("code", "steps = {rank.name: pd.Series(rank.turns.length, name='seconds') for rank in facts.ranks}\npd.DataFrame({name: lengths.describe(percentiles=[.5, .95, .99]) for name, lengths in steps.items()})"),
-        ("code", "from IPython.display import SVG\nfrom sm_profiler.report.charts import histogram, turns_strip\n\ndef draw(svg):\n    \"\"\"Show one of the report's pictures; the style belongs to the page, so give it a plain one.\"\"\"\n    style = '<style>rect{fill:#2f6db5} .f-outside{fill:#c9506b} text{font:12px sans-serif;fill:#59616b} line{stroke:#ddd}</style>'\n    return SVG(str(svg).replace('<svg ', '<svg xmlns=\"http://www.w3.org/2000/svg\" ', 1).replace('</title>', '</title>' + style, 1))\n\nfor name, lengths in list(steps.items())[:4]:\n    if len(lengths) > 1:\n        counts, edges = np.histogram(lengths, 60)\n        chart = histogram(counts, edges, f'Step durations of {name}', 'seconds')\n        if chart:\n            display(draw(chart))"),
-        ("markdown", "## Dataloading, GPU use, batch size, bottlenecks, GPU memory\n\nThe details of each rule."),
+        ("code", "steps = {rank.name: pd.Series(rank.iterations.length, name='seconds') for rank in metrics.ranks}\npd.DataFrame({name: lengths.describe(percentiles=[.5, .95, .99]) for name, lengths in steps.items()})"),
+        ("code", "from IPython.display import SVG\nfrom sm_profiler.report.charts import histogram\n\ndef draw(svg):\n    \"\"\"Show one of the report's charts with a simple style in place of the page's.\"\"\"\n    style = '<style>rect{fill:#2f6db5} .f-rose{fill:#c9506b} text{font:12px sans-serif;fill:#59616b} line{stroke:#ddd}</style>'\n    return SVG(str(svg).replace('<svg ', '<svg xmlns=\"http://www.w3.org/2000/svg\" ', 1).replace('</title>', '</title>' + style, 1))\n\nfor name, lengths in list(steps.items())[:4]:\n    if len(lengths) > 1:\n        counts, edges = np.histogram(lengths, 60)\n        chart = histogram(counts, edges, f'Step durations of {name}', 'seconds')\n        if chart:\n            display(draw(chart))"),
+        ("markdown", "## Dataloading, GPU use, batch size, bottlenecks, GPU memory\n\nDetails of each rule."),
         ("code", "for rule in ('Dataloader', 'LowGPUUtilization', 'LoadBalancing', 'BatchSize', 'CPUBottleneck', 'IOBottleneck', 'GPUMemoryIncrease'):\n    details = dict(report.rules.get(rule, {}).get('Details', {}))\n    details.pop('bottlenecks', None)\n    print(rule, str(details)[:600])"),
-        ("markdown", "## Timeline\n\nMetrics in equal stretches of time; `low` and `high` keep the extremes."),
-        ("code", "metrics = {(node, metric, device): pd.DataFrame({'mean': data.mean, 'low': data.low, 'high': data.high}, index=pd.to_datetime(data.seconds, unit='s'))\n           for (node, metric, device), data in facts.system.series.items()}\npd.concat({' '.join(key).strip(): table['mean'] for key, table in metrics.items()}, axis=1).dropna(how='all').head() if metrics else 'no system metrics'"),
+        ("markdown", "## Timeline\n\nMetrics in equal intervals of time; `low` and `high` are the extremes in each."),
+        ("code", "series = {(node, metric, device): pd.DataFrame({'mean': data.mean, 'low': data.low, 'high': data.high}, index=pd.to_datetime(data.seconds, unit='s'))\n          for (node, metric, device), data in metrics.system.series.items()}\npd.concat({' '.join(key).strip(): table['mean'] for key, table in series.items()}, axis=1).dropna(how='all').head() if series else 'no system metrics'"),
         ("markdown", "## Data quality"),
         ("code", "print(report.quality['sentence'])\npd.DataFrame(report.quality['rows'])"),
     ]  # fmt: skip

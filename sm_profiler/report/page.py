@@ -1,4 +1,4 @@
-"""The HTML page: one file, nothing from outside, every text escaped."""
+"""Render the HTML page: one file that loads nothing, with every text escaped."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from sm_profiler._version import __version__
 from sm_profiler.report.model import Report
+from sm_profiler.report.parts import COLOURS
 from sm_profiler.report.sections import build_sections
 from sm_profiler.report.svg import clean, shorten
 from sm_profiler.report.timeline_data import timeline
@@ -21,28 +22,28 @@ from sm_profiler.report.view import finding_view, glance, pictures
 
 
 def render_html(report: Report) -> str:
-    """The whole page as text."""
+    """Return the page of a report."""
     return render_page(
         "report.html",
         script=_asset("report.js"),
         report=report,
-        title=f"{shorten(report.facts.name, 80)} - sm-profiler",
-        name=shorten(report.facts.name, 120),
+        title=f"{shorten(report.metrics.name, 80)} - sm-profiler",
+        name=shorten(report.metrics.name, 120),
         verdict=finding_view(report.verdict.main),
         also=[finding_view(finding) for finding in report.verdict.also],
         not_judged=report.verdict.not_judged,
         pictures=pictures(report),
         tiles=glance(report),
-        sections=build_sections(report.facts, report.rules, report.broken),
-        timeline=timeline(report.facts),
+        sections=build_sections(report.metrics, report.rules, report.broken),
+        timeline=timeline(report.metrics),
         quality=report.quality,
         cost=report.cost,
     )
 
 
 def render_page(template: str, *, script: str = "", **content: Any) -> str:
-    """A page from one of our templates, with the shared style."""
-    style = _asset("report.css")
+    """Return a page from one of the templates, with the shared style."""
+    style = _asset("report.css") + _colour_rules()
     return (
         _environment()
         .get_template(template)
@@ -56,8 +57,19 @@ def render_page(template: str, *, script: str = "", **content: Any) -> str:
     )
 
 
+def _colour_rules() -> str:
+    """Return the style of the charts' colours: variables for both schemes, and classes that fill and stroke."""
+    light = "".join(f"--{name}:{colour.light};" for name, colour in COLOURS.items())
+    dark = "".join(f"--{name}:{colour.dark};" for name, colour in COLOURS.items())
+    classes = "".join(
+        f".f-{name},.b-{name}{{fill:var(--{name});background:var(--{name})}}.s-{name}{{stroke:var(--{name})}}\n"
+        for name in COLOURS
+    )
+    return f":root{{{light}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n{classes}"
+
+
 def _policy(style: str, script: str) -> str:
-    """Nothing may be loaded from anywhere; only this very style and this very script may work."""
+    """Return a content security policy that allows exactly this style and this script, and no request."""
 
     def hashed(text: str) -> str:
         return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
@@ -66,7 +78,7 @@ def _policy(style: str, script: str) -> str:
 
 
 def json_for_script(value: Any) -> Markup:
-    """JSON that may stand inside a script element: no `<`, `>`, `&` or line separators as such."""
+    """Return JSON for a script element, with `<`, `>`, `&` and line separators escaped."""
     written = json.dumps(value, allow_nan=False, separators=(",", ":"))
     for sign in "<>&":
         written = written.replace(sign, f"\\u{ord(sign):04x}")

@@ -1,15 +1,15 @@
-"""SVG made of small pieces; every text and attribute is escaped on the way in."""
+"""Build SVG from elements; every text and attribute is escaped."""
 
 from __future__ import annotations
 
 from markupsafe import Markup, escape
 
-# XML knows no control characters but tab, newline and carriage return
+# XML allows no control characters but tab, newline and carriage return
 _CONTROLS = {code: None for code in (*range(32), 127) if code not in (9, 10, 13)} | {0xFFFE: None, 0xFFFF: None}
 
 
 def element(tag: str, *children: Markup | str, **attributes: object) -> Markup:
-    """One element; `class_` is written `class`, other underscores as hyphens; None leaves an attribute out."""
+    """Return an element; `class_` becomes `class`, other underscores become hyphens, and None omits an attribute."""
     written = Markup("").join(
         Markup(' {}="{}"').format(_name(key), _value(value)) for key, value in attributes.items() if value is not None
     )
@@ -19,12 +19,12 @@ def element(tag: str, *children: Markup | str, **attributes: object) -> Markup:
 
 
 def clean(text: str) -> str:
-    """A text without characters that XML and HTML forbid."""
+    """Remove the characters that XML and HTML forbid."""
     return text.translate(_CONTROLS).encode("utf-8", "replace").decode("utf-8")
 
 
 def shorten(text: str, limit: int = 60) -> str:
-    """A long text with its middle left out."""
+    """Replace the middle of a long text by an ellipsis."""
     text = clean(text)
     return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-(limit // 2 - 1) :]}"
 
@@ -32,7 +32,7 @@ def shorten(text: str, limit: int = 60) -> str:
 def drawing(
     width: float, height: float, title: str, *children: Markup, kind: str = "chart", keep: bool = True
 ) -> Markup:
-    """A whole picture with its title, which screen readers read out."""
+    """Return a whole picture; screen readers read its title."""
     return element(
         "svg", element("title", title), *children,
         viewBox=f"0 0 {_value(width)} {_value(height)}", role="img", class_=kind,
@@ -40,9 +40,9 @@ def drawing(
     )  # fmt: skip
 
 
-def text(x: float, y: float, words: str, *, kind: str = "", anchor: str | None = None) -> Markup:
-    """A line of text; anchor: start, middle or end."""
-    return element("text", words, x=x, y=y, class_=kind or None, text_anchor=anchor)
+def text(x: float, y: float, content: str, *, kind: str = "", anchor: str | None = None) -> Markup:
+    """Return a line of text; anchor: start, middle or end."""
+    return element("text", content, x=x, y=y, class_=kind or None, text_anchor=anchor)
 
 
 def _name(key: str) -> str:

@@ -1,8 +1,7 @@
-"""System metrics over the whole job in a fixed number of time buckets that keep extremes."""
+"""Fold system metrics into a fixed number of time buckets that keep extremes."""
 
 from __future__ import annotations
 
-import re
 from typing import Protocol
 
 import attrs
@@ -10,41 +9,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sm_profiler.formats.columns import Category, Floats, SystemColumns
+from sm_profiler.report import policy
+from sm_profiler.report.formatting import natural_key
 
 BUCKETS = 1200  # a wide screen shows about as many points
-LOW_GPU = 10.0  # percent below which a GPU sample counts as idle; the rules' own gpu_threshold
-HOT_CORE = 90.0  # percent above which a core counts as saturated; the rules' own cpu_threshold
-_NO_NAME = ""
 
 
-class SeesSystem(Protocol):
-    """The part of a window that this fold reads (the engine's Window): the rows that count in it, each once."""
+class SystemWindow(Protocol):
+    """The part of an evaluation window that this fold reads."""
 
     @property
     def new_system(self) -> SystemColumns:
-        """System rows."""
+        """System metrics of the window, each in one window only."""
 
 
 @attrs.define(eq=False)
 class Buckets:
-    """One metric over time: each bucket keeps count, sum, smallest, largest and how many samples were low or high.
+    """One metric over time in buckets of equal width.
 
     Attributes:
         first: number of the first bucket, in units of `width` since the epoch.
-        width: seconds a bucket; doubles whenever BUCKETS are not enough.
+        width: seconds a bucket; doubles when BUCKETS are not enough.
+        count: samples.
+        total: their sum.
+        low, high: the smallest and the largest value.
+        idle: samples below policy.SAMPLE_IDLE.
     """
 
     first: int = 0
     width: int = 1
     count: Floats = attrs.field(factory=lambda: np.zeros(0))
     total: Floats = attrs.field(factory=lambda: np.zeros(0))
-    low: Floats = attrs.field(factory=lambda: np.zeros(0))  # smallest value
-    high: Floats = attrs.field(factory=lambda: np.zeros(0))  # largest value
-    idle: Floats = attrs.field(factory=lambda: np.zeros(0))  # samples below LOW_GPU
-    hot: Floats = attrs.field(factory=lambda: np.zeros(0))  # samples above HOT_CORE
+    low: Floats = attrs.field(factory=lambda: np.zeros(0))
+    high: Floats = attrs.field(factory=lambda: np.zeros(0))
+    idle: Floats = attrs.field(factory=lambda: np.zeros(0))
 
     def add(self, seconds: Floats, values: Floats) -> None:
-        """Take samples; seconds since the epoch."""
+        """Add samples; `seconds` since the epoch."""
         good = np.isfinite(values) & np.isfinite(seconds) & (seconds > 0)
         if not good.any():
             return
@@ -55,8 +56,7 @@ class Buckets:
         np.add.at(self.total, at, values)
         np.minimum.at(self.low, at, values)
         np.maximum.at(self.high, at, values)
-        np.add.at(self.idle, at, values < LOW_GPU)
-        np.add.at(self.hot, at, values > HOT_CORE)
+        np.add.at(self.idle, at, values < policy.SAMPLE_IDLE)
 
     def _make_room(self, earliest: float, latest: float) -> None:
         if not len(self.count):
@@ -75,26 +75,25 @@ class Buckets:
                 ("low", np.inf),
                 ("high", -np.inf),
                 ("idle", 0),
-                ("hot", 0),
             ):
                 setattr(self, name, np.pad(getattr(self, name), (before, after), constant_values=filler))
             self.first = low
 
     def halve(self) -> None:
-        """Make the buckets twice as wide."""
+        """Double the width of the buckets."""
         odd = self.first % 2
         self.first //= 2
         self.width *= 2
         for name, filler, join in (
             ("count", 0, np.add), ("total", 0, np.add), ("low", np.inf, np.minimum),
-            ("high", -np.inf, np.maximum), ("idle", 0, np.add), ("hot", 0, np.add),
+            ("high", -np.inf, np.maximum), ("idle", 0, np.add),
         ):  # fmt: skip
             old = getattr(self, name)
             old = np.pad(old, (odd, (len(old) + odd) % 2), constant_values=filler)
             setattr(self, name, join(old[0::2], old[1::2]))
 
     def merge(self, other: Buckets) -> None:
-        """Take over another one's samples."""
+        """Add the samples of other buckets."""
         if not len(other.count):
             return
         copy = attrs.evolve(other)
@@ -108,7 +107,7 @@ class Buckets:
             copy.halve()
         here = slice(copy.first - self.first, copy.first - self.first + len(copy.count))
         for name, join in (
-            ("count", np.add), ("total", np.add), ("low", np.minimum), ("high", np.maximum), ("idle", np.add), ("hot", np.add),
+            ("count", np.add), ("total", np.add), ("low", np.minimum), ("high", np.maximum), ("idle", np.add),
         ):  # fmt: skip
             getattr(self, name)[here] = join(getattr(self, name)[here], getattr(copy, name))
 
@@ -119,28 +118,28 @@ class Buckets:
 
     @property
     def mean(self) -> Floats:
-        """Mean of each bucket; NaN where there was no sample."""
+        """Mean of each bucket; NaN without samples."""
         with np.errstate(invalid="ignore"):
             return np.where(self.count > 0, self.total / np.maximum(self.count, 1), np.nan)
 
     def within(self, start_s: float, end_s: float) -> NDArray[np.bool_]:
-        """Buckets with samples that lie in a time span; all with samples if none does."""
+        """Return a mask of the buckets with samples in a time span, or of all with samples if none is in it."""
         filled = self.count > 0
         inside = filled & (self.seconds >= start_s) & (self.seconds <= end_s)
         return inside if inside.any() else filled
 
     def mean_within(self, start_s: float, end_s: float) -> float:
-        """Mean over a time span."""
+        """Return the mean over a time span; NaN without samples."""
         rows = self.within(start_s, end_s)
         return float(self.total[rows].sum() / self.count[rows].sum()) if rows.any() else float("nan")
 
-    def share_within(self, which: str, start_s: float, end_s: float) -> float:
-        """Share of the samples of a time span that were `idle` or `hot`."""
+    def idle_within(self, start_s: float, end_s: float) -> float:
+        """Return the share of the samples of a time span that were idle; NaN without samples."""
         rows = self.within(start_s, end_s)
-        return float(getattr(self, which)[rows].sum() / self.count[rows].sum()) if rows.any() else float("nan")
+        return float(self.idle[rows].sum() / self.count[rows].sum()) if rows.any() else float("nan")
 
 
-# (dimension or name in the files) → metric
+# dimension or name in the files → metric
 METRICS = {
     "CPUUtilization": "cpu",
     "I/OWaitPercentage": "io_wait",
@@ -158,14 +157,13 @@ CPU_FAMILY = ("cpu", "io_wait")
 
 @attrs.frozen(eq=False)
 class SystemSeries:
-    """The result.
+    """Result of the fold.
 
     Attributes:
         series: (node, metric, device) → buckets; device is `gpu0` … for GPUs, else "".
         cores: node → number of CPU cores.
         first_s, last_s: first and last sample; NaN without samples.
         rows: number of measurements.
-        interval_s: node → median time between two samples.
     """
 
     series: dict[tuple[str, str, str], Buckets]
@@ -173,10 +171,9 @@ class SystemSeries:
     first_s: float
     last_s: float
     rows: int
-    interval_s: dict[str, float]
 
     def of(self, metric: str) -> dict[tuple[str, str], Buckets]:
-        """(node, device) → buckets of one metric."""
+        """Return the buckets of one metric by (node, device)."""
         return {(node, device): data for (node, name, device), data in self.series.items() if name == metric}
 
 
@@ -187,10 +184,9 @@ class SystemFold:
         self._series: dict[tuple[str, str, str], Buckets] = {}
         self._cores: dict[str, set[str]] = {}
         self._first, self._last, self._rows = np.inf, -np.inf, 0
-        self._interval: dict[str, list[float]] = {}
 
-    def update(self, window: SeesSystem) -> None:
-        """Take the system metrics of one window."""
+    def update(self, window: SystemWindow) -> None:
+        """Add the system metrics of one window."""
         system = window.new_system
         if not len(system):
             return
@@ -216,7 +212,7 @@ class SystemFold:
                 self._bucket(node, metric, "").add(rows.timestamp, rows.value)
 
     def _cpu(self, node: str, metric: str, rows: SystemColumns) -> None:
-        """Average over the cores of each tick; all cores of a tick share its timestamp."""
+        """Average the cores of each tick; all cores of a tick have its timestamp."""
         self._cores.setdefault(node, set()).update(rows.name.present())
         rows = rows[np.isfinite(rows.value)]
         if not len(rows):
@@ -228,33 +224,28 @@ class SystemFold:
             hottest = np.full(len(ticks), -np.inf)
             np.maximum.at(hottest, which, rows.value)
             self._bucket(node, "hottest_core", "").add(ticks, hottest)
-            if len(ticks) > 1:
-                self._interval.setdefault(node, []).append(float(np.median(np.diff(ticks))))
 
     def _bucket(self, node: str, metric: str, device: str) -> Buckets:
         return self._series.setdefault((node, metric, device), Buckets())
 
     def merge(self, other: SystemFold) -> None:
-        """Take over what another fold saw of other minutes or nodes."""
+        """Add the metrics of a fold of other minutes or nodes."""
         for key, data in other._series.items():
             self._bucket(*key).merge(data)
         for node, names in other._cores.items():
             self._cores.setdefault(node, set()).update(names)
-        for node, spans in other._interval.items():
-            self._interval.setdefault(node, []).extend(spans)
         self._first, self._last = min(self._first, other._first), max(self._last, other._last)
         self._rows += other._rows
 
     def result(self) -> SystemSeries:
-        """Everything seen so far."""
+        """Return all metrics so far."""
         none = float("nan")
         return SystemSeries(
-            dict(sorted(self._series.items(), key=lambda item: _natural(item[0]))),
+            dict(sorted(self._series.items(), key=lambda item: [natural_key(text) for text in item[0]])),
             {node: len(names) for node, names in self._cores.items()},
             float(self._first) if self._rows else none,
             float(self._last) if self._rows else none,
             self._rows,
-            {node: float(np.median(spans)) for node, spans in self._interval.items()},
         )
 
 
@@ -262,9 +253,9 @@ _METRIC_NAMES = tuple(dict.fromkeys(METRICS.values()))
 
 
 def metric_codes(system: SystemColumns) -> NDArray[np.int8]:
-    """Which metric each row is: an index into the known ones, -1 for others.
+    """Return the metric of each row as an index into _METRIC_NAMES, -1 for others.
 
-    Network counts the training container's traffic (dimension Algorithm) only.
+    Network metrics count the traffic of the training container (dimension Algorithm) only.
     """
 
     def table(column: Category) -> NDArray[np.int8]:
@@ -275,10 +266,3 @@ def metric_codes(system: SystemColumns) -> NDArray[np.int8]:
     codes = np.where(by_dimension >= 0, by_dimension, by_name).astype(np.int8)
     codes[system.dimension.mask("Platform")] = -1
     return codes
-
-
-def _natural(key: tuple[str, ...]) -> tuple[object, ...]:
-    return tuple(
-        tuple((not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", text))
-        for text in key
-    )

@@ -1,4 +1,4 @@
-"""The whole job on one axis: what the page's timeline draws, thinned so that extremes stay."""
+"""Data of the page's timeline: the whole job on one axis, thinned so that extremes stay."""
 
 from __future__ import annotations
 
@@ -7,70 +7,77 @@ from typing import Any
 import numpy as np
 
 from sm_profiler.formats.columns import Floats
-from sm_profiler.report.job_metrics import Facts, Rank
+from sm_profiler.report.charts import LINE_COLOURS
+from sm_profiler.report.job_metrics import JobMetrics, Rank
 from sm_profiler.report.step_fold import TRAIN
 from sm_profiler.report.svg import shorten
 from sm_profiler.report.system_fold import Buckets
 
-POINTS = 1000  # points a series; a screen has hardly more columns
-MAX_STRETCHES = 200  # of evaluation; more would run into one band, and some of them alone would mislead
+POINTS = 1000  # per series; a screen has hardly more columns
+MAX_STRETCHES = 200  # of evaluation; more would merge into one band, and a selection would mislead
+MAX_RANK_LINES = 3  # more ranks than this are one line, beside the first rank's
 LANES = (
-    ("gpu", "GPU use", "%", (("gpu", "GPU use", "forward"),)),
-    ("gpu_memory", "GPU memory", "%", (("gpu_memory", "GPU memory", "backward"),)),
-    ("cpu", "CPU use", "%", (("cpu", "CPU use", "optimizer"), ("hottest_core", "hottest core", "wait"), ("io_wait", "I/O wait", "outside"))),
-    ("memory", "Memory", "%", (("memory", "memory used", "evaluation"),)),
-    ("network", "Network and disk", "B/s", (("received", "received", "forward"), ("sent", "sent", "backward"), ("disk_read", "disk read", "wait"), ("disk_write", "disk write", "outside"))),
+    ("gpu", "GPU use", "%", (("gpu", "GPU use", "blue"),)),
+    ("gpu_memory", "GPU memory", "%", (("gpu_memory", "GPU memory", "sky"),)),
+    ("cpu", "CPU use", "%", (("cpu", "CPU use", "teal"), ("hottest_core", "busiest core", "amber"), ("io_wait", "I/O wait", "rose"))),
+    ("memory", "Memory", "%", (("memory", "memory used", "violet"),)),
+    ("network", "Network and disk", "B/s", (("received", "received", "blue"), ("sent", "sent", "sky"), ("disk_read", "disk read", "amber"), ("disk_write", "disk write", "rose"))),
 )  # fmt: skip
 
 
-def timeline(facts: Facts) -> dict[str, Any]:
-    """Lanes of series; x in seconds since the job's start, y as low, mean and high of what each point stands for."""
-    if facts.duration <= 0:
+def timeline(metrics: JobMetrics) -> dict[str, Any]:
+    """Return the lanes: x in seconds since the job's start, y as low, mean and high of the data behind each point."""
+    if metrics.duration <= 0:
         return {}
     lanes = []
-    steps = _step_lane(facts)
+    steps = _step_lane(metrics)
     if steps:
         lanes.append(steps)
     for key, title, unit, members in LANES:
-        series = [one for metric, name, colour in members if (one := _metric(facts, metric, name, colour)) is not None]
+        series = [
+            one for metric, name, colour in members if (one := _metric(metrics, metric, name, colour)) is not None
+        ]
         if series:
             lanes.append(
                 {"id": key, "title": title, "unit": unit, "top": 100 if unit == "%" else None, "series": series}
             )
-    loop = facts.loop
-    stretches = _stretches(facts.ranks[0], facts.start) if facts.ranks else []
+    loop = metrics.loop
+    stretches = _stretches(metrics.ranks[0], metrics.start) if metrics.ranks else []
     return {
-        "start": round(facts.start, 3),
-        "length": round(facts.duration, 3),
-        "loop": [round(edge - facts.start, 3) for edge in loop] if loop else None,
+        "start": round(metrics.start, 3),
+        "length": round(metrics.duration, 3),
+        "loop": [round(edge - metrics.start, 3) for edge in loop] if loop else None,
         "evaluation": stretches if len(stretches) <= MAX_STRETCHES else [],
         "stretches_left_out": len(stretches) if len(stretches) > MAX_STRETCHES else 0,
         "lanes": lanes,
     }
 
 
-def _step_lane(facts: Facts) -> dict[str, Any] | None:
-    ranks = [rank for rank in facts.ranks if len(rank.turns)]
+def _step_lane(metrics: JobMetrics) -> dict[str, Any] | None:
+    ranks = [rank for rank in metrics.ranks if len(rank.iterations)]
     if not ranks:
         return None
     series = []
-    for number, rank in enumerate(ranks[:3] if len(ranks) <= 3 else ranks[:1]):  # noqa: PLR2004 - what the number means stands in the line
-        colour = ("forward", "wait", "optimizer")[number]
+    for number, rank in enumerate(ranks if len(ranks) <= MAX_RANK_LINES else ranks[:1]):
+        colour = LINE_COLOURS[number]
         series.append(
             thin(
-                rank.turns.start - facts.start, rank.turns.length * 1e3, f"step time, {shorten(rank.name, 40)}", colour
+                rank.iterations.start - metrics.start,
+                rank.iterations.length * 1e3,
+                f"step time, {shorten(rank.name, 40)}",
+                colour,
             )
         )
-    if len(ranks) > 3:  # noqa: PLR2004 - what the number means stands in the line
-        start = np.concatenate([rank.turns.start for rank in ranks])
-        length = np.concatenate([rank.turns.length for rank in ranks])
+    if len(ranks) > MAX_RANK_LINES:
+        start = np.concatenate([rank.iterations.start for rank in ranks])
+        length = np.concatenate([rank.iterations.length for rank in ranks])
         order = np.argsort(start, kind="stable")
-        series.append(thin(start[order] - facts.start, length[order] * 1e3, f"all {len(ranks)} ranks", "between"))
+        series.append(thin(start[order] - metrics.start, length[order] * 1e3, f"all {len(ranks)} ranks", "grey"))
     return {"id": "steps", "title": "Step time", "unit": "ms", "top": None, "series": series}
 
 
 def thin(x: Floats, y: Floats, name: str, colour: str) -> dict[str, Any]:
-    """At most POINTS points; each keeps smallest, mean and largest of what it stands for."""
+    """Reduce a series to at most POINTS points with the smallest, mean and largest value of the data behind each."""
     edges = np.unique(np.linspace(0, len(x), min(POINTS, len(x)) + 1).astype(int))[:-1]
     counts = np.diff(np.append(edges, len(x)))
     return _series(
@@ -95,10 +102,10 @@ def _series(name: str, colour: str, x: Floats, low: Floats, mean: Floats, high: 
     }
 
 
-def _metric(facts: Facts, metric: str, name: str, colour: str) -> dict[str, Any] | None:
-    """One metric over all nodes and devices: mean, and the extremes of any of them."""
+def _metric(metrics: JobMetrics, metric: str, name: str, colour: str) -> dict[str, Any] | None:
+    """Return one metric over all nodes and devices: their mean, and the extremes of any of them."""
     whole = Buckets()
-    found = facts.system.of(metric)
+    found = metrics.system.of(metric)
     for data in found.values():
         whole.merge(data)
     rows = whole.count > 0
@@ -108,12 +115,12 @@ def _metric(facts: Facts, metric: str, name: str, colour: str) -> dict[str, Any]
         return None
     label = name if len(found) == 1 else f"{name}, {len(found)} {'GPUs' if metric.startswith('gpu') else 'nodes'}"
     return _series(
-        label, colour, whole.seconds[rows] - facts.start, whole.low[rows], whole.mean[rows], whole.high[rows]
+        label, colour, whole.seconds[rows] - metrics.start, whole.low[rows], whole.mean[rows], whole.high[rows]
     )
 
 
 def _stretches(rank: Rank, start: float) -> list[list[float]]:
-    """Where evaluation ran, seconds since the job's start."""
+    """Return the spans of evaluation in seconds since the job's start."""
     evaluation = rank.steps.mode != TRAIN
     edges = np.flatnonzero(np.diff(np.concatenate([[0], evaluation.astype(np.int8), [0]])))
     spans = [

@@ -1,8 +1,8 @@
-"""One trace of a whole job in the trace-event format, for Perfetto and chrome://tracing; written while it is read.
+"""Write one trace of a whole job in the trace-event format, for Perfetto and chrome://tracing, while reading it.
 
-Every process of the job is a process of the trace, its lanes are threads: the loop with its steps and phases, modules,
-data loading, each worker, operators by thread and device, communication.  Each node has counters.  Within a thread,
-slices lie inside each other or beside each other, never across: what would cross gets a lane of its own.
+Each process of the job is a process of the trace, and its lanes are threads: the loop with its steps and phases, modules,
+data loading, each worker, operators by thread and device, communication. Each node has counters. Slices of a thread
+nest; those that would cross are moved to another lane.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SERIES = {
 
 @attrs.define
 class _Lane:
-    """Slices of one thread: open ones as a stack of end times."""
+    """Slices of one thread; `stack` contains the ends of the open ones."""
 
     thread: int
     stack: list[float] = attrs.field(factory=list)
@@ -52,8 +52,8 @@ class _Lane:
     last_end: float = -np.inf
 
     def takes(self, start: float, end: float) -> bool:
-        """Whether the slice nests here; if so it is entered."""
-        if start < self.last_start:  # came late: only behind everything would be safe, and it is not behind
+        """Add a slice if it nests here; return whether it does."""
+        if start < self.last_start:  # arrived late: it may cross slices that are already closed
             return False
         while self.stack and self.stack[-1] <= start:
             self.stack.pop()
@@ -74,12 +74,12 @@ class _Process:
 
 @attrs.define
 class Export:
-    """What was written.
+    """Summary of a written trace.
 
     Attributes:
         events: slices, instants and counters.
         processes: processes of the job.
-        clock_error_us: by process, how far its clock may be off, where the hook measured it.
+        clock_error_us: process → possible error of its clock, if the hook measured it.
     """
 
     events: int = 0
@@ -88,7 +88,7 @@ class Export:
 
 
 class TimelineWriter:
-    """Writes a trace; times count from `origin_us`."""
+    """Writes a trace with times relative to `origin_us`."""
 
     def __init__(self, out: TextIO, origin_us: float) -> None:
         self._out = out
@@ -128,7 +128,7 @@ class TimelineWriter:
         return fresh.thread
 
     def add_events(self, events: EventColumns) -> None:
-        """Write trace events; those of one call are sorted by time, longer ones first."""
+        """Write trace events, sorted by start, longer ones first."""
         if not len(events):
             return
         order = np.lexsort((-events.duration_us, events.start_us))
@@ -184,7 +184,7 @@ class TimelineWriter:
         self.export.events += len(pending)
 
     def finish(self, metadata: list[dict[str, Any]], source: str) -> Export:
-        """Close the trace with what is known of its clocks."""
+        """End the trace with the errors of its clocks."""
         for one in metadata:
             args = one.get("args")
             if (
@@ -235,7 +235,7 @@ def _order(lane: str) -> int:
 
 
 def export_timeline(source: Any, where: str | Path) -> Export:
-    """Write a source's whole job as one trace; a name ending in .gz is compressed.
+    """Write the whole job of a source as one trace; a file named .gz is compressed.
 
     Raises:
         SourceError: the file cannot be written, or the data cannot be read.

@@ -1,43 +1,31 @@
-"""The first screen: verdict card, picture of the evidence, job at a glance; values ready to print."""
+"""The first screen of the page: verdict card, charts of the evidence, job at a glance."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
-from sm_profiler.report import charts, labels
-from sm_profiler.report.charts import Part
+from sm_profiler.report import charts
+from sm_profiler.report.blocks import Picture
+from sm_profiler.report.charts import ChartPart
 from sm_profiler.report.classes import Class
-from sm_profiler.report.job_metrics import Facts, Rank
-from sm_profiler.report.judges.judge_context import duration, mean_or_none, percent, size
-from sm_profiler.report.model import Evidence, Finding, Report
-from sm_profiler.report.section_parts import Picture
+from sm_profiler.report.formatting import duration, in_unit, percent, plural, size
+from sm_profiler.report.job_metrics import JobMetrics, Rank
+from sm_profiler.report.judges.judge_context import mean_or_none
+from sm_profiler.report.model import Finding, Report
 from sm_profiler.report.slices import loop_slices
 from sm_profiler.report.svg import shorten
 
-MAX_RANKS = 12  # bars of single ranks on the first screen
-
-
-def shown(evidence: Evidence, value: float | str | None) -> str:
-    """A value of an evidence in its unit."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    if evidence.unit == "share":
-        return percent(float(value))
-    if evidence.unit == "percent":
-        return f"{value:.1f} %".replace(".0 %", " %")
-    if evidence.unit in ("s", "ms"):
-        return duration(float(value) / (1e3 if evidence.unit == "ms" else 1))
-    if evidence.unit.startswith("bytes"):
-        return size(float(value)) + evidence.unit.removeprefix("bytes")
-    return f"{value:,.0f}" if float(value) == int(value) else f"{value:,.1f}"
+MAX_BARS = 12  # bars of single ranks or GPUs
+MAX_LINE_POINTS = 500
 
 
 def finding_view(finding: Finding) -> dict[str, Any]:
-    """A finding as the page shows it."""
+    """Return a finding with its values as text."""
     return {
         "code": finding.kind.value,
-        "name": labels.NAMES[finding.kind],
+        "name": finding.kind.label,
         "headline": finding.headline,
         "next": finding.next_step,
         "confidence": finding.confidence,
@@ -46,8 +34,8 @@ def finding_view(finding: Finding) -> dict[str, Any]:
         "evidence": [
             {
                 "metric": one.metric,
-                "value": shown(one, one.value),
-                "threshold": f"{one.held} {shown(one, one.threshold)}" if one.threshold is not None else "",
+                "value": in_unit(one.value, one.unit),
+                "threshold": f"{one.held} {in_unit(one.threshold, one.unit)}" if one.threshold is not None else "",
                 "where": shorten(one.where, 40),
             }
             for one in finding.evidence
@@ -56,197 +44,156 @@ def finding_view(finding: Finding) -> dict[str, Any]:
 
 
 def loop_bar(ranks: tuple[Rank, ...], title: str) -> Picture | None:
-    """Where the loop's time goes, averaged over ranks."""
+    """Draw where the loop's time goes, averaged over ranks."""
     slices = loop_slices(ranks)
     if not slices:
         return None
-    parts = [Part(one.label, one.share, labels.SLICES[one.key][1], one.note) for one in slices]
-    legend = tuple((one.label, labels.SLICES[one.key][1], f"{one.value}|{one.note}") for one in slices if one.is_named)
-    return Picture(charts.bar(parts, title), title, legend, "bar")
+    drawn = [ChartPart(one.label, one.share, one.part.colour, one.note) for one in slices]
+    legend = tuple((one.label, one.part.colour, f"{one.value}|{one.note}") for one in slices if one.is_named)
+    return Picture(charts.bar(drawn, title), title, legend, "bar")
 
 
 def pictures(report: Report) -> list[Picture]:
-    """The evidence as pictures: first where the time goes, then what belongs to the verdict's class."""
-    facts, kind = report.facts, report.verdict.kind
-    drawn = [picture for picture in (loop_bar(facts.ranks, "Where the training loop's time goes"),) if picture]
-    special = {
-        Class.STRAGGLER: _rank_bars, Class.PERIODIC_STALL: _strip, Class.STEP_OUTLIERS: _strip, Class.INITIALIZATION_BOUND: _job_bar,
-        Class.MEMORY_GROWTH: _memory,
-    }  # fmt: skip
-    extra = special[kind](facts) if kind in special else []
-    if not drawn:
-        extra = _usage(facts)
-    elif kind in (Class.UNBALANCED_GPUS, Class.HOST_BOUND, Class.COMPUTE_BOUND) or (
-        kind is Class.INPUT_BOUND and facts.gpus
-    ):
-        extra = _gpus(facts)
-    return extra + drawn if kind is Class.INITIALIZATION_BOUND else drawn + extra
+    """Draw the evidence: where the loop's time goes, then what belongs to the class of the verdict."""
+    metrics, kind = report.metrics, report.verdict.kind
+    loop = loop_bar(metrics.ranks, "Where the training loop's time goes")
+    if loop is None:
+        return _usage(metrics)
+    draw = _EVIDENCE.get(kind)
+    extra = draw(metrics) if draw else []
+    return [*extra, loop] if kind is Class.INITIALIZATION_BOUND else [loop, *extra]
 
 
-def _rank_bars(facts: Facts) -> list[Picture]:
+def _rank_bars(metrics: JobMetrics) -> list[Picture]:
     return [
         Picture(one.drawing, shorten(rank.name, 40), (), "bar thin")
-        for rank in facts.ranks[:MAX_RANKS]
+        for rank in metrics.ranks[:MAX_BARS]
         if (one := loop_bar((rank,), f"Where the time of {rank.name} goes"))
     ]
 
 
-def _strip(facts: Facts) -> list[Picture]:
-    """The steps in order; of a long job with a period a stretch in which single steps can be told apart."""
-    rank = max(facts.ranks, key=lambda one: one.stall_share)
-    lengths, long = rank.turns.length, rank.stalls.long
+def _step_strip(metrics: JobMetrics) -> list[Picture]:
+    """Draw the steps in order; of a long job with a period, a stretch in which single steps are visible."""
+    rank = max(metrics.ranks, key=lambda one: one.stall_share)
+    lengths, long = rank.iterations.length, rank.stalls.long
     first, last = 0, len(lengths)
-    if rank.stalls.period and last > charts.STRIP_BARS:
-        first = (last - charts.STRIP_BARS) // 2
-        last = first + charts.STRIP_BARS
-    part = f"steps {first:,} to {last:,} of {len(lengths):,}" if first else "every step"
-    title = f"{part[0].upper()}{part[1:]} in order, long ones marked ({shorten(rank.name, 40)}, up to {duration(float(lengths[first:last].max()))})"
+    if rank.stalls.period and last > charts.MAX_STRIP_BARS:
+        first = (last - charts.MAX_STRIP_BARS) // 2
+        last = first + charts.MAX_STRIP_BARS
+    shown = f"Steps {first:,} to {last:,} of {len(lengths):,}" if first else "Every step"
+    longest = duration(float(lengths[first:last].max()))
+    title = f"{shown} in order, long ones marked ({shorten(rank.name, 40)}, up to {longest})"
     return [
-        Picture(charts.turns_strip(lengths[first:last].tolist(), long[first:last].tolist(), title), title, (), "strip")
+        Picture(charts.step_strip(lengths[first:last].tolist(), long[first:last].tolist(), title), title, (), "strip")
     ]
 
 
-def _job_bar(facts: Facts) -> list[Picture]:
-    if not facts.loop:
+def _job_bar(metrics: JobMetrics) -> list[Picture]:
+    if not metrics.loop:
         return []
-    before, loop, after = (
-        facts.initialization or 0.0,
-        facts.loop[1] - facts.loop[0],
-        max(facts.end - facts.loop[1], 0.0),
-    )
-    parts = [
-        Part("Before the first step", before, "outside"),
-        Part("Training loop", loop, "forward"),
-        Part("After the loop", after, "between"),
+    start, end = metrics.loop
+    drawn = [
+        ChartPart("Before the first step", metrics.initialization or 0.0, "rose"),
+        ChartPart("Training loop", end - start, "blue"),
+        ChartPart("After the loop", max(metrics.end - end, 0.0), "grey"),
     ]
     legend = tuple(
-        (part.name, part.colour, f"{percent(part.value / facts.duration)}|{duration(part.value)}") for part in parts
+        (one.name, one.colour, f"{percent(one.value / metrics.duration)}|{duration(one.value)}") for one in drawn
     )
-    return [Picture(charts.bar(parts, "Where the job's time goes"), "Where the job's time goes", legend, "bar")]
+    title = "Where the job's time goes"
+    return [Picture(charts.bar(drawn, title), title, legend, "bar")]
 
 
-def _memory(facts: Facts) -> list[Picture]:
+def _memory(metrics: JobMetrics) -> list[Picture]:
+    """Draw the memory of the largest process; else of the first GPU or node with samples."""
+    name, (seconds, values) = max(
+        metrics.memory.items(), key=lambda item: float(max(item[1][1], default=0.0)), default=("", ((), ()))
+    )
+    if len(seconds) > 1:
+        every = max(len(seconds) // MAX_LINE_POINTS, 1)
+        label = f"Resident memory of {shorten(name, 40)} (up to {size(float(max(values)))})"
+        return [Picture(charts.line(list(seconds[::every]), list(values[::every]), label), label, (), "strip")]
     for metric, title in (("gpu_memory", "GPU memory over time"), ("memory", "Memory over time")):
-        if metric == "gpu_memory" and facts.memory:
-            name, (seconds, values) = max(
-                facts.memory.items(), key=lambda item: float(item[1][1].max()) if len(item[1][1]) else 0.0
-            )
-            if len(seconds) > 1:
-                every = max(len(seconds) // 500, 1)
-                label = f"Resident memory of {shorten(name, 40)} (up to {size(float(values.max()))})"
-                return [
-                    Picture(charts.line(seconds[::every].tolist(), values[::every].tolist(), label), label, (), "strip")
-                ]
-        for data in facts.system.of(metric).values():
+        for data in metrics.system.of(metric).values():
             rows = data.count > 0
             if rows.sum() > 1:
-                return [
-                    Picture(
-                        charts.line(data.seconds[rows].tolist(), data.mean[rows].tolist(), title), title, (), "strip"
-                    )
-                ]
+                drawing = charts.line(data.seconds[rows].tolist(), data.mean[rows].tolist(), title)
+                return [Picture(drawing, title, (), "strip")]
     return []
 
 
-def _usage(facts: Facts) -> list[Picture]:
-    """Mean use of each resource, for a job without steps."""
+def _usage(metrics: JobMetrics) -> list[Picture]:
+    """Draw the mean use of each resource, for a job without steps."""
     drawn = []
-    for metric, title, colour in (
-        ("gpu", "GPU", "forward"),
-        ("cpu", "CPU", "optimizer"),
-        ("memory", "Memory", "evaluation"),
-    ):
-        mean = facts.mean_of(metric)
+    for metric, title, colour in (("gpu", "GPU", "blue"), ("cpu", "CPU", "teal"), ("memory", "Memory", "violet")):
+        mean = metrics.mean_of(metric)
         if mean is not None:
             label = f"{title}: {mean:.0f} % used on average"
-            drawn.append(
-                Picture(
-                    charts.bar([Part("used", mean, colour), Part("free", 100 - mean, "none")], label),
-                    label,
-                    (),
-                    "bar thin",
-                )
-            )
+            bar = charts.bar([ChartPart("used", mean, colour), ChartPart("free", 100 - mean, "pale")], label)
+            drawn.append(Picture(bar, label, (), "bar thin"))
     return drawn
 
 
-def _gpus(facts: Facts) -> list[Picture]:
-    """How busy each GPU is; their average where they are many."""
-    rows = [(f"{gpu.node} {gpu.name}", gpu.mean) for gpu in facts.gpus if math.isfinite(gpu.mean)]
-    if len(rows) > MAX_RANKS:
-        rows = [("busiest GPU", max(mean for _, mean in rows)), ("laziest GPU", min(mean for _, mean in rows))]
-    return [
-        Picture(
-            charts.bar([Part("busy", mean, "forward"), Part("idle", 100 - mean, "none")], f"{name}: {mean:.0f} % busy"),
-            f"{shorten(name, 30)}: {mean:.0f} % busy",
-            (),
-            "bar thin",
-        )
-        for name, mean in rows
-    ]
+def _gpus(metrics: JobMetrics) -> list[Picture]:
+    """Draw how busy each GPU is; of many, the extremes."""
+    rows = [(f"{gpu.node} {gpu.name}", gpu.mean) for gpu in metrics.gpus if math.isfinite(gpu.mean)]
+    if len(rows) > MAX_BARS:
+        means = [mean for _, mean in rows]
+        rows = [("most-utilized GPU", max(means)), ("least-utilized GPU", min(means))]
+    drawn = []
+    for name, mean in rows:
+        bar = [ChartPart("busy", mean, "blue"), ChartPart("idle", 100 - mean, "pale")]
+        label = f"{shorten(name, 30)}: {mean:.0f} % busy"
+        drawn.append(Picture(charts.bar(bar, f"{name}: {mean:.0f} % busy"), label, (), "bar thin"))
+    return drawn
+
+
+# Charts beside the loop's bar.
+_EVIDENCE: dict[Class, Callable[[JobMetrics], list[Picture]]] = {
+    Class.STRAGGLER: _rank_bars, Class.PERIODIC_STALL: _step_strip, Class.STEP_OUTLIERS: _step_strip,
+    Class.INITIALIZATION_BOUND: _job_bar, Class.MEMORY_GROWTH: _memory, Class.INPUT_BOUND: _gpus,
+    Class.UNBALANCED_GPUS: _gpus, Class.HOST_BOUND: _gpus, Class.COMPUTE_BOUND: _gpus,
+}  # fmt: skip
 
 
 def glance(report: Report) -> list[tuple[str, str, str]]:
-    """Tiles: label, value, note."""
-    facts = report.facts
-    tiles = [
-        (
-            "Duration",
-            duration(facts.duration) if facts.duration else "unknown",
-            "still running" if facts.running else "",
-        )
-    ]
-    speed = facts.steps_per_second
+    """Return the tiles: label, value, note."""
+    metrics = report.metrics
+    length = duration(metrics.duration) if metrics.duration else "unknown"
+    tiles = [("Duration", length, "still running" if metrics.running else "")]
+    speed = metrics.steps_per_second
     if speed:
-        steps = sum(int(rank.train.sum()) for rank in facts.ranks[:1])
-        note = f"{steps:,} steps" + (f" on each of {len(facts.ranks)} ranks" if len(facts.ranks) > 1 else "")
+        steps = sum(int(rank.train.sum()) for rank in metrics.ranks[:1])
+        note = f"{steps:,} steps" + (f" on each of {len(metrics.ranks)} ranks" if len(metrics.ranks) > 1 else "")
         tiles.append(("Training speed", f"{speed:.3g} steps/s", note))
-        if facts.batch_size:
-            tiles.append(
-                ("Samples", f"{speed * facts.batch_size * len(facts.ranks):,.0f} /s", f"{facts.batch_size} a batch")
-            )
-    machines = f"{len(facts.nodes)} node{'s' * (len(facts.nodes) != 1)}"
-    if facts.gpus:
-        mean = mean_or_none([gpu.mean for gpu in facts.gpus])
-        tiles.append(
-            (
-                "GPU use",
-                f"{mean:.0f} %" if mean is not None else "unknown",
-                f"{len(facts.gpus)} GPU{'s' * (len(facts.gpus) > 1)}, {machines}",
-            )
-        )
-    cpu, memory = facts.mean_of("cpu"), facts.mean_of("memory")
+        if metrics.batch_size:
+            samples = speed * metrics.batch_size * len(metrics.ranks)
+            tiles.append(("Samples", f"{samples:,.0f} /s", f"{metrics.batch_size} per batch"))
+    machines = plural(len(metrics.nodes), "node")
+    if metrics.gpus:
+        mean = mean_or_none([gpu.mean for gpu in metrics.gpus])
+        value = f"{mean:.0f} %" if mean is not None else "unknown"
+        tiles.append(("GPU use", value, f"{plural(len(metrics.gpus), 'GPU')}, {machines}"))
+    cpu, memory = metrics.mean_of("cpu"), metrics.mean_of("memory")
     if cpu is not None:
-        cores = sum(facts.system.cores.values())
-        tiles.append(
-            ("CPU use", f"{cpu:.0f} %", f"{cores} core{'s' * (cores != 1)}" + ("" if facts.gpus else f", {machines}"))
-        )
+        cores = plural(sum(metrics.system.cores.values()), "core")
+        tiles.append(("CPU use", f"{cpu:.0f} %", cores if metrics.gpus else f"{cores}, {machines}"))
     if memory is not None:
-        tiles.append(("Memory", f"{memory:.0f} %", "of the node's" if len(facts.nodes) == 1 else "of the nodes'"))
-    if facts.ranks:
-        interrupted, down = facts.interruptions
+        tiles.append(("Memory", f"{memory:.0f} %", "of the node" if len(metrics.nodes) == 1 else "of the nodes"))
+    if metrics.ranks:
+        count, downtime = metrics.interruptions
         tiles.append(
-            (
-                "Interruptions",
-                str(interrupted) if interrupted else "none",
-                f"{duration(down)} in between" if down else "",
-            )
+            ("Interruptions", str(count) if count else "none", f"{duration(downtime)} of downtime" if downtime else "")
         )
+    recorded = metrics.overhead is not None and math.isfinite(metrics.overhead)
     tiles.append(
         (
             "Profiling cost",
-            _overhead(facts),
-            "of the loop's time" if facts.overhead is not None else "the hook recorded none",
+            f"{100 * (metrics.overhead or 0.0):.2g} %" if recorded else "unknown",
+            "of the loop's time" if recorded else "not recorded by the hook",
         )
     )
     if report.cost:
-        tiles.append(
-            ("Lost money", f"about ${report.cost['lost_per_hour']:.2f}/h", f"estimate, {report.cost['instance_type']}")
-        )
+        lost = f"about ${report.cost['lost_per_hour']:.2f}/h"
+        tiles.append(("Lost money", lost, f"estimate, {report.cost['instance_type']}"))
     return tiles
-
-
-def _overhead(facts: Facts) -> str:
-    if facts.overhead is None or not math.isfinite(facts.overhead):
-        return "unknown"
-    return f"{100 * facts.overhead:.2g} %"

@@ -1,4 +1,4 @@
-"""Writes a report's files to a folder or a storage."""
+"""Write the files of a report to a folder or a storage."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def write_report(report: Report, where: str | os.PathLike[str] | Storage) -> lis
     """Write profiler-report.html, profiler-report.ipynb, profiler-reports/<Rule>.json and report.json.
 
     Args:
-        report: what to write.
+        report: the report.
         where: a folder, an s3:// URI, or a storage.
 
     Returns:
-        The keys written, relative to `where`.
+        Keys of the files, relative to `where`.
 
     Raises:
-        SourceError: it cannot be written.
+        SourceError: a file cannot be written.
     """
     storage: Any = open_storage(where) if isinstance(where, (str, os.PathLike)) else where
     storage.write(JSON, to_json(report).encode())
@@ -36,12 +36,12 @@ def write_report(report: Report, where: str | os.PathLike[str] | Storage) -> lis
 
 
 def to_json(report: Report) -> str:
-    """report.json as text; numbers that JSON does not know become null."""
+    """Return report.json as text; NaN and infinities become null."""
     return json.dumps(finite(report.as_dict()), indent=1, allow_nan=False) + "\n"
 
 
 def finite(value: Any) -> Any:
-    """The same data with NaN and infinities as None, and unpaired surrogates replaced."""
+    """Return the same data with NaN and infinities as None, and unpaired surrogates replaced."""
     if isinstance(value, dict):
         return {finite(str(key)): finite(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

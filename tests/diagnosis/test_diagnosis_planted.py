@@ -70,7 +70,7 @@ def check(case: Case, folder: Path) -> None:
         assert main.evidence[0].where == f"algo-1-{diary['rank']}"
     if case.evidence:
         (found,) = [one for one in main.evidence if case.evidence in one.metric and one.unit == "share"][:1]
-        loop = sum(rank.loop for rank in report.facts.ranks)
+        loop = sum(rank.loop for rank in report.metrics.ranks)
         told = diary["seconds"][case.diary]
         # both clocks bracket the same work; what lies between their calls and the first, warming steps differ
         if case.evidence == "time lost in long steps":  # a busy machine's own long steps are lost time, too

@@ -400,10 +400,10 @@ def test_a_training_that_waits_for_such_a_device_is_judged_by_the_devices_times(
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     report = build_report(open_source(tmp_path, progress=False, cache=False))
-    (rank,) = report.facts.ranks
+    (rank,) = report.metrics.ranks
     assert rank.on_device
     assert report.verdict.main.kind.value == kind
-    turns = rank.turns.known
-    assert np.median(rank.turns.forward[turns]) == pytest.approx(0.006, rel=0.25)
-    assert np.median(rank.turns.backward[turns]) == pytest.approx(0.010, rel=0.25)
-    assert np.median(rank.turns.outside[turns]) >= pause
+    turns = rank.iterations.known
+    assert np.median(rank.iterations.forward[turns]) == pytest.approx(0.006, rel=0.25)
+    assert np.median(rank.iterations.backward[turns]) == pytest.approx(0.010, rel=0.25)
+    assert np.median(rank.iterations.outside[turns]) >= pause

@@ -14,7 +14,7 @@ from test_hook_training import environment, events
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.report import build_report, terminal_summary
 from sm_profiler.report.attempts import evaluation_seconds, find_attempts
-from sm_profiler.report.step_fold import PARTS, StepRows
+from sm_profiler.report.step_fold import StepRows, columns
 from sm_profiler.source import open_source
 
 STEP = "Step:ModeKeys.TRAIN"
@@ -64,14 +64,14 @@ def test_attempts_stay_apart_and_are_counted_together(tmp_path, what, rank):
     assert len({(one["pid"], one["start_us"]) for one in told}) == 2
     (rank_told,) = report.as_dict()["job"]["ranks"]
     assert (rank_told["attempts"], rank_told["train_steps"]) == (2, steps_before + 10)
-    rows = report.facts.ranks[0].steps
+    rows = report.metrics.ranks[0].steps
     down = (rows.start[steps_before] - rows.end[steps_before - 1]) / 1e6
     assert 0 < rank_told["interrupted_s"] <= down
     assert rank_told["loop_s"] == pytest.approx(
         (rows.end[-1] - rows.start[0]) / 1e6 - rank_told["interrupted_s"], abs=0.05
     )
     assert "interrupted once" in terminal_summary(report)
-    assert report.facts.ranks[0].turns.length.max() < rank_told["interrupted_s"]  # the pause is no long step
+    assert report.metrics.ranks[0].iterations.length.max() < rank_told["interrupted_s"]  # the pause is no long step
 
 
 def rows_of(starts, numbers, modes=None) -> StepRows:
@@ -79,7 +79,7 @@ def rows_of(starts, numbers, modes=None) -> StepRows:
     modes = np.zeros(count, np.int8) if modes is None else np.asarray(modes, np.int8)
     starts = np.asarray(starts, float) * 1e6
     return StepRows(
-        starts, np.full(count, 0.5e6), np.asarray(numbers), modes, np.zeros((count, PARTS)), np.zeros(count)
+        starts, np.full(count, 0.5e6), np.asarray(numbers), modes, np.zeros((count, len(columns()))), np.zeros(count)
     )
 
 

@@ -1,4 +1,4 @@
-"""Columns, folds and reports made by hand for the report's tests."""
+"""Columns, metrics and reports built from rows, for the report's tests."""
 
 import subprocess
 import sys
@@ -8,9 +8,9 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
-from sm_profiler.report.build import FactFolds, report_of
-from sm_profiler.report.job_metrics import prepare
-from sm_profiler.report.judges import Case
+from sm_profiler.report.build import MetricFolds, report_of
+from sm_profiler.report.job_metrics import measure_job
+from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.verdict import decide
 
 START_S = 1_700_000_000
@@ -25,13 +25,13 @@ class FakeWindow:
 
 
 def make_job(folder, *options):
-    """A synthetic job's folder."""
+    """Write a synthetic job and return its folder."""
     subprocess.run([sys.executable, str(MAKE_JOB), "--out", str(folder), *options], check=True, capture_output=True)
     return folder
 
 
 def events(rows):
-    """EventColumns from (phase, name, start in s, duration in s, node, step)."""
+    """Return EventColumns from rows of phase, name, start in s, duration in s, node, step."""
     count = len(rows)
     phase, name, start, length, node, step = zip(*rows, strict=True) if rows else ((),) * 6
     ints = np.full(count, -1, np.int64)
@@ -44,7 +44,7 @@ def events(rows):
 
 
 def system(rows):
-    """SystemColumns from (seconds, value, node, type, name, dimension)."""
+    """Return SystemColumns from rows of seconds, value, node, type, name, dimension."""
     seconds, value, node, kind, name, dimension = zip(*rows, strict=True) if rows else ((),) * 6
     return SystemColumns(
         np.asarray(seconds, float) + START_S, np.asarray(value, float), Category.of(node), Category.of(kind), Category.of(name),
@@ -67,7 +67,7 @@ def training(  # noqa: PLR0913 - one argument a part, each with a default
     stall=0.0,
     number=0,
 ):
-    """A training loop as events; `stall` is added outside the phases of every `every`-th step."""
+    """Return a training loop as events; every `every` steps, `stall` seconds are added outside the phases."""
     rows, now = [], at
     for step in range(number, number + steps):
         if wait:
@@ -92,7 +92,7 @@ def gpu_samples(value, seconds, *, node="algo-1", name="gpu0", memory=50.0):
     return rows
 
 
-def facts_of(  # noqa: PLR0913 - one argument a part, each with a default
+def metrics_of(  # noqa: PLR0913 - one argument a part, each with a default
     event_rows=(),
     system_rows=(),
     *,
@@ -103,8 +103,8 @@ def facts_of(  # noqa: PLR0913 - one argument a part, each with a default
     window_s=60,
     metadata=(),
 ):
-    """Facts from rows, fed window by window as the engine does."""
-    folds, all_events, all_system = FactFolds(), events(list(event_rows)), system(list(system_rows))
+    """Return metrics of rows, folded window by window as the engine does."""
+    folds, all_events, all_system = MetricFolds(), events(list(event_rows)), system(list(system_rows))
     base, width = START_S * 1_000_000, window_s * 1_000_000
     ends = [float(all_events.start_us.max())] if len(all_events) else []
     ends += [float(all_system.timestamp.max()) * 1e6] if len(all_system) else []
@@ -113,7 +113,7 @@ def facts_of(  # noqa: PLR0913 - one argument a part, each with a default
         rows = (all_system.timestamp * 1e6 >= start) & (all_system.timestamp * 1e6 < start + width)
         for fold in folds.all():
             fold.update(FakeWindow(start, all_events[chosen], all_system[rows]))
-    return prepare(
+    return measure_job(
         folds.steps.result(),
         folds.system.result(),
         name=name,
@@ -125,10 +125,10 @@ def facts_of(  # noqa: PLR0913 - one argument a part, each with a default
 
 
 def report_from(event_rows=(), system_rows=(), rules=None, **options):
-    """A whole report from rows."""
-    facts = facts_of(event_rows, system_rows, **options)
+    """Return a whole report from rows."""
+    metrics = metrics_of(event_rows, system_rows, **options)
     rules = rules or {}
-    return report_of(facts, decide(Case(facts, rules)), rules, source="/data/profiler-output")
+    return report_of(metrics, decide(JudgeContext(metrics, rules)), rules, source="/data/profiler-output")
 
 
 def verdict_of(event_rows=(), system_rows=(), rules=None, **options):

@@ -1,4 +1,4 @@
-"""Two runs compared: intervals that cover the truth, chance told from change, exit codes."""
+"""Comparison of two runs: coverage of the intervals, chance against change, exit codes."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,7 @@ from report_helpers import make_job, report_from, training
 
 from sm_profiler.cli import main
 from sm_profiler.errors import ConfigError
-from sm_profiler.report.compare import Limit, compare
-from sm_profiler.report.compare_page import render_comparison, terminal_comparison
+from sm_profiler.report.compare import RegressionLimit, compare, render_comparison, terminal_comparison
 
 
 def noisy(rng, factor=1.0, steps=300):
@@ -19,22 +18,22 @@ def noisy(rng, factor=1.0, steps=300):
     return report_from(rows)
 
 
-def test_a_regression_is_seen_and_named():
+def test_reports_a_regression_and_its_part():
     found = compare(report_from(training(200)), report_from(training(200, forward=0.006)))
     assert found.step.change == pytest.approx(0.003 / 0.0102, abs=0.01)
     assert "slower" in found.sentence
     assert "forward" in found.sentence
-    assert Limit.parse("regression>5%").broken_by(found)
-    assert not Limit.parse("regression > 40 %").broken_by(found)
+    assert RegressionLimit.parse("regression>5%").is_exceeded_by(found)
+    assert not RegressionLimit.parse("regression > 40 %").is_exceeded_by(found)
 
 
-def test_the_same_run_twice_is_no_change():
+def test_equal_runs_do_not_differ():
     rng = np.random.default_rng(11)
     alarms = 0
     for _ in range(20):
         found = compare(noisy(rng), noisy(rng))
         alarms += found.step.is_clear
-        assert not Limit.parse("regression>5%").broken_by(found)
+        assert not RegressionLimit.parse("regression>5%").is_exceeded_by(found)
     assert alarms <= 4
 
 
@@ -48,20 +47,20 @@ def test_the_interval_covers_the_true_change():
     assert covered >= 16
 
 
-def test_too_few_steps_are_said_so():
+def test_reports_too_few_steps():
     found = compare(report_from(training(5)), report_from(training(200)))
     assert "Too few" in found.sentence
-    assert not Limit.parse("regression>5%").broken_by(found)
+    assert not RegressionLimit.parse("regression>5%").is_exceeded_by(found)
     render_comparison(found)
 
 
 @pytest.mark.parametrize("text", ["", "5%", "regression>", "regression>5", "regression>x%"])
-def test_a_limit_that_nobody_understands(text):
+def test_rejects_other_limits(text):
     with pytest.raises(ConfigError, match="regression>5%"):
-        Limit.parse(text)
+        RegressionLimit.parse(text)
 
 
-def test_command(tmp_path, capsys):
+def test_command_exit_codes_and_files(tmp_path, capsys):
     fast = make_job(tmp_path / "fast", "--scenario", "cpu-only", "--minutes", "2", "--steps-per-second", "5")
     slow = make_job(tmp_path / "slow", "--scenario", "cpu-only", "--minutes", "2", "--steps-per-second", "4")
     out = tmp_path / "out"

@@ -1,4 +1,4 @@
-"""What is written: schema, notebook, terminal, the command."""
+"""Files and terminal output of a report: schema, notebook, summary, command."""
 
 import json
 from pathlib import Path
@@ -47,11 +47,11 @@ def validator():
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_report_json_keeps_its_schema(reports, validator, name):
+def test_report_json_matches_the_schema(reports, validator, name):
     validator.validate(json.loads(to_json(reports[name])))
 
 
-def test_odd_reports_keep_the_schema(validator):
+def test_unusual_reports_match_the_schema(validator):
     for odd in (
         report_from(),
         report_from(training(1)),
@@ -61,20 +61,20 @@ def test_odd_reports_keep_the_schema(validator):
         validator.validate(json.loads(to_json(odd)))
 
 
-def test_the_schema_can_fail(reports, validator):
+def test_schema_rejects_unknown_classes(reports, validator):
     broken = json.loads(to_json(reports["healthy"]))
     broken["verdict"]["class"] = "FINE"
     assert list(validator.iter_errors(broken))
 
 
-def test_the_schema_names_every_class():
+def test_schema_lists_every_class():
     schema = json.loads((ROOT / "docs" / "report.schema.json").read_text())
     assert schema["$defs"]["finding"]["properties"]["class"]["enum"] == [kind.value for kind in Class]
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_the_terminal_gets_at_most_fifteen_lines(reports, name, width):
+def test_terminal_summary_has_at_most_fifteen_lines(reports, name, width):
     for colour in (False, True):
         text = terminal_summary(reports[name], colour, width=width)
         lines = text.splitlines()
@@ -86,12 +86,12 @@ def test_the_terminal_gets_at_most_fifteen_lines(reports, name, width):
             assert max(map(len, lines)) <= 100
 
 
-def test_terminal_does_not_pass_on_control_characters():
+def test_terminal_summary_removes_control_characters():
     text = terminal_summary(report_from(training(200, wait=0.1, node="a\x1b]0;owned\x07-0")))
     assert "\x1b" not in text
 
 
-def test_what_is_written(reports, tmp_path):
+def test_writes_all_files(reports, tmp_path):
     written = write_report(reports["healthy"], tmp_path)
     assert {"profiler-report.html", "profiler-report.ipynb", "report.json"} < set(written)
     assert sum(key.startswith("profiler-reports/") for key in written) == 11
@@ -100,7 +100,7 @@ def test_what_is_written(reports, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
+def test_notebook_executes(tmp_path, monkeypatch):
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")
     make_job(tmp_path / 'job "$(x)" <b>', "--minutes", "2", "--gpus", "2")
@@ -115,7 +115,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
     assert "image/svg+xml" in texts
 
 
-def test_command(tmp_path, capsys, monkeypatch):
+def test_command_exit_codes_and_files(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_job(tmp_path / "slow", "--scenario", "dataloader-slow", "--minutes", "2")
     make_job(tmp_path / "fine", "--scenario", "cpu-only", "--minutes", "2")
@@ -139,7 +139,7 @@ def test_command(tmp_path, capsys, monkeypatch):
     ],
     ids="-".join,
 )
-def test_mistakes_are_one_line_and_exit_code_two(tmp_path, capsys, monkeypatch, words):
+def test_usage_errors_print_one_line_and_exit_with_2(tmp_path, capsys, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
     make_job(tmp_path / "job", "--minutes", "1")
     make_job(tmp_path / "broken", "--minutes", "1")
@@ -154,7 +154,7 @@ def test_mistakes_are_one_line_and_exit_code_two(tmp_path, capsys, monkeypatch, 
     assert error.startswith("sm-profiler: ")
 
 
-def test_what_could_not_be_read_stands_in_the_report(tmp_path):
+def test_reports_unreadable_records(tmp_path):
     make_job(tmp_path / "job", "--minutes", "2")
     file = next((tmp_path / "job" / "system").rglob("*.json"))
     file.write_bytes(file.read_bytes() + b"\n{broken\n")
@@ -164,7 +164,7 @@ def test_what_could_not_be_read_stands_in_the_report(tmp_path):
     assert "records were lost" in report.quality["sentence"]
 
 
-def test_following_brings_the_report_up_to_date_until_the_end(tmp_path):
+def test_following_updates_the_report_until_the_job_ends(tmp_path):
     make_job(tmp_path / "whole", "--minutes", "4", "--scenario", "cpu-only", "--no-end-marker")
     files = sorted(path for path in (tmp_path / "whole").rglob("*.json"))
     late = [path for path in files if int(path.name.split("_")[0].split(".")[0][:10]) >= 1_700_000_000 + 120]
@@ -191,18 +191,18 @@ def test_following_brings_the_report_up_to_date_until_the_end(tmp_path):
     source = open_source(tmp_path / "job", cache=False)
     report = build_report(source, follow=Following(sleep=arrive), on_report=seen.append)
     assert len(seen) == 2
-    assert seen[0].facts.running
-    assert seen[0].facts.end < seen[1].facts.end
-    assert not report.facts.running
-    assert report.facts.duration == pytest.approx(240, abs=3)
+    assert seen[0].metrics.running
+    assert seen[0].metrics.end < seen[1].metrics.end
+    assert not report.metrics.running
+    assert report.metrics.duration == pytest.approx(240, abs=3)
 
 
 @pytest.mark.parametrize("odd", ['"x"', "[[1]]", '{"a": {"b": []}}', "true", "1" + "0" * 400, "-5", "0.5", "null"])
-def test_a_process_that_says_strange_things_of_itself_is_reported_all_the_same(tmp_path, odd):
-    said = ", ".join(f'"{name}": {odd}' for name in sorted(NUMBERS | TEXTS | {COLLECTORS, "new"}))
+def test_accepts_process_records_with_unexpected_values(tmp_path, odd):
+    values = ", ".join(f'"{name}": {odd}' for name in sorted(NUMBERS | TEXTS | {COLLECTORS, "new"}))
     rows = [
         '{"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": 1700000000000000}}',
-        f'{{"name": "sm_profiler/process", "ph": "M", "pid": 0, "args": {{{said}}}}}',
+        f'{{"name": "sm_profiler/process", "ph": "M", "pid": 0, "args": {{{values}}}}}',
         '{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "Step:ModeKeys.TRAIN"}}',
         *(
             f'{{"name": "Step:ModeKeys.TRAIN", "ph": "X", "pid": 1, "ts": {step * 5000}, "dur": 4000, "args": {{"step_num": "{step}"}}}}'
@@ -213,6 +213,6 @@ def test_a_process_that_says_strange_things_of_itself_is_reported_all_the_same(t
     file.parent.mkdir(parents=True)
     file.write_text("[\n" + ",\n".join(rows) + "\n]")
     report = build_report(open_source(tmp_path, cache=False))
-    assert report.facts.ranks[0].train.sum() == 30
+    assert report.metrics.ranks[0].train.sum() == 30
     write_report(report, tmp_path / "out")
     assert export_timeline(open_source(tmp_path, cache=False), tmp_path / "timeline.json").events

@@ -1,8 +1,8 @@
-"""The folds: windows in any number give the same facts; partial folds merge; extremes survive thinning."""
+"""Folds: results do not depend on the windows, partial folds merge, and thinning keeps extremes."""
 
 import numpy as np
 import pytest
-from report_helpers import START_S, FakeWindow, events, facts_of, gpu_samples, make_job, system, training
+from report_helpers import START_S, FakeWindow, events, gpu_samples, make_job, metrics_of, system, training
 
 from sm_profiler.report import build_report
 from sm_profiler.report.memory_fold import MemoryFold
@@ -13,16 +13,16 @@ from sm_profiler.source import open_source
 
 
 @pytest.mark.parametrize("window_s", [1, 7, 60])
-def test_slices_add_up_to_the_loop_whatever_the_windows(window_s):
-    facts = facts_of(training(900, wait=0.004), window_s=window_s)
-    (rank,) = facts.ranks
+def test_slices_add_up_to_the_loop_for_any_window(window_s):
+    metrics = metrics_of(training(900, wait=0.004), window_s=window_s)
+    (rank,) = metrics.ranks
     assert sum(rank.slices.values()) == pytest.approx(rank.loop, rel=1e-6)
     assert rank.slices["wait"] == pytest.approx(900 * 0.004, rel=1e-3)
     assert rank.slices["forward"] == pytest.approx(900 * 0.003, rel=1e-3)
     assert rank.slices["outside"] == pytest.approx(900 * 0.0002, rel=0.01)
 
 
-def test_partial_folds_merge_to_the_same():
+def test_merged_folds_equal_the_whole():
     rows = training(600) + training(600, node="algo-2-1")
     whole, halves = StepFold(), (StepFold(), StepFold())
     table = events(rows)
@@ -38,15 +38,15 @@ def test_partial_folds_merge_to_the_same():
         np.testing.assert_allclose(rank.parts, other.parts)
 
 
-def test_phases_of_every_fourth_step_stand_for_all():
+def test_sampled_phases_represent_all_steps():
     rows = [row for row in training(800, wait=0.01) if row[0].startswith("Step") or row[5] % 4 == 0]
-    (rank,) = facts_of(rows).ranks
-    assert rank.share_of_turns("wait") == pytest.approx(0.01 / 0.0192, abs=0.01)
+    (rank,) = metrics_of(rows).ranks
+    assert rank.share_of_iterations("wait") == pytest.approx(0.01 / 0.0192, abs=0.01)
     assert rank.share("wait") == pytest.approx(0.01 / 0.0192, abs=0.02)
     assert sum(rank.slices.values()) == pytest.approx(rank.loop, rel=1e-6)
 
 
-def test_a_late_file_keeps_the_order():
+def test_late_files_keep_the_order():
     table = events(training(300))
     fold = StepFold()
     late = (table.start_us / 1e6 - START_S > 2) & (table.start_us / 1e6 - START_S < 3)
@@ -94,7 +94,7 @@ def test_thinning_keeps_the_longest_step():
     assert min(series["low"]) == 1
 
 
-def test_network_counts_the_training_container_only():
+def test_network_metrics_count_the_training_container_only():
     fold = SystemFold()
     rows = [
         (1.0, 100.0, "algo-1", "network", "ReceiveBytesPerSecond", "Algorithm"),
@@ -105,16 +105,16 @@ def test_network_counts_the_training_container_only():
     assert data.total.sum() == 100
 
 
-def test_nodes_stand_in_natural_order():
-    facts = facts_of(
+def test_nodes_are_in_natural_order():
+    metrics = metrics_of(
         training(30, node="algo-10-10") + training(30, node="algo-2-2"),
         gpu_samples(5, 3, node="algo-10") + gpu_samples(5, 3, node="algo-2"),
     )
-    assert [rank.name for rank in facts.ranks] == ["algo-2-2", "algo-10-10"]
-    assert [gpu.node for gpu in facts.gpus] == ["algo-2", "algo-10"]
+    assert [rank.name for rank in metrics.ranks] == ["algo-2-2", "algo-10-10"]
+    assert [gpu.node for gpu in metrics.gpus] == ["algo-2", "algo-10"]
 
 
-def test_memory_samples_are_bounded_and_bad_ones_left_out():
+def test_memory_samples_are_bounded_and_invalid_ones_skipped():
     fold = MemoryFold()
     fold._add("algo-1-0", 1.0, "no json")
     for second in range(50_000):
@@ -124,14 +124,14 @@ def test_memory_samples_are_bounded_and_bad_ones_left_out():
     assert (values == 5).all()
 
 
-def test_facts_of_a_whole_job_equal_what_the_generator_was_told(tmp_path):
+def test_metrics_of_a_synthetic_job_match_its_options(tmp_path):
     make_job(tmp_path / "job", "--scenario", "dataloader-slow", "--minutes", "3", "--gpus", "2", "--cpus", "6")
-    facts = build_report(open_source(tmp_path / "job", cache=False)).facts
-    assert facts.system.cores == {"algo-1": 6}
-    assert len(facts.gpus) == 2
-    assert len(facts.ranks) == 2
-    assert facts.loader.num_workers == 0
-    assert facts.duration == pytest.approx(180, abs=2)
-    assert facts.initialization == pytest.approx(0.06 * 180, abs=1.5)
-    assert facts.average_share("evaluation") == pytest.approx(0.2, abs=0.03)
-    assert not facts.running
+    metrics = build_report(open_source(tmp_path / "job", cache=False)).metrics
+    assert metrics.system.cores == {"algo-1": 6}
+    assert len(metrics.gpus) == 2
+    assert len(metrics.ranks) == 2
+    assert metrics.loader.num_workers == 0
+    assert metrics.duration == pytest.approx(180, abs=2)
+    assert metrics.initialization == pytest.approx(0.06 * 180, abs=1.5)
+    assert metrics.average_share("evaluation") == pytest.approx(0.2, abs=0.03)
+    assert not metrics.running

@@ -1,94 +1,94 @@
-"""Every class of verdict from a handful of numbers; each test has a twin just below the threshold."""
+"""Each class of verdict, from rows just above and just below its thresholds."""
 
 import attrs
 import numpy as np
 import pytest
-from report_helpers import START_S, facts_of, gpu_samples, training, verdict_of
+from report_helpers import START_S, gpu_samples, metrics_of, training, verdict_of
 
 from sm_profiler.report import Class, policy
-from sm_profiler.report.judges import Case
+from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.judges.job import fit_growth
 from sm_profiler.report.stalls import find_period
-from sm_profiler.report.step_fold import Loader
+from sm_profiler.report.step_fold import LoaderSettings
 from sm_profiler.report.verdict import decide
 
 
-def test_a_loop_that_computes_is_balanced():
+def test_computing_loops_are_balanced():
     verdict = verdict_of(training(200))
     assert verdict.kind is Class.BALANCED
     assert verdict.main.confidence == "high"
     assert verdict.main.share_of_time == 0
 
 
-def test_waiting_for_data():
+def test_finds_waiting_for_data():
     verdict = verdict_of(training(200, wait=0.02))
     assert verdict.kind is Class.INPUT_BOUND
     assert verdict.main.confidence == "high"
     assert verdict.main.share_of_time == pytest.approx(0.02 / 0.0292, abs=0.01)
 
 
-def test_a_little_waiting_is_no_finding():
+def test_ignores_short_waits():
     assert verdict_of(training(200, wait=0.0012)).kind is Class.BALANCED
 
 
-def test_time_outside_the_phases():
+def test_finds_time_outside_the_phases():
     verdict = verdict_of(training(200, outside=0.008))
     assert verdict.kind is Class.SYNC_BOUND
     assert verdict.main.share_of_time == pytest.approx(0.008 / 0.018, abs=0.01)
 
 
-def test_tiny_steps():
+def test_finds_tiny_steps():
     verdict = verdict_of(training(500, wait=0.0001, forward=0.0002, backward=0.0003, optimizer=0.0001, outside=0.0001))
     assert verdict.kind is Class.HOST_BOUND
 
 
-def test_a_slow_optimizer():
+def test_finds_a_slow_optimizer():
     assert verdict_of(training(200, optimizer=0.02)).kind is Class.OPTIMIZER_BOUND
 
 
-def test_a_stall_with_a_period_and_its_cost():
+def test_finds_periodic_stalls_and_their_cost():
     verdict = verdict_of(training(400, every=40, stall=0.2))
     assert verdict.kind is Class.PERIODIC_STALL
     assert verdict.main.headline.startswith("Every 40 steps")
     assert "outside the phases" in verdict.main.headline
-    # nine stalls count: the first one falls into the warm-up; all ten are time of the loop
+    # nine stalls count, because the first is in the warm-up; all ten are time of the loop
     assert verdict.main.share_of_time == pytest.approx(9 * 0.2 / (10 * 0.2 + 399 * 0.0102), abs=0.01)
 
 
-def test_long_steps_without_a_period():
+def test_finds_long_steps_without_a_period():
     verdict = verdict_of(stretched(training(400), {31, 58, 140, 203, 371}, lambda _: "Forward", 0.4))
     assert verdict.kind is Class.STEP_OUTLIERS
     assert "5 of 399" in verdict.main.headline
     assert "forward pass" in verdict.main.headline
 
 
-def test_bursts_of_a_round_of_workers_are_input_and_no_stall():
+def test_bursts_of_loader_workers_are_input_not_stalls():
     rows, now = [], 1.0
     for step in range(200):
         wait = 0.08 if step % 4 == 0 else 0.0001
         rows += training(1, wait=wait, at=now, number=step)
         now += wait + 0.0092
-    facts = facts_of(rows)
-    without = decide(Case(facts, {}))
-    with_workers = decide(Case(attrs.evolve(facts, loader=Loader(4, 0)), {}))
+    metrics = metrics_of(rows)
+    without = decide(JudgeContext(metrics, {}))
+    with_workers = decide(JudgeContext(attrs.evolve(metrics, loader=LoaderSettings(4, 0)), {}))
     assert with_workers.kind is Class.INPUT_BOUND
     assert [finding.kind for finding in with_workers.also] == []
     assert Class.PERIODIC_STALL in {without.kind, *(finding.kind for finding in without.also)}
 
 
-def test_garbage_collection_comes_before_the_time_it_causes():
+def test_garbage_collection_leads_over_its_symptoms():
     rows = training(200, outside=0.01)
     rows += [("GC", "GC", row[2] + row[3] + 0.001, 0.008, row[4], -1) for row in rows if row[0].startswith("Step")]
     verdict = verdict_of(rows)
     assert verdict.kind is Class.GC_BOUND
 
 
-def test_evaluation():
+def test_finds_long_evaluation():
     rows = training(100) + training(300, at=2.5, forward=0.008, backward=0, optimizer=0, mode="EVAL")
     assert verdict_of(rows).kind is Class.EVALUATION_BOUND
 
 
-def test_initialization_counts_behind_an_allowance():
+def test_initialization_counts_beyond_its_allowance():
     late = training(300, at=20.0)
     samples = [(tick / 2, 30.0, "algo-1", "cpu", "cpu0", "CPUUtilization") for tick in range(1, 48)]
     assert verdict_of(late, samples).kind is Class.INITIALIZATION_BOUND
@@ -97,7 +97,7 @@ def test_initialization_counts_behind_an_allowance():
 
 
 @pytest.mark.parametrize("slow", ["wait", "forward"])
-def test_the_rank_that_waits_least_is_the_one_waited_for(slow):
+def test_the_straggler_is_the_rank_that_waits_least(slow):
     culprit = {"wait": 0.001, "forward": 0.003, "backward": 0.005} | {slow: 0.013}
     victim = {"wait": 0.001, "forward": 0.003, "backward": 0.005}
     victim["backward"] += culprit[slow] - victim[slow]
@@ -110,34 +110,34 @@ def test_the_rank_that_waits_least_is_the_one_waited_for(slow):
     assert ("waiting for data" if slow == "wait" else "forward pass") in verdict.main.headline
 
 
-def test_ranks_that_do_not_wait_for_each_other_have_no_straggler():
+def test_independent_ranks_have_no_straggler():
     rows = training(200, node="algo-1-0") + training(120, node="algo-1-1", forward=0.02)
     assert verdict_of(rows).kind is Class.BALANCED
 
 
-def test_a_busy_gpu_is_compute_bound_and_an_idle_one_is_not():
+def test_busy_gpus_are_compute_bound_and_idle_ones_host_bound():
     assert verdict_of(training(400), gpu_samples(95, 5)).kind is Class.COMPUTE_BOUND
     assert verdict_of(training(400), gpu_samples(20, 5)).kind is Class.HOST_BOUND
 
 
-def test_a_gpu_that_never_worked():
+def test_finds_an_unused_gpu():
     verdict = verdict_of(training(400), gpu_samples(0, 5))
     assert "never used" in verdict.main.headline
 
 
-def test_uneven_gpus():
+def test_finds_unbalanced_gpus():
     samples = gpu_samples(92, 5) + gpu_samples(20, 5, name="gpu1")
     assert verdict_of(training(400), samples).kind is Class.UNBALANCED_GPUS
 
 
-def test_system_metrics_alone_are_inconclusive_and_say_what_to_switch_on():
+def test_system_metrics_alone_are_inconclusive():
     verdict = verdict_of((), gpu_samples(50, 60))
     assert verdict.kind is Class.INCONCLUSIVE
     assert "sm-profiler run" in verdict.main.next_step
     assert any(what == "the training loop" for what, _ in verdict.not_judged)
 
 
-def test_no_data_at_all():
+def test_no_data_is_inconclusive():
     verdict = verdict_of()
     assert verdict.kind is Class.INCONCLUSIVE
     assert "no data" in verdict.main.headline
@@ -147,18 +147,18 @@ def test_few_steps_are_inconclusive():
     assert verdict_of(training(10, wait=0.1)).kind is Class.INCONCLUSIVE
 
 
-def test_memory_growth_with_its_rate_and_error():
+def test_finds_memory_growth_with_its_rate():
     seconds = START_S + 1 + np.arange(0, 20.0)
     rng = np.random.default_rng(1)
     grown = {"algo-1-0": (seconds, 1e9 + 4e7 * np.arange(20) + rng.normal(0, 1e6, 20))}
     verdict = verdict_of(training(2000), memory=grown)
     assert verdict.kind is Class.MEMORY_GROWTH
-    (rate,) = [one for one in verdict.main.evidence if one.metric == "growth a minute"]
+    (rate,) = [one for one in verdict.main.evidence if one.metric == "growth per minute"]
     assert rate.value == pytest.approx(4e7 * 60, rel=0.03)
 
 
 @pytest.mark.parametrize(("total", "first"), [(8e9, Class.MEMORY_GROWTH), (512e9, Class.SYNC_BOUND)])
-def test_memory_that_will_soon_be_full_leads(total, first):
+def test_memory_that_is_nearly_full_leads(total, first):
     seconds = START_S + 1 + np.arange(0, 20.0)
     grown = {"algo-1-0": (seconds, 1e9 + 4e7 * np.arange(20))}
     used = [(1 + second, 25.0, "algo-1", "memory", "MemoryUsedPercent", "") for second in range(20)]
@@ -167,13 +167,13 @@ def test_memory_that_will_soon_be_full_leads(total, first):
     assert {verdict.main.kind, *(one.kind for one in verdict.also)} == {Class.MEMORY_GROWTH, Class.SYNC_BOUND}
 
 
-def test_memory_that_warms_up_and_stays_is_no_growth():
+def test_ignores_memory_that_only_warms_up():
     seconds = START_S + 1 + np.arange(0, 20.0)
     flat = {"algo-1-0": (seconds, 1e9 + 6e8 * (1 - np.exp(-np.arange(20) / 2)))}
     assert verdict_of(training(2000), memory=flat).kind is Class.BALANCED
 
 
-def test_the_error_of_a_slope_covers_the_truth():
+def test_slope_error_covers_the_true_slope():
     rng = np.random.default_rng(3)
     x = np.arange(100.0)
     misses = 0
@@ -189,7 +189,7 @@ def test_find_period(period):
     assert find_period(places, np.ones(len(places)), 499) == (period, True)
 
 
-def test_find_period_in_noise_and_with_strangers():
+def test_find_period_in_noise():
     places = np.sort(np.append(np.arange(24, 500, 25), [30, 77, 181]))
     weights = np.where(places % 25 == 24, 1.0, 0.3)
     assert find_period(places, weights, 499) == (25, True)
@@ -199,7 +199,7 @@ def test_find_period_in_noise_and_with_strangers():
         assert find_period(chance, np.ones(12), 999)[0] is None
 
 
-def test_every_threshold_has_its_reason():
+def test_every_threshold_has_a_reason():
     thresholds = [value for value in vars(policy).values() if isinstance(value, policy.Threshold)]
     assert len(thresholds) > 30
     assert all(len(one.reason) > 15 for one in thresholds)
@@ -208,7 +208,7 @@ def test_every_threshold_has_its_reason():
 
 
 def stretched(rows, steps, choose, extra):
-    """The same events with `extra` seconds in one part of some steps; `choose(step)` names the part."""
+    """Add `extra` seconds to one part of some steps; `choose(step)` returns the part."""
     result, shift = [], 0.0
     for phase, name, start, length, node, step in rows:
         if phase.startswith("Step") and step in steps:
@@ -221,7 +221,7 @@ def stretched(rows, steps, choose, extra):
     return result
 
 
-def test_long_steps_that_are_long_in_the_same_part_have_a_cause_others_are_noise():
+def test_long_steps_need_a_common_part():
     rng = np.random.default_rng(2)
     steps = {int(step) for step in rng.choice(np.arange(10, 400), 20, replace=False)}
     cause = stretched(training(400), steps, lambda _: "Forward", 0.06)

@@ -1,4 +1,4 @@
-"""Headline, evidence, share_of_time and the bar are shares of one whole: the training loop, evaluation included."""
+"""Headline, evidence, share_of_time and chart are shares of the same whole: the loop with its evaluation."""
 
 import re
 
@@ -11,7 +11,7 @@ from sm_profiler.report.slices import loop_slices
 
 
 def with_evaluation(**loop):
-    """A loop of which a good part is evaluation."""
+    """Return a loop that is largely evaluation."""
     rows = training(361, number=1, **loop)
     end = max(row[2] + row[3] for row in rows)
     return rows + training(120, at=end, wait=0, forward=0.008, backward=0, optimizer=0, outside=0, mode="EVAL")
@@ -24,27 +24,27 @@ CASES = {
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_the_headline_names_the_share_of_the_bars_slice(kind):
+def test_headline_and_chart_show_the_same_share(kind):
     which, loop = CASES[kind]
     report = report_from(with_evaluation(**loop))
-    main, slice_ = report.verdict.main, report.facts.average_share(which)
+    main, slice_ = report.verdict.main, report.metrics.average_share(which)
     assert main.kind is kind
-    assert report.facts.average_share("evaluation") > 0.1
-    said = float(re.search(r"(\d+) % of the (?:loop|time)", main.headline)[1])
-    assert said == pytest.approx(100 * slice_, abs=1)
+    assert report.metrics.average_share("evaluation") > 0.1
+    shown = float(re.search(r"(\d+) % of the (?:loop|time)", main.headline)[1])
+    assert shown == pytest.approx(100 * slice_, abs=1)
     assert main.share_of_time == pytest.approx(slice_, abs=0.005)
     if kind is Class.INPUT_BOUND:
         assert "(57 % of a training step: 12 of 21.2 ms)" in main.headline
     assert main.evidence[0].value == pytest.approx(slice_, abs=0.005)
 
 
-def test_a_busy_gpu_is_not_called_healthy_beside_a_problem():
+def test_a_busy_gpu_is_not_healthy_beside_a_problem():
     verdict = report_from(training(400, wait=0.01), gpu_samples(82, 8)).verdict
     assert verdict.kind is Class.INPUT_BOUND
     assert not [finding for finding in verdict.also if finding.kind.is_healthy]
 
 
-def test_a_wait_that_nobody_recorded_is_not_shown_as_a_small_one():
+def test_unrecorded_waits_are_not_shown_as_small():
     rows = training(200, wait=0)
     rows += [("DataLoaderIter", "DataLoaderIter", rows[0][2] + 0.0091 * 3 + 0.0275, 0.0001, "algo-1-0", 3)]
     report = report_from(rows)
@@ -53,10 +53,10 @@ def test_a_wait_that_nobody_recorded_is_not_shown_as_a_small_one():
     assert "W waiting for data not recorded" in terminal
 
 
-def test_page_and_terminal_name_the_same_slices():
+def test_page_and_terminal_show_the_same_slices():
     report = report_from(training(200, wait=0.004, outside=0.00004))
     terminal = " ".join(terminal_summary(report, width=100).split())
-    named = [one for one in loop_slices(report.facts.ranks) if one.is_named]
+    named = [one for one in loop_slices(report.metrics.ranks) if one.is_named]
     assert len(named) == 5
     page = render_html(report)
     for one in named:

@@ -1,4 +1,4 @@
-"""The page in a real browser: nothing leaves it, hostile data stays text, accessible, small."""
+"""The page in a real browser: no requests, hostile data stays text, accessible, small."""
 
 import json
 import shutil
@@ -13,11 +13,11 @@ import attrs
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from report_helpers import START_S, facts_of, gpu_samples, make_job, report_from, training
+from report_helpers import START_S, gpu_samples, make_job, metrics_of, report_from, training
 
 from sm_profiler.report import JobInfo, build_report, write_report
 from sm_profiler.report.build import report_of
-from sm_profiler.report.judges import Case
+from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.page import json_for_script, render_html
 from sm_profiler.report.verdict import decide
 from sm_profiler.source import open_source
@@ -32,26 +32,26 @@ browser = pytest.mark.browser
 
 @contextmanager
 def page_of(html, tmp_path, **options):
-    """The page in headless Chromium; yields the page, and what it asked for or complained about."""
+    """Open the page in headless Chromium; yield it with its requests, errors and warnings."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed")
     path = tmp_path / "report.html"
     path.write_text(html, encoding="utf-8")
-    noted = []
+    seen = []
     with playwright.sync_playwright() as play:
         chromium = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = chromium.new_page(**options)
-        page.on("request", lambda request: noted.append(f"request {request.url}"))
-        page.on("pageerror", lambda error: noted.append(f"error {error}"))
+        page.on("request", lambda request: seen.append(f"request {request.url}"))
+        page.on("pageerror", lambda error: seen.append(f"error {error}"))
         page.on(
             "console",
-            lambda message: noted.append(f"console {message.text}") if message.type in ("error", "warning") else None,
+            lambda message: seen.append(f"console {message.text}") if message.type in ("error", "warning") else None,
         )
-        page.on("dialog", lambda dialog: (noted.append("dialog"), dialog.dismiss()))
+        page.on("dialog", lambda dialog: (seen.append("dialog"), dialog.dismiss()))
         page.goto(path.as_uri())
         page.wait_for_timeout(200)
-        yield page, [line for line in noted if line not in (f"request {path.as_uri()}", "request data:,")]
+        yield page, [line for line in seen if line not in (f"request {path.as_uri()}", "request data:,")]
         chromium.close()
 
 
@@ -66,22 +66,22 @@ def report(tmp_path_factory):
 
 
 @browser
-def test_nothing_leaves_the_page_and_nothing_goes_wrong(report, tmp_path):
+def test_page_sends_no_request_and_logs_no_error(report, tmp_path):
     html = render_html(report)
-    with page_of(html, tmp_path) as (page, noted):
+    with page_of(html, tmp_path) as (page, seen):
         assert page.title().endswith("sm-profiler")
         assert page.locator("#chart svg path").count() > 5
-        assert noted == []
+        assert seen == []
 
 
 @browser
-def test_a_listener_hears_nothing(tmp_path):
-    """Names that look like addresses of a server that listens: no request may arrive."""
-    heard = []
+def test_hostile_addresses_receive_no_request(tmp_path):
+    """Names contain addresses of a listening server, which must receive no request."""
+    received = []
 
     class Listener(BaseHTTPRequestHandler):
         def do_GET(self):
-            heard.append(self.path)
+            received.append(self.path)
             self.send_response(200)
             self.end_headers()
 
@@ -103,16 +103,16 @@ def test_a_listener_hears_nothing(tmp_path):
     }
     html = render_html(report_from(training(200, node=lure), gpu_samples(90, 4, name=lure), rules, name=lure))
     try:
-        with page_of(html, tmp_path) as (page, noted):
+        with page_of(html, tmp_path) as (page, seen):
             page.wait_for_timeout(300)
-            assert noted == []
+            assert seen == []
     finally:
         server.shutdown()
         server.server_close()
-    assert heard == []
+    assert received == []
 
 
-def test_no_address_stands_in_what_a_browser_loads(report):
+def test_page_contains_no_addresses_to_load(report):
     html = render_html(report)
     for word in BAD_URLS:
         assert word not in html.split("<body>")[0].replace("http-equiv", "")
@@ -121,7 +121,7 @@ def test_no_address_stands_in_what_a_browser_loads(report):
 
 @browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(report, tmp_path, scheme):
+def test_page_is_accessible(report, tmp_path, scheme):
     with page_of(render_html(report), tmp_path, color_scheme=scheme) as (page, _):
         found = Axe().run(page, options={"resultTypes": ["violations"]}).response
     assert [(one["id"], one["help"], one["nodes"][0]["html"][:120]) for one in found["violations"]] == []
@@ -129,14 +129,14 @@ def test_axe_finds_nothing(report, tmp_path, scheme):
 
 @browser
 @pytest.mark.parametrize("width", [360, 800, 1400])
-def test_no_sideways_scrolling(report, tmp_path, width):
+def test_page_does_not_scroll_sideways(report, tmp_path, width):
     with page_of(render_html(report), tmp_path, viewport={"width": width, "height": 800}) as (page, _):
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @browser
-def test_the_timeline_zooms_toggles_and_tells(report, tmp_path):
-    with page_of(render_html(report), tmp_path, viewport={"width": 1200, "height": 900}) as (page, noted):
+def test_timeline_zooms_toggles_and_shows_values(report, tmp_path):
+    with page_of(render_html(report), tmp_path, viewport={"width": 1200, "height": 900}) as (page, seen):
         chart = page.locator("#chart")
         line = "() => document.querySelector('#chart path.line').getAttribute('d')"
         before = page.evaluate(line)
@@ -157,7 +157,7 @@ def test_the_timeline_zooms_toggles_and_tells(report, tmp_path):
         chart.locator(".toggle").first.click()
         assert chart.locator("svg path.line").count() == paths - 1
         assert chart.locator(".toggle").first.get_attribute("aria-pressed") == "false"
-        assert noted == []
+        assert seen == []
 
 
 def hostile_rules():
@@ -187,7 +187,7 @@ def hostile_rules():
 
 
 @browser
-def test_a_hostile_job_is_text(tmp_path):
+def test_hostile_names_stay_text(tmp_path):
     names = [f"{NASTY}-{number}" for number in range(2)]
     rows = [row for name in names for row in training(200, node=name)]
     rows += [("Forward", "n" * 100_000, 1 + step / 100, 0.001, "algo-1-9", step) for step in range(2000)]
@@ -198,14 +198,14 @@ def test_a_hostile_job_is_text(tmp_path):
     assert "\x00" not in html
     assert "\x1b" not in html
     assert len(html.encode()) < 2_000_000
-    with page_of(html, tmp_path, viewport={"width": 360, "height": 800}) as (page, noted):
-        assert noted == []
+    with page_of(html, tmp_path, viewport={"width": 360, "height": 800}) as (page, seen):
+        assert seen == []
         assert page.evaluate("document.images.length") == 0
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
         assert page.locator("h2#verdict-title").inner_text()
 
 
-def test_odd_jobs_still_give_a_page():
+def test_unusual_jobs_have_a_page():
     render_html(report_from())  # nothing at all
     render_html(report_from(training(1)))  # one step
     render_html(report_from((), [(1.0, 50.0, "algo-1", "cpu", "cpu0", "CPUUtilization")]))  # one data point
@@ -216,7 +216,7 @@ def test_odd_jobs_still_give_a_page():
     render_html(report_from(training(50, node="nodash"), odd))
 
 
-def test_json_in_a_script_element_cannot_end_it():
+def test_json_does_not_end_its_script_element():
     written = json_for_script({"name": NASTY, "number": 1.5})
     assert "<" not in written
     assert "\u2028" not in written
@@ -238,7 +238,7 @@ def test_real_rule_results_fill_every_section(job):
         assert f">{found['Datapoints']:,}<" in html
 
 
-def test_rules_stand_in_order_of_what_fired():
+def test_rules_are_ordered_by_times_triggered():
     rules = json.loads((DATA / "job-01" / "rules.json").read_text())
     html = render_html(report_from(rules=rules))
     table = html[html.index('id="rules"') :]
@@ -247,34 +247,34 @@ def test_rules_stand_in_order_of_what_fired():
     assert fired == sorted(fired, reverse=True)
 
 
-def test_a_day_long_job_stays_small():
+def test_page_of_a_day_long_job_is_small():
     seconds, rng = 86_400, np.random.default_rng(0)
-    facts = facts_of(
+    metrics = metrics_of(
         training(20_000, wait=0.05, forward=0.08, backward=3.9, optimizer=0.2, outside=0.05), window_s=3600
     )
     samples = [
         (tick, float(value), "algo-1", "cpu", "cpu0", "CPUUtilization")
         for tick, value in zip(range(1, seconds, 2), rng.uniform(0, 100, seconds // 2), strict=False)
     ]
-    day = facts_of((), samples, window_s=3600)
-    facts = attrs.evolve(facts, system=day.system, start=START_S, end=START_S + seconds)
-    html = render_html(report_of(facts, decide(Case(facts, {})), {}))
+    day = metrics_of((), samples, window_s=3600)
+    metrics = attrs.evolve(metrics, system=day.system, start=START_S, end=START_S + seconds)
+    html = render_html(report_of(metrics, decide(JudgeContext(metrics, {})), {}))
     assert len(html.encode()) < 1_000_000
 
 
-def test_money_is_an_estimate_with_a_date():
+def test_cost_is_a_dated_estimate():
     report = report_from(training(300, wait=0.02), gpu_samples(15, 6, memory=20), instance_type="ml.g5.2xlarge")
-    cost = report_of(report.facts, report.verdict, {}, job=JobInfo()).cost
+    cost = report_of(report.metrics, report.verdict, {}, job=JobInfo()).cost
     assert cost["per_hour"] > cost["lost_per_hour"] > 0
     assert "stimate" in cost["sentence"]
     assert "us-east-1" in cost["sentence"]
-    own = report_of(report.facts, report.verdict, {}, job=JobInfo(prices={"ml.g5.2xlarge": 100.0})).cost
+    own = report_of(report.metrics, report.verdict, {}, job=JobInfo(prices={"ml.g5.2xlarge": 100.0})).cost
     assert own["per_hour"] == 100.0
     assert "your price table" in own["sentence"]
-    assert report_of(report.facts, report.verdict, {}, job=JobInfo(prices={})).cost is None
+    assert report_of(report.metrics, report.verdict, {}, job=JobInfo(prices={})).cost is None
 
 
-def test_the_page_opens_quickly(report, tmp_path):
+def test_writes_the_page_quickly(report, tmp_path):
     begun = time.perf_counter()
     write_report(report, tmp_path)
     assert (tmp_path / "profiler-report.html").stat().st_size < 2_000_000

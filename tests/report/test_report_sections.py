@@ -1,7 +1,7 @@
-"""What sections say where a rule had nothing to judge, and how numbers and nouns agree."""
+"""Texts of sections: reasons for missing content, units, singular and plural."""
 
 import pytest
-from report_helpers import facts_of, report_from, training
+from report_helpers import metrics_of, report_from, training
 
 from sm_profiler.report import Class
 from sm_profiler.report.sections import build_sections
@@ -10,7 +10,7 @@ from sm_profiler.report.view import glance
 
 
 def sections_of(rules):
-    return {section.key: section for section in build_sections(facts_of(), rules, {})}
+    return {section.key: section for section in build_sections(metrics_of(), rules, {})}
 
 
 def result(points=0, **details):
@@ -21,22 +21,22 @@ def result(points=0, **details):
     ("key", "rule"),
     [("cpu", "CPUBottleneck"), ("io", "IOBottleneck"), ("gpu", "LowGPUUtilization"), ("batch", "BatchSize"), ("memory", "GPUMemoryIncrease")],
 )  # fmt: skip
-def test_without_gpus_the_sections_of_gpus_say_why(key, rule):
+def test_gpu_sections_explain_missing_gpus(key, rule):
     section = sections_of({rule: result(479, not_evaluated="no GPU metrics here")})[key]
     assert section.missing == "Not judged: no GPU metrics here."
     assert not section.sentences
 
 
 @pytest.mark.parametrize(
-    ("processes", "cores", "words"),
+    ("processes", "cores", "sentence"),
     [(1, 1, "1 data loading process ran on 1 CPU core."), (3, 8, "3 data loading processes ran on 8 CPU cores.")],
 )
-def test_one_process_is_no_processes(processes, cores, words):
+def test_nouns_agree_with_counts(processes, cores, sentence):
     section = sections_of({"Dataloader": result(9, cores=cores, dataloaders=processes)})["loader"]
-    assert words in section.sentences
+    assert sentence in section.sentences
 
 
-def test_steps_are_told_in_milliseconds_and_what_they_are():
+def test_step_durations_are_in_milliseconds():
     one = {
         "step_stats": {"mean": 0.0123, "max": 1.5},
         "probs": [3, 1],
@@ -50,27 +50,27 @@ def test_steps_are_told_in_milliseconds_and_what_they_are():
 
 
 @pytest.mark.parametrize(("times", "marked"), [(5, 5), (MAX_STRETCHES + 1, 0)])
-def test_evaluation_is_marked_each_time_or_not_at_all(times, marked):
+def test_timeline_marks_all_evaluations_or_none(times, marked):
     rows = []
     for number in range(times):
         rows += training(1, at=1 + number, number=number)
         rows += training(1, at=1.5 + number, number=number, mode="EVAL", backward=0, optimizer=0)
-    data = timeline(facts_of(rows))
+    data = timeline(metrics_of(rows))
     assert len(data["evaluation"]) == marked
     assert data["stretches_left_out"] == times - marked
 
 
-def test_advice_has_no_markup():
+def test_advice_contains_no_markup():
     verdict = report_from(training(200)).verdict
     assert verdict.main.kind is Class.BALANCED
     assert "`" not in verdict.main.next_step
 
 
-@pytest.mark.parametrize(("sizes", "samples"), [((32,), "32 a batch"), ((32, 64), None), ((None,), None)])
-def test_samples_a_second_where_all_processes_agree_on_the_batch(sizes, samples):
+@pytest.mark.parametrize(("sizes", "samples"), [((32,), "32 per batch"), ((32, 64), None), ((None,), None)])
+def test_shows_samples_per_second_if_batch_sizes_agree(sizes, samples):
     report = report_from(training(200), metadata=tuple({"batch_size": size} for size in sizes))
     tiles = {name: (value, note) for name, value, note in glance(report)}
     assert tiles.get("Samples", (None, None))[1] == samples
     if samples:
-        speed = report.facts.steps_per_second
+        speed = report.metrics.steps_per_second
         assert tiles["Samples"][0] == f"{speed * 32:,.0f} /s"

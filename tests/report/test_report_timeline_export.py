@@ -1,4 +1,4 @@
-"""The merged timeline against a strict checker of the trace-event format."""
+"""Merged timelines, verified by a strict checker of the trace-event format."""
 
 import gzip
 import json
@@ -22,7 +22,7 @@ METADATA = {
 
 
 def check(trace):
-    """Raise where a trace breaks the format: types, names of metadata, numbers in counters, nesting within a thread."""
+    """Assert the format of a trace: types, names of metadata, numbers in counters, nesting within a thread."""
     assert set(trace) <= {"traceEvents", "displayTimeUnit", "otherData"}
     assert trace["displayTimeUnit"] in ("ms", "ns")
     slices, named = defaultdict(list), set()
@@ -63,7 +63,7 @@ def check(trace):
     "options",
     [("--gpus", "2"), ("--tensorflow",), ("--horovod", "--gpus", "2", "--nodes", "2"), ("--scenario", "no-framework")],
 )
-def test_a_whole_job_passes_the_strict_checker(tmp_path, options):
+def test_whole_jobs_pass_the_checker(tmp_path, options):
     make_job(tmp_path / "job", "--minutes", "2", *options)
     source = open_source(tmp_path / "job", cache=False)
     done = export_timeline(source, tmp_path / "trace.json")
@@ -75,7 +75,7 @@ def test_a_whole_job_passes_the_strict_checker(tmp_path, options):
     assert written == len(fresh.events())
 
 
-def test_the_checker_can_fail():
+def test_checker_rejects_crossing_slices():
     crossing = [
         {"name": name, "cat": "c", "ph": "X", "pid": 1, "tid": 1, "ts": ts, "dur": 10}
         for name, ts in (("a", 0), ("b", 5))
@@ -98,14 +98,14 @@ def write(tmp_path, *tables, metadata=()):
     return json.loads(path.read_text()), done
 
 
-def test_steps_hold_their_phases_in_one_lane(tmp_path):
+def test_steps_and_phases_share_a_lane(tmp_path):
     trace, _ = write(tmp_path, events(training(50)))
     check(trace)
     threads = {event["tid"] for event in trace["traceEvents"] if event["ph"] == "X"}
     assert len(threads) == 1
 
 
-def test_events_that_cross_or_come_late_get_lanes_of_their_own(tmp_path):
+def test_crossing_and_late_events_get_other_lanes(tmp_path):
     a = events([("Forward", "a", 1.0, 1.0, "algo-1-0", 0), ("Forward", "b", 1.5, 1.0, "algo-1-0", 0)])
     late = events([("Forward", "late", 0.9, 5.0, "algo-1-0", 0)])
     trace, _ = write(tmp_path, a, late)
@@ -113,7 +113,7 @@ def test_events_that_cross_or_come_late_get_lanes_of_their_own(tmp_path):
     assert len({event["tid"] for event in trace["traceEvents"] if event["ph"] == "X"}) == 3
 
 
-def test_clock_errors_are_stated(tmp_path):
+def test_contains_clock_errors(tmp_path):
     record = {"name": "sm_profiler/process", "node": "algo-1-0", "args": {"clock_error_us": 1500}}
     trace, done = write(tmp_path, events(training(3)), metadata=[record])
     assert done.clock_error_us == {"algo-1-0": 1500}
@@ -121,20 +121,20 @@ def test_clock_errors_are_stated(tmp_path):
     assert any(event["name"] == "process_labels" for event in trace["traceEvents"])
 
 
-def test_hostile_names(tmp_path):
+def test_accepts_hostile_names(tmp_path):
     nasty = 'x"\\\n\u0000</script>\ud800' + "y" * 100_000
     trace, _ = write(tmp_path, events([("Forward", nasty, 1.0, 1.0, "algo-1-0", 0), ("", "", 1.0, 0.5, "algo-1-0", 0)]))
     check(trace)
 
 
-def test_command_writes_compressed_too(tmp_path, capsys):
+def test_command_writes_compressed_traces(tmp_path, capsys):
     make_job(tmp_path / "job", "--minutes", "1")
     assert main(["merge-timeline", str(tmp_path / "job"), "--out", str(tmp_path / "t.json.gz")]) == 0
     check(json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes())))
     assert "perfetto" in capsys.readouterr().out
 
 
-def test_a_place_that_cannot_be_written(tmp_path):
+def test_reports_an_unwritable_path(tmp_path):
     make_job(tmp_path / "job", "--minutes", "1")
     (tmp_path / "dir.json").mkdir()
     with pytest.raises(SourceError, match=r"dir\.json"):

@@ -1,9 +1,9 @@
-"""Judges: small functions without state, facts in, a finding or None out."""
+"""Judges: functions without state that turn a `JudgeContext` into a finding or None."""
 
 from sm_profiler.report.judges.devices import judge_compute, judge_unbalanced
 from sm_profiler.report.judges.inputs import judge_input
 from sm_profiler.report.judges.job import judge_evaluation, judge_initialization, judge_memory
-from sm_profiler.report.judges.judge_context import Case, Judge
+from sm_profiler.report.judges.judge_context import Judge, JudgeContext
 from sm_profiler.report.judges.loop import judge_gc, judge_host, judge_optimizer, judge_sync
 from sm_profiler.report.judges.ranks import judge_communication, judge_straggler
 from sm_profiler.report.judges.stalls import judge_outliers, judge_periodic
@@ -13,4 +13,4 @@ JUDGES: tuple[Judge, ...] = (
     judge_initialization, judge_memory, judge_straggler, judge_communication, judge_unbalanced, judge_compute,
 )  # fmt: skip
 
-__all__ = ["JUDGES", "Case", "Judge"]
+__all__ = ["JUDGES", "Judge", "JudgeContext"]

@@ -1,4 +1,4 @@
-"""The job around the training steps: initialization, evaluation, memory."""
+"""Judges of the job around its training steps: initialization, evaluation, memory."""
 
 from __future__ import annotations
 
@@ -9,236 +9,237 @@ import numpy as np
 
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
-from sm_profiler.report.job_metrics import Facts
-from sm_profiler.report.judges.judge_context import Case, confidence, duration, percent, size
+from sm_profiler.report.formatting import duration, percent, size
+from sm_profiler.report.job_metrics import JobMetrics
+from sm_profiler.report.judges.judge_context import JudgeContext
 from sm_profiler.report.model import Evidence, Finding
 
 if TYPE_CHECKING:
     from sm_profiler.formats.columns import Floats
 
 
-def start_allowance(facts: Facts) -> float:
-    """Seconds before the first step that nobody is told about.
+def start_allowance(metrics: JobMetrics) -> float:
+    """Return the seconds before the first step that are normal.
 
-    Where the hook says how long the framework's import took, building a model may take as long again: both are slow on a
-    slow or busy machine.
+    If the hook recorded how long importing the framework took, building a model may take as long again: both are slow on
+    a slow or busy machine.
     """
-    if facts.loading is None:
-        return (policy.INIT_ALLOWANCE_GPU_S if facts.gpus else policy.INIT_ALLOWANCE_S).value
-    loading = min(facts.loading, policy.INIT_LOADING_S.value)
-    device = policy.INIT_DEVICE_S.value if facts.gpus else 0.0
-    return loading + max(loading, policy.INIT_MODEL_S.value) + device
+    if metrics.loading is None:
+        return policy.INIT_ALLOWANCE_GPU_S if metrics.gpus else policy.INIT_ALLOWANCE_S
+    loading = min(metrics.loading, policy.INIT_LOADING_S)
+    device = policy.INIT_DEVICE_S if metrics.gpus else 0.0
+    return loading + max(loading, policy.INIT_MODEL_S) + device
 
 
-def judge_initialization(case: Case) -> Finding | None:
-    """Long before the first step, measured against the whole job."""
-    facts = case.facts
-    before, whole = facts.initialization, facts.duration
+def judge_initialization(context: JudgeContext) -> Finding | None:
+    """Find a long time before the first step, compared with the whole job."""
+    metrics = context.metrics
+    before, whole = metrics.initialization, metrics.duration
     if before is None or whole <= 0:
         return None
-    allowance = start_allowance(facts)
+    allowance = start_allowance(metrics)
     excess = (before - allowance) / whole
-    if excess < policy.INITIALIZATION.value:
+    if excess < policy.INITIALIZATION:
         return None
     share = before / whole
+    clear = excess >= policy.CLEARLY * policy.INITIALIZATION and not metrics.running
     return Finding(
         Class.INITIALIZATION_BOUND,
-        f"The first training step begins after {duration(before)}: {percent(share)} of the job passes before it.",
+        f"The first training step starts after {duration(before)}: {percent(share)} of the job is over before it.",
         (
-            Evidence("job time before the first step", round(share, 4), policy.INITIALIZATION.value, unit="share"),
+            Evidence("job time before the first step", round(share, 4), policy.INITIALIZATION, unit="share"),
             Evidence("initialization", round(before, 2), allowance, unit="s"),
         ),
-        "Stream the data instead of downloading it first (FastFile mode, FSx), cache what is prepared at every start (tokenised or "
-        "decoded data, compiled kernels), and build model and dataset in parallel.",
+        "Stream the data instead of downloading it first (FastFile mode, FSx), cache what each start prepares again (tokenized "
+        "or decoded data, compiled kernels), and build model and dataset in parallel.",
         share,
         of="job",
-        confidence="high"
-        if excess >= policy.CLEARLY.value * policy.INITIALIZATION.value and not facts.running
-        else "medium",
-        weight=excess * policy.INIT_WEIGHT.value,
+        confidence="high" if clear else "medium",
+        weight=excess * policy.INIT_WEIGHT,
     )
 
 
-def judge_evaluation(case: Case) -> Finding | None:
-    """Evaluation takes a large part of the loop."""
-    share = case.facts.average_share("evaluation")
-    if share < policy.EVALUATION.value:
+def judge_evaluation(context: JudgeContext) -> Finding | None:
+    """Find a loop that spends much of its time in evaluation."""
+    share = context.metrics.average_share("evaluation")
+    if share < policy.EVALUATION:
         return None
-    seconds = float(np.mean([rank.slices["evaluation"] for rank in case.facts.ranks]))
+    seconds = float(np.mean([rank.slices["evaluation"] for rank in context.metrics.ranks]))
     return Finding(
         Class.EVALUATION_BOUND,
         f"Evaluation takes {percent(share)} of the training loop ({duration(seconds)}).",
-        (Evidence("time in evaluation", round(share, 4), policy.EVALUATION.value, unit="share"),),
-        "Evaluate less often or on a fixed sample, with a larger batch (no gradients are kept) under torch.inference_mode(), or in a "
-        "job of its own on checkpoints.",
+        (Evidence("time in evaluation", round(share, 4), policy.EVALUATION, unit="share"),),
+        "Evaluate less often or on a fixed sample, with a larger batch (no gradients are kept) under torch.inference_mode(), or "
+        "in a separate job on checkpoints.",
         share,
-        confidence=confidence(case, share, policy.EVALUATION.value),
+        confidence=context.confidence(share, policy.EVALUATION),
     )
 
 
 @attrs.frozen
 class Growth:
-    """A line through memory over time."""
+    """A line fitted to memory over time."""
 
     start: float
     end: float
-    slope: float  # a second
+    slope: float  # per second
     error: float  # standard error of the slope
     late: float  # slope of the second half
 
+    @property
+    def gained(self) -> float:
+        """Growth from start to end."""
+        return self.end - self.start
+
+    @property
+    def is_significant(self) -> bool:
+        """True if the slope is not a chance of the samples."""
+        return self.slope > policy.GROWTH_SIGMAS * self.error
+
+    @property
+    def is_steady(self) -> bool:
+        """True if memory grows significantly, and still does in the second half."""
+        return self.is_significant and self.late >= policy.GROWTH_LATE * self.slope
+
 
 def fit_growth(seconds: Floats, values: Floats) -> Growth | None:
-    """Fit a line behind the first tenth (warming up); None with too few samples.
+    """Fit a line to memory samples without the warm-up; None with too few samples.
 
-    The error counts neighbouring samples as one where their residuals resemble each other (lag-one correlation).
+    The error takes the correlation of neighbouring residuals into account.
     """
-    keep = seconds >= seconds[0] + 0.1 * (seconds[-1] - seconds[0]) if len(seconds) else np.zeros(0, np.bool_)
-    x, y = seconds[keep] - seconds[0] if len(seconds) else seconds, values[keep]
-    if len(x) < policy.GROWTH_SAMPLES.value or np.ptp(x) <= 0:
+    if not len(seconds):
+        return None
+    keep = seconds >= seconds[0] + policy.GROWTH_WARM_UP * (seconds[-1] - seconds[0])
+    x, y = seconds[keep] - seconds[0], values[keep]
+    if len(x) < policy.GROWTH_SAMPLES or np.ptp(x) <= 0:
         return None
     slope, at_zero = np.polyfit(x, y, 1)
     rest = y - (slope * x + at_zero)
     spread = float((rest**2).sum())
-    alike = max(float((rest[1:] * rest[:-1]).sum() / spread), 0.0) if spread > 0 else 0.0
-    repeats = (1 + alike) / max(1 - alike, 0.05)  # so many neighbouring samples tell as much as one
+    correlation = max(float((rest[1:] * rest[:-1]).sum() / spread), 0.0) if spread > 0 else 0.0
+    repeats = (1 + correlation) / (1 - min(correlation, policy.MAX_CORRELATION))  # samples that count as one
     error = float(np.sqrt(spread / (len(x) - 2) / ((x - x.mean()) ** 2).sum() * repeats))
     half = len(x) // 2
-    late = float(np.polyfit(x[half:], y[half:], 1)[0]) if len(x) - half >= 3 else float(slope)  # noqa: PLR2004 - what the number means stands in the line
+    late = float(np.polyfit(x[half:], y[half:], 1)[0]) if len(x) - half >= policy.LATE_SAMPLES else float(slope)
     return Growth(float(slope * x[0] + at_zero), float(slope * x[-1] + at_zero), float(slope), error, late)
 
 
-def judge_memory(case: Case) -> Finding | None:
-    """Host or GPU memory grows steadily."""
-    return _process_memory(case) or _gpu_memory(case) or _host_memory(case)
+def judge_memory(context: JudgeContext) -> Finding | None:
+    """Find steadily growing memory of a process, a GPU or a node."""
+    return _process_memory(context) or _gpu_memory(context) or _host_memory(context)
 
 
-def _is_steady(growth: Growth) -> bool:
-    significant = growth.slope > policy.GROWTH_SIGMAS.value * growth.error
-    return significant and growth.late >= policy.GROWTH_LATE.value * growth.slope
-
-
-def _inside_loop(case: Case, seconds: Floats, values: Floats) -> tuple[Floats, Floats]:
-    span = case.facts.loop
+def _inside_loop(context: JudgeContext, seconds: Floats, values: Floats) -> tuple[Floats, Floats]:
+    span = context.metrics.loop
     if span is None:
         return seconds, values
     rows = (seconds >= span[0]) & (seconds <= span[1])
     return seconds[rows], values[rows]
 
 
-def _process_memory(case: Case) -> Finding | None:
+def _process_memory(context: JudgeContext) -> Finding | None:
     worst: tuple[Growth, str] | None = None
-    for name, (seconds, values) in case.facts.memory.items():
-        growth = fit_growth(*_inside_loop(case, seconds, values))
-        if growth is None or not _is_steady(growth):
+    for name, (seconds, values) in context.metrics.memory.items():
+        growth = fit_growth(*_inside_loop(context, seconds, values))
+        if growth is None or not growth.is_steady:
             continue
-        gained = growth.end - growth.start
-        if gained < max(policy.GROWTH_BYTES.value, policy.GROWTH_SHARE.value * growth.start):
+        if growth.gained < max(policy.GROWTH_BYTES, policy.GROWTH_SHARE * growth.start):
             continue
         if worst is None or growth.slope > worst[0].slope:
             worst = growth, name
     if worst is None:
         return None
     growth, name = worst
-    rate = growth.slope * 60
-    per_step = growth.slope / case.facts.steps_per_second if case.facts.steps_per_second else None
-    left = _exhaustion(case, growth)
-    until = f"; at this rate it is used up in {duration(left)}" if left else ""
+    rate, speed = growth.slope * 60, context.metrics.steps_per_second
+    left = _exhaustion(context, growth)
+    until = f"; at this rate, memory is full in {duration(left)}" if left else ""
     evidence = [
-        Evidence(
-            "resident memory gained in the loop",
-            round(growth.end - growth.start),
-            policy.GROWTH_BYTES.value,
-            name,
-            "bytes",
-        ),
-        Evidence("growth a minute", round(rate), round(growth.error * 60), name, "bytes", "±"),
+        Evidence("resident memory gained in the loop", round(growth.gained), policy.GROWTH_BYTES, name, "bytes"),
+        Evidence("growth per minute", round(rate), round(growth.error * 60), name, "bytes", "±"),
     ]
-    if per_step is not None:
-        evidence.append(Evidence("growth a step", round(per_step), None, name, "bytes"))
+    if speed:
+        evidence.append(Evidence("growth per step", round(growth.slope / speed), None, name, "bytes"))
     if left:
         evidence.append(Evidence("time to exhaustion", round(left), None, name, "s"))
     return Finding(
         Class.MEMORY_GROWTH,
-        f"The training process's memory grows by {size(rate)} a minute (± {size(growth.error * 60)}){until}.",
+        f"The training process's memory grows by {size(rate)} per minute (± {size(growth.error * 60)}){until}.",
         tuple(evidence),
-        "Look for tensors kept from step to step: losses appended to a list without .item() or .detach(), growing caches, histories "
-        "in callbacks. tracemalloc, or torch.cuda.memory_summary() on a GPU, names the holder.",
+        "Look for tensors kept from step to step: losses appended to a list without .item() or .detach(), growing caches, "
+        "histories in callbacks. tracemalloc, or torch.cuda.memory_summary() on a GPU, shows what holds them.",
         _weight(left),
-        confidence=confidence(case, growth.slope, policy.GROWTH_SIGMAS.value * growth.error),
+        confidence=context.confidence(growth.slope, policy.GROWTH_SIGMAS * growth.error),
     )
 
 
 def _weight(left: float | None) -> float:
-    """Against what other findings lose: everything where the job will die soon."""
-    return 1.0 if left is not None and left < policy.FATAL_S.value else policy.GROWTH_WEIGHT.value
+    """Return the rank among findings that cost time: first if the job is about to run out of memory."""
+    return 1.0 if left is not None and left < policy.FATAL_S else policy.GROWTH_WEIGHT
 
 
-def _exhaustion(case: Case, growth: Growth) -> float | None:
-    """Seconds until the node's memory is used up, from its used percent and this process's bytes."""
-    total = next((float(one["memory_total"]) for one in case.facts.metadata if one.get("memory_total")), None)
-    used = case.facts.mean_of("memory")
+def _exhaustion(context: JudgeContext, growth: Growth) -> float | None:
+    """Return the seconds until the node's memory is full; None if its size or use is unknown."""
+    total = next((float(one["memory_total"]) for one in context.metrics.metadata if one.get("memory_total")), None)
+    used = context.metrics.mean_of("memory")
     if total is None or used is None or growth.slope <= 0:
         return None
     return max(total * (1 - used / 100), 0.0) / growth.slope
 
 
-def _gpu_memory(case: Case) -> Finding | None:
-    for (node, device), data in case.facts.system.of("gpu_memory").items():
+def _gpu_memory(context: JudgeContext) -> Finding | None:
+    for (node, device), data in context.metrics.system.of("gpu_memory").items():
         filled = data.count > 0
-        seconds, values = _inside_loop(case, data.seconds[filled], data.mean[filled])
+        seconds, values = _inside_loop(context, data.seconds[filled], data.mean[filled])
         growth = fit_growth(seconds, values)
-        if (
-            growth is None
-            or growth.end - growth.start < policy.GPU_GROWTH.value
-            or growth.slope <= policy.GROWTH_SIGMAS.value * growth.error
-        ):
+        if growth is None or growth.gained < policy.GPU_GROWTH or not growth.is_significant:
             continue
-        low_again = float(np.mean(values[-max(len(values) // 10, 1) :])) < growth.start + policy.GPU_GROWTH.value
-        if low_again:
+        tail = values[-max(int(len(values) * policy.GPU_GROWTH_TAIL), 1) :]
+        if float(np.mean(tail)) < growth.start + policy.GPU_GROWTH:
             continue
-        left = max(100 - growth.end, 0.0) / growth.slope
-        return Finding(
-            Class.MEMORY_GROWTH,
-            f"Memory of {device} on {node} grows by {growth.slope * 60:.2g} percent points a minute; it is full in {duration(left)}.",
-            (
-                Evidence("GPU memory gained in the loop", round(growth.end - growth.start, 1), policy.GPU_GROWTH.value, f"{node} {device}", "percent"),
-                Evidence("growth a minute", round(growth.slope * 60, 3), round(growth.error * 60, 3), f"{node} {device}", "percent", "±"),
-                Evidence("time to exhaustion", round(left), None, f"{node} {device}", "s"),
-            ),
-            "Look for tensors on the GPU kept from step to step (losses without .detach(), outputs collected for metrics); if the "
-            "growth is meant (longer sequences), take an instance with more GPU memory before it fails.",
-            _weight(left),
-            confidence=confidence(case, growth.end - growth.start, policy.GPU_GROWTH.value),
+        return _memory_of(
+            f"{device} on {node}",
+            f"{node} {device}",
+            growth,
+            Evidence("GPU memory gained in the loop", round(growth.gained, 1), policy.GPU_GROWTH, f"{node} {device}", "percent"),
+            "Look for tensors on the GPU kept from step to step (losses without .detach(), outputs collected for metrics). If the "
+            "growth is intended (longer sequences), use an instance with more GPU memory before the job fails.",
+            context.confidence(growth.gained, policy.GPU_GROWTH),
         )  # fmt: skip
     return None
 
 
-def _host_memory(case: Case) -> Finding | None:
-    for (node, _), data in case.facts.system.of("memory").items():
+def _host_memory(context: JudgeContext) -> Finding | None:
+    for (node, _), data in context.metrics.system.of("memory").items():
         filled = data.count > 0
-        growth = fit_growth(*_inside_loop(case, data.seconds[filled], data.mean[filled]))
-        if growth is None or not _is_steady(growth) or growth.end - growth.start < policy.HOST_GROWTH.value:
+        growth = fit_growth(*_inside_loop(context, data.seconds[filled], data.mean[filled]))
+        if growth is None or not growth.is_steady or growth.gained < policy.HOST_GROWTH:
             continue
-        left = max(100 - growth.end, 0.0) / growth.slope
-        return Finding(
-            Class.MEMORY_GROWTH,
-            f"Memory of {node} grows by {growth.slope * 60:.2g} percent points a minute; it is full in {duration(left)}.",
-            (
-                Evidence(
-                    "memory gained in the loop",
-                    round(growth.end - growth.start, 1),
-                    policy.HOST_GROWTH.value,
-                    node,
-                    "percent",
-                ),
-                Evidence(
-                    "growth a minute", round(growth.slope * 60, 3), round(growth.error * 60, 3), node, "percent", "±"
-                ),
-                Evidence("time to exhaustion", round(left), None, node, "s"),
-            ),
+        return _memory_of(
+            node,
+            node,
+            growth,
+            Evidence("memory gained in the loop", round(growth.gained, 1), policy.HOST_GROWTH, node, "percent"),
             "Look for objects kept from step to step in the training process or its loader workers: histories, caches, losses "
             "without .item(), Python lists in a dataset that forked workers copy page by page.",
-            _weight(left),
-            confidence="medium",
+            "medium",
         )
     return None
+
+
+def _memory_of(  # noqa: PLR0913, PLR0917 - one argument a part of the finding
+    holder: str, where: str, growth: Growth, gained: Evidence, advice: str, confidence: str
+) -> Finding:
+    """Return the finding for memory measured in percent."""
+    left = max(100 - growth.end, 0.0) / growth.slope
+    return Finding(
+        Class.MEMORY_GROWTH,
+        f"Memory of {holder} grows by {growth.slope * 60:.2g} percentage points per minute; it is full in {duration(left)}.",
+        (
+            gained,
+            Evidence("growth per minute", round(growth.slope * 60, 3), round(growth.error * 60, 3), where, "percent", "±"),
+            Evidence("time to exhaustion", round(left), None, where, "s"),
+        ),
+        advice,
+        _weight(left),
+        confidence=confidence,
+    )  # fmt: skip

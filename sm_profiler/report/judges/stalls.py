@@ -1,110 +1,92 @@
-"""Single long steps: with a period or without."""
+"""Judges of long steps, with a period and without."""
 
 from __future__ import annotations
 
-from sm_profiler.report import policy
+from sm_profiler.report import parts, policy
 from sm_profiler.report.classes import Class
+from sm_profiler.report.formatting import duration, percent
 from sm_profiler.report.job_metrics import Rank
-from sm_profiler.report.judges.judge_context import Case, confidence, duration, input_bursts, percent
+from sm_profiler.report.judges.judge_context import JudgeContext, input_bursts
 from sm_profiler.report.model import Evidence, Finding
 
-WHERE = {
-    "wait": "while waiting for data",
-    "forward": "in the forward pass",
-    "backward": "in the backward pass",
-    "optimizer": "in the optimizer",
-    "outside": "outside the phases",
-    "unknown": "in a part that was not recorded",
-}
 
-
-def _worst(case: Case) -> Rank | None:
-    ranks = [rank for rank in case.ranks if rank.stalls.count and not input_bursts(rank, case.facts)]
+def _worst(context: JudgeContext) -> Rank | None:
+    ranks = [rank for rank in context.ranks if rank.stalls.count and not input_bursts(rank, context.metrics)]
     return max(ranks, key=lambda rank: rank.stall_share, default=None)
 
 
-def judge_periodic(case: Case) -> Finding | None:
-    """Every N-th step is long."""
-    rank = _worst(case)
-    if rank is None or rank.stalls.period is None or rank.stall_share < policy.STALL_COST.value:
+def judge_periodic(context: JudgeContext) -> Finding | None:
+    """Find long steps at a fixed interval."""
+    rank = _worst(context)
+    if rank is None or rank.stalls.period is None or rank.stall_share < policy.STALL_COST:
         return None
     stalls, period = rank.stalls, rank.stalls.period
     about = "" if stalls.exact else "about "
-    where = WHERE[stalls.where]
     return Finding(
         Class.PERIODIC_STALL,
-        f"Every {about}{period} steps one takes {duration(stalls.typical)} instead of {duration(stalls.median)}, {where}; that costs "
-        f"{percent(rank.stall_share)} of the loop.",
+        f"Every {about}{period} steps, one takes {duration(stalls.typical)} instead of {duration(stalls.median)}, "
+        f"{parts.during(stalls.where)}; this costs {percent(rank.stall_share)} of the loop.",
         (
-            Evidence(
-                "time lost in long steps", round(rank.stall_share, 4), policy.STALL_COST.value, rank.name, "share"
-            ),
+            Evidence("time lost in long steps", round(rank.stall_share, 4), policy.STALL_COST, rank.name, "share"),
             Evidence("period", period, None, rank.name, "steps"),
-            Evidence("long steps", stalls.count, policy.PERIOD_REPEATS.value, rank.name, held="judged from"),
-            Evidence(
-                "a long step takes",
-                round(stalls.typical * 1e3, 3),
-                round(stalls.median * 1e3, 3),
-                rank.name,
-                "ms",
-                "usually",
-            ),
+            Evidence("long steps", stalls.count, policy.PERIOD_REPEATS, rank.name, held="judged from"),
+            _duration(rank),
         ),
-        _periodic_advice(stalls.where, period, case),
+        _periodic_advice(stalls.where, period, context),
         rank.stall_share,
-        confidence=confidence(case, rank.stall_share, policy.STALL_COST.value, sure=stalls.exact),
+        confidence=context.confidence(rank.stall_share, policy.STALL_COST, sure=stalls.exact),
     )
 
 
-def _periodic_advice(where: str, period: int, case: Case) -> str:
+def _duration(rank: Rank) -> Evidence:
+    typical, median = round(rank.stalls.typical * 1e3, 3), round(rank.stalls.median * 1e3, 3)
+    return Evidence("duration of a long step", typical, median, rank.name, "ms", "usually")
+
+
+def _periodic_advice(where: str, period: int, context: JudgeContext) -> str:
     if where == "wait":
-        workers = case.facts.loader.num_workers
-        start = "The loader's workers start anew" if workers > 0 else "The dataset or the loader starts anew"
-        return f"{start} every {period} steps (an epoch?): persistent_workers=True, and a cheap __iter__ of dataset and sampler."
-    if where in ("outside", "unknown"):
+        workers = context.metrics.loader.num_workers
+        start = "The loader's workers restart" if workers > 0 else "The dataset or the loader restarts"
         return (
-            f"Look for what the script does every {period} steps between optimizer and next batch: checkpoint, evaluation, logging, "
-            "image summaries. Do it less often, or in a thread or process of its own (asynchronous checkpoint)."
+            f"{start} every {period} steps (an epoch?). Use persistent_workers=True, and make __iter__ of dataset and sampler "
+            "cheap."
+        )
+    if where in ("outside", parts.UNKNOWN):
+        return (
+            f"Find what the script does every {period} steps between the optimizer and the next batch: checkpoint, evaluation, "
+            "logging, image summaries. Do it less often, or in another thread or process (asynchronous checkpoint)."
         )
     return (
-        f"Look for what happens every {period} steps inside this phase: a callback, a hook, a change of shapes that compiles or "
-        "allocates anew, a synchronisation."
+        f"Find what happens every {period} steps inside this phase: a callback, a hook, a new shape that triggers compilation "
+        "or allocation, a synchronization."
     )
 
 
-def judge_outliers(case: Case) -> Finding | None:
-    """Rare long steps without a period."""
-    rank = _worst(case)
+def judge_outliers(context: JudgeContext) -> Finding | None:
+    """Find rare long steps without a period."""
+    rank = _worst(context)
     if (
         rank is None
         or rank.stalls.period is not None
-        or rank.stall_share < policy.OUTLIER_COST.value
+        or rank.stall_share < policy.OUTLIER_COST
         or not rank.stalls.is_rare
-        or rank.stalls.typical < policy.OUTLIER_LENGTH.value * rank.stalls.median
-        or rank.stalls.agreement < policy.SAME_PART.value
+        or rank.stalls.typical < policy.OUTLIER_LENGTH * rank.stalls.median
+        or rank.stalls.agreement < policy.SAME_PART
     ):
         return None
     stalls = rank.stalls
     return Finding(
         Class.STEP_OUTLIERS,
-        f"{stalls.count} of {len(rank.turns)} steps take {duration(stalls.typical)} instead of {duration(stalls.median)}, "
-        f"{WHERE[stalls.where]}, without a period; they cost {percent(rank.stall_share)} of the loop.",
+        f"{stalls.count} of {len(rank.iterations)} steps take {duration(stalls.typical)} instead of "
+        f"{duration(stalls.median)}, {parts.during(stalls.where)}, at irregular intervals; they cost "
+        f"{percent(rank.stall_share)} of the loop.",
         (
-            Evidence(
-                "time lost in long steps", round(rank.stall_share, 4), policy.OUTLIER_COST.value, rank.name, "share"
-            ),
+            Evidence("time lost in long steps", round(rank.stall_share, 4), policy.OUTLIER_COST, rank.name, "share"),
             Evidence("long steps", stalls.count, None, rank.name),
-            Evidence(
-                "a long step takes",
-                round(stalls.typical * 1e3, 3),
-                round(stalls.median * 1e3, 3),
-                rank.name,
-                "ms",
-                "usually",
-            ),
+            _duration(rank),
         ),
-        "See in the timeline what coincides with them: odd samples (very long sequences, large images), retries of a remote "
-        "store, shapes that compile anew, other load on the machine.",
+        "Check in the timeline what coincides with them: unusual samples (very long sequences, large images), retries of "
+        "remote storage, new shapes that trigger compilation, other load on the machine.",
         rank.stall_share,
-        confidence=confidence(case, rank.stall_share, policy.OUTLIER_COST.value),
+        confidence=context.confidence(rank.stall_share, policy.OUTLIER_COST),
     )

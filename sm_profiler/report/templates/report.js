@@ -15,10 +15,10 @@
     if (parent) parent.appendChild(node);
     return node;
   };
-  const html = (tag, className, words, parent) => {
+  const html = (tag, className, content, parent) => {
     const node = document.createElement(tag);
     if (className) node.className = className;
-    if (words) node.textContent = words;
+    if (content) node.textContent = content;
     if (parent) parent.appendChild(node);
     return node;
   };
@@ -47,8 +47,8 @@
   const tools = html("div", "tools", "", host);
   const tip = html("div", "tip", "", host);
   tip.hidden = true;
-  const button = (words, label, act) => {
-    const node = html("button", "", words, tools);
+  const button = (caption, label, act) => {
+    const node = html("button", "", caption, tools);
     node.type = "button";
     if (label) node.setAttribute("aria-label", label);
     node.addEventListener("click", act);
@@ -150,7 +150,7 @@
     if (dragged && cursor !== null) make("rect", { x: Math.min(place(dragged), place(cursor)), width: Math.abs(place(dragged) - place(cursor)), y: 0, height: TALL, class: "zoom-span" }, inner);
   }
 
-  function tell(event) {
+  function showTip(event) {
     const lines = [moment(cursor)];
     for (const { lane } of lanes) for (const series of lane.series) {
       if (hidden.has(series) || !series.x.length) continue;
@@ -171,7 +171,7 @@
     if (!onChart(event) && dragged === null) { cursor = null; tip.hidden = true; draw(); return; }
     cursor = at(event);
     draw();
-    tell(event);
+    showTip(event);
   });
   host.addEventListener("pointerdown", (event) => { if (onChart(event) && event.button === 0 && event.pointerType === "mouse") { dragged = at(event); event.preventDefault(); host.focus({ preventScroll: true }); } });
   window.addEventListener("pointerup", (event) => {

@@ -1,0 +1,127 @@
+"""The parts that the training loop's time is divided into, and their colours.
+
+A new part is one entry in `PARTS`. A phase that the hook records needs nothing else; the time of a derived part is
+computed in `job_metrics.measure_rank`.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+
+import attrs
+
+from sm_profiler.formats import event_names
+
+
+@attrs.frozen
+class Colour:
+    """A colour of charts: on a light page, on a dark one, and as an ANSI code of the terminal."""
+
+    light: str
+    dark: str
+    ansi: str
+
+
+COLOURS = {
+    "amber": Colour("#e08a1e", "#efa648", "33"),
+    "blue": Colour("#2f6db5", "#5e9be0", "34"),
+    "sky": Colour("#7aa7d9", "#9dc2ec", "94"),
+    "teal": Colour("#2a9187", "#4fb8ac", "36"),
+    "grey": Colour("#9aa2ab", "#7b848f", "90"),
+    "violet": Colour("#8a6bb8", "#ab8fd6", "35"),
+    "rose": Colour("#c9506b", "#e57b92", "31"),
+    "pale": Colour("#e6e4df", "#343a42", "37"),
+}
+
+
+class Kind(Enum):
+    """How the time of a part is found."""
+
+    WAIT = auto()  # recorded before the step it belongs to
+    PHASE = auto()  # recorded inside a step
+    DERIVED = auto()  # computed from the other parts
+
+
+@attrs.frozen
+class Part:
+    """A part of the training loop.
+
+    Attributes:
+        key: name in report.json and compare.json.
+        label: name in charts and tables.
+        during: where a step spends its time, for sentences such as “3 ms a step in the forward pass”.
+        colour: a key of COLOURS.
+        letter: its letter in a terminal without colours.
+        kind: how its time is found.
+        events: regular expression that matches its events' phase completely; "" for derived parts.
+        device_event: phase of the same part as a GPU ran it; "" if it is not recorded.
+        per_iteration: every iteration has this part, so it is compared between iterations, ranks and runs.
+    """
+
+    key: str
+    label: str
+    during: str
+    colour: str
+    letter: str
+    kind: Kind = Kind.DERIVED
+    events: str = ""
+    device_event: str = ""
+    per_iteration: bool = True
+
+    def records(self, phase: str) -> bool:
+        """Return whether events of this phase belong to the part."""
+        return bool(self.events) and re.fullmatch(self.events, phase, re.DOTALL) is not None
+
+
+# In the order of a step, which is the order of charts and of report.json.
+PARTS: tuple[Part, ...] = (
+    Part("wait", "Waiting for data", "waiting for data", "amber", "W", Kind.WAIT, event_names.DATALOADER_WAIT),
+    Part(
+        "forward", "Forward", "in the forward pass", "blue", "F", Kind.PHASE, event_names.FORWARD,
+        event_names.DEVICE_FORWARD,
+    ),
+    Part(
+        "backward", "Backward", "in the backward pass", "sky", "B", Kind.PHASE, "Backward(?!.*SubModule).*",
+        event_names.DEVICE_BACKWARD,
+    ),
+    Part(
+        "optimizer", "Optimizer", "in the optimizer", "teal", "O", Kind.PHASE, event_names.OPTIMIZER,
+        event_names.DEVICE_OPTIMIZER,
+    ),
+    Part("between", "Between phases", "between its phases", "grey", ".", per_iteration=False),
+    Part("evaluation", "Evaluation", "in evaluation", "violet", "E", per_iteration=False),
+    Part("outside", "Outside the phases", "outside the phases", "rose", "x"),
+)  # fmt: skip
+
+UNKNOWN = "unknown"  # in place of a key: the part was not recorded
+WHOLE = "length"  # in place of a key: the whole iteration
+
+
+def phases() -> tuple[Part, ...]:
+    """Return the parts that are phases of a step."""
+    return tuple(part for part in PARTS if part.kind is Kind.PHASE)
+
+
+def recorded() -> tuple[Part, ...]:
+    """Return the parts that have events of their own."""
+    return tuple(part for part in PARTS if part.kind is not Kind.DERIVED)
+
+
+def iteration_keys() -> tuple[str, ...]:
+    """Return the keys of the parts that every iteration has."""
+    return tuple(part.key for part in PARTS if part.per_iteration)
+
+
+def label(key: str) -> str:
+    """Return the name of a part, or of the whole step."""
+    return "Step" if key == WHOLE else _part(key).label
+
+
+def during(key: str) -> str:
+    """Return where a step spends its time, for a sentence."""
+    return "in a part that was not recorded" if key == UNKNOWN else _part(key).during
+
+
+def _part(key: str) -> Part:
+    return next(part for part in PARTS if part.key == key)

@@ -1,0 +1,29 @@
+"""The report as output of the rule runner: `main(words, write_report=write_for_runner, make_folds=make_folds)`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sm_profiler.report.build import JobInfo, MetricFolds, assemble
+from sm_profiler.report.memory_fold import MemoryFold
+from sm_profiler.report.step_fold import StepFold
+from sm_profiler.report.system_fold import SystemFold
+from sm_profiler.report.write import write_report
+from sm_profiler.rules.runner import ReportJob
+
+
+def make_folds() -> list[Any]:
+    """Return the report's folds, which the runner feeds beside the rules."""
+    return MetricFolds().all()
+
+
+def write_for_runner(job: ReportJob) -> list[str]:
+    """Write the whole report from the runner's data so far; return the keys written."""
+    folds: dict[type, Any] = {type(fold): fold for fold in job.folds}
+    report = assemble(
+        job.source,
+        job.results,
+        MetricFolds(folds[StepFold], folds[SystemFold], folds[MemoryFold]),
+        JobInfo(name=job.job or None, finished=True if job.finished else None),
+    )
+    return write_report(report, job.folder)
