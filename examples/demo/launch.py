@@ -1,12 +1,13 @@
-"""Launches train.py with the SageMaker Python SDK, version 2, and a profile: what a user writes.
+"""Launch train.py with a profile, through version 2 of the SageMaker Python SDK.
 
-`sm-profiler demo` runs it against the endpoint on this machine.  In a shell of your own:
+`sm-profiler demo` runs this script on the local endpoint.  To run it yourself:
 
-    sm-profiler local            # in one shell; it prints what the other one needs
+    sm-profiler local                         # in one shell
+    eval "$(sm-profiler local --env)"         # in another
     python examples/demo/launch.py
 
-Against AWS, give your own role, drop the local endpoint's environment, add environment={"SM_PROFILER_AUTO": "1"}, which the
-local endpoint sets by itself, and name sm-profiler in a requirements.txt beside train.py.
+On AWS, set your own role instead of the local endpoint's variables, add environment={"SM_PROFILER_AUTO": "1"} (the local
+endpoint sets it), and list sm-profiler in a requirements.txt next to train.py.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""Trains a small convolutional network.  Nothing in here knows of a profiler.
+"""Train a small convolutional network; this script does not use the profiler.
 
-It has one problem, and the demo's report is to find it: the dataset is slow, and num_workers is 0, so that the training
-loop waits for every batch.
+It has one problem for the demo's report to find: the dataset is slow and num_workers is 0, so the training loop waits for
+every batch.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class SlowImages(Dataset):
-    """Random images that take as long to get as files from a cold disk."""
+    """Random images, as slow to load as files from a cold disk."""
 
     def __init__(self, size: int, seconds_an_image: float):
         self.size, self.seconds_an_image = size, seconds_an_image

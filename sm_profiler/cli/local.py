@@ -47,7 +47,7 @@ class Command:
         ended = threading.Event()
         for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(name, lambda *_: ended.set())
-        with Endpoint(options.port, options.folder, say=_log) as local:
+        with Endpoint(options.port, options.folder, log_event=_log) as local:
             if not options.env:
                 print(f"SageMaker, S3, IAM, STS and CloudWatch Logs: {local.url}\njob files: {local.folder}\n")
                 print("Run this in your client's shell:\n")

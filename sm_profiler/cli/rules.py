@@ -44,7 +44,13 @@ class Command:
         )
         start.add_argument("--source", metavar="S3URI", help="file with a custom rule; --rule names its class")
         start.add_argument("--parameters", type=Path, metavar="FILE", help="JSON object of rule parameters")
-        start.add_argument("--role", metavar="ARN", help="role of the processing job (default: the training job's)")
+        role = start.add_mutually_exclusive_group(required=True)
+        role.add_argument("--role", metavar="ARN", help="role that the rule container runs under (docs/deploying.md)")
+        role.add_argument(
+            "--training-role",
+            action="store_true",
+            help="run under the training job's role, which usually can do far more than read a profile",
+        )
         start.add_argument("--instance-type", default="ml.t3.medium", metavar="TYPE", help="default: %(default)s")
         start.add_argument("--volume-size-in-gb", type=int, default=30, metavar="N", help="default: %(default)s")
         start.add_argument(
@@ -87,6 +93,7 @@ def start(options: Namespace) -> int:
     if options.dry_run:
         print(json.dumps(started.request, indent=2))
     else:
-        print(f"sm-profiler: started processing job {started.name}", file=sys.stderr)
+        role = started.request["RoleArn"]
+        print(f"sm-profiler: started processing job {started.name} under {role}", file=sys.stderr)
         print(started.report_uri)
     return DONE

@@ -1,4 +1,4 @@
-"""AWS errors as one-line errors of ours."""
+"""Errors of AWS calls as one-line errors."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def start_rules(  # noqa: PLR0913 - keyword arguments, each an independent choic
     job: str,
     *,
     image: str,
-    role: str | None = None,
+    role: str | None,
     rule: str = DEFAULT_RULE,
     source: str | None = None,
     parameters: Mapping[str, object] | None = None,
@@ -56,7 +56,8 @@ def start_rules(  # noqa: PLR0913 - keyword arguments, each an independent choic
     Args:
         job: name of the training job.
         image: URI of the rule image, as `deploy_image` returns it.
-        role: ARN of the role that the container runs under; the training job's own by default.
+        role: ARN of the role that the container runs under, with few permissions (docs/deploying.md); None reuses the
+            training job's role, which usually can do far more than read a profile.
         rule: the rule whose condition decides the status: `ProfilerReport` for all, or the name of one of them.
         source: s3:// URI of a file with a custom rule; `rule` then names its class.
         parameters: parameters of the rules; values become strings.

@@ -1,6 +1,6 @@
-"""The endpoint as the process that `LocalSageMaker` starts: `python -m sm_profiler.local PORT FOLDER`.
+"""The process that `LocalSageMaker` starts: `python -m sm_profiler.local PORT FOLDER`.
 
-It writes one line of JSON, and serves until its standard input ends: with the process that started it at the latest.
+It writes one line of JSON and serves until its standard input ends, at the latest with the process that started it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from sm_profiler.errors import ProfilerError
 
 
 def main(port: str, folder: str) -> int:
-    """Serve; returns the exit code."""
+    """Serve and return the exit code."""
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     try:
-        from sm_profiler.local.server import Endpoint  # noqa: PLC0415 - moto may be missing, and that is one line too
+        from sm_profiler.local.server import Endpoint  # noqa: PLC0415 - a missing moto is reported in one line
 
         endpoint = Endpoint(int(port), folder or None).start()
     except (ProfilerError, ModuleNotFoundError) as error:
@@ -47,4 +47,4 @@ def _watch_caller(ended: threading.Event) -> None:
 if __name__ == "__main__":
     code = main(*sys.argv[1:])
     sys.stdout.flush()
-    os._exit(code)  # a thread may still stand in read(0)
+    os._exit(code)  # a thread may still be blocked in read(0)

@@ -1,4 +1,4 @@
-"""moto's SageMaker, with jobs that run: its backend and response classes subclassed, its url paths swapped."""
+"""moto's SageMaker backend and responses, subclassed so that jobs run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ from moto.sagemaker.exceptions import AWSValidationException, ResourceInUseExcep
 from moto.sagemaker.models import SageMakerModelBackend
 from moto.sagemaker.responses import SageMakerResponse
 
-from sm_profiler.local.records import ENDED, JobRecord, JsonDict, ProcessingJob, RuleJob, TrainingJob
+from sm_profiler.local.records import (
+    ENDED,
+    JobRecord,
+    JsonDict,
+    ProcessingJobRecord,
+    RuleRecord,
+    TrainingJobRecord,
+    path_component,
+)
 from sm_profiler.local.validation import check_create_training, check_update_training, refuse_invalid
 
 if TYPE_CHECKING:
@@ -28,74 +36,79 @@ GONE = "Requested resource not found."
 
 
 class LocalBackend(SageMakerModelBackend):
-    """One account and region; its dictionaries hold our records, so that moto's List, Search and tags work on them."""
+    """One account and region; holds our records, so that moto's List, Search and tagging calls work on them."""
 
-    training_jobs: dict[str, TrainingJob]  # type: ignore[assignment] # not moto's own kind of job
-    processing_jobs: dict[str, ProcessingJob]  # type: ignore[assignment] # not moto's own kind of job
+    training_jobs: dict[str, TrainingJobRecord]  # type: ignore[assignment] # in place of moto's own class
+    processing_jobs: dict[str, ProcessingJobRecord]  # type: ignore[assignment] # in place of moto's own class
 
     @property
     def _url_module(self) -> Any:
         return moto.sagemaker.urls
 
     def arn(self, kind: str, name: str) -> str:
-        """The ARN of a job."""
+        """Return the ARN of a job."""
         return f"arn:{self.partition}:sagemaker:{self.region_name}:{self.account_id}:{kind}/{name}"
 
     def find(self, jobs: dict[str, Any], name: str) -> Any:
-        """A job by its name, or the answer that the service gives."""
+        """Return a job by its name.
+
+        Raises:
+            AWSValidationException: there is no such job.
+        """
         if name not in jobs:
             raise AWSValidationException(GONE)
         return jobs[name]
 
-    def rule_job(self, job: str, configuration: JsonDict) -> RuleJob:
-        """The record of a new rule; named as the service names its processing jobs, within their 63 characters."""
+    def rule_job(self, job: str, configuration: JsonDict) -> RuleRecord:
+        """Return the record of a new rule, named as the service names its processing jobs, within 63 characters."""
         rule = configuration["RuleConfigurationName"]
-        number = zlib.crc32(f"{job}/{rule}".encode())
-        return RuleJob(configuration, self.arn("processing-job", f"{job[:26]}-{rule[:26]}-{number:08x}"))
+        number = zlib.crc32(f"{job}/{rule}".encode("utf-8", "replace"))
+        name = f"{job[:26]}-{path_component(rule)[:26]}-{number:08x}"
+        return RuleRecord(configuration, self.arn("processing-job", name))
 
-    def new_training_job(self, request: JsonDict, jobs: Jobs) -> TrainingJob:
-        """Take a checked request in."""
+    def new_training_job(self, request: JsonDict, jobs: Jobs) -> TrainingJobRecord:
+        """Record a checked request."""
         name = request["TrainingJobName"]
         if name in self.training_jobs:
             raise ResourceInUseException("Training job names must be unique within an AWS account and region")
         folder = jobs.folder_for("training", name)
-        job = TrainingJob(request, self.arn("training-job", name), self.region_name, folder)
+        job = TrainingJobRecord(request, self.arn("training-job", name), self.region_name, folder)
         job.profiler_config = request.get("ProfilerConfig")
         job.rules = [self.rule_job(name, rule) for rule in request.get("ProfilerRuleConfigurations", ())]
         self.training_jobs[name] = job
         return job
 
-    def new_processing_job(self, request: JsonDict, jobs: Jobs) -> ProcessingJob:
-        """Take a checked request in."""
+    def new_processing_job(self, request: JsonDict, jobs: Jobs) -> ProcessingJobRecord:
+        """Record a checked request."""
         name = request["ProcessingJobName"]
         if name in self.processing_jobs:
             raise ResourceInUseException("Processing job names must be unique within an AWS account and region")
         folder = jobs.folder_for("processing", name)
-        job = ProcessingJob(request, self.arn("processing-job", name), self.region_name, folder)
+        job = ProcessingJobRecord(request, self.arn("processing-job", name), self.region_name, folder)
         self.processing_jobs[name] = job
         return job
 
 
 class LocalSageMakerResponse(SageMakerResponse):
-    """Answers SageMaker's calls; everything not named here is moto's."""
+    """Answers SageMaker calls; calls not defined here are moto's."""
 
     jobs: ClassVar[Jobs]
     backends: ClassVar[Any]
 
     @property
     def sagemaker_backend(self) -> LocalBackend:
-        """The backend of the caller's account and region."""
+        """Backend of the caller's account and region."""
         found: LocalBackend = self.backends[self.current_account][self.region]
         return found
 
     @property
     def request_body(self) -> JsonDict:
-        """The request as the client sent it, before moto drops what it does not know."""
+        """The request as the client sent it, before moto drops fields that it does not support."""
         found: JsonDict = json.loads(self.body or "{}")
         return found
 
     def call_action(self) -> Any:
-        """Check the request against the service's model, then answer."""
+        """Check the request against the service model, then answer it."""
         try:
             refuse_invalid(self._get_action(), self.request_body)
             return super().call_action()
@@ -104,7 +117,7 @@ class LocalSageMakerResponse(SageMakerResponse):
         except ServiceException as error:
             return self._answer(error)
         except NotImplementedError:
-            return self._answer(AWSValidationException(f"The local endpoint does not know {self._get_action()}"))
+            return self._answer(AWSValidationException(f"The local endpoint does not support {self._get_action()}"))
 
     def _answer(self, error: ServiceException) -> Any:
         status, headers, body = self.serialized(ActionResult(error))
@@ -112,7 +125,7 @@ class LocalSageMakerResponse(SageMakerResponse):
         return status, headers, body
 
     def create_training_job(self) -> ActionResult:
-        """CreateTrainingJob: it runs."""
+        """CreateTrainingJob: start a job."""
         request = self.request_body
         check_create_training(request)
         job = self.sagemaker_backend.new_training_job(request, self.jobs)
@@ -132,7 +145,7 @@ class LocalSageMakerResponse(SageMakerResponse):
         return EmptyResult()
 
     def update_training_job(self) -> ActionResult:
-        """UpdateTrainingJob: the profiler of a running job; rewrites profilerconfig.json."""
+        """UpdateTrainingJob: change the profiler of a running job."""
         backend, request = self.sagemaker_backend, self.request_body
         job = backend.find(backend.training_jobs, request["TrainingJobName"])
         check_update_training(job, request)
@@ -141,18 +154,18 @@ class LocalSageMakerResponse(SageMakerResponse):
         return ActionResult({"TrainingJobArn": job.arn})
 
     def create_processing_job(self) -> ActionResult:
-        """CreateProcessingJob: it runs."""
+        """CreateProcessingJob: start a job."""
         job = self.sagemaker_backend.new_processing_job(self.request_body, self.jobs)
         self.jobs.start_processing(job)
         return ActionResult({"ProcessingJobArn": job.arn})
 
     def describe_processing_job(self) -> ActionResult:
-        """DescribeProcessingJob, of rule jobs too."""
+        """DescribeProcessingJob, also for rule jobs."""
         backend = self.sagemaker_backend
         name = self._get_param("ProcessingJobName")
         for training in backend.training_jobs.values():
             for rule in training.rules:
-                if rule.arn.endswith(f"/{name}"):
+                if rule.processing_job_name == name:
                     return ActionResult(rule.describe_processing(training))
         return ActionResult(backend.find(backend.processing_jobs, name).describe())
 
@@ -172,10 +185,10 @@ class LocalSageMakerResponse(SageMakerResponse):
 
 
 class LocalIamResponse(IamResponse):
-    """moto's IAM, and the one call that SDK v3 makes before it launches."""
+    """moto's IAM with the call that SDK v3 makes before it launches a job."""
 
     def simulate_principal_policy(self) -> ActionResult:
-        """SimulatePrincipalPolicy: everything is allowed here."""
+        """SimulatePrincipalPolicy: everything is allowed."""
         actions = self._get_param("ActionNames") or []
         resources = self._get_param("ResourceArns") or ["*"]
         allowed = [
@@ -188,7 +201,7 @@ class LocalIamResponse(IamResponse):
 
 @contextlib.contextmanager
 def swapped_urls(jobs: Jobs) -> Iterator[None]:
-    """While it is open, moto's server answers SageMaker and IAM calls with the classes above."""
+    """Make moto's server answer SageMaker and IAM calls with the classes above while the block runs."""
     backends = BackendDict(LocalBackend, "sagemaker")
     sagemaker = type("LocalSageMaker", (LocalSageMakerResponse,), {"jobs": jobs, "backends": backends})
     swaps: list[tuple[dict[str, Callable[..., Any]], type[Any]]] = [

@@ -1,4 +1,4 @@
-"""What a training job runs: from the request of SDK v2, of SDK v3, or of a boto3 call, to a command."""
+"""Command of a training job, from a request of SDK v2, SDK v3 or boto3."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import attrs
 
 from sm_profiler.container import CODE, INPUT_DATA
 from sm_profiler.errors import ProfilerError
-from sm_profiler.local.container import Host, arguments_of, decode, user_hyperparameters
+from sm_profiler.local.host import Host, arguments_of, decode, user_hyperparameters
 from sm_profiler.local.records import JsonDict
 from sm_profiler.local.transfer import download, unpack
 
-DRIVERS = "sm_drivers"  # the channel in which SDK v3 sends the scripts that start the user's
+DRIVERS = "sm_drivers"  # channel with the scripts by which SDK v3 starts the user's script
 PIPE = "Pipe"
 
 
 @attrs.frozen
 class Program:
-    """A command, where it starts, and the requirements to install before it."""
+    """A command, its working directory, and requirements to install first."""
 
     command: list[str]
     folder: Path
@@ -28,10 +28,10 @@ class Program:
 
 
 def fetch_channels(s3: Any, host: Host, request: JsonDict) -> list[str]:
-    """Download the input channels; returns a line on each.
+    """Download the input channels and return one log line for each.
 
     Raises:
-        ProfilerError: a channel that is empty, or of a kind that this endpoint does not have.
+        ProfilerError: a channel is empty, or of a kind that the local endpoint does not support.
     """
     lines = []
     for channel in request.get("InputDataConfig", ()):
@@ -40,7 +40,7 @@ def fetch_channels(s3: Any, host: Host, request: JsonDict) -> list[str]:
         mode = channel.get("InputMode") or request["AlgorithmSpecification"]["TrainingInputMode"]
         if source is None or source["S3DataType"] != "S3Prefix" or mode == PIPE:
             raise ProfilerError(
-                f"channel {name}: the local endpoint has S3Prefix channels in File or FastFile mode only"
+                f"channel {name}: the local endpoint supports only S3Prefix channels in File or FastFile mode"
             )
         sharded = source.get("S3DataDistributionType") == "ShardedByS3Key"
         folder = host.path(INPUT_DATA) / name
@@ -52,9 +52,9 @@ def fetch_channels(s3: Any, host: Host, request: JsonDict) -> list[str]:
 
 
 def rewrite_drivers(folder: Path, host: Host) -> None:
-    """Make SDK v3's own scripts use this host's folder, and the address and port at which its hosts can meet.
+    """Make SDK v3's scripts use this host's folder, and the address and port of this job.
 
-    They name /opt/ml in their text, a first host called algo-1 that no name server knows here, and one port for all jobs.
+    They contain /opt/ml, the name algo-1, which does not resolve here, and one port for all jobs.
     """
     for path in folder.rglob("*"):
         if path.is_file() and path.suffix in (".py", ".sh", ".json"):
@@ -64,10 +64,10 @@ def rewrite_drivers(folder: Path, host: Host) -> None:
 
 
 def program_of(s3: Any, host: Host, request: JsonDict, python: Path, gpus: int) -> Program:
-    """The command of a job; fetches the source code that hyperparameters name.
+    """Return the command of a job; downloads the source code that hyperparameters name.
 
     Raises:
-        ProfilerError: the request names nothing that could be run without a container.
+        ProfilerError: the request names nothing that runs without a container, or a script outside the source code.
     """
     algorithm = request["AlgorithmSpecification"]
     if algorithm.get("ContainerEntrypoint"):
@@ -78,15 +78,15 @@ def program_of(s3: Any, host: Host, request: JsonDict, python: Path, gpus: int) 
     script = decode(hyperparameters.get("sagemaker_program", ""))
     if not directory or not script:
         raise ProfilerError(
-            f"nothing to run: the local endpoint does not start the image {algorithm.get('TrainingImage', '')!r}; it runs"
-            " scripts (sagemaker_submit_directory and sagemaker_program, as Estimators with an entry_point send them,"
-            " or a ContainerEntrypoint)"
+            f"nothing to run: the local endpoint cannot start the image {algorithm.get('TrainingImage', '')!r}; it runs"
+            " scripts (sagemaker_submit_directory and sagemaker_program, which an Estimator with entry_point sends)"
+            " and jobs with a ContainerEntrypoint"
         )
     code = host.path(CODE)
     fetched = host.folder / "sourcedir"
     download(s3, directory, fetched)
     unpack(next(path for path in fetched.rglob("*") if path.is_file()), code)
-    if not (code / script).is_file():
+    if not (code / script).resolve().is_relative_to(code.resolve()) or not (code / script).is_file():
         raise ProfilerError(f"the source code has no file {script}")
     requirements = code / "requirements.txt"
     arguments = arguments_of(user_hyperparameters(hyperparameters))
@@ -98,7 +98,7 @@ def program_of(s3: Any, host: Host, request: JsonDict, python: Path, gpus: int) 
 
 
 def launcher(host: Host, hyperparameters: JsonDict, script: str, python: Path, gpus: int) -> list[str]:
-    """What starts the script: python, a shell, or torchrun where the request asks for it."""
+    """Return the words before the script: python, a shell, or torchrun if the request enables it."""
     if script.endswith(".sh"):
         return ["/bin/sh"]
     torchrun = decode(hyperparameters.get("sagemaker_torch_distributed_enabled", "false"))

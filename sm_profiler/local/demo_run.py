@@ -1,4 +1,4 @@
-"""The demo: a user's two scripts on the local endpoint, and what is to be seen while they run."""
+"""The demo: run a user's two scripts on the local endpoint and show their progress and report."""
 
 from __future__ import annotations
 
@@ -16,46 +16,44 @@ from typing import Any, Protocol
 import sm_profiler
 from sm_profiler.errors import ProfilerError
 from sm_profiler.local.process import JobProcess, describe_exit
+from sm_profiler.local.records import FINAL_RULE_STATUSES
 from sm_profiler.local.transfer import download, s3_keys
 
 PROFILE = "profiler-output"
 NEEDED = {"sagemaker": "sm-profiler[sagemaker2]", "torch": "torch"}
-SETTINGS_TALK = "sagemaker.config INFO"  # the SDK on where it looked for settings; of no interest here
-QUIET_S = 5.0  # after so long without a word from the SDK, we say what is going on
-LONGEST_RULE_WAIT_S = 600.0
-RULE_WORDS = ("NoIssuesFound", "IssuesFound", "Error", "Stopped")
+SETTINGS_LOG = "sagemaker.config INFO"  # the SDK's search for settings files
+QUIET_S = 5.0  # seconds without output of the SDK before a progress line
+MAX_RULE_WAIT_S = 600.0
 
 
 def scripts_folder() -> Path:
-    """Where train.py and launch.py stand: in the repository, or in the installed package.
+    """Return the folder of train.py and launch.py, in the repository or the installed package.
 
     Raises:
-        ProfilerError: neither is there.
+        ProfilerError: neither has them.
     """
     package = Path(sm_profiler.__file__).parent
     for folder in (package / "local" / "demo", package.parent / "examples" / "demo"):
         if (folder / "launch.py").is_file():
             return folder
-    raise ProfilerError(
-        "the demo's scripts are not part of this installation; they stand in examples/demo of the sources"
-    )
+    raise ProfilerError("this installation has no demo scripts; they are in examples/demo of the sources")
 
 
 def check_packages() -> None:
-    """Say what is missing, before anything starts.
+    """Check that the demo's packages are installed.
 
     Raises:
-        ProfilerError: naming the first package to install.
+        ProfilerError: names the first package to install.
     """
     for module, requirement in NEEDED.items():
         if find_spec(module) is None:
             raise ProfilerError(f"the demo needs {module}: pip install '{requirement}'")
     if not version("sagemaker").startswith("2."):
-        raise ProfilerError("the demo uses the SageMaker SDK, version 2: pip install 'sm-profiler[sagemaker2]'")
+        raise ProfilerError("the demo needs version 2 of the SageMaker SDK: pip install 'sm-profiler[sagemaker2]'")
 
 
 class AnyEndpoint(Protocol):
-    """What the demo needs of an endpoint, in this process or in another."""
+    """Interface of an endpoint that the demo uses."""
 
     environment: dict[str, str]
 
@@ -65,10 +63,10 @@ class AnyEndpoint(Protocol):
 
     @property
     def role(self) -> str:
-        """A role that exists."""
+        """ARN of a role that exists."""
 
     def client(self, service: str) -> Any:
-        """A boto3 client for it."""
+        """Return a boto3 client."""
 
 
 class Demo:
@@ -76,62 +74,62 @@ class Demo:
 
     Args:
         local: the running endpoint.
-        out: where the report's local copy goes.
-        say: takes each line for the user.
+        out: folder for a copy of the report.
+        show: receives each line for the user.
         launch: the launch script; examples/demo/launch.py by default.
     """
 
-    def __init__(self, local: AnyEndpoint, out: Path, say: Callable[[str], None], launch: Path | None = None) -> None:
-        self.local, self.out, self.say = local, out, say
+    def __init__(self, local: AnyEndpoint, out: Path, show: Callable[[str], None], launch: Path | None = None) -> None:
+        self.local, self.out, self.show = local, out, show
         self.launch = launch or scripts_folder() / "launch.py"
-        self._last_word = time.monotonic()
+        self._last_output = time.monotonic()
         self._sagemaker = local.client("sagemaker")
         self._s3 = local.client("s3")
 
     def run(self) -> dict[str, Any]:
-        """Run it to the end; returns the content of report.json.
+        """Run the demo and return the content of report.json.
 
         Raises:
             ProfilerError: the launch, the training or the rule job failed.
         """
-        self.say(f"[1/4] endpoint: SageMaker and S3 on {self.local.url}, this machine only")
-        self.say(f"[2/4] launch: python {_short(self.launch)} (SageMaker SDK v2, unchanged; trains for about 40 s)")
+        self.show(f"[1/4] endpoint: SageMaker and S3 at {self.local.url}, on this machine only")
+        self.show(f"[2/4] launch: python {_short(self.launch)} (the unchanged SageMaker SDK v2; trains for about 40 s)")
         self._launch()
         job = self._job()
         if job["TrainingJobStatus"] != "Completed":
             raise ProfilerError(f"the training ended as {job['TrainingJobStatus']}: {job.get('FailureReason', '')}")
-        self.say("[3/4] rules: fit() has returned, the rule job goes on beside it")
+        self.show("[3/4] rules: fit() has returned; waiting for the rule job")
         self._wait_for_rules()
-        self.say("[4/4] report: copied from S3")
+        self.show("[4/4] report: copied from S3")
         return self._fetch_report()
 
     def _launch(self) -> None:
-        # the user's AWS settings (a profile, a session, endpoints of single services) have no say in the demo
+        # the user's AWS settings (profile, session, endpoints of single services) must not affect the demo
         own = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "SAGEMAKER_"))}
         environment = {**own, **self.local.environment, "SAGEMAKER_ROLE": self.local.role}
         environment |= {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
         environment |= {"PYTHONUNBUFFERED": "1", "SAGEMAKER_SUPPRESS_V2_WARNING": "1"}
-        script = JobProcess([sys.executable, str(self.launch)], environment, self.launch.parent, self._show, 3.0)
+        script = JobProcess([sys.executable, str(self.launch)], environment, self.launch.parent, self._relay, 3.0)
         try:
             while (code := script.wait(0.5)) is None:
-                if time.monotonic() - self._last_word > QUIET_S:
+                if time.monotonic() - self._last_output > QUIET_S:
                     self._show_progress()
         finally:
             script.stop()
             script.wait()
         if code:
-            raise ProfilerError(f"the launch script ended with {describe_exit(code)}; its output stands above")
+            raise ProfilerError(f"the launch script ended with {describe_exit(code)}; see its output above")
 
-    def _show(self, line: str) -> None:
-        if line.strip() and not line.startswith(SETTINGS_TALK):
-            self._last_word = time.monotonic()
-            self.say(f"      {line}")
+    def _relay(self, line: str) -> None:
+        if line.strip() and not line.startswith(SETTINGS_LOG):
+            self._last_output = time.monotonic()
+            self.show(f"      {line}")
 
     def _show_progress(self) -> None:
-        self._last_word = time.monotonic()
+        self._last_output = time.monotonic()
         names = self._sagemaker.list_training_jobs()["TrainingJobSummaries"]
         if not names:
-            self.say("      … the SDK is loading and packing the source code")
+            self.show("      … the SDK is starting and packing the source code")
             return
         job = self._job()
         uri = job["ProfilerConfig"]["S3OutputPath"].rstrip("/") + f"/{job['TrainingJobName']}/profiler-output"
@@ -142,8 +140,8 @@ class Demo:
         )
         state = job["SecondaryStatus"]
         if state == "Completed":
-            state = "training is done, the SDK looks every 30 s"
-        self.say(f"      … {state}; {files} profile files on S3; rule job {rules or 'not started'}")
+            state = "training is done; the SDK polls every 30 s"
+        self.show(f"      … {state}; {files} profile files on S3; rule job {rules or 'not started'}")
 
     def _job(self) -> dict[str, Any]:
         summaries = self._sagemaker.list_training_jobs()["TrainingJobSummaries"]
@@ -153,24 +151,24 @@ class Demo:
         return found
 
     def _wait_for_rules(self) -> None:
-        end = time.monotonic() + LONGEST_RULE_WAIT_S
+        end = time.monotonic() + MAX_RULE_WAIT_S
         shown = 0.0
         while time.monotonic() < end:
             rules = self._job().get("ProfilerRuleEvaluationStatuses", [])
-            if all(rule["RuleEvaluationStatus"] in RULE_WORDS for rule in rules):
+            if all(rule["RuleEvaluationStatus"] in FINAL_RULE_STATUSES for rule in rules):
                 for rule in rules:
-                    words = f"{rule['RuleConfigurationName']}: {rule['RuleEvaluationStatus']}"
-                    self.say(f"      {words} {rule.get('StatusDetails', '')}".rstrip())
+                    status = f"{rule['RuleConfigurationName']}: {rule['RuleEvaluationStatus']}"
+                    self.show(f"      {status} {rule.get('StatusDetails', '')}".rstrip())
                 return
             if time.monotonic() - shown > QUIET_S:
                 shown = time.monotonic()
                 self._show_progress()
             time.sleep(0.5)
-        raise ProfilerError(f"the rule job did not end within {LONGEST_RULE_WAIT_S:.0f} s")
+        raise ProfilerError(f"the rule job did not end within {MAX_RULE_WAIT_S:.0f} s")
 
     @property
     def report_uri(self) -> str:
-        """Where the report lies on S3."""
+        """s3:// URI of the report's folder."""
         job = self._job()
         base = job["ProfilerConfig"]["S3OutputPath"].rstrip("/")
         rule = job["ProfilerRuleConfigurations"][0]["RuleConfigurationName"]
@@ -178,7 +176,7 @@ class Demo:
 
     def _fetch_report(self) -> dict[str, Any]:
         self.out.mkdir(parents=True, exist_ok=True)
-        for name in (PROFILE, "profiler-reports"):  # of the demo before; files are written over
+        for name in (PROFILE, "profiler-reports"):  # left by an earlier demo; other files are overwritten
             shutil.rmtree(self.out / name, ignore_errors=True)
         download(self._s3, self.report_uri + "/", self.out)
         download(self._s3, self.report_uri.partition("/rule-output/")[0] + f"/{PROFILE}/", self.out / PROFILE)
@@ -189,7 +187,7 @@ class Demo:
         return found
 
     def summary(self, report: dict[str, Any]) -> list[str]:
-        """The last lines: what the job did, the verdict, the cost of profiling, where the report lies."""
+        """Return the closing lines: the job, the verdict, the cost of profiling, the report's location."""
         job = self._job()
         metrics = {entry["MetricName"]: entry["Value"] for entry in job.get("FinalMetricDataList", ())}
         loss = f", last loss {metrics['loss']:.3f}" if "loss" in metrics else ""
@@ -206,7 +204,7 @@ class Demo:
             f"rules    {len(report.get('rules', {}))} evaluated, fired: {', '.join(fired) or 'none'}",
             f"cost     profiling: {report.get('profiling_cost', 'not recorded')}",
             f"report   {self.report_uri}/profiler-report.html",
-            f"         copied to {_short(self.out / 'profiler-report.html')}, the profile to {_short(self.out / PROFILE)}",
+            f"         copied to {_short(self.out / 'profiler-report.html')}, profile to {_short(self.out / PROFILE)}",
         ]
 
 

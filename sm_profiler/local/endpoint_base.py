@@ -1,4 +1,4 @@
-"""What a running endpoint offers, whether it runs in this process or in another."""
+"""Common interface of an endpoint in this process and one in a process of its own."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Face(ABC):
-    """Address, default bucket, role and clients; a `with` block starts and stops it."""
+class EndpointBase(ABC):
+    """An endpoint's address, default bucket, role and clients; a `with` block starts and stops it."""
 
     _services: Services | None = None
 
     @property
     def services(self) -> Services:
-        """How to reach it.
+        """Address and clients.
 
         Raises:
-            ProfilerError: it does not run.
+            ProfilerError: the endpoint is not running.
         """
         if self._services is None:
-            raise ProfilerError("the local endpoint does not run: call start(), or use it in a with statement")
+            raise ProfilerError("the local endpoint is not running: call start(), or use it in a with statement")
         return self._services
 
     @abstractmethod
     def start(self) -> Self:
-        """Start it; the environment is complete when this returns."""
+        """Start the endpoint; `environment` is complete on return."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop jobs and endpoint; no process of a job is left when it returns."""
+        """Stop jobs and endpoint; on return, no process of a job is left."""
 
     @property
     def url(self) -> str:
@@ -45,12 +45,12 @@ class Face(ABC):
 
     @property
     def folder(self) -> Path:
-        """Where jobs stand."""
+        """Folder of the job files."""
         return self.services.folder
 
     @property
     def bucket(self) -> str:
-        """The default bucket; it exists."""
+        """Name of the default bucket, which exists."""
         return self.services.bucket
 
     @property
@@ -59,7 +59,7 @@ class Face(ABC):
         return ROLE
 
     def client(self, service: str, region: str | None = None) -> Any:
-        """A boto3 client for this endpoint."""
+        """Return a boto3 client for this endpoint."""
         return self.services.client(service, region)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""`LocalSageMaker`: a running endpoint, seen from the process that uses it."""
+"""`LocalSageMaker`: an endpoint in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from pathlib import Path
 from typing import Any
 
 from sm_profiler.errors import ProfilerError
-from sm_profiler.local.endpoint_base import Face
+from sm_profiler.local.endpoint_base import EndpointBase
 from sm_profiler.local.services import Services
 
-STOP_S = 60.0  # then it is killed; the supervisors of its jobs see that, and end them
+STOP_S = 60.0  # the endpoint is killed after that; the supervisors of its jobs notice and end them
 
 
-class LocalSageMaker(Face):
+class LocalSageMaker(EndpointBase):
     """A SageMaker, S3, IAM, STS and CloudWatch Logs endpoint on this machine that really runs jobs.
 
         with LocalSageMaker() as local:
             subprocess.run([...], env={**os.environ, **local.environment})
 
-    It is a process of its own, so mocks and threads of the caller do not meet it, and several can run at once.  It ends
-    with `stop`, with the `with` block, and in any case with the process that started it.
+    The endpoint is a process of its own, so the caller's mocks and threads do not affect it and several can run at once.
+    It ends with `stop`, with the `with` block, and at the latest with the process that started it.
 
     Args:
-        port: 0 takes a free one.
-        folder: where jobs stand; a temporary folder, removed at the end, by default.
+        port: port on 127.0.0.1; 0 picks a free one.
+        folder: folder for job files; by default a temporary one, removed at the end.
 
     Attributes:
-        environment: what a client's process needs (address, region, credentials, SDK settings).
+        environment: variables for a client's process: address, region, credentials, SDK settings.
     """
 
     def __init__(self, port: int = 0, folder: str | Path | None = None) -> None:
@@ -39,10 +39,10 @@ class LocalSageMaker(Face):
         self.environment: dict[str, str] = {}
 
     def start(self) -> LocalSageMaker:
-        """Start it; the environment is complete when this returns.
+        """Start the endpoint; `environment` is complete on return.
 
         Raises:
-            ProfilerError: the port is taken, or moto is missing.
+            ProfilerError: the port is in use, or moto is missing.
         """
         folder = "" if self._wanted is None else str(Path(self._wanted).absolute())
         self._process = subprocess.Popen(
@@ -50,15 +50,15 @@ class LocalSageMaker(Face):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is the caller's to handle
+            start_new_session=True,  # the caller handles Ctrl-C
         )
         try:
             line = self._process.stdout.readline() if self._process.stdout else ""
         except BaseException:
             self.stop()
             raise
-        silent = {"error": "the local endpoint did not start; its words stand above"}
-        found: dict[str, Any] = json.loads(line) if line else silent
+        no_answer = {"error": "the local endpoint did not start; see its output above"}
+        found: dict[str, Any] = json.loads(line) if line else no_answer
         if "error" in found:
             self.stop()
             raise ProfilerError(found["error"])
@@ -67,13 +67,13 @@ class LocalSageMaker(Face):
         return self
 
     def stop(self) -> None:
-        """Stop jobs and endpoint; no process of a job is left when it returns."""
+        """Stop jobs and endpoint; on return, no process of a job is left."""
         process, self._process, self._services = self._process, None, None
         if process is None:
             return
         with contextlib.suppress(OSError):
             if process.stdin is not None:
-                process.stdin.close()  # the endpoint sees that, and ends
+                process.stdin.close()  # the endpoint ends when its standard input does
         try:
             process.wait(STOP_S)
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""All jobs of an endpoint: started here, updated here, and stopped with it."""
+"""Running jobs of an endpoint: start, update, and stop with the endpoint."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_profiler.local.processing import ProcessingRun
-from sm_profiler.local.records import JsonDict, ProcessingJob, RuleJob, TrainingJob
+from sm_profiler.local.records import JsonDict, ProcessingJobRecord, RuleRecord, TrainingJobRecord
 from sm_profiler.local.services import Services
 from sm_profiler.local.training import TrainingRun
 
@@ -15,7 +15,7 @@ CLOSE_S = 30.0
 
 
 class Jobs:
-    """The running jobs; every call returns at once."""
+    """The running jobs; calls do not wait for them, except `close`."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -24,7 +24,7 @@ class Jobs:
         self._processing: list[ProcessingRun] = []
 
     def folder_for(self, kind: str, name: str) -> Path:
-        """A new folder for a job; names are checked by the service model and hold no separators."""
+        """Create and return a job's folder; the service model's pattern keeps separators out of its name."""
         folder = self._services.folder / "jobs" / kind / name
         number = 1
         while folder.exists():  # the same name in another region
@@ -33,14 +33,14 @@ class Jobs:
         folder.mkdir(parents=True)
         return folder
 
-    def start_training(self, job: TrainingJob) -> None:
+    def start_training(self, job: TrainingJobRecord) -> None:
         """Run a training job."""
         with self._lock:
-            job.say = self._services.say
+            job.log_event = self._services.log_event
             run = self._training[job.arn] = TrainingRun(self._services, job)
             run.start()
 
-    def update_training(self, job: TrainingJob, config: JsonDict | None, rules: list[RuleJob]) -> None:
+    def update_training(self, job: TrainingJobRecord, config: JsonDict | None, rules: list[RuleRecord]) -> None:
         """Change the profiler of a running job."""
         with job.lock:
             if config is not None:
@@ -48,7 +48,7 @@ class Jobs:
             job.rules.extend(rules)
         self._training[job.arn].update_profiler()
 
-    def start_processing(self, job: ProcessingJob) -> None:
+    def start_processing(self, job: ProcessingJobRecord) -> None:
         """Run a processing job."""
         with self._lock:
             run = ProcessingRun(self._services, job)
@@ -56,7 +56,7 @@ class Jobs:
             run.start()
 
     def close(self) -> None:
-        """Stop everything that runs; returns when nothing is left."""
+        """Stop all jobs and wait for their end."""
         with self._lock:
             runs: list[Any] = [*self._training.values(), *self._processing]
         for run in runs:

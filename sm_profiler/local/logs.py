@@ -1,4 +1,4 @@
-"""A job's lines in CloudWatch, under the names that SDKs follow."""
+"""Log streams in CloudWatch, under the names that SDKs read."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 TRAINING_GROUP, PROCESSING_GROUP = "/aws/sagemaker/TrainingJobs", "/aws/sagemaker/ProcessingJobs"
 FLUSH_S = 0.5
-BATCH = 500  # events a call; the API allows 10 000
-LONGEST = 200_000  # characters a message; the API allows 256 KiB
+BATCH = 500  # events per call; the API allows 10 000
+MAX_MESSAGE = 200_000  # characters; the API allows 256 KiB
 
 
 class LogStream:
-    """One log stream; lines are sent in batches by a thread of its own.
+    """One log stream; a thread of its own sends lines in batches.
 
     Args:
         client: a CloudWatch Logs client.
@@ -35,10 +35,10 @@ class LogStream:
         self._thread.start()
 
     def write(self, line: str) -> None:
-        """Take one line; empty ones are dropped, as the API refuses them."""
+        """Queue one line; empty lines are dropped, since the API refuses them."""
         if line:
             with self._lock:
-                self._lines.append({"timestamp": int(time.time() * 1000), "message": line[:LONGEST]})
+                self._lines.append({"timestamp": int(time.time() * 1000), "message": line[:MAX_MESSAGE]})
                 self.tail = [*self.tail[-19:], line]
 
     def _run(self) -> None:
@@ -46,17 +46,17 @@ class LogStream:
             self.flush()
 
     def flush(self) -> None:
-        """Send what is there."""
+        """Send queued lines."""
         with self._lock:
             lines, self._lines = self._lines, []
         for start in range(0, len(lines), BATCH):
-            with contextlib.suppress(Exception):  # the endpoint is going down: the lines have no reader any more
+            with contextlib.suppress(Exception):  # the endpoint is shutting down and has no readers left
                 self._client.put_log_events(
                     logGroupName=self._group, logStreamName=self._name, logEvents=lines[start : start + BATCH]
                 )
 
     def close(self) -> None:
-        """Send the rest and stop."""
+        """Send the remaining lines and stop."""
         self._closed.set()
         self._thread.join()
         self.flush()

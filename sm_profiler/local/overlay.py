@@ -1,7 +1,7 @@
-"""A Python environment of the job's own, laid over the endpoint's.
+"""A Python environment for one job on top of the endpoint's.
 
-A job sees all packages of the endpoint's environment (torch, numpy, sm_profiler …) and installs its own, from a
-requirements.txt or with pip inside the script, into its own folder: the endpoint's environment is never written to.
+A job can import all packages of the endpoint's environment (torch, numpy, sm_profiler …).  What it installs, from a
+requirements.txt or with pip in the script, goes to its own folder; the endpoint's environment is never modified.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import sm_profiler
 
-# What pip needs of the user's own settings, and nothing of a job's: mirrors, proxies, certificates.
+# The user's settings for pip: mirrors, proxies, certificates.
 PIP_VARIABLES = (
     "PIP_",
     "HTTP_PROXY",
@@ -25,18 +25,18 @@ PIP_VARIABLES = (
     "HOME",
     "XDG_CONFIG_",
 )
-# The line of the wheel's own .pth file, for installations that do not have it (an editable one).
+# Line of the wheel's .pth file, for installations without it (editable ones).
 AUTO_START = (
     "import os; os.environ.get('SM_PROFILER_AUTO') == '1' and __import__('sm_profiler.hook.auto').hook.auto.arm()"
 )
 
 
 def create_overlay(folder: Path) -> Path:
-    """Make the environment (no download, no pip run: some tens of milliseconds); returns its python."""
+    """Create the environment, which takes some tens of milliseconds, and return its python."""
     venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
     site = next(folder.glob("lib/python3*/site-packages"))
     below = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    # addsitedir, not a bare path: it also reads the .pth files there, on which editable installations depend
+    # addsitedir also reads .pth files, on which editable installations depend
     lines = [f"import site; site.addsitedir({path!r})" for path in below]
     lines.append(str(Path(sm_profiler.__file__).parents[1]))
     (site / "_endpoint.pth").write_text("\n".join(lines) + "\n", "utf-8")
@@ -46,12 +46,12 @@ def create_overlay(folder: Path) -> Path:
 
 
 def pip_environment(job: Mapping[str, str]) -> dict[str, str]:
-    """A job's environment for its pip run: with the user's mirrors and proxies, and the hook off."""
+    """Return the variables of a job's pip run: with the user's mirrors and proxies, and without the hook."""
     own = {name: value for name, value in os.environ.items() if name.upper().startswith(PIP_VARIABLES)}
     rest = {name: value for name, value in job.items() if not name.startswith("SM_PROFILER")}
     return {**rest, **own, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
 
 
 def install_command(python: Path, requirements: Path) -> list[str]:
-    """The pip run for a requirements file."""
+    """Return the pip command for a requirements file."""
     return [str(python), "-m", "pip", "install", "--progress-bar", "off", "-r", str(requirements)]

@@ -1,4 +1,4 @@
-"""The endpoint's side of a job's process: start it under a supervisor, read its lines, stop it."""
+"""Start a job's process under a supervisor, read its output, stop it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
-SIGNALLED = 128  # exit codes above it name a signal
+SIGNALLED = 128  # exit code minus this is the number of the signal that ended the process
 GRACE_S = 15.0  # between SIGTERM and SIGKILL; the service gives 120 s
-LONGEST_LINE = 65536  # bytes; a longer line is cut into pieces, as a log service does
+MAX_LINE = 65536  # bytes; longer lines are split, as a log service does
 
 
 class JobProcess:
@@ -21,10 +21,10 @@ class JobProcess:
 
     Args:
         command: program and arguments.
-        environment: all of its environment; nothing is inherited.
+        environment: all its variables; none are inherited.
         folder: its working directory.
-        on_line: called with each line of its output (both streams), in a thread of its own.
-        grace_s: seconds between SIGTERM and SIGKILL when it is stopped.
+        on_line: called in another thread with each line of its output and errors.
+        grace_s: seconds between SIGTERM and SIGKILL when stopped.
     """
 
     def __init__(
@@ -44,38 +44,35 @@ class JobProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C in the endpoint's terminal is the endpoint's to handle
+            start_new_session=True,  # the endpoint handles Ctrl-C in its terminal
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     @property
-    def pid(self) -> int:
-        """Process id of the supervisor, the ancestor of all the job's processes."""
-        return self._supervisor.pid
-
-    @property
     def running(self) -> bool:
-        """Whether anything of it is still there."""
+        """True while any process of the command exists."""
         return self._supervisor.poll() is None
 
     @property
     def stopped(self) -> bool:
-        """Whether `stop` was called on it."""
+        """True once `stop` has been called."""
         return self._stopping.is_set()
 
     def _read(self) -> None:
         stream = self._supervisor.stdout
-        if stream is None:  # it is a pipe, see above
+        if stream is None:  # for the type checker: it is a pipe
             return
         with stream:
-            while line := stream.readline(LONGEST_LINE):
-                text = line.decode("utf-8", "replace").rstrip("\r\n").rpartition("\r")[2]  # of a progress bar, the last
-                with contextlib.suppress(Exception):  # a log line that cannot be stored must not block the job's pipe
+            while line := stream.readline(MAX_LINE):
+                text = (
+                    line.decode("utf-8", "replace").rstrip("\r\n").rpartition("\r")[2]
+                )  # last state of a progress bar
+                with contextlib.suppress(Exception):  # a line that cannot be logged must not block the job
                     self._on_line(text)
 
     def stop(self) -> None:
-        """Ask it to end; returns at once.  The supervisor kills what has not ended after the grace time."""
+        """Request the end and return at once; the supervisor kills what is left after the grace time."""
         self._stopping.set()
         self._close_pipe()
 
@@ -85,7 +82,7 @@ class JobProcess:
                 self._supervisor.stdin.close()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Exit code (128 + n for signal n), or None where it still runs after `timeout_s`."""
+        """Return the exit code (128 + n for signal n), or None if still running after `timeout_s`."""
         try:
             code = self._supervisor.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -96,7 +93,7 @@ class JobProcess:
 
 
 def describe_exit(code: int) -> str:
-    """Words for an exit code, as a FailureReason has them."""
+    """Describe an exit code for a FailureReason."""
     if code > SIGNALLED:
         with contextlib.suppress(ValueError):
             return f"exit code {code} ({signal.Signals(code - SIGNALLED).name})"

@@ -1,4 +1,4 @@
-"""The service's side of a profile: machine metrics beside the script, files to S3 while it runs, end markers."""
+"""The service's part of profiling: sample the machine, upload files while the script runs, write end markers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 from sm_profiler.config.profile import DEFAULT_INTERVAL_MS
 from sm_profiler.container import DEFAULT_PROFILER_OUTPUT, ROOT_VARIABLE
 from sm_profiler.formats.layout import END_MARKERS
-from sm_profiler.local.container import Host, machine_environment
+from sm_profiler.local.host import Host, machine_environment
 from sm_profiler.local.process import JobProcess
-from sm_profiler.local.records import TrainingJob
+from sm_profiler.local.records import TrainingJobRecord
 from sm_profiler.local.services import Services
 from sm_profiler.local.transfer import Mirror
 
@@ -23,14 +23,14 @@ UPLOAD_EVERY_S = 1.0
 
 
 class Profiling:
-    """What the service does for one job's profile."""
+    """Sampling and uploading for one job."""
 
     def __init__(
-        self, services: Services, job: TrainingJob, hosts: list[Host], s3: Any, log: Callable[[str], None]
+        self, services: Services, job: TrainingJobRecord, hosts: list[Host], s3: Any, log: Callable[[str], None]
     ) -> None:
         self._services, self._job, self._hosts, self._s3, self._log = services, job, hosts, s3, log
         self._monitors: list[JobProcess] = []
-        self._monitor_said: deque[str] = deque(maxlen=20)
+        self._monitor_output: deque[str] = deque(maxlen=20)
         self._interval_ms = 0
         self._mirrors: dict[str, Mirror] = {}
         self._done = threading.Event()
@@ -38,12 +38,12 @@ class Profiling:
         self._thread = threading.Thread(target=self._upload, daemon=True)
 
     def start(self) -> None:
-        """Begin to sample and to upload."""
+        """Start sampling and uploading."""
         self.follow_config()
         self._thread.start()
 
     def follow_config(self) -> None:
-        """Make sampling what the job's ProfilerConfig says now."""
+        """Sample as the job's current ProfilerConfig requests."""
         config = self._job.profiler_config or {}
         wanted = config.get("ProfilingIntervalInMilliseconds", DEFAULT_INTERVAL_MS) if self._job.profiling else 0
         with self._lock:
@@ -74,21 +74,25 @@ class Profiling:
             ROOT_VARIABLE: str(host.ml),
         }
         return JobProcess(
-            command, environment, folder, lambda line: self._monitor_said.append(f"metrics of {host.name}: {line}"), 5.0
+            command,
+            environment,
+            folder,
+            lambda line: self._monitor_output.append(f"metrics of {host.name}: {line}"),
+            5.0,
         )
 
     def _stop_monitors(self) -> None:
         for monitor in self._monitors:
             monitor.stop()
         codes = [monitor.wait() for monitor in self._monitors]
-        if any(codes):  # what a good one says is of no interest in a training's log
-            for line in self._monitor_said:
+        if any(codes):  # output of a monitor that works does not belong in a training's log
+            for line in self._monitor_output:
                 self._log(line)
         self._monitors = []
 
     def _upload(self) -> None:
         while not self._done.wait(UPLOAD_EVERY_S):
-            with contextlib.suppress(Exception):  # tried again a second later; the last round reports what failed
+            with contextlib.suppress(Exception):  # retried a second later; the last round reports failures
                 self._round()
 
     def _round(self) -> None:
@@ -103,7 +107,7 @@ class Profiling:
                     mirror.upload_new()
 
     def finish(self) -> None:
-        """Stop sampling, upload the rest, say that nothing more will come."""
+        """Stop sampling, upload the remaining files, write the end markers."""
         with self._lock:
             self._done.set()
             self._stop_monitors()
@@ -115,11 +119,11 @@ class Profiling:
             marker = Mirror(self._s3, self._job.folder, f"{uri}/profiler-output", self._log)
             for name in END_MARKERS:
                 marker.put_marker(name)
-        except Exception as error:  # noqa: BLE001 - a missing bucket must not fail a training that went well
+        except Exception as error:  # noqa: BLE001 - a missing bucket must not fail the training
             self._log(f"the profile could not be uploaded to {uri}: {error}")
 
 
 def local_path(host: Host, config: dict[str, Any] | None) -> Path:
-    """Where the hook writes on this host: LocalPath of the profiling parameters."""
+    """Return the folder that the hook writes to on this host: LocalPath of the profiling parameters."""
     parameters = (config or {}).get("ProfilingParameters") or {}
     return Path(host.map(parameters.get("LocalPath", DEFAULT_PROFILER_OUTPUT)))

@@ -1,8 +1,10 @@
-"""What the endpoint knows of its jobs: the request, the state, and how Describe… shows both."""
+"""Records of jobs: the request, the state, and the Describe… responses built from both."""
 
 from __future__ import annotations
 
+import re
 import threading
+import zlib
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -10,10 +12,14 @@ from typing import Any
 
 import attrs
 
+from sm_profiler.rules.status import Status
+
 JsonDict = dict[str, Any]
-REASON_LENGTH = 1024  # characters of FailureReason and StatusDetails
+MAX_COMPONENT = 100  # characters of a rule's folder
+MAX_REASON = 1024  # characters of FailureReason and StatusDetails
 ENDED = ("Completed", "Failed", "Stopped")
-# secondary status → what the service says at it
+FINAL_RULE_STATUSES = tuple(status.value for status in (Status.NO_ISSUES, Status.ISSUES, Status.ERROR, Status.STOPPED))
+# secondary status → the service's StatusMessage
 MESSAGES = {
     "Starting": "Launching requested ML instances",
     "Downloading": "Downloading input data",
@@ -26,19 +32,25 @@ MESSAGES = {
     "Failed": "Training job failed",
     "Updating": "Training job updated",
 }
-# parts of a request that Describe… does not give back as they are
+# parts of a request that Describe… does not return unchanged
 NOT_SHOWN = ("Tags", "ProfilerConfig", "ProfilerRuleConfigurations")
 
 
 def now() -> datetime:
-    """The time, as the API shows it: UTC, to the millisecond."""
+    """Return the time as the API shows it: UTC, in milliseconds."""
     time = datetime.now(timezone.utc)
     return time.replace(microsecond=time.microsecond // 1000 * 1000)
 
 
+def path_component(name: str) -> str:
+    """Return a name as one path component, unchanged if it already is one; different names stay different."""
+    plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:MAX_COMPONENT]
+    return name if name == plain else f"{plain}-{zlib.crc32(name.encode('utf-8', 'replace')):08x}"
+
+
 @attrs.define(eq=False)
-class RuleJob:
-    """One rule of a training job; the service runs it as a processing job."""
+class RuleRecord:
+    """A rule of a training job; the service runs it as a processing job."""
 
     configuration: JsonDict
     arn: str
@@ -51,12 +63,22 @@ class RuleJob:
         """RuleConfigurationName."""
         return str(self.configuration["RuleConfigurationName"])
 
+    @property
+    def folder_name(self) -> str:
+        """The name as one safe path component: the service allows any characters, `../` included."""
+        return path_component(self.name)
+
+    @property
+    def processing_job_name(self) -> str:
+        """Name of the rule's processing job."""
+        return self.arn.rpartition("/")[2]
+
     def set(self, status: str, details: str = "") -> None:
-        """Take a new status."""
-        self.status, self.details, self.modified = status, details[:REASON_LENGTH], now()
+        """Set status and details."""
+        self.status, self.details, self.modified = status, details[:MAX_REASON], now()
 
     def describe(self) -> JsonDict:
-        """One entry of ProfilerRuleEvaluationStatuses."""
+        """Return an entry of ProfilerRuleEvaluationStatuses."""
         shown = {
             "RuleConfigurationName": self.name,
             "RuleEvaluationJobArn": self.arn,
@@ -65,11 +87,11 @@ class RuleJob:
         }
         return {**shown, "StatusDetails": self.details} if self.details else shown
 
-    def describe_processing(self, training: TrainingJob) -> JsonDict:
-        """DescribeProcessingJob's answer for the rule."""
+    def describe_processing(self, training: TrainingJobRecord) -> JsonDict:
+        """Return the DescribeProcessingJob response for the rule."""
         status = {"InProgress": "InProgress", "Error": "Failed", "Stopping": "Stopping", "Stopped": "Stopped"}
         shown = {
-            "ProcessingJobName": self.arn.rpartition("/")[2],
+            "ProcessingJobName": self.processing_job_name,
             "ProcessingJobArn": self.arn,
             "ProcessingJobStatus": status.get(self.status, "Completed"),
             "AppSpecification": {"ImageUri": self.configuration["RuleEvaluatorImage"]},
@@ -84,13 +106,13 @@ class RuleJob:
 
 @attrs.define(eq=False, slots=False)
 class JobRecord:
-    """What training and processing jobs have in common.  Guarded by `lock` where two threads may write.
+    """Common part of training and processing jobs; `lock` guards what two threads may write.
 
     Attributes:
-        request: what Create… was sent.
+        request: the Create… request.
         arn: the job's ARN.
-        region: where it "runs".
-        folder: everything on disk that belongs to it.
+        region: the region that it was created in.
+        folder: all its files.
         status: InProgress, Completed, Failed, Stopping, Stopped.
         failure: FailureReason.
     """
@@ -106,13 +128,12 @@ class JobRecord:
     start_time: datetime | None = None
     end_time: datetime | None = None
     stop_requested: threading.Event = attrs.field(factory=threading.Event)
-    ended: threading.Event = attrs.field(factory=threading.Event)
-    say: Callable[[str], None] = lambda _: None
+    log_event: Callable[[str], None] = lambda _: None
     lock: threading.RLock = attrs.field(factory=threading.RLock)
 
     @property
     def tags(self) -> list[JsonDict]:
-        """Tags of the request; moto's tagging calls change this list in place."""
+        """Tags of the request; moto's tagging calls modify this list in place."""
         found: list[JsonDict] = self.request.setdefault("Tags", [])
         return found
 
@@ -122,11 +143,11 @@ class JobRecord:
 
 
 @attrs.define(eq=False, slots=False)
-class TrainingJob(JobRecord):
-    """A training job; the names that moto's own Search and List calls read are properties here."""
+class TrainingJobRecord(JobRecord):
+    """A training job; its properties are the names that moto's Search and List calls read."""
 
     profiler_config: JsonDict | None = None
-    rules: list[RuleJob] = attrs.field(factory=list)
+    rules: list[RuleRecord] = attrs.field(factory=list)
     secondary: str = "Starting"
     transitions: list[JsonDict] = attrs.field(factory=list)
     metrics: dict[str, JsonDict] = attrs.field(factory=dict)
@@ -150,12 +171,12 @@ class TrainingJob(JobRecord):
 
     @property
     def profiling(self) -> bool:
-        """Whether anything of the profiler is on."""
+        """True if the profiler is on."""
         return self.profiler_config is not None and not self.profiler_config.get("DisableProfiler", False)
 
     @property
     def profiler_uri(self) -> str | None:
-        """Where the profile goes, without a slash at the end; None without a ProfilerConfig."""
+        """s3:// URI of the profile, without a trailing slash; None without a ProfilerConfig."""
         if self.profiler_config is None:
             return None
         base = self.profiler_config.get("S3OutputPath") or self.request["OutputDataConfig"]["S3OutputPath"]
@@ -163,11 +184,11 @@ class TrainingJob(JobRecord):
 
     @property
     def output_uri(self) -> str:
-        """Where model and output go."""
+        """s3:// URI of model and output archives."""
         return f"{self.request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{self.name}/output"
 
     def move(self, secondary: str, status: str | None = None, message: str | None = None) -> None:
-        """Take the next secondary status, with its time stamps."""
+        """Enter the next secondary status and record its timestamps."""
         with self.lock:
             time = now()
             if self.transitions:
@@ -180,11 +201,11 @@ class TrainingJob(JobRecord):
             if secondary == "Training":
                 self.start_time = time
             self.status = status or self.status
-        why = f": {self.failure.splitlines()[0]}" if status == "Failed" and self.failure else ""
-        self.say(f"training job {self.name}: {secondary}{why}")
+        reason = f": {self.failure.splitlines()[0]}" if status == "Failed" and self.failure else ""
+        self.log_event(f"training job {self.name}: {secondary}{reason}")
 
     def describe(self) -> JsonDict:
-        """DescribeTrainingJob's answer."""
+        """Return the DescribeTrainingJob response."""
         with self.lock:
             shown = {key: value for key, value in self.request.items() if key not in NOT_SHOWN}
             shown |= {
@@ -219,14 +240,14 @@ class TrainingJob(JobRecord):
 
     @property
     def response_object(self) -> JsonDict:
-        """The same, under the name that moto's Search reads."""
+        """The description, under the name that moto's Search reads."""
         return self.describe()
 
     gen_response_object = describe
 
 
 @attrs.define(eq=False, slots=False)
-class ProcessingJob(JobRecord):
+class ProcessingJobRecord(JobRecord):
     """A processing job."""
 
     exit_message: str = ""
@@ -249,7 +270,7 @@ class ProcessingJob(JobRecord):
         return self.end_time
 
     def describe(self) -> JsonDict:
-        """DescribeProcessingJob's answer."""
+        """Return the DescribeProcessingJob response."""
         with self.lock:
             shown = {key: value for key, value in self.request.items() if key != "Tags"}
             times = {"ProcessingStartTime": self.start_time, "ProcessingEndTime": self.end_time}

@@ -1,4 +1,4 @@
-"""The endpoint itself: moto's server on 127.0.0.1, with jobs that run."""
+"""The endpoint: moto's server on 127.0.0.1, with jobs that run."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from werkzeug.serving import BaseWSGIServer, make_server
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.local.backend import swapped_urls
-from sm_profiler.local.endpoint_base import Face
+from sm_profiler.local.endpoint_base import EndpointBase
 from sm_profiler.local.jobs import Jobs
 from sm_profiler.local.services import REGION, ROLE, Services
 
-ADDRESS = "127.0.0.1"  # and nothing else, ever: whoever reaches the endpoint can run code with it
+ADDRESS = "127.0.0.1"  # never another: clients of the endpoint can run code
 ENVIRONMENT_PATH = "/_sm_profiler/environment"
 SERVICES = ("s3", "sagemaker", "iam", "sts", "logs", "ecr")
 TRUST = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":{"Service":"sagemaker.amazonaws.com"},"Action":"sts:AssumeRole"}]}'
 
 
 def environment_at(port: int) -> dict[str, str] | None:
-    """The clients' environment of an endpoint that runs already, in another process; None where there is none."""
+    """Return the client environment of an endpoint that already serves this port; None if there is none."""
     connection = http.client.HTTPConnection(ADDRESS, port, timeout=5)
     try:
         connection.request("GET", ENVIRONMENT_PATH)
@@ -45,19 +45,18 @@ def environment_at(port: int) -> dict[str, str] | None:
     return found if isinstance(found, dict) and "AWS_ENDPOINT_URL" in found else None
 
 
-class Guard:
-    """Lets only programs of this machine in: no page in a browser may start jobs, whatever name it gives 127.0.0.1."""
+class RequestGuard:
+    """Refuses requests from web pages, also under another name for 127.0.0.1: they must not start jobs."""
 
     def __init__(self, application: Any, environment: Callable[[], dict[str, str]]) -> None:
         self._application, self._environment = application, environment
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
-        """Answer one request, or refuse it."""
+        """Answer or refuse one request."""
         host = environ.get("HTTP_HOST", "").rpartition(":")[0] or environ.get("HTTP_HOST", "")
-        named_here = host in (ADDRESS, "localhost")
-        if not named_here or "HTTP_ORIGIN" in environ:
+        if host not in (ADDRESS, "localhost") or "HTTP_ORIGIN" in environ:
             start_response("403 Forbidden", [("Content-Type", "text/plain")])
-            return [b"This endpoint answers programs on this machine only.\n"]
+            return [b"This endpoint answers only programs on this machine.\n"]
         if environ.get("PATH_INFO") == ENVIRONMENT_PATH:
             start_response("200 OK", [("Content-Type", "application/json")])
             return [json.dumps(self._environment()).encode()]
@@ -65,45 +64,45 @@ class Guard:
 
 
 class QuietHandler(MotoRequestHandler):
-    """moto's handler without a line on standard error for each request."""
+    """moto's handler without its log of requests."""
 
     def log_request(self, *_: Any, **__: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
-_only = threading.Lock()  # moto keeps its state in modules: one endpoint in a process
+_only = threading.Lock()  # moto keeps its state in modules, so a process can have one endpoint
 
 
-class Endpoint(Face):
-    """The endpoint in this process; `LocalSageMaker` runs one in a process of its own, which is what users want.
+class Endpoint(EndpointBase):
+    """An endpoint in this process; users want `LocalSageMaker`, which runs one in a process of its own.
 
     Args:
-        port: 0 takes a free one.
-        folder: where jobs stand; a temporary folder, removed at the end, by default.
-        say: takes a line whenever a job changes.
+        port: port on 127.0.0.1; 0 picks a free one.
+        folder: folder for job files; by default a temporary one, removed at the end.
+        log_event: receives a line whenever a job changes.
 
     Attributes:
-        environment: what a client's process needs (address, region, credentials, SDK settings).
+        environment: variables for a client's process: address, region, credentials, SDK settings.
     """
 
     def __init__(
-        self, port: int = 0, folder: str | Path | None = None, say: Callable[[str], None] = lambda _: None
+        self, port: int = 0, folder: str | Path | None = None, log_event: Callable[[str], None] = lambda _: None
     ) -> None:
-        self._port, self._wanted, self._say = port, folder, say
+        self._port, self._wanted, self._log_event = port, folder, log_event
         self._server: BaseWSGIServer | None = None
         self._stack = contextlib.ExitStack()
         self.jobs: Jobs
         self.environment: dict[str, str] = {}
 
     def start(self) -> Endpoint:
-        """Start to listen; the environment is complete when it returns.
+        """Start listening; `environment` is complete on return.
 
         Raises:
-            ProfilerError: the port is taken, or another endpoint runs in this process.
+            ProfilerError: the port is in use, or another endpoint runs in this process.
         """
         if not _only.acquire(blocking=False):
             raise ProfilerError(
-                "an endpoint runs in this process already; sm_profiler.local.LocalSageMaker can run several"
+                "an endpoint is already running in this process; sm_profiler.local.LocalSageMaker can run several"
             )
         self._stack.callback(_only.release)
         if self._wanted is None:
@@ -122,25 +121,27 @@ class Endpoint(Face):
 
     def _listen(self, folder: Path) -> None:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
-        application = Guard(DomainDispatcherApplication(create_backend_app), lambda: self.environment)
+        application = RequestGuard(DomainDispatcherApplication(create_backend_app), lambda: self.environment)
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 listener.bind((ADDRESS, self._port))
             except OSError as error:
                 raise ProfilerError(
-                    f"port {self._port} of {ADDRESS}: {error.strerror}; give another with --port"
+                    f"port {self._port} of {ADDRESS}: {error.strerror}; choose another with --port"
                 ) from error
             listener.listen(128)
             self._server = make_server(
                 ADDRESS, self._port, application, threaded=True, request_handler=QuietHandler, fd=listener.fileno()
             )
         self._server.daemon_threads = True  # type: ignore[attr-defined] # of the threaded server class
-        self._services = Services(f"http://{ADDRESS}:{self._server.port}", folder, say=self._say)
+        self._services = Services(f"http://{ADDRESS}:{self._server.port}", folder, log_event=self._log_event)
         self.jobs = Jobs(self.services)
-        self._stack.callback(self._remove_outside)
+        self._stack.callback(self.services.remove_temporary_folders)
         for service in SERVICES:
-            cast("Any", backends.get_backend)(service).reset()  # a second endpoint in one process starts empty
+            cast("Any", backends.get_backend)(
+                service
+            ).reset()  # an earlier endpoint of this process may have left state
         self._stack.enter_context(swapped_urls(self.jobs))
         thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
         thread.start()
@@ -149,10 +150,6 @@ class Endpoint(Face):
         self._stack.callback(self._server.shutdown)
         self._stack.callback(self.jobs.close)
 
-    def _remove_outside(self) -> None:
-        for folder in self.services.outside:
-            shutil.rmtree(folder, ignore_errors=True)
-
     def _make_defaults(self) -> None:
         self.client("s3", REGION).create_bucket(Bucket=self.bucket)
         name = ROLE.rpartition("/")[2]
@@ -160,5 +157,5 @@ class Endpoint(Face):
         self.environment = self.services.client_environment()
 
     def stop(self) -> None:
-        """Stop jobs and server; no process of a job is left when it returns."""
+        """Stop jobs and server; on return, no process of a job is left."""
         self._stack.close()

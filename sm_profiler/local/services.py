@@ -1,9 +1,10 @@
-"""How the endpoint's own parts reach its services: over the same HTTP address as any client."""
+"""Clients, variables and temporary folders for everything that uses the endpoint, including its own parts."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -17,32 +18,31 @@ from botocore.config import Config
 REGION = "us-east-1"
 ACCOUNT = "123456789012"  # moto's
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/sm-profiler-local"
-LONGEST_TMPDIR = 70  # characters; a socket's name below it takes up to 35
+MAX_TMPDIR = 70  # characters; the name of a socket below it adds up to 35
 ACCESS_KEY, SECRET_KEY = "local", "local"
-_creating = threading.Lock()  # a boto3 session is not safe while it makes clients
+_creating = threading.Lock()  # creating a client is not thread-safe
 
 
 @attrs.define(eq=False)
 class Services:
-    """The address of the running endpoint, and clients for it.
+    """Address of the running endpoint, and clients for it.
 
     Attributes:
         url: http://127.0.0.1:port.
-        folder: where the endpoint keeps its jobs.
-        region: the default one.
-        say: takes a line on each change of a job, for the endpoint's own terminal.
-        outside: temporary folders that had to stand elsewhere, to be removed with the endpoint.
+        folder: folder of the job files.
+        region: the default region.
+        log_event: receives a line whenever a job changes, for the endpoint's terminal.
     """
 
     url: str
     folder: Path
     region: str = REGION
-    outside: list[Path] = attrs.field(factory=list)
-    say: Callable[[str], None] = lambda _: None
+    log_event: Callable[[str], None] = lambda _: None
+    _external: list[Path] = attrs.field(factory=list, init=False)
     _numbers: Iterator[int] = attrs.field(factory=itertools.count, init=False)
 
     def client(self, service: str, region: str | None = None) -> Any:
-        """A boto3 client; explicit about address and credentials, so that no file or variable of the user matters."""
+        """Return a boto3 client; address and credentials are explicit, so that the user's AWS settings have no effect."""
         with _creating:
             return cast("Any", boto3.session.Session()).client(
                 service,
@@ -60,11 +60,11 @@ class Services:
 
     @property
     def bucket(self) -> str:
-        """The default bucket."""
+        """Name of the default bucket."""
         return f"sagemaker-{self.region}-{ACCOUNT}"
 
     def environment(self, region: str | None = None) -> dict[str, str]:
-        """What a process needs to be a client: address, region, credentials; nothing about SDK settings."""
+        """Return a client's variables: address, region, credentials; without SDK settings."""
         return {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "false",
@@ -76,23 +76,28 @@ class Services:
         }
 
     def temporary_folder(self) -> Path:
-        """A new folder with a short path, for a job's TMPDIR.
+        """Create and return a folder with a short path for a job's TMPDIR.
 
-        Multiprocessing puts Unix sockets below it, whose paths may have 107 characters; a job's own folder is too deep.
+        Multiprocessing creates Unix sockets there, whose paths are limited to 107 characters; job folders are too deep.
         """
         number = next(self._numbers)
         folder = self.folder / "t" / str(number)
-        if len(str(folder)) > LONGEST_TMPDIR:
+        if len(str(folder)) > MAX_TMPDIR:
             folder = Path(tempfile.mkdtemp(prefix="sm-profiler-"))
-            self.outside.append(folder)
+            self._external.append(folder)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
+    def remove_temporary_folders(self) -> None:
+        """Remove the temporary folders that are not below `folder`."""
+        for folder in self._external:
+            shutil.rmtree(folder, ignore_errors=True)
+
     def client_environment(self) -> dict[str, str]:
-        """What a user's shell needs; writes the SDK's settings file that it names."""
+        """Return the variables for a user's shell and write the SDK settings file that they name."""
         settings = self.folder / "sagemaker-sdk.yaml"
         settings.write_text(
-            "# Settings for the SageMaker Python SDK, versions 2 and 3: this machine's bucket, nothing sent home.\n"
+            "# Settings for the SageMaker Python SDK, versions 2 and 3: the local endpoint's bucket, no telemetry.\n"
             "SchemaVersion: '1.0'\n"
             "SageMaker:\n"
             "  PythonSDK:\n"
@@ -106,14 +111,14 @@ class Services:
             **self.environment(),
             "SAGEMAKER_USER_CONFIG_OVERRIDE": str(settings),
             "SAGEMAKER_VALIDATE_ROLE": "false",
-            **past_proxies(),
+            **proxy_exceptions(),
         }
 
 
-def past_proxies() -> dict[str, str]:
-    """Where the user has a proxy: what keeps calls to this machine from being sent to it."""
+def proxy_exceptions() -> dict[str, str]:
+    """Return the variables that keep calls to this machine away from the user's proxy; empty without one."""
     if not any(name.lower() in ("http_proxy", "all_proxy") for name in os.environ):
         return {}
-    had = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    value = ",".join(filter(None, [had, "127.0.0.1,localhost"]))
+    existing = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    value = ",".join(filter(None, [existing, "127.0.0.1,localhost"]))
     return {"NO_PROXY": value, "no_proxy": value}

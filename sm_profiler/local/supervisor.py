@@ -1,13 +1,12 @@
-"""Runs one command and leaves nothing of it behind, whatever happens to the endpoint.
+"""Run one command and leave no process of it behind, even if the endpoint is killed.
 
-A script of its own, started by path with the standard library only.  It lives between the endpoint and a job's process:
-its standard input is a pipe that the endpoint holds, so that the end of the endpoint (kill -9 included) is seen as the
-end of that pipe.  On Linux it adopts orphans of its command (workers whose parent died, daemons that left the process
-group), and kills them too.
+This script is started by path and uses the standard library only.  It runs between the endpoint and a job's process: its
+standard input is a pipe from the endpoint, whose end, also by kill -9, closes that pipe.  On Linux it adopts orphans of
+the command (workers whose parent died, daemons that left the process group) and kills them too.
 
     python supervisor.py GRACE_SECONDS COMMAND…
 
-The exit code is the command's, or 128 + n where signal n ended it.
+The exit code is the command's, or 128 + n if signal n ended it.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LINUX = sys.platform.startswith("linux")
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 POLL_S = 0.02
-KILL_ROUNDS = 500  # of POLL_S each; a process in uninterruptible sleep cannot be waited for longer than this
+KILL_ROUNDS = 500  # of POLL_S each; limits the wait for a process in uninterruptible sleep
 
 
 def prctl(option: int, value: int) -> None:
-    """Ask the Linux kernel; elsewhere, nothing."""
+    """Call prctl on Linux; do nothing elsewhere."""
     if LINUX:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def descendants() -> set[int]:
-    """Process ids of everything below this process, orphans it adopted included; empty where there is no /proc."""
+    """Return the process ids of all descendants, adopted orphans included; empty without /proc."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*/stat") if LINUX else ():
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -51,14 +50,14 @@ def descendants() -> set[int]:
 
 
 def reap() -> None:
-    """Take over the exit codes of adopted orphans."""
+    """Reap adopted orphans."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def kill_rest(group: int) -> None:
-    """Kill the command's process group and all descendants; returns when none is left."""
+    """Kill the command's process group and all descendants; return when none is left."""
     for _ in range(KILL_ROUNDS):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
@@ -73,7 +72,7 @@ def kill_rest(group: int) -> None:
 
 
 def die_with(supervisor: int) -> None:
-    """In the command's process, before it is the command: end when the supervisor does, even if it has already."""
+    """End this process with the supervisor, even if that has already ended; runs between fork and exec."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:
         os._exit(1)
@@ -81,23 +80,23 @@ def die_with(supervisor: int) -> None:
 
 
 class Supervisor:
-    """One command, its stop request, and what is left of it."""
+    """One command and its descendants."""
 
     def __init__(self, grace_s: float, command: list[str]) -> None:
         self.grace_s = grace_s
-        # a signal that ended the supervisor while the command starts would leave a command without one: it waits for `run`
+        # a signal that ended the supervisor now would orphan the command; `run` unblocks signals
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         supervisor = os.getpid()
         self.child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            # this process has one thread at that moment, so code between fork and exec is safe
+            # safe: this process still has only one thread
             preexec_fn=lambda: die_with(supervisor),  # noqa: PLW1509
         )
 
     def stop(self) -> None:
-        """Ask politely, wait for the grace time, then insist."""
+        """Send SIGTERM, wait for the grace time, then send SIGKILL."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.child.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -106,12 +105,12 @@ class Supervisor:
             os.killpg(self.child.pid, signal.SIGKILL)
 
     def watch_endpoint(self) -> None:
-        """Stop at a line on standard input, or at its end: the endpoint asked, or is no more."""
+        """Stop when standard input ends: the endpoint requests it, or has ended."""
         os.read(0, 1)
         self.stop()
 
     def run(self) -> int:
-        """Wait for the command; returns its exit code once nothing of it is left."""
+        """Wait for the command; return its exit code when no process of it is left."""
         signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=self.stop, daemon=True).start())
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
@@ -122,7 +121,7 @@ class Supervisor:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command under watch; 127 where it cannot be started."""
+    """Run the command and return its exit code; 127 if it cannot be started."""
     # No PR_SET_PDEATHSIG here: it follows the thread that started this process, which may be one request's.
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
@@ -136,4 +135,4 @@ def main(arguments: list[str]) -> int:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
-    os._exit(code)  # a thread may still stand in read(0)
+    os._exit(code)  # a thread may still be blocked in read(0)

@@ -1,13 +1,13 @@
-"""Runs one training job: folders, processes, profile, archives, status."""
+"""Run one training job: folders, processes, profile, archives, status."""
 
 from __future__ import annotations
 
 import contextlib
-import re
 import socket
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,36 +16,37 @@ from boto3.exceptions import S3UploadFailedError
 from sm_profiler.container import AUTO_VARIABLE, CHECKPOINTS, FAILURE
 from sm_profiler.errors import ProfilerError
 from sm_profiler.local.command import Program, fetch_channels, program_of
-from sm_profiler.local.container import Host, base_environment, host_names, sagemaker_environment
+from sm_profiler.local.host import Host, base_environment, host_names, sagemaker_environment
 from sm_profiler.local.logs import TRAINING_GROUP, LogStream
+from sm_profiler.local.metrics import MetricMatcher
 from sm_profiler.local.overlay import create_overlay, install_command, pip_environment
 from sm_profiler.local.process import SIGNALLED, JobProcess, describe_exit
+from sm_profiler.local.processing import RuleRun
 from sm_profiler.local.profiling import Profiling
-from sm_profiler.local.records import REASON_LENGTH, TrainingJob, now
-from sm_profiler.local.rule_jobs import RuleRun
+from sm_profiler.local.records import MAX_REASON, TrainingJobRecord, now
 from sm_profiler.local.services import Services
 from sm_profiler.local.transfer import Mirror, download, pack, s3_keys, upload_file
 
 POLL_S = 0.2
 DEFAULT_MAX_RUNTIME_S = 86400
-MAX_HOSTS = 8  # each is a process of its own on this machine
+MAX_HOSTS = 8  # each is a process on this machine
 
 
 class JobStoppedError(Exception):
-    """StopTrainingJob was called, or the runtime limit was reached; holds the secondary status it ends with."""
+    """The job was stopped or reached its runtime limit; the message is its final secondary status."""
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nothing listens on."""
+    """Return a free port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 class TrainingRun(threading.Thread):
-    """The life of one training job, in a thread.  Whatever happens, the job ends in a final status."""
+    """Life of one training job, which always ends in a final status."""
 
-    def __init__(self, services: Services, job: TrainingJob) -> None:
+    def __init__(self, services: Services, job: TrainingJobRecord) -> None:
         super().__init__(name=f"training {job.name}", daemon=True)
         self.services, self.job = services, job
         self.processes: list[JobProcess] = []
@@ -53,9 +54,8 @@ class TrainingRun(threading.Thread):
         self.streams: list[LogStream] = []
         self.hosts: list[Host] = []
         self.profiling: Profiling | None = None
+        self.metrics: MetricMatcher | None = None
         self.closing = threading.Event()
-
-    # -- the whole life -------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Run the job to its end."""
@@ -66,14 +66,13 @@ class TrainingRun(threading.Thread):
             ending, status = str(stop), "Stopped"
         except ProfilerError as error:
             ending, status, reason = "Failed", "Failed", str(error)
-        except Exception as error:  # noqa: BLE001 - no client may wait for ever, whatever broke in here
+        except Exception as error:  # noqa: BLE001 - clients wait for a final status
             ending, status = "Failed", "Failed"
-            reason = f"InternalServerError: the local endpoint failed: {error!r} at {_where(error)}"
+            reason = f"InternalServerError: the local endpoint failed: {error!r} at {_location(error)}"
         self._finish()
         with self.job.lock:
-            self.job.failure = reason[:REASON_LENGTH]
+            self.job.failure = reason[:MAX_REASON]
             self.job.move(ending, status)
-        self.job.ended.set()
 
     def _train(self) -> None:
         job, request = self.job, self.job.request
@@ -95,7 +94,7 @@ class TrainingRun(threading.Thread):
             self._run_script(programs, python, time.monotonic(), limit)
         except Exception:
             self._end_profiling()
-            with contextlib.suppress(Exception):  # why the script failed is what counts
+            with contextlib.suppress(Exception):  # the script's failure is the one to report
                 self._upload_results(s3)
             raise
         self._end_profiling()
@@ -104,8 +103,6 @@ class TrainingRun(threading.Thread):
         except (S3UploadFailedError, s3.exceptions.ClientError) as error:
             raise ProfilerError(f"ClientError: {error}") from error
 
-    # -- before -----------------------------------------------------------------------------------------------------
-
     def _make_hosts(self) -> list[Host]:
         resources = self.job.request["ResourceConfig"]
         groups = resources.get("InstanceGroups")
@@ -113,7 +110,7 @@ class TrainingRun(threading.Thread):
         kind = groups[0]["InstanceType"] if groups else resources.get("InstanceType", "local")
         if count > MAX_HOSTS:
             raise ProfilerError(
-                f"ClientError: {count} instances asked for; the local endpoint runs at most {MAX_HOSTS}"
+                f"ClientError: {count} instances requested; the local endpoint runs at most {MAX_HOSTS}"
             )
         names, port = tuple(host_names(count)), free_port()
         temporary = self.services.temporary_folder
@@ -122,7 +119,7 @@ class TrainingRun(threading.Thread):
     def _prepare_host(self, s3: Any, number: int, python: Path) -> Program:
         host, request = self.hosts[number], self.job.request
         try:
-            with self.job.lock:  # an update comes before this and is in the config, or finds the folder
+            with self.job.lock:  # an update either precedes this and is in the config, or finds the folder
                 host.prepare(request, self.job.profiler_config)
             for line in fetch_channels(s3, host, request):
                 self.streams[number].write(line)
@@ -134,14 +131,16 @@ class TrainingRun(threading.Thread):
             raise ProfilerError(f"ClientError: {error}") from error
 
     def environment(self, number: int, python: Path) -> dict[str, str]:
-        """All variables of one host's process."""
+        """Return all variables of one host's process."""
         host, job = self.hosts[number], self.job
         found = base_environment(host, python, self.services.environment(job.region))
         found |= sagemaker_environment(host, job.request, job.arn, gpu_count())
         if job.profiling:
             found[AUTO_VARIABLE] = "1"
         own = {
-            name: value if name.startswith("SM_PROFILER") else host.map(value)  # the hook itself minds SM_PROFILER_ROOT
+            name: value
+            if name.startswith("SM_PROFILER")
+            else host.map(value)  # the hook itself applies SM_PROFILER_ROOT
             for name, value in job.request.get("Environment", {}).items()
         }
         return {**found, **own}
@@ -157,15 +156,13 @@ class TrainingRun(threading.Thread):
             tail = " ".join(self.streams[0].tail[-3:])
             raise ProfilerError(f"AlgorithmError: InstallRequirementsError: {describe_exit(code)}: {tail}")
 
-    # -- during -----------------------------------------------------------------------------------------------------
-
     def _start_profiling(self, s3: Any) -> None:
         self.profiling = Profiling(self.services, self.job, self.hosts, s3, self.streams[0].write)
         self.profiling.start()
         self.update_rules()
 
     def update_rules(self) -> None:
-        """Start what is in the job's rules and does not run yet."""
+        """Start the rules that are not running yet."""
         with self.job.lock:
             known = {run.rule.name for run in self.rules}
             for rule in self.job.rules:
@@ -175,27 +172,29 @@ class TrainingRun(threading.Thread):
                     run.start()
 
     def update_profiler(self) -> None:
-        """Write the changed ProfilerConfig where the running hook reads it, and follow it with the machine metrics."""
+        """Write the changed ProfilerConfig for the running hook, and adapt the machine metrics to it."""
         with self.job.lock:
             for host in self.hosts:
                 if self.job.profiler_config is not None and host.ml.exists():
                     host.write_config("profilerconfig", self.job.profiler_config)
-        if self.profiling is not None:  # else it starts with the changed config
+        if self.profiling is not None:  # otherwise it will start with the changed config
             self.profiling.follow_config()
             self.update_rules()
 
     def _run_script(self, programs: list[Program], python: Path, start: float, limit: float) -> None:
+        definitions = self.job.request["AlgorithmSpecification"].get("MetricDefinitions", [])
+        self.metrics = MetricMatcher(definitions, self._record_metric, self.streams[0].write)
         scripts = []
         for number, program in enumerate(programs):
             script = JobProcess(
-                program.command, self.environment(number, python), program.folder, self._line_taker(number)
+                program.command, self.environment(number, python), program.folder, self._line_handler(number)
             )
             scripts.append(script)
             self.processes.append(script)
         while any(script.running for script in scripts):
             self._check_stop(start, limit)
             ended = [script for script in scripts if not script.running]
-            if any(script.wait() for script in ended):  # one host failed: the others would wait for it for ever
+            if any(script.wait() for script in ended):  # the other hosts would wait forever for one that failed
                 break
             time.sleep(POLL_S)
         for script in scripts:
@@ -203,23 +202,21 @@ class TrainingRun(threading.Thread):
         codes = [script.wait() or 0 for script in scripts]
         failed = next((number for number, code in enumerate(codes) if code and not _was_stopped(code, codes)), None)
         if failed is not None:
-            raise ProfilerError(self._why_failed(failed, codes[failed]))
+            raise ProfilerError(self._failure_reason(failed, codes[failed]))
 
-    def _line_taker(self, number: int) -> Any:
-        definitions = self.job.request["AlgorithmSpecification"].get("MetricDefinitions", ())
-        patterns = [(entry["Name"], re.compile(entry["Regex"])) for entry in definitions]
-
-        def take(line: str) -> None:
+    def _line_handler(self, number: int) -> Callable[[str], None]:
+        def handle(line: str) -> None:
             self.streams[number].write(line)
-            for name, pattern in patterns:
-                found = pattern.search(line)
-                with contextlib.suppress(ValueError, IndexError):
-                    if found:
-                        self.job.metrics[name] = {"MetricName": name, "Value": float(found[1]), "Timestamp": now()}
+            if self.metrics is not None:
+                self.metrics.search(line)
 
-        return take
+        return handle
 
-    def _why_failed(self, number: int, code: int) -> str:
+    def _record_metric(self, name: str, value: float) -> None:
+        with self.job.lock:
+            self.job.metrics[name] = {"MetricName": name, "Value": value, "Timestamp": now()}
+
+    def _failure_reason(self, number: int, code: int) -> str:
         failure = self.hosts[number].path(FAILURE)
         with contextlib.suppress(OSError):
             if text := failure.read_text("utf-8", "replace").strip():
@@ -240,8 +237,6 @@ class TrainingRun(threading.Thread):
             for process in self.processes:
                 process.wait()
             raise JobStoppedError(ending)
-
-    # -- after ------------------------------------------------------------------------------------------------------
 
     def _end_profiling(self) -> None:
         if self.profiling is not None:
@@ -265,12 +260,14 @@ class TrainingRun(threading.Thread):
         for process in self.processes:
             process.stop()
             process.wait()
+        if self.metrics is not None:
+            self.metrics.close()
         for stream in self.streams:
-            with contextlib.suppress(Exception):  # a lost log line must not keep the job from ending
+            with contextlib.suppress(Exception):  # a lost log line must not prevent the final status
                 stream.close()
 
     def close(self) -> None:
-        """The endpoint ends: stop everything, soon."""
+        """Stop the job because the endpoint ends."""
         self.closing.set()
         for process in self.processes:
             process.stop()
@@ -279,15 +276,15 @@ class TrainingRun(threading.Thread):
 
 
 def _was_stopped(code: int, codes: list[int]) -> bool:
-    """Whether a host ended because it was stopped after another failed: a signal, where another has an error."""
+    """Return whether a host was stopped because another failed: it has a signal, the other an error."""
     return code > SIGNALLED and any(0 < other <= SIGNALLED for other in codes)
 
 
 def gpu_count() -> int:
-    """GPUs of this machine, as its device files tell."""
+    """Return the number of GPUs of this machine, from its device files."""
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
-def _where(error: BaseException) -> str:
+def _location(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"

@@ -1,4 +1,4 @@
-"""Between a job's folder and the endpoint's S3: channels in, archives and growing folders out."""
+"""Copy channels from S3 to a job's folder, and archives and growing folders to S3."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sm_profiler.formats.layout import is_ignored
 
 
 def split_uri(uri: str) -> tuple[str, str]:
-    """Bucket and key of an s3:// URI."""
+    """Return bucket and key of an s3:// URI."""
     parts = urlsplit(uri)
     if parts.scheme != "s3" or not parts.netloc:
         raise ProfilerError(f"not an s3:// URI: {uri!r}")
@@ -25,14 +25,14 @@ def split_uri(uri: str) -> tuple[str, str]:
 
 
 def s3_keys(client: Any, uri: str) -> list[str]:
-    """All keys that begin with a URI's key, in order."""
+    """Return all keys under a URI, sorted."""
     bucket, prefix = split_uri(uri)
     pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
     return [entry["Key"] for page in pages for entry in page.get("Contents", ())]
 
 
 def local_name(key: str, prefix: str) -> str:
-    """Path of an object below its channel's folder: the service strips the prefix up to its last slash."""
+    """Return an object's path below its channel's folder; the service strips the prefix up to its last slash."""
     if key == prefix:
         return posixpath.basename(key)
     folder = prefix if prefix.endswith("/") or not prefix else prefix + "/"
@@ -40,16 +40,16 @@ def local_name(key: str, prefix: str) -> str:
 
 
 def download(client: Any, uri: str, folder: Path, share: tuple[int, int] = (0, 1)) -> int:
-    """Fetch all objects under a URI into a folder; returns their number.
+    """Download all objects under a URI to a folder and return their number.
 
     Args:
         client: an S3 client.
         uri: the prefix, or one object.
-        folder: where to.
+        folder: the target.
         share: (host, hosts): each host takes every hosts-th object (ShardedByS3Key).
 
     Raises:
-        ProfilerError: nothing there, or a key that would leave the folder.
+        ProfilerError: there are no objects, or a key leads out of the folder.
     """
     bucket, prefix = split_uri(uri)
     keys = [key for key in s3_keys(client, uri) if not key.endswith("/")]
@@ -65,10 +65,10 @@ def download(client: Any, uri: str, folder: Path, share: tuple[int, int] = (0, 1
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a tar archive; a member that would leave the folder is refused.
+    """Unpack a tar archive.
 
     Raises:
-        ProfilerError: it is not an archive that can be unpacked.
+        ProfilerError: it is not an archive, or a member leads out of the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not hasattr(tarfile, "data_filter"):
@@ -81,7 +81,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def pack(folders: Iterable[Path], archive: Path) -> int:
-    """Pack what stands in the folders, laid over one another; returns the number of files."""
+    """Pack the merged contents of folders and return the number of files."""
     files = 0
     with tarfile.open(archive, "w:gz") as tar:
         for folder in folders:
@@ -101,7 +101,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
     for path in sorted(folder.rglob("*")):
         if is_ignored(path.relative_to(folder).as_posix()):
             continue
-        with contextlib.suppress(OSError):  # renamed or removed while we looked
+        with contextlib.suppress(OSError):  # renamed or removed meanwhile
             found = path.stat()
             if path.is_file() and not path.is_symlink():
                 yield path, (found.st_mtime_ns, found.st_size)
@@ -109,13 +109,13 @@ def _files(folder: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
 
 @attrs.define
 class Mirror:
-    """A folder that is uploaded while it grows: every closed file, and again when it changed.
+    """Uploads a growing folder: every closed file, and again after it changes.
 
     Attributes:
         client: an S3 client.
-        folder: what is watched; may appear later.
-        uri: where its files go, without a slash at the end.
-        on_problem: told once of each file that could not be uploaded.
+        folder: the folder; may be created later.
+        uri: target of its files, without a trailing slash.
+        on_problem: receives one line for each file that cannot be uploaded.
     """
 
     client: Any
@@ -126,7 +126,7 @@ class Mirror:
     _failed: set[Path] = attrs.field(factory=set, init=False)
 
     def upload_new(self) -> int:
-        """Upload what is new or changed since the last call; returns the number of files."""
+        """Upload files that are new or changed since the last call and return their number."""
         count = 0
         for path, state in _files(self.folder):
             if self._seen.get(path) == state:
@@ -134,8 +134,8 @@ class Mirror:
             try:
                 upload_file(self.client, path, f"{self.uri}/{path.relative_to(self.folder).as_posix()}")
             except FileNotFoundError:
-                continue  # closed under another name in that moment; the next call finds it
-            except Exception as error:  # noqa: BLE001 - boto3 raises many kinds; the job goes on, and this file is tried again
+                continue  # renamed when it was closed; the next call finds it
+            except Exception as error:  # noqa: BLE001 - boto3 raises many kinds; the next call retries this file
                 if path not in self._failed:
                     self._failed.add(path)
                     self.on_problem(f"could not upload {path.name} to {self.uri}: {error}")
@@ -145,6 +145,6 @@ class Mirror:
         return count
 
     def put_marker(self, name: str) -> None:
-        """Write an empty object: nothing more will come."""
+        """Write an empty object, which marks the end of the data."""
         bucket, key = split_uri(f"{self.uri}/{name}")
         self.client.put_object(Bucket=bucket, Key=key, Body=b"")

@@ -1,4 +1,4 @@
-"""What the service refuses before a job exists: botocore's service model, and rules beyond it."""
+"""Requests that the service refuses: botocore's service model, and constraints beyond it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from moto.sagemaker.exceptions import AWSValidationException
 
 from sm_profiler.config.api import interval_problem, rule_problems
 from sm_profiler.launch.service_model import check_request
-from sm_profiler.local.records import JsonDict, TrainingJob
+from sm_profiler.local.metrics import expression_problem
+from sm_profiler.local.records import JsonDict, TrainingJobRecord
 
 CHECKED = ("CreateTrainingJob", "UpdateTrainingJob", "CreateProcessingJob")
 
 
 def refuse_invalid(operation: str, request: JsonDict) -> None:
-    """Refuse a request that breaks the service model: types, required keys, lengths, patterns, enumerations.
+    """Refuse a request that violates the service model: types, required keys, lengths, patterns, enumerations.
 
     Raises:
-        AWSValidationException: in the service's words.
+        AWSValidationException: with all problems, phrased as the service does.
     """
     if operation not in CHECKED:
         return
@@ -23,33 +24,40 @@ def refuse_invalid(operation: str, request: JsonDict) -> None:
 
 
 def refuse(problems: list[str]) -> None:
-    """Raise the service's ValidationException if there is a problem."""
+    """Raise the service's ValidationException if there are problems."""
     if problems:
         count = f"{len(problems)} validation error{'s' if len(problems) > 1 else ''} detected: "
         raise AWSValidationException(count + "; ".join(problems))
 
 
 def check_profiler(config: JsonDict | None, rules: list[JsonDict], names: list[str]) -> list[str]:
-    """What the service says of a profiler configuration beyond its model."""
+    """Return the problems of a profiler configuration beyond the service model."""
     interval = interval_problem((config or {}).get("ProfilingIntervalInMilliseconds"))
     problems = [interval] if interval is not None else []
     return problems + rule_problems((config or {}).get("DisableProfiler"), rules, names)
 
 
 def check_create_training(request: JsonDict) -> None:
-    """Refuse what the service refuses of a new training job.
+    """Refuse an invalid new training job.
 
     Raises:
-        AWSValidationException: with all problems found.
+        AWSValidationException: with all problems.
     """
-    refuse(check_profiler(request.get("ProfilerConfig"), request.get("ProfilerRuleConfigurations", []), []))
+    problems = check_profiler(request.get("ProfilerConfig"), request.get("ProfilerRuleConfigurations", []), [])
+    for number, channel in enumerate(request.get("InputDataConfig", [])):
+        if channel["ChannelName"] in (".", ".."):  # the service model's pattern allows both
+            problems.append(f"InputDataConfig[{number}].ChannelName: {channel['ChannelName']!r} is not a folder name")
+    for number, metric in enumerate(request["AlgorithmSpecification"].get("MetricDefinitions", [])):
+        if problem := expression_problem(metric["Regex"]):
+            problems.append(f"AlgorithmSpecification.MetricDefinitions[{number}].Regex: {problem}")
+    refuse(problems)
 
 
-def check_update_training(job: TrainingJob, request: JsonDict) -> None:
-    """Refuse what cannot be changed.
+def check_update_training(job: TrainingJobRecord, request: JsonDict) -> None:
+    """Refuse an invalid update.
 
     Raises:
-        AWSValidationException: the job is over, or the new configuration is wrong.
+        AWSValidationException: the job has ended, or the new configuration is invalid.
     """
     if job.status != "InProgress":
         raise AWSValidationException(f"Training job {job.name} cannot be updated: its status is {job.status}")

@@ -1,4 +1,4 @@
-"""The demo's loop: SDK v2's Estimator, unchanged, on the endpoint; nothing leaves the machine, nothing is left behind."""
+"""The demo: SDK v2's Estimator on the endpoint, without network, leaving no process behind."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ def watched(self, command, environment, *more, **named):
     environment = {**environment, "PYTHONPATH": path, "NETWORK_GUARD_LOG": os.environ["NETWORK_GUARD_LOG"]}
     start(self, command, environment, *more, **named)
 
-process.JobProcess.__init__ = watched  # jobs, monitors and rules do not inherit the environment
+process.JobProcess.__init__ = watched  # jobs, monitors and rules do not inherit variables
 with Endpoint() as local:
     demo = Demo(local, Path(out), lambda line: print(line, flush=True), Path(launch))
     print("\\n".join(demo.summary(demo.run())))
@@ -48,7 +48,7 @@ def pids_with(mark: str) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.sdk2
-def test_the_whole_loop_finds_the_planted_problem_without_network(tmp_path):
+def test_demo_finds_the_planted_problem_without_network(tmp_path):
     for name in ("train.py", "launch.py"):
         shutil.copy(REPOSITORY / "examples" / "demo" / name, tmp_path)
     launch = tmp_path / "launch.py"
@@ -80,8 +80,8 @@ def report_job(text: str) -> str:
     return line.split()[1].rstrip(":")
 
 
-def test_guard_sees_an_attempt(tmp_path):
-    """The test above can fail."""
+def test_network_guard_detects_an_attempt(tmp_path):
+    """Proves that the test above can fail."""
     shutil.copy(GUARD, tmp_path / "sitecustomize.py")
     log = tmp_path / "log"
     environment = {"PYTHONPATH": str(tmp_path), "NETWORK_GUARD_LOG": str(log)}
@@ -104,7 +104,7 @@ def test_interrupting_the_demo_leaves_no_process_behind(tmp_path):
             line = demo.stdout.readline()
             assert line, seen
             seen += line
-        jobs = f"SM_PROFILER_ROOT={tmp_path}"  # the job's own processes do not inherit the mark
+        jobs = f"SM_PROFILER_ROOT={tmp_path}"  # the job's processes do not inherit the mark
         assert pids_with(jobs)
         demo.send_signal(signal.SIGINT)
         rest = demo.stdout.read()

@@ -118,7 +118,8 @@ def test_rules_start_creates_a_processing_job(capsys, tmp_path):
     role = training_job("my-job")
     parameters = tmp_path / "parameters.json"
     parameters.write_text('{"CPUBottleneck_threshold": 30}')
-    words = ["rules", "start", "--job", "my-job", "--image", "repository/rules:1", "--parameters", str(parameters)]
+    words = ["rules", "start", "--training-role", "--job", "my-job", "--image", "repository/rules:1"]
+    words += ["--parameters", str(parameters)]
     assert main([*words, "--dry-run"]) == 0
     request = json.loads(capsys.readouterr().out)
     assert boto3.client("sagemaker").list_processing_jobs()["ProcessingJobSummaries"] == []
@@ -146,7 +147,7 @@ def test_rules_start_creates_a_processing_job(capsys, tmp_path):
 def test_rules_start_reports_mistakes_in_one_line(words, message, capsys, monkeypatch):
     monkeypatch.delenv("SM_PROFILER_RULE_IMAGE", raising=False)
     training_job("my-job")
-    assert main(["rules", "start", *words]) == 2
+    assert main(["rules", "start", "--training-role", *words]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
@@ -158,7 +159,7 @@ def test_python_api_deploys_and_starts(builder):
     assert image == "123456789012.dkr.ecr.eu-west-1.amazonaws.com/rules:7"
     assert steps[-1].endswith(f"push {image}")
     role = training_job("my-job")
-    started = start_rules("my-job", image=image, rule="cpubottleneck", dry_run=True)
+    started = start_rules("my-job", image=image, role=None, rule="cpubottleneck", dry_run=True)
     assert started.report_uri == (
         "s3://bucket/out/my-job/rule-output/CPUBottleneck/profiler-output/profiler-report.html"
     )
@@ -177,10 +178,24 @@ def test_python_api_deploys_and_starts(builder):
 def test_rejects_an_unknown_rule_before_a_paid_job_starts(rule, message, capsys):
     training_job("my-job")
     with pytest.raises(ConfigError, match=re.escape(message)):
-        start_rules("my-job", image="i", rule=rule)
-    assert main(["rules", "start", "--job", "my-job", "--image", "i", "--rule", rule]) == 2
+        start_rules("my-job", image="i", role=None, rule=rule)
+    assert main(["rules", "start", "--job", "my-job", "--image", "i", "--role", "r", "--rule", rule]) == 2
     assert message in capsys.readouterr().err
     assert boto3.client("sagemaker").list_processing_jobs()["ProcessingJobSummaries"] == []
     source = "s3://bucket/mine.py"
-    started = start_rules("my-job", image="i", rule=rule, source=source, dry_run=True)
+    started = start_rules("my-job", image="i", role=None, rule=rule, source=source, dry_run=True)
     assert started.request["Environment"]["rule_to_invoke"] == rule
+
+
+def test_rules_start_needs_an_explicit_role(capsys):
+    role = training_job("my-job")
+    words = ["rules", "start", "--job", "my-job", "--image", "i"]
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert "one of the arguments --role --training-role is required" in capsys.readouterr().err
+    roles = {}
+    for choice in (["--role", "arn:aws:iam::123456789012:role/rules"], ["--training-role"]):
+        assert main([*words, *choice, "--dry-run"]) == 0
+        roles[choice[0]] = json.loads(capsys.readouterr().out)["RoleArn"]
+    assert roles == {"--role": "arn:aws:iam::123456789012:role/rules", "--training-role": role}

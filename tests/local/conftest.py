@@ -1,4 +1,4 @@
-"""A running endpoint, and a short way to run a script as a job on it."""
+"""A running endpoint, and shortcuts to run a script as a job on it."""
 
 import io
 import json
@@ -16,7 +16,7 @@ IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.6.0-cpu
 
 
 class Bench:
-    """What tests do with an endpoint."""
+    """Shortcuts to an endpoint's services."""
 
     def __init__(self, local: LocalSageMaker) -> None:
         self.local = local

@@ -1,4 +1,4 @@
-"""`sm-profiler local` as a process: what it prints, how it ends, and that its end is the end of its jobs."""
+"""`sm-profiler local` as a process: output, exit, and the end of its jobs with it."""
 
 import contextlib
 import os
@@ -99,7 +99,7 @@ def test_env_of_a_running_endpoint_returns_at_once(endpoint):
     assert exports(again.stdout) == exports(printed)
 
 
-def test_a_port_that_is_taken_is_one_line_and_exit_code_2(endpoint):
+def test_port_in_use_is_one_line_and_exit_code_2(endpoint):
     _, printed = endpoint
     port = exports(printed)["AWS_ENDPOINT_URL"].rpartition(":")[2]
     command = [sys.executable, "-m", "sm_profiler", "local", "--port", port]
@@ -109,7 +109,7 @@ def test_a_port_that_is_taken_is_one_line_and_exit_code_2(endpoint):
     assert f"port {port}" in again.stderr
 
 
-def test_two_endpoints_do_not_meet(tmp_path):
+def test_two_endpoints_are_independent(tmp_path):
     with LocalSageMaker() as one, LocalSageMaker() as two:
         one.client("s3").put_object(Bucket=one.bucket, Key="a", Body=b"")
         assert "Contents" not in two.client("s3").list_objects_v2(Bucket=two.bucket)
@@ -118,11 +118,11 @@ def test_two_endpoints_do_not_meet(tmp_path):
         with pytest.raises(ProfilerError, match=f"port {port}"):
             LocalSageMaker(port=port).start()
     assert not [folder for folder in folders if folder.exists()]
-    with pytest.raises(ProfilerError, match="does not run"):
+    with pytest.raises(ProfilerError, match="not running"):
         one.client("s3")
 
 
-def test_the_endpoint_ends_with_the_process_that_started_it(tmp_path):
+def test_endpoint_ends_with_the_process_that_started_it(tmp_path):
     code = (
         "import os, sys\nfrom sm_profiler.local import LocalSageMaker\nlocal = LocalSageMaker().start()\n"
         "print(local.folder, flush=True)\nos.kill(os.getpid(), 9)\n"

@@ -1,4 +1,4 @@
-"""Whatever fails ends the job as Failed, with a reason; nothing waits for ever, nothing is left behind."""
+"""Failures end the job as Failed with a reason, in bounded time, and leave no process behind."""
 
 from pathlib import Path
 
@@ -13,14 +13,14 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_exit_code_and_last_lines_are_the_reason(bench):
+def test_failure_reason_has_exit_code_and_last_lines(bench):
     job = bench.run("import sys\nprint('the disk is on fire')\nsys.exit(7)\n")
     assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Failed", "Failed")
     assert "AlgorithmError: exit code 7" in job["FailureReason"]
     assert "the disk is on fire" in job["FailureReason"]
 
 
-def test_failure_file_is_the_reason(bench):
+def test_failure_reason_is_the_failure_file(bench):
     script = """
 import os
 from pathlib import Path
@@ -31,17 +31,17 @@ raise SystemExit(1)
     assert job["FailureReason"].startswith("AlgorithmError: no such column: price")
 
 
-def test_long_reasons_are_cut_to_what_the_api_allows(bench):
+def test_failure_reason_is_truncated_to_the_api_limit(bench):
     job = bench.run("raise SystemExit('x' * 5000)")
     assert len(job["FailureReason"]) == 1024
 
 
-def test_killed_by_a_signal(bench):
+def test_failure_reason_names_the_signal(bench):
     job = bench.run("import os\nos.kill(os.getpid(), 9)\n")
     assert "SIGKILL" in job["FailureReason"]
 
 
-def test_missing_source_code(bench):
+def test_missing_source_code_fails_the_job(bench):
     request = bench.request("")
     request["HyperParameters"]["sagemaker_submit_directory"] = f'"s3://{bench.local.bucket}/nowhere/sourcedir.tar.gz"'
     bench.sagemaker.create_training_job(**request)
@@ -49,7 +49,7 @@ def test_missing_source_code(bench):
     assert "No S3 objects found" in job["FailureReason"]
 
 
-def test_source_code_that_is_no_archive(bench):
+def test_source_code_must_be_an_archive(bench):
     bench.s3.put_object(Bucket=bench.local.bucket, Key="broken/sourcedir.tar.gz", Body=b"not a tar file")
     request = bench.request("")
     request["HyperParameters"]["sagemaker_submit_directory"] = f'"s3://{bench.local.bucket}/broken/sourcedir.tar.gz"'
@@ -57,31 +57,31 @@ def test_source_code_that_is_no_archive(bench):
     assert "cannot unpack" in bench.wait(request["TrainingJobName"])["FailureReason"]
 
 
-def test_archive_cannot_leave_its_folder(bench, tmp_path):
+def test_archive_members_cannot_leave_the_folder(bench, tmp_path):
     job = bench.run("", files={"../../../outside.py": "print(1)"})
     assert job["TrainingJobStatus"] == "Failed"
     assert "cannot unpack" in job["FailureReason"]
 
 
-def test_program_that_is_not_in_the_source(bench):
+def test_program_must_be_in_the_source_code(bench):
     job = bench.run("", hyperparameters={"sagemaker_program": '"other.py"'})
     assert "has no file other.py" in job["FailureReason"]
 
 
-def test_image_without_a_script(bench):
+def test_image_without_a_script_fails_the_job(bench):
     request = bench.request("")
     del request["HyperParameters"]
     bench.sagemaker.create_training_job(**request)
     assert "nothing to run" in bench.wait(request["TrainingJobName"])["FailureReason"]
 
 
-def test_missing_output_bucket_fails_the_profile_not_the_training(bench):
+def test_missing_profile_bucket_does_not_fail_the_training(bench):
     job = bench.run("print(1)", ProfilerConfig={"S3OutputPath": "s3://there-is-no-such-bucket/x"})
     assert job["TrainingJobStatus"] == "Completed"
     assert any("could not be uploaded" in line for line in bench.lines(job["TrainingJobName"]))
 
 
-def test_model_that_cannot_be_stored_fails_the_job(bench):
+def test_missing_model_bucket_fails_the_job(bench):
     job = bench.run("print(1)", OutputDataConfig={"S3OutputPath": "s3://there-is-no-such-bucket/x"})
     assert job["TrainingJobStatus"] == "Failed"
     assert "there-is-no-such-bucket" in job["FailureReason"]
@@ -92,23 +92,23 @@ def test_too_many_hosts_are_refused(bench):
     assert "at most 8" in job["FailureReason"]
 
 
-def test_one_failing_host_ends_the_others(bench):
+def test_failing_host_ends_the_others(bench):
     script = "import os, sys, time\nos.environ['SM_CURRENT_HOST'] == 'algo-2' and sys.exit(5)\ntime.sleep(100)\n"
     resources = {"InstanceType": "ml.m5.large", "InstanceCount": 2, "VolumeSizeInGB": 1}
     job = bench.run(script, ResourceConfig=resources)
     assert "exit code 5 on algo-2" in job["FailureReason"]
 
 
-def test_runtime_limit(bench):
+def test_runtime_limit_stops_the_job(bench):
     job = bench.run("import time\ntime.sleep(100)\n", StoppingCondition={"MaxRuntimeInSeconds": 1})
     assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
 
 
-# one write a line: three processes share the pipe
+# one write per line: three processes share the pipe
 FAMILY = """
 import os, signal, subprocess, sys, time
-say = "os.write(1, b'pid %d\\\\n' % os.getpid())"
-child = f"import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); {say}; time.sleep(1000)"
+report = "os.write(1, b'pid %d\\\\n' % os.getpid())"
+child = f"import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); {report}; time.sleep(1000)"
 subprocess.Popen([sys.executable, "-c", child])
 subprocess.Popen([sys.executable, "-c", child], start_new_session=True)  # has left the process group
 os.write(1, b"pid %d\\n" % os.getpid())
@@ -138,7 +138,7 @@ def test_script_that_ends_leaves_no_process_behind(bench):
     assert not [pid for pid in pids_of(bench, name) if alive(pid)]
 
 
-def test_stop_of_a_job_that_is_over_is_refused(bench):
+def test_stopping_an_ended_job_is_refused(bench):
     job = bench.run("print(1)")
     with pytest.raises(ClientError, match=r"ValidationException.*Completed"):
         bench.sagemaker.stop_training_job(TrainingJobName=job["TrainingJobName"])
@@ -150,7 +150,7 @@ def test_unknown_job_is_refused_as_the_service_does(bench):
             call(TrainingJobName="never-was")
 
 
-def test_name_is_unique(bench):
+def test_job_names_are_unique(bench):
     request = bench.request("print(1)")
     bench.sagemaker.create_training_job(**request)
     with pytest.raises(bench.sagemaker.exceptions.ResourceInUse):
@@ -158,6 +158,6 @@ def test_name_is_unique(bench):
     bench.wait(request["TrainingJobName"])
 
 
-def test_calls_that_do_not_exist_here_are_answered(bench):
-    with pytest.raises(ClientError, match="does not know"):
+def test_unsupported_calls_are_answered(bench):
+    with pytest.raises(ClientError, match="does not support"):
         bench.sagemaker.list_algorithms()

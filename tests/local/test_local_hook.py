@@ -1,4 +1,4 @@
-"""The real hook in a real job: a ModelTrainer with a profile, and a profile that is changed while the job runs."""
+"""The hook in a job: a ModelTrainer with a profile, and a profile changed while the job runs."""
 
 import json
 import os
@@ -34,7 +34,7 @@ while left and time.monotonic() < end:
 
 
 def trace_phases(bench, prefix):
-    """Names of the phases (and other processes) of all trace files."""
+    """Return the names of phases and other processes in all trace files."""
     names = set()
     for key in bench.keys(prefix):
         if key.endswith("pythontimeline.json"):

@@ -1,4 +1,4 @@
-"""What the endpoint refuses, in the service's words, before a job exists; and UpdateTrainingJob."""
+"""Requests that the endpoint refuses before a job exists, and UpdateTrainingJob."""
 
 import http.client
 import json
@@ -33,7 +33,7 @@ def test_lengths_and_patterns_and_maxima_are_checked(bench):
     )
 
 
-def test_rules_beyond_the_service_model(bench):
+def test_constraints_beyond_the_service_model(bench):
     config = {"S3OutputPath": "s3://a/b"}
     assert "DisableProfiler" in refused(
         bench, ProfilerConfig={**config, "DisableProfiler": True}, ProfilerRuleConfigurations=[RULE]
@@ -74,8 +74,8 @@ Path(os.environ["SM_OUTPUT_DATA_DIR"], "after.json").write_text(path.read_text()
         bench.sagemaker.update_training_job(TrainingJobName=name, ProfilerConfig={"DisableProfiler": True})
 
 
-def test_update_at_once_after_create(bench):
-    """Before the job's folders stand, or while they are made: either way the script finds the new file."""
+def test_update_directly_after_create(bench):
+    """Before or while the job's folders are created, the script finds the new file."""
     script = """
 import os, sys
 from pathlib import Path
@@ -95,7 +95,7 @@ sys.exit("1000" not in found)
         assert len(job["ProfilerRuleEvaluationStatuses"]) == 1
 
 
-def test_disabling_and_a_job_without_a_profile(bench):
+def test_profiling_status_when_disabled_or_absent(bench):
     config = {"S3OutputPath": f"s3://{bench.local.bucket}/u"}
     name = bench.start("import time\ntime.sleep(30)", ProfilerConfig=config)
     bench.until(lambda: bench.describe(name), lambda job: job["SecondaryStatus"] == "Training")
@@ -117,7 +117,7 @@ def test_principal_policy_role_and_identity(bench, local):
 
 
 @pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Host": "127.0.0.1", "Origin": "http://evil.example"}])
-def test_browsers_pages_are_kept_out(local, headers):
+def test_requests_from_web_pages_are_refused(local, headers):
     port = int(local.url.rpartition(":")[2])
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:

@@ -1,4 +1,4 @@
-"""Rule jobs: started with the training, following it, ended after it; their words and files where clients look."""
+"""Rule jobs: start, status, output and end, as clients of the service see them."""
 
 import json
 
@@ -8,7 +8,7 @@ RULES_IMAGE = "503895931360.dkr.ecr.us-east-1.amazonaws.com/sagemaker-debugger-r
 FINAL = ("NoIssuesFound", "IssuesFound", "Error", "Stopped")
 CUSTOM = '''
 class TooManySamples:
-    """Fires at the first window with more system metrics than that."""
+    """Fires at the first window with more system metrics than `most`."""
 
     def __init__(self, most="0"):
         self.most, self.report = int(most), {"RuleTriggered": 0, "Datapoints": 0}
@@ -42,7 +42,7 @@ def final_rules(bench, name):
 
 @pytest.fixture(scope="module")
 def judged(bench):
-    """One short job with the report, a custom rule, and a rule that nobody knows."""
+    """One short job with the report, a custom rule and an unknown rule."""
     bench.s3.put_object(Bucket=bench.local.bucket, Key="rules/mine.py", Body=CUSTOM.encode())
     custom = rule(
         "Mine", rule_to_invoke="TooManySamples", source_s3_uri=f"s3://{bench.local.bucket}/rules/mine.py", most="1"
@@ -63,7 +63,7 @@ def test_rules_run_while_the_training_does(judged):
     assert [entry["RuleEvaluationStatus"] for entry in during] == ["InProgress"] * 3
 
 
-def test_each_rule_ends_in_a_word_of_the_api(judged):
+def test_each_rule_ends_in_a_status_of_the_api(judged):
     _, _, rules = judged
     assert rules["ProfilerReport"]["RuleEvaluationStatus"] in ("NoIssuesFound", "IssuesFound"), rules
     assert rules["Mine"]["RuleEvaluationStatus"] == "IssuesFound", rules
@@ -93,7 +93,7 @@ def test_rule_jobs_are_processing_jobs_with_logs(bench, judged):
     assert any("NoSuchRule" in line for line in bench.lines(name, "/aws/sagemaker/ProcessingJobs"))
 
 
-def test_rules_added_to_a_running_job(bench):
+def test_rules_can_be_added_to_a_running_job(bench):
     name = bench.start(
         "import time\ntime.sleep(60)\n", ProfilerConfig={"S3OutputPath": f"s3://{bench.local.bucket}/added"}
     )
@@ -132,7 +132,7 @@ def s3_output(uri, path="/opt/ml/processing/output/rule"):
     return {"Outputs": [{"OutputName": "out", "S3Output": target}]}
 
 
-def test_rule_image_as_a_processing_job(bench, judged):
+def test_rule_image_runs_as_a_processing_job(bench, judged):
     name, _, _ = judged
     bucket = bench.local.bucket
     job = processing(
@@ -146,7 +146,7 @@ def test_rule_image_as_a_processing_job(bench, judged):
     assert "afterwards/profiler-output/profiler-report.html" in bench.keys("afterwards/")
 
 
-def test_script_as_a_processing_job(bench):
+def test_script_runs_as_a_processing_job(bench):
     bucket = bench.local.bucket
     script = (
         "import sys, pathlib\npathlib.Path(sys.argv[2]).write_text(pathlib.Path(sys.argv[1]).read_text().upper())\n"

@@ -1,4 +1,4 @@
-"""The SDKs' own ways to a job: v3 from its environment; v2's Estimator is in tests/demo."""
+"""Jobs of SDK v3, torchrun and requirements; SDK v2's Estimator is in tests/demo."""
 
 import io
 import json
@@ -62,7 +62,7 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 def test_torchrun_over_two_hosts(bench):
-    """What SDK v2 sends for distribution={"torch_distributed": {"enabled": True}}."""
+    """As SDK v2 requests for distribution={"torch_distributed": {"enabled": True}}."""
     job = bench.run(
         TORCHRUN,
         hyperparameters={"sagemaker_torch_distributed_enabled": "true"},
@@ -74,7 +74,7 @@ def test_torchrun_over_two_hosts(bench):
 
 
 def wheel() -> bytes:
-    """The smallest wheel there is: one module."""
+    """Return a minimal wheel with one module."""
     buffer = io.BytesIO()
     info = "sm_local_probe-1.0.dist-info"
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -86,7 +86,7 @@ def wheel() -> bytes:
 
 
 def test_requirements_stay_in_the_jobs_folder(bench):
-    """Installed beside the endpoint's packages, which the job sees; the endpoint's environment does not get it."""
+    """The job sees them and the endpoint's packages; the endpoint's environment is unchanged."""
     name = "sm_local_probe-1.0-py3-none-any.whl"
     files = {"requirements.txt": f"--no-index\n./{name}\n", name: wheel()}
     script = "import sm_local_probe, numpy\nprint(sm_local_probe.WORD, sm_local_probe.__file__, numpy.__file__)\n"

@@ -1,4 +1,4 @@
-"""A training job really runs, in the container's surroundings, and its results stand where clients look."""
+"""A training job really runs, in a container's surroundings, and its results are where clients expect them."""
 
 import json
 
@@ -24,7 +24,7 @@ def output_of(bench, job):
 
 @pytest.fixture(scope="module")
 def shown(bench):
-    """One job, and what its script saw."""
+    """One job, and the surroundings that its script recorded."""
     local = bench.local
     bench.s3.put_object(Bucket=local.bucket, Key="data/train/part/a.csv", Body=b"1,2")
     channel = {
@@ -102,7 +102,7 @@ def test_config_files_are_those_of_the_request(shown):
     }  # fmt: skip
 
 
-def test_model_and_lines_stand_where_clients_look(shown):
+def test_model_and_log_lines_are_where_clients_expect_them(shown):
     bench, job, _, _ = shown
     assert bench.archive(job["ModelArtifacts"]["S3ModelArtifacts"]) == {"model.bin": b"weights"}
     assert [line for line in bench.lines(job["TrainingJobName"]) if "loss" in line or "first" in line] == [
@@ -110,7 +110,7 @@ def test_model_and_lines_stand_where_clients_look(shown):
     ]  # fmt: skip
 
 
-def test_moto_lists_searches_and_tags_our_jobs(shown):
+def test_jobs_can_be_listed_searched_and_tagged(shown):
     bench, job, _, _ = shown
     name = job["TrainingJobName"]
     found = bench.sagemaker.list_training_jobs(NameContains=name)["TrainingJobSummaries"]
@@ -194,7 +194,7 @@ steps = sum(1 for _ in folder.iterdir())
 
 
 def test_unix_sockets_of_multiprocessing_fit_under_a_long_job_name(bench):
-    """Loader workers hand over tensors through sockets below TMPDIR, and their paths may have 107 characters."""
+    """Loader workers pass tensors through sockets below TMPDIR, whose paths are limited to 107 characters."""
     script = """
 from multiprocessing.connection import Listener
 with Listener(family="AF_UNIX") as listener:

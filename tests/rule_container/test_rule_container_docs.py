@@ -59,3 +59,17 @@ def test_the_template_makes_a_stack():
     (stack,) = client.describe_stacks(StackName="rules")["Stacks"]
     assert stack["StackStatus"] == "CREATE_COMPLETE"
     assert {each["OutputKey"] for each in stack["Outputs"]} == {"RepositoryUri", "RoleArn"}
+
+
+def test_only_this_account_can_assume_the_role():
+    account = {"StringEquals": {"aws:SourceAccount": "ACCOUNT"}}
+    (trust,) = json.loads(re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)[1])["Statement"]
+    assert trust["Condition"] == account
+    template = boto3.client("cloudformation")
+    parameters = [{"ParameterKey": name, "ParameterValue": "x"} for name in ("Bucket", "Prefix")]
+    template.create_stack(
+        StackName="rules", TemplateBody=block("yaml"), Parameters=parameters, Capabilities=["CAPABILITY_IAM"]
+    )
+    (role,) = boto3.client("iam").list_roles()["Roles"]
+    (trust,) = role["AssumeRolePolicyDocument"]["Statement"]
+    assert trust["Condition"] == {"StringEquals": {"aws:SourceAccount": "123456789012"}}

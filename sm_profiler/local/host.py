@@ -1,4 +1,4 @@
-"""What a training container finds: the /opt/ml folder of one host, its files, and its environment."""
+"""One host of a training job: the folder in place of /opt/ml, its files and its environment."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ FOLDERS = (
     container.OUTPUT_INTERMEDIATE,
     container.CHECKPOINTS,
 )
-# Taken over from the endpoint's own environment: what makes GPUs and libraries of this machine usable, and nothing else.
+# Inherited from the endpoint's environment: variables that make this machine's GPUs and libraries usable.
 MACHINE_VARIABLES = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TZ", "LANG")
 
 
 def decode(value: str) -> Any:
-    """A hyperparameter as SDKs send it: JSON where it is JSON, else the text itself."""
+    """Decode a hyperparameter: SDKs send JSON, other clients plain text."""
     try:
         return json.loads(value)
     except ValueError:
@@ -36,15 +36,15 @@ def decode(value: str) -> Any:
 
 @attrs.frozen
 class Host:
-    """One machine of a job, which is a folder here.
+    """One machine of a job, represented by a folder.
 
     Attributes:
         name: algo-1 …
         hosts: all names of the job, in order.
-        folder: everything of this host; the counterpart of /opt/ml is `ml` in it.
+        folder: all files of this host; `ml` in it is the counterpart of /opt/ml.
         instance_type: as requested.
         tmp: its TMPDIR, a folder with a short path.
-        port: a free port of 127.0.0.1 for the processes of a distributed job to meet at.
+        port: a free port on 127.0.0.1, the rendezvous of a distributed job.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Host:
 
     @property
     def ml(self) -> Path:
-        """What /opt/ml is on this host."""
+        """Counterpart of /opt/ml."""
         return self.folder / "ml"
 
     @property
@@ -64,13 +64,8 @@ class Host:
         """Number of this host, from 0."""
         return self.hosts.index(self.name)
 
-    @property
-    def stream(self) -> str:
-        """Name of its log stream below the job's name."""
-        return self.name
-
     def map(self, text: str) -> str:
-        """A text with /opt/ml replaced by this host's folder."""
+        """Return a text with /opt/ml replaced by this host's folder."""
         return container.relocated_text(text, self.ml)
 
     def path(self, path: str) -> Path:
@@ -78,7 +73,7 @@ class Host:
         return container.relocated(path, self.ml)
 
     def resource_config(self) -> JsonDict:
-        """resourceconfig.json."""
+        """Return the content of resourceconfig.json."""
         group = {
             "instance_group_name": "homogeneousCluster",
             "instance_type": self.instance_type,
@@ -94,7 +89,7 @@ class Host:
         }
 
     def prepare(self, request: JsonDict, profiler_config: JsonDict | None) -> None:
-        """Make the folders and write the config files."""
+        """Create the folders and write the configuration files."""
         for name in FOLDERS:
             self.path(name).mkdir(parents=True, exist_ok=True)
         (self.folder / "home").mkdir(exist_ok=True)
@@ -105,7 +100,7 @@ class Host:
             self.write_config("profilerconfig", profiler_config)
 
     def write_config(self, name: str, content: Any) -> None:
-        """Write one file of input/config, whole or not at all: a running hook may read it at any moment."""
+        """Write a file of input/config atomically: a running hook may read it at any moment."""
         path = self.path(container.INPUT_CONFIG) / f"{name}.json"
         temporary = path.with_suffix(".part")
         temporary.write_text(json.dumps(content), "utf-8")
@@ -113,7 +108,7 @@ class Host:
 
 
 def input_data_config(request: JsonDict) -> JsonDict:
-    """inputdataconfig.json: the channels as a container sees them."""
+    """Return the content of inputdataconfig.json."""
     return {
         channel["ChannelName"]: {
             "TrainingInputMode": channel.get("InputMode") or request["AlgorithmSpecification"]["TrainingInputMode"],
@@ -128,12 +123,12 @@ def input_data_config(request: JsonDict) -> JsonDict:
 
 
 def machine_environment() -> dict[str, str]:
-    """What makes GPUs and libraries of this machine usable, as the endpoint has it."""
+    """Return the variables that make this machine's GPUs and libraries usable."""
     return {name: os.environ[name] for name in MACHINE_VARIABLES if name in os.environ}
 
 
 def base_environment(host: Host, python: Path, client: Mapping[str, str]) -> dict[str, str]:
-    """What every process of a job gets; built, not inherited.
+    """Return the variables of every process of a job; the endpoint's own are not inherited.
 
     Args:
         host: the machine.
@@ -155,7 +150,7 @@ def base_environment(host: Host, python: Path, client: Mapping[str, str]) -> dic
 
 
 def sagemaker_environment(host: Host, request: JsonDict, arn: str, gpus: int) -> dict[str, str]:
-    """The variables of the training toolkit, and those that the service itself sets."""
+    """Return the variables that the service and its training toolkit set."""
     raw = {name: decode(value) for name, value in request.get("HyperParameters", {}).items()}
     framework = {name: value for name, value in raw.items() if name.startswith("sagemaker_")}
     user = {name: value for name, value in raw.items() if not name.startswith("sagemaker_")}
@@ -223,14 +218,14 @@ def sagemaker_environment(host: Host, request: JsonDict, arn: str, gpus: int) ->
 
 
 def as_text(value: Any) -> str:
-    """A hyperparameter as one word of a command line: texts bare, mappings as a=1,b=2, all else as Python prints it."""
+    """Return a hyperparameter as one argument: text unquoted, mappings as a=1,b=2, others as Python prints them."""
     if isinstance(value, Mapping):
         return ",".join(f"{key}={part}" for key, part in sorted(value.items()))
     return value if isinstance(value, str) else str(value)
 
 
 def arguments_of(user: Mapping[str, Any]) -> list[str]:
-    """Hyperparameters as arguments: `--name value`, sorted by name; names of one letter get one dash."""
+    """Return hyperparameters as arguments `--name value`, sorted by name; one-letter names get one dash."""
     words: list[str] = []
     for name, value in sorted(user.items()):
         words += [f"--{name}" if len(name) > 1 else f"-{name}", as_text(value)]
@@ -238,10 +233,10 @@ def arguments_of(user: Mapping[str, Any]) -> list[str]:
 
 
 def user_hyperparameters(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
-    """The user's own: those of the SDK and the toolkit begin with sagemaker_."""
+    """Return the user's own hyperparameters; those of the SDK and the toolkit start with `sagemaker_`."""
     return {name: decode(value) for name, value in hyperparameters.items() if not name.startswith("sagemaker_")}
 
 
 def host_names(count: int) -> Sequence[str]:
-    """The names of so many hosts: algo-1, algo-2 and so on."""
+    """Return the names of `count` hosts: algo-1, algo-2 and so on."""
     return [f"algo-{number + 1}" for number in range(count)]

@@ -1,0 +1,144 @@
+"""Hostile requests cannot freeze the endpoint or lead out of a job's folder."""
+
+import time
+
+import pytest
+from botocore.exceptions import ClientError
+
+from sm_profiler.local.metrics import MetricMatcher
+from sm_profiler.local.records import path_component
+
+CATASTROPHIC = "loss=(a+)+$"
+HOSTILE_LINE = "loss=" + "a" * 60 + "!"
+
+
+def test_catastrophic_regex_does_not_freeze_the_endpoint(bench):
+    script = f"import time\nprint({HOSTILE_LINE!r}, flush=True)\ntime.sleep(2)\nprint('loss: 0.25', flush=True)\n"
+    definitions = [{"Name": "hostile", "Regex": CATASTROPHIC}, {"Name": "loss", "Regex": "loss: ([0-9.]+)"}]
+    algorithm = {"TrainingImage": "image", "TrainingInputMode": "File", "MetricDefinitions": definitions}
+    name = bench.start(script, AlgorithmSpecification=algorithm)
+    slowest = 0.0
+    while bench.describe(name)["TrainingJobStatus"] == "InProgress":
+        start = time.monotonic()
+        bench.describe(name)
+        slowest = max(slowest, time.monotonic() - start)
+        time.sleep(0.05)
+    job = bench.describe(name)
+    assert job["TrainingJobStatus"] == "Completed", job["FailureReason"]
+    assert slowest < 5
+    assert [(metric["MetricName"], metric["Value"]) for metric in job["FinalMetricDataList"]] == [("loss", 0.25)]
+    assert sum("the Regex of hostile took" in line for line in bench.lines(name)) == 1
+
+
+def test_lines_that_cannot_be_searched_are_counted(monkeypatch):
+    monkeypatch.setattr("sm_profiler.local.metrics.MAX_QUEUED", 3)
+    monkeypatch.setattr("sm_profiler.local.metrics.CLOSE_S", 0.0)
+    problems = []
+    matcher = MetricMatcher([{"Name": "a", "Regex": "a (.*)"}], lambda *_: None, problems.append)
+    start = time.monotonic()
+    for _ in range(10_000):
+        matcher.search("a 1")
+    assert time.monotonic() - start < 5
+    matcher.close()
+    assert matcher.skipped > 0
+    assert problems == [f"MetricDefinitions: {matcher.skipped} lines were not searched"]
+
+
+@pytest.mark.parametrize("text", ["a nan", "a inf", "a 1e999", "a x", "a", "b 1"])
+def test_values_that_are_not_finite_numbers_are_ignored(text):
+    found = []
+    matcher = MetricMatcher(
+        [{"Name": "a", "Regex": "a ?(.*)"}, {"Name": "none", "Regex": "a"}, {"Name": "good", "Regex": "g=(.*)"}],
+        lambda name, value: found.append((name, value)),
+        pytest.fail,
+    )
+    matcher.search(text)
+    matcher.search("g=2")
+    matcher.close()
+    assert found == [("good", 2.0)]
+
+
+def refusal(bench, **changes):
+    with pytest.raises(ClientError, match="ValidationException") as caught:
+        bench.sagemaker.create_training_job(**bench.request("print(1)", **changes))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("expression", ["(", "(?P<a>x)(?P<a>y)", "a{99999999999999999999}"])
+def test_invalid_regexes_are_refused(bench, expression):
+    algorithm = {
+        "TrainingImage": "image",
+        "TrainingInputMode": "File",
+        "MetricDefinitions": [{"Name": "a", "Regex": expression}],
+    }
+    assert "MetricDefinitions[0].Regex" in refusal(bench, AlgorithmSpecification=algorithm)
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_channel_names_cannot_leave_the_folder(bench, name):
+    source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"s3://{bench.local.bucket}/data"}}
+    assert "not a folder name" in refusal(bench, InputDataConfig=[{"ChannelName": name, "DataSource": source}])
+
+
+@pytest.mark.parametrize("name", ["../../../../escaped", "/escaped", "..", "a/b", "é\n\x1b[31m", "x" * 256])
+def test_rule_names_cannot_leave_the_folder(bench, name):
+    rule = {
+        "RuleConfigurationName": name,
+        "RuleEvaluatorImage": "image",
+        "RuleParameters": {"rule_to_invoke": "ProfilerReport"},
+    }
+    before = set(bench.local.folder.parent.rglob("*escaped*"))
+    job = bench.start(
+        "import time\ntime.sleep(60)",
+        ProfilerConfig={"S3OutputPath": f"s3://{bench.local.bucket}/hostile"},
+        ProfilerRuleConfigurations=[rule],
+    )
+    rules = bench.local.folder / "jobs" / "training" / job / "rules"
+    bench.until(lambda: list(rules.glob("*/ml")), bool)
+    assert [path.parent for path in rules.iterdir()] == [rules]
+    bench.sagemaker.stop_training_job(TrainingJobName=job)
+    status = bench.wait(job)["ProfilerRuleEvaluationStatuses"][0]
+    assert status["RuleConfigurationName"] == name
+    assert set(bench.local.folder.parent.rglob("*escaped*")) - before <= set(rules.rglob("*"))
+
+
+def test_path_components_are_safe_and_distinct():
+    names = ["ProfilerReport", "..", ".", "a/b", "a_b", "a b", "\udcff", "x" * 300, "x" * 301]
+    components = [path_component(name) for name in names]
+    assert components[0] == "ProfilerReport"
+    assert len(set(components)) == len(names)
+    assert all(
+        "/" not in component and not component.startswith(".") and len(component) < 128 for component in components
+    )
+
+
+@pytest.mark.parametrize("path", ["/etc", "/opt/ml/../../outside", "relative", "/opt/mlx"])
+@pytest.mark.parametrize("side", ["input", "output"])
+def test_processing_paths_cannot_leave_the_folder(bench, path, side):
+    request = {
+        "ProcessingJobName": f"escape-{side}-{abs(hash(path)) % 10**9}",
+        "RoleArn": bench.local.role,
+        "AppSpecification": {"ImageUri": "x", "ContainerEntrypoint": ["true"]},
+        "ProcessingResources": {
+            "ClusterConfig": {"InstanceCount": 1, "InstanceType": "ml.m5.large", "VolumeSizeInGB": 1}
+        },
+    }
+    uri = f"s3://{bench.local.bucket}/escape"
+    bench.s3.put_object(Bucket=bench.local.bucket, Key="escape/file", Body=b"")
+    if side == "input":
+        source = {"S3Uri": uri, "LocalPath": path, "S3DataType": "S3Prefix", "S3InputMode": "File"}
+        request["ProcessingInputs"] = [{"InputName": "a", "S3Input": source}]
+    else:
+        target = {"S3Uri": uri, "LocalPath": path, "S3UploadMode": "EndOfJob"}
+        request["ProcessingOutputConfig"] = {"Outputs": [{"OutputName": "a", "S3Output": target}]}
+    bench.sagemaker.create_processing_job(**request)
+    job = bench.until(
+        lambda: bench.sagemaker.describe_processing_job(ProcessingJobName=request["ProcessingJobName"]),
+        lambda job: job["ProcessingJobStatus"] != "InProgress",
+    )
+    assert "not below /opt/ml" in job["FailureReason"]
+
+
+def test_program_cannot_leave_the_source_code(bench):
+    job = bench.run("", hyperparameters={"sagemaker_program": '"../../../../../../../../etc/passwd"'})
+    assert "has no file" in job["FailureReason"]
