@@ -80,7 +80,7 @@ def test_channel_names_cannot_leave_the_folder(bench, name):
     assert "not a folder name" in refusal(bench, InputDataConfig=[{"ChannelName": name, "DataSource": source}])
 
 
-@pytest.mark.parametrize("name", ["../../../../escaped", "/escaped", "..", "a/b", "é\n\x1b[31m", "x" * 256])
+@pytest.mark.parametrize("name", ["../../../../escaped", "/escaped", "..", "a/b", "é\x1b[31m", "x" * 256])
 def test_rule_names_cannot_leave_the_folder(bench, name):
     rule = {
         "RuleConfigurationName": name,
