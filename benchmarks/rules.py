@@ -19,7 +19,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
-from sm_profiler.rules import CPUBottleneck, ProfilerReport, StepOutlier, Window
+from sm_profiler.rules import CPUBottleneck, EvaluationWindow, ProfilerReport, StepOutlier
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.event_objects import framework_events, system_events
 from sm_profiler.rules.window import WindowCutter
@@ -138,7 +138,7 @@ def folds(minutes: int, per_minute: int) -> None:
     print(f"\nAll rules over {rows:,} system rows and {events:,} events, from columns.")
 
 
-def timed(report: ProfilerReport, window: Window, times: dict[str, float]) -> None:
+def timed(report: ProfilerReport, window: EvaluationWindow, times: dict[str, float]) -> None:
     for name, rule in report.rules.items():
         begin = time.perf_counter()
         rule.update(window)
@@ -152,7 +152,7 @@ def hours(length: int) -> None:
     costs, asking, before = [], [], 0.0
     for minute in range(length * 60):
         batch = Batch(minute, 120, 3000, random)
-        window = Window(batch.minute_us, batch.minute_us + 60_000_000, batch.system, batch.events)
+        window = EvaluationWindow(batch.minute_us, batch.minute_us + 60_000_000, batch.system, batch.events)
         begin = time.process_time()
         report.update(window)
         costs.append(time.process_time() - begin)
@@ -191,7 +191,7 @@ def apis(per_minute: int) -> None:
             columns_ms = took(
                 folds,
                 lambda each, folds=folds: folds.update(
-                    Window(each.minute_us, each.minute_us + 60_000_000, each.system, each.events)
+                    EvaluationWindow(each.minute_us, each.minute_us + 60_000_000, each.system, each.events)
                 ),
             )
             objects_ms = took(

@@ -31,10 +31,10 @@ EXPORTED = {
     "sm_profiler.local": "LocalSageMaker",
     "sm_profiler.report": """Class Finding JobInfo MetricFolds Report Verdict assemble build_report terminal_summary
         write_report""",
-    "sm_profiler.rules": """BatchSize CPUBottleneck Dataloader Fold Following GPUMemoryIncrease IOBottleneck LoadBalancing
-        LowGPUUtilization MaxInitializationTime NoMoreProfilerData OverallFrameworkMetrics OverallSystemUsage
-        ProfilerReport ProfilerTrial RULES Rule RuleEvaluationConditionMet RuleResults StepOutlier Window invoke_rule
-        run_folds run_rules windows write_rule_reports""",
+    "sm_profiler.rules": """BatchSize CPUBottleneck Dataloader EvaluationWindow Fold Following GPUMemoryIncrease
+        IOBottleneck LoadBalancing LowGPUUtilization MaxInitializationTime NoMoreProfilerData OverallFrameworkMetrics OverallSystemUsage
+        ProfilerReport ProfilerTrial RULES Rule RuleEvaluationConditionMet RuleResult RuleResults StepOutlier
+        invoke_rule run_folds run_rules windows write_rule_reports""",
     "sm_profiler.source": "Batch FileQuality ProfileSource open_source",
     "sm_profiler.storage": "FileInfo LocalStorage MissingFileError Storage open_storage read_all",
 }

@@ -26,7 +26,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "smdebug.core.access_layer": (),
     "smdebug.core.access_layer.utils": (f"{_ANALYSIS}.file_names",),
     "smdebug.core.modes": (_HOOK,),
-    "smdebug.exceptions": (f"{_RULES}.conditions",),
+    "smdebug.exceptions": (f"{_RULES}.rule",),
     "smdebug.pytorch": (_HOOK,),
     "smdebug.rules": (_RULES,),
     "smdebug.rules.rule": (f"{_RULES}.rule",),

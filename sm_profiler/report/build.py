@@ -118,11 +118,11 @@ def build_report(  # noqa: PLR0913 - one argument a part, all but the first are 
 def assemble(source: Any, results: RuleResults, folds: MetricFolds, job: JobInfo | None = None) -> Report:
     """Return a report from the rule results and folds of the same windows, for callers that drive the engine."""
     job = job or JobInfo()
-    metrics = folds.metrics(source, job)
+    metrics, rules = folds.metrics(source, job), results.as_dict()
     return report_of(
         metrics,
-        decide(JudgeContext(metrics, results.results)),
-        results.results,
+        decide(JudgeContext(metrics, rules)),
+        rules,
         broken=results.broken,
         quality=data_quality(source.quality(), metrics.metadata),
         job=job,

@@ -9,7 +9,7 @@ from typing import Any
 from sm_profiler.report.model import Report
 from sm_profiler.report.notebook import render_notebook
 from sm_profiler.report.page import render_html
-from sm_profiler.rules import RuleResults, write_rule_reports
+from sm_profiler.rules import write_rule_reports
 from sm_profiler.storage import Storage, open_storage
 
 HTML, NOTEBOOK, JSON = "profiler-report.html", "profiler-report.ipynb", "report.json"
@@ -32,7 +32,7 @@ def write_report(report: Report, where: str | os.PathLike[str] | Storage) -> lis
     storage.write(JSON, to_json(report).encode())
     storage.write(HTML, render_html(report).encode())
     storage.write(NOTEBOOK, render_notebook(report).encode())
-    return [HTML, NOTEBOOK, JSON, *write_rule_reports(RuleResults(report.rules, report.broken), storage)]
+    return [HTML, NOTEBOOK, JSON, *write_rule_reports(report.rules, storage)]
 
 
 def to_json(report: Report) -> str:

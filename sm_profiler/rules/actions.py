@@ -1,4 +1,4 @@
-"""What a rule may do when it fires, as the old API's action_str says it."""
+"""Actions of a rule that fires, as the old API's action_str describes them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ class Actions:
     """The actions of one rule.
 
     `[{"name": "StopTraining", "training_job_prefix": "my-job"}, {"name": "Email", "endpoint": "…"}]`, or one object.
-    StopTraining works only where the environment has SM_PROFILER_ALLOW_STOP_TRAINING=1 (the runner sets it where the
-    job's parameters have `rule_allow_stop_training`); Email and SMS are not supported, and say so.
+    StopTraining needs SM_PROFILER_ALLOW_STOP_TRAINING=1 in the environment (the runner sets it if the job's parameters
+    have `rule_allow_stop_training`). Email and SMS are not supported; using one logs a warning.
     """
 
     def __init__(self, text: str | None, rule_name: str) -> None:
         self._rule_name = rule_name
-        self.wanted = _parse(text, rule_name)
+        self._actions = _parse(text, rule_name)
 
     def invoke(self) -> None:
-        """Run all actions; what cannot be done is logged, and raises nothing."""
-        for action in self.wanted:
+        """Run all actions; log failures, raise nothing."""
+        for action in self._actions:
             name = str(action.get("name", "")).lower()
             if name == "stoptraining":
                 _stop_training(action, self._rule_name)
             else:
-                log.warning("%s: the action %r is not supported", self._rule_name, action.get("name"))
+                log.warning("%s: action %r is not supported", self._rule_name, action.get("name"))
 
 
 def _parse(text: str | None, rule_name: str) -> list[dict[str, Any]]:
@@ -39,8 +39,8 @@ def _parse(text: str | None, rule_name: str) -> list[dict[str, Any]]:
         return []
     try:
         found = json.loads(text)
-    except ValueError:
-        log.warning("%s: action_str is no JSON, no action is taken: %.100s", rule_name, text)
+    except (ValueError, RecursionError):
+        log.warning("%s: action_str is not JSON, ignoring it: %.100r", rule_name, text)
         return []
     actions = found if isinstance(found, list) else [found]
     return [action for action in actions if isinstance(action, dict)]
@@ -51,16 +51,16 @@ def _stop_training(action: dict[str, Any], rule_name: str) -> None:
     job = os.environ.get(JOB_NAME_VARIABLE) or ""
     prefix = str({**(parameters or {}), **action}.get("training_job_prefix") or job)
     if os.environ.get(ALLOW_STOP_VARIABLE) != "1":
-        log.warning("%s: StopTraining is asked for, and not allowed: set rule_allow_stop_training to true", rule_name)
+        log.warning("%s: StopTraining is not allowed; set rule_allow_stop_training=true to allow it", rule_name)
         return
     if not job or not job.startswith(prefix):
-        log.warning("%s: StopTraining of %r does not fit the job that is evaluated, %r", rule_name, prefix, job)
+        log.warning("%s: not stopping %r: its name does not start with %r", rule_name, job, prefix)
         return
     try:
         import boto3  # noqa: PLC0415 - a third of a second, and only here
 
         boto3.client("sagemaker").stop_training_job(TrainingJobName=job)
-    except Exception as error:  # noqa: BLE001 - no action may take the evaluation along
-        log.warning("%s: the training job %s could not be stopped: %s", rule_name, job, error)
+    except Exception as error:  # noqa: BLE001 - a failing action must not end the evaluation
+        log.warning("%s: cannot stop the training job %s: %s", rule_name, job, error)
     else:
         log.info("%s: asked SageMaker to stop the training job %s", rule_name, job)

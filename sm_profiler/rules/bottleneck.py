@@ -1,266 +1,264 @@
-"""What CPUBottleneck and IOBottleneck share: moments at which a GPU idles while a CPU core is over a threshold."""
+"""CPUBottleneck and IOBottleneck: GPUs are idle while CPU cores are busy, or wait for I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
 import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, SystemColumns
 from sm_profiler.rules.builtin import BuiltinRule
-from sm_profiler.rules.nodes import on_node
-from sm_profiler.rules.time_breakdown import WhatRan
-from sm_profiler.rules.window import Window
+from sm_profiler.rules.grouping import CPU_UTILIZATION, GPU_UTILIZATION, IO_WAIT, rows_on_node
+from sm_profiler.rules.parameters import count, percentile
+from sm_profiler.rules.results import KeyOrder, RuleResult
+from sm_profiler.rules.time_breakdown import Breakdown, SwappedTimeBreakdown, TimeBreakdown
+from sm_profiler.rules.window import EvaluationWindow
 
-SNAP_S = 0.02  # the service: a row later than this after the first row of a data point opens the next one
-TICK_S = 0.05  # ours: the families of one sample lie within this; the shortest sampling interval is twice as long
-SHOWN = 20_000  # bottlenecks listed in the details; all are counted
+SAMPLE_S = 0.05  # the metrics of one sample lie within this; the shortest sampling interval is twice as long
+MAX_LISTED = 20_000  # bottlenecks listed in the details; all are counted
+
+
+@attrs.frozen
+class CPUBottleneckParameters:
+    """Percentages, and the number of data points before which the rule is silent."""
+
+    threshold: float = percentile(50)
+    cpu_threshold: float = percentile(90)
+    gpu_threshold: float = percentile(10)
+    patience: int = count(1000)
+
+
+@attrs.frozen
+class IOBottleneckParameters:
+    """Percentages, and the number of data points before which the rule is silent."""
+
+    threshold: float = percentile(50)
+    io_threshold: float = percentile(50)
+    gpu_threshold: float = percentile(10)
+    patience: int = count(1000)
+
+
+@attrs.frozen
+class BottleneckDetails:
+    """Evidence of a bottleneck rule.
+
+    Attributes:
+        idle_points: number of data points with an idle GPU.
+        bottlenecks: time in seconds since the epoch → idle GPUs, hot cores.
+        breakdown: what ran during the bottlenecks; None if the rule did not fire.
+    """
+
+    idle_points: int
+    bottlenecks: dict[float, tuple[int, int]]
+    breakdown: Breakdown | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report's details."""
+        listed = {str(time_s): {"GPUs": gpus, "CPUs": cores} for time_s, (gpus, cores) in self.bottlenecks.items()}
+        details: dict[str, Any] = {"low_gpu_utilization": self.idle_points, "bottlenecks": listed}
+        return details if self.breakdown is None else {**details, **self.breakdown.as_dict()}
 
 
 @attrs.define
-class _Stretch:
-    """What one window added."""
+class _WindowCounts:
+    """Counts of one window."""
 
     datapoints: int = 0
     bottlenecks: int = 0
-    ran: WhatRan | None = None
+    breakdown: TimeBreakdown | None = None
+
+    def merge(self, other: _WindowCounts) -> None:
+        """Add the counts of other nodes in the same window."""
+        self.datapoints += other.datapoints
+        self.bottlenecks += other.bottlenecks
+        if other.breakdown:
+            self.breakdown = self.breakdown or TimeBreakdown()
+            self.breakdown.merge(other.breakdown)
 
 
 @attrs.define
-class _Judged:
-    """The verdict over the first windows of the job."""
+class _Totals:
+    """Totals over the first windows of the job."""
 
     windows: int = 0
-    seen: int = 0
-    found: int = 0
+    datapoints: int = 0
+    bottlenecks: int = 0
     triggered: int = 0
-    ran: WhatRan = attrs.field(factory=WhatRan)
+    breakdown: TimeBreakdown = attrs.field(factory=TimeBreakdown)
 
-    def take(self, stretch: _Stretch, is_over: Callable[[int, int], bool]) -> None:
-        """Judge the next window."""
+    def add(self, counts: _WindowCounts, exceeds: Callable[[int, int], bool]) -> None:
+        """Evaluate the next window."""
         self.windows += 1
-        self.seen += stretch.datapoints
-        self.found += stretch.bottlenecks
-        if is_over(self.found, self.seen):
+        self.datapoints += counts.datapoints
+        self.bottlenecks += counts.bottlenecks
+        if exceeds(self.bottlenecks, self.datapoints):
             self.triggered += 1
-            self.ran.merge(stretch.ran or WhatRan())
+            self.breakdown.merge(counts.breakdown or TimeBreakdown())
 
-    def copy(self) -> _Judged:
-        """One that can go on by itself."""
-        ran = WhatRan()
-        ran.merge(self.ran)
-        return attrs.evolve(self, ran=ran)
+    def copy(self) -> _Totals:
+        """Return totals that can be continued without changing these."""
+        breakdown = TimeBreakdown()
+        breakdown.merge(self.breakdown)
+        return attrs.evolve(self, breakdown=breakdown)
 
 
 class Bottleneck(BuiltinRule):
-    """Base of the two rules; a subclass names the metric and its threshold."""
+    """Base of the two rules; a subclass names the metric of a hot core and its threshold."""
 
-    dimension: ClassVar[str] = ""
+    hot_dimension: ClassVar[str] = ""
+
+    @property
+    @abstractmethod
+    def hot_threshold(self) -> float:
+        """Percentage above which a core is hot."""
 
     def start(self) -> None:
-        """Nothing has been seen yet."""
-        self._low = 0  # data points with an idle GPU
-        self._found: dict[tuple[float, str], list[int]] = {}  # moment in seconds, node → idle GPUs, hot cores
-        self._count = 0  # bottlenecks, listed or not
-        self._snap = 0.0
-        self._idle_at: dict[float, set[str]] = {}  # only with compat="service"
-        self._hot_at: dict[float, set[str]] = {}
-        self._ran = WhatRan()
-        self._correlated = False
-        self._stretches: dict[int, _Stretch] = {}  # by the window's start
+        """Set up the state of the fold."""
+        self._datapoints = self._bottlenecks = self._idle_points = 0
+        self._listed: dict[tuple[float, str], tuple[int, int]] = {}  # time in seconds, node → idle GPUs, hot cores
+        self._windows: dict[int, _WindowCounts] = {}  # by start
+        self._totals = _Totals()
         self._saw_gpu = False
-        self._judged = _Judged()
 
-    def hot_threshold(self) -> float:
-        """Above it a core counts."""
-        raise NotImplementedError
-
-    def update(self, window: Window) -> bool:
-        """Count the window's data points and bottlenecks; True if their ratio is above the threshold."""
-        if self.service:
-            return self._update_as_service(window) if window.looked_at_by_service else False
-        stretch = self._stretches.setdefault(window.start_us, _Stretch())
+    def evaluate(self, window: EvaluationWindow) -> bool:
+        """Count the window's data points and bottlenecks; return True if their ratio exceeds the threshold."""
+        counts = self._windows.setdefault(window.start_us, _WindowCounts())
+        before = counts.datapoints, counts.bottlenecks
         nodes = window.new_system.node.present()
         for node in nodes:
             rows = window.new_system[window.new_system.node.mask(node)]
-            order = np.argsort(rows.timestamp, kind="stable")
-            moments = self._count_points(rows[order], tick_starts(rows.timestamp[order]), stretch, node)
-            if moments:
-                own = on_node(window.events, node, alone=len(nodes) == 1)
-                stretch.ran = stretch.ran or WhatRan()
-                correlate(stretch.ran, window.events, np.asarray(moments), own)
-        self.datapoints += stretch.datapoints
-        self._count += stretch.bottlenecks
-        return self._is_over(self._count, self.datapoints)
+            times = self._add_points(rows[np.argsort(rows.timestamp, kind="stable")], node, counts)
+            if times:
+                own = rows_on_node(window.events, node, is_only_node=len(nodes) == 1)
+                counts.breakdown = counts.breakdown or TimeBreakdown()
+                add_events_at(counts.breakdown, window.events, np.asarray(times), own)
+        self._datapoints += counts.datapoints - before[0]
+        self._bottlenecks += counts.bottlenecks - before[1]
+        return self._exceeds(self._bottlenecks, self._datapoints)
 
-    def _is_over(self, bottlenecks: int, datapoints: int) -> bool:
+    def _exceeds(self, bottlenecks: int, datapoints: int) -> bool:
         limits = self.parameters
         return bool(datapoints > limits.patience and 100 * bottlenecks / datapoints > limits.threshold)
 
-    def _update_as_service(self, window: Window) -> bool:
-        stretch = _Stretch()
-        starts, self._snap = snap_starts(window.system.timestamp, self._snap)
-        moments = self._count_points(window.system, starts, stretch)
-        self.datapoints += stretch.datapoints
-        self._count = len(self._found)
-        fired = self._is_over(self._count, self.datapoints)
-        if fired:
-            self.triggered += 1
-            self._correlated = True
-            correlate(self._ran, window.events, np.asarray(moments))
-        self._write_details(self._ran)
-        return fired
-
-    def _count_points(
-        self, rows: SystemColumns, starts: tuple[Ints, Floats, int], stretch: _Stretch, node: str = ""
-    ) -> list[float]:
-        """Count data points of rows that `starts` parts; returns the moments of the bottlenecks, in their order."""
-        point_of_row, moments, opened = starts
-        stretch.datapoints += opened
-        is_gpu = rows.dimension.mask("GPUUtilization")
+    def _idle_and_hot(self, rows: SystemColumns) -> tuple[Mask, Mask]:
+        """Return which rows show an idle GPU, and which a hot core."""
+        is_gpu = rows.dimension.mask(GPU_UTILIZATION)
         self._saw_gpu = self._saw_gpu or bool(is_gpu.any())
         idle = is_gpu & (rows.value < self.parameters.gpu_threshold)
-        hot = rows.dimension.mask(self.dimension) & (rows.value > self.hot_threshold())
-        if self.service:
-            self._recall(moments, point_of_row, rows, (idle, hot))
-            return self._found_as_service(moments, stretch)
-        idle_count = names_per_point(rows, point_of_row, idle, len(moments))
-        hot_count = names_per_point(rows, point_of_row, hot, len(moments))
-        self._low += int((idle_count > 0).sum())
-        found = []
-        for point in np.flatnonzero((idle_count > 0) & (hot_count > 0)):
-            moment = float(moments[point])
-            found.append(moment)
-            if len(self._found) < SHOWN:
-                self._found[moment, node] = [int(idle_count[point]), int(hot_count[point])]
-        stretch.bottlenecks += len(found)
-        return found
+        return idle, rows.dimension.mask(self.hot_dimension) & (rows.value > self.hot_threshold)
 
-    def _recall(self, moments: Floats, points: Ints, rows: SystemColumns, chosen: tuple[Mask, Mask]) -> None:
-        """The service remembers the idle GPUs and hot cores by the moment: nodes that share one to the microsecond share all."""
-        for mask, known in zip(chosen, (self._idle_at, self._hot_at), strict=True):
-            width = len(rows.name.values) + 1
-            for pair in np.unique(points[mask] * width + rows.name.codes[mask]).tolist():
-                point, name = divmod(pair, width)
-                known.setdefault(float(moments[point]), set()).add(rows.name.values[name])
-
-    def _found_as_service(self, moments: Floats, stretch: _Stretch) -> list[float]:
-        self._low = len(self._idle_at)
-        both = [
-            moment for moment in dict.fromkeys(moments.tolist()) if moment in self._idle_at and moment in self._hot_at
-        ]
-        for moment in both:
-            self._found[moment, ""] = [len(self._idle_at[moment]), len(self._hot_at[moment])]
-        stretch.bottlenecks += len(both)
-        return both
+    def _add_points(self, rows: SystemColumns, node: str, counts: _WindowCounts) -> list[float]:
+        """Count the samples of one node's rows; return the times of the bottlenecks."""
+        sample_of_row, times, samples = split_samples(rows.timestamp)
+        counts.datapoints += samples
+        idle, hot = self._idle_and_hot(rows)
+        idle_gpus = names_per_point(rows, sample_of_row, idle, len(times))
+        hot_cores = names_per_point(rows, sample_of_row, hot, len(times))
+        self._idle_points += int((idle_gpus > 0).sum())
+        found = np.flatnonzero((idle_gpus > 0) & (hot_cores > 0))
+        for sample in found[: max(MAX_LISTED - len(self._listed), 0)]:
+            self._listed[float(times[sample]), node] = int(idle_gpus[sample]), int(hot_cores[sample])
+        counts.bottlenecks += len(found)
+        return [float(time_s) for time_s in times[found]]
 
     def absorb(self, other: Bottleneck) -> None:
-        """Take in other nodes or other minutes of the same job."""
-        self._low += other._low
-        self._count += other._count
-        self.datapoints += other.datapoints
+        """Add the state of another part of the job."""
+        self._datapoints += other._datapoints
+        self._bottlenecks += other._bottlenecks
+        self._idle_points += other._idle_points
         self._saw_gpu = self._saw_gpu or other._saw_gpu
-        together = sorted({**self._found, **other._found}.items())
-        self._found = dict(together[:SHOWN])
-        self._judged = _Judged()
-        for start_us, theirs in other._stretches.items():
-            mine = self._stretches.setdefault(start_us, _Stretch())
-            mine.datapoints += theirs.datapoints
-            mine.bottlenecks += theirs.bottlenecks
-            if theirs.ran:
-                mine.ran = mine.ran or WhatRan()
-                mine.ran.merge(theirs.ran)
+        self._listed = dict(sorted({**self._listed, **other._listed}.items())[:MAX_LISTED])
+        self._totals = _Totals()
+        for start_us, theirs in other._windows.items():
+            self._windows.setdefault(start_us, _WindowCounts()).merge(theirs)
 
-    def finish(self) -> None:
-        """Judge window by window."""
-        if self.service:
-            self._write_details(self._ran)
-            return
-        # Windows judged before are not judged again, unless parts were merged: the last one may still have grown.
-        starts = sorted(self._stretches)
-        for start_us in starts[self._judged.windows : -1]:
-            self._judged.take(self._stretches[start_us], self._is_over)
-        verdict = self._judged.copy()
-        for start_us in starts[verdict.windows :]:
-            verdict.take(self._stretches[start_us], self._is_over)
-        self.triggered, seen = verdict.triggered, verdict.seen
-        self._correlated = self.triggered > 0
-        self._write_details(verdict.ran)
-        why = None
+    def result(self) -> RuleResult:
+        """Evaluate window by window, in the order of time."""
+        # Totals of all windows but the last are kept between calls: only the last one can still grow.
+        starts = sorted(self._windows)
+        for start_us in starts[self._totals.windows : -1]:
+            self._totals.add(self._windows[start_us], self._exceeds)
+        totals = self._totals.copy()
+        for start_us in starts[totals.windows :]:
+            totals.add(self._windows[start_us], self._exceeds)
+        breakdown = totals.breakdown.shares() if totals.triggered else None
+        not_evaluated = None
         if not self._saw_gpu:
-            why = "no GPU metrics: a bottleneck is a busy CPU while a GPU waits"
-        elif seen <= self.parameters.patience:
-            why = f"{seen} data points, patience is {self.parameters.patience}"
-        self.not_evaluated(why)
-
-    def _write_details(self, ran: WhatRan) -> None:
-        self.violations = self._count
-        self.details["low_gpu_utilization"] = self._low
-        shown: dict[str, dict[str, int]] = {}
-        for (moment, _), (gpus, cpus) in self._found.items():
-            each = shown.setdefault(str(moment), {"GPUs": 0, "CPUs": 0})
-            each["GPUs"] += gpus
-            each["CPUs"] += cpus
-        self.details["bottlenecks"] = shown
-        if self._correlated:
-            ran.write_details(self.details, swapped=self.service)
+            not_evaluated = "no GPU metrics: a bottleneck is a busy CPU while a GPU waits"
+        elif totals.datapoints <= self.parameters.patience:
+            not_evaluated = f"{totals.datapoints} data points, patience is {self.parameters.patience}"
+        details = BottleneckDetails(self._idle_points, sum_by_time(self._listed.items()), breakdown)
+        return self._result(totals.triggered, self._bottlenecks, self._datapoints, details, not_evaluated)
 
 
-def snap_starts(times: Floats, snap: float) -> tuple[tuple[Ints, Floats, int], float]:
-    """Part rows into data points as the service does, in their order.
+class CPUBottleneck(Bottleneck):
+    """Fires if in more than `threshold` % of the data points a GPU is below `gpu_threshold` % and a core above `cpu_threshold` %."""
 
-    Returns (point of each row, moment of each point, number of points that were opened) and the last moment.
-    """
-    if len(times) == 0:
-        return (np.empty(0, np.int64), np.empty(0), 0), snap
-    changes = np.flatnonzero(np.diff(times, prepend=np.nan) != 0)
-    moments, points = [], np.empty(len(changes), np.int64)
-    opened = 0
-    for index, moment in enumerate(times[changes].tolist()):
-        if abs(moment - snap) > SNAP_S:
-            snap = moment
-            moments.append(snap)
-            opened += 1
-        elif not moments:
-            moments.append(snap)  # goes on from the window before
-        points[index] = len(moments) - 1
-    lengths = np.diff(changes, append=len(times))
-    return (np.repeat(points, lengths), np.asarray(moments), opened), snap
+    Parameters = CPUBottleneckParameters
+    hot_dimension = CPU_UTILIZATION
+
+    @property
+    def hot_threshold(self) -> float:
+        """Percentage above which a core is busy."""
+        return float(self.parameters.cpu_threshold)
 
 
-def tick_starts(times: Floats) -> tuple[Ints, Floats, int]:
-    """Part one node's rows, in time order, into samples.
+class IOBottleneck(Bottleneck):
+    """Fires if in more than `threshold` % of the data points a GPU is below `gpu_threshold` % and a core waits for I/O more than `io_threshold` % of the time."""
 
-    Returns (sample of each row, moment of each sample, number of samples).
+    Parameters = IOBottleneckParameters
+    hot_dimension = IO_WAIT
+
+    @property
+    def hot_threshold(self) -> float:
+        """Percentage of time above which a core counts as waiting for I/O."""
+        return float(self.parameters.io_threshold)
+
+
+def sum_by_time(points: Iterable[tuple[tuple[float, str], tuple[int, int]]]) -> dict[float, tuple[int, int]]:
+    """Add up the idle GPUs and hot cores of all nodes at each time."""
+    sums: dict[float, tuple[int, int]] = {}
+    for (time_s, _), (gpus, cores) in points:
+        before = sums.get(time_s, (0, 0))
+        sums[time_s] = before[0] + gpus, before[1] + cores
+    return sums
+
+
+def split_samples(times: Floats) -> tuple[Ints, Floats, int]:
+    """Group one node's rows, in time order, into samples.
+
+    Returns:
+        Sample of each row, time of each sample, number of samples.
     """
     if len(times) == 0:
         return np.empty(0, np.int64), np.empty(0), 0
-    opens: Mask = np.diff(times, prepend=-np.inf) > TICK_S
+    opens: Mask = np.diff(times, prepend=-np.inf) > SAMPLE_S
     firsts = times[opens][np.cumsum(opens) - 1]
-    if (times - firsts).max() > TICK_S:  # rows denser than samples can be: part them by their distance from the first
+    if (times - firsts).max() > SAMPLE_S:  # denser than samples can be: split by the distance from the first row
         first = -np.inf
         for index, moment in enumerate(times.tolist()):
-            opens[index] = moment - first > TICK_S
+            opens[index] = moment - first > SAMPLE_S
             first = moment if opens[index] else first
     return np.cumsum(opens) - 1, times[opens], int(opens.sum())
 
 
 def names_per_point(rows: SystemColumns, points: Ints, chosen: Mask, size: int) -> Ints:
-    """How many different names the chosen rows have in each data point, shape (size,)."""
+    """Return the number of distinct names of the chosen rows in each data point, shape (size,)."""
     width = len(rows.name.values) + 1
     pairs = np.unique(points[chosen] * width + rows.name.codes[chosen])
     return np.bincount(pairs // width, minlength=size)
 
 
-def correlate(ran: WhatRan, events: EventColumns, moments: Floats, among: Ints | None = None) -> None:
-    """Add each event (of the rows `among`) once for each moment (in seconds) that lies strictly within it."""
-    if len(events) == 0 or len(moments) == 0:
+def add_events_at(breakdown: TimeBreakdown, events: EventColumns, times: Floats, among: Ints | None = None) -> None:
+    """Add each event (of the rows `among`) once for each time (in seconds) that lies strictly within it."""
+    if len(events) == 0 or len(times) == 0:
         return
-    moments_us = moments * 1e6
-    order = np.argsort(moments_us, kind="stable")
-    ascending = moments_us[order]
+    times_us = times * 1e6
+    order = np.argsort(times_us, kind="stable")
+    ascending = times_us[order]
     starts, durations = events.start_us, events.duration_us
     if among is not None:
         starts, durations = starts[among], durations[among]
@@ -268,10 +266,93 @@ def correlate(ran: WhatRan, events: EventColumns, moments: Floats, among: Ints |
     end = np.searchsorted(ascending, starts + durations, side="left")
     rows = np.flatnonzero(end > begin)
     begin, end = begin[rows], end[rows]
-    # The report's keys stand in the order in which they were met: moment by moment, event by event.
+    # The report lists keys in order of first appearance: time by time, event by event.
     first = order[begin]
-    if (np.diff(order) < 0).any():  # moments of several nodes: the first one met need not be the earliest
+    if (np.diff(order) < 0).any():  # times of several nodes: the first in the list may not be the earliest
         first = np.asarray([order[a:b].min() for a, b in zip(begin, end, strict=True)], np.int64)
-    met = np.argsort(first, kind="stable")
-    chosen = rows[met] if among is None else among[rows[met]]
-    ran.add(events, chosen, (end - begin)[met])
+    by_appearance = np.argsort(first, kind="stable")
+    chosen = rows[by_appearance] if among is None else among[rows[by_appearance]]
+    breakdown.add(events, chosen, (end - begin)[by_appearance])
+
+
+# --- compat="service" ------------------------------------------------------------------------------------------------
+
+SERVICE_SAMPLE_S = 0.02  # a row later than this after the first row of a data point opens the next one
+
+
+class ServiceBottleneck(Bottleneck):
+    """The service's computation.
+
+    One data point for all nodes: they multiply on several nodes, and a slow sample makes two. Idle GPUs and hot cores
+    are remembered by time, so nodes that share a time share both. Labels of CPU and GPU time are swapped.
+    """
+
+    def start(self) -> None:
+        """Set up the state of the fold."""
+        super().start()
+        self._triggered = 0
+        self._last_start_s = 0.0  # of the last data point
+        self._idle_at: dict[float, set[str]] = {}
+        self._hot_at: dict[float, set[str]] = {}
+        self._breakdown = SwappedTimeBreakdown()
+        self._order = KeyOrder()
+        self._order.add(("low_gpu_utilization", "bottlenecks"))
+
+    def evaluate(self, window: EvaluationWindow) -> bool:
+        """Count the window's data points; return True if the ratio of bottlenecks exceeds the threshold."""
+        rows = window.system
+        (point_of_row, times, opened), self._last_start_s = service_points(rows.timestamp, self._last_start_s)
+        self._datapoints += opened
+        for mask, known in zip(self._idle_and_hot(rows), (self._idle_at, self._hot_at), strict=True):
+            width = len(rows.name.values) + 1
+            for pair in np.unique(point_of_row[mask] * width + rows.name.codes[mask]).tolist():
+                point, name = divmod(pair, width)
+                known.setdefault(float(times[point]), set()).add(rows.name.values[name])
+        both = [
+            time_s for time_s in dict.fromkeys(times.tolist()) if time_s in self._idle_at and time_s in self._hot_at
+        ]
+        for time_s in both:
+            self._listed[time_s, ""] = len(self._idle_at[time_s]), len(self._hot_at[time_s])
+        if not self._exceeds(len(self._listed), self._datapoints):
+            return False
+        self._triggered += 1
+        add_events_at(self._breakdown, window.events, np.asarray(both))
+        self._order.add(self._breakdown.shares().as_dict())
+        return True
+
+    def result(self) -> RuleResult:
+        """Return the service's numbers."""
+        breakdown = self._breakdown.shares() if self._triggered else None
+        details = BottleneckDetails(len(self._idle_at), sum_by_time(self._listed.items()), breakdown)
+        return self._result(self._triggered, len(self._listed), self._datapoints, self._order.apply(details))
+
+
+class ServiceCPUBottleneck(ServiceBottleneck, CPUBottleneck, service_of=CPUBottleneck):
+    """CPUBottleneck as the service computed it."""
+
+
+class ServiceIOBottleneck(ServiceBottleneck, IOBottleneck, service_of=IOBottleneck):
+    """IOBottleneck as the service computed it."""
+
+
+def service_points(times: Floats, last_start_s: float) -> tuple[tuple[Ints, Floats, int], float]:
+    """Group rows into data points as the service does, in their order.
+
+    Returns:
+        (data point of each row, time of each point, number of points opened), and the time of the last point.
+    """
+    if len(times) == 0:
+        return (np.empty(0, np.int64), np.empty(0), 0), last_start_s
+    changes = np.flatnonzero(np.diff(times, prepend=np.nan) != 0)
+    starts, points = [], np.empty(len(changes), np.int64)
+    opened = 0
+    for index, moment in enumerate(times[changes].tolist()):
+        if abs(moment - last_start_s) > SERVICE_SAMPLE_S:
+            last_start_s = moment
+            starts.append(last_start_s)
+            opened += 1
+        elif not starts:
+            starts.append(last_start_s)  # continues a point of the window before
+        points[index] = len(starts) - 1
+    lengths = np.diff(changes, append=len(times))
+    return (np.repeat(points, lengths), np.asarray(starts), opened), last_start_s

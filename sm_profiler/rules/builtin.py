@@ -1,23 +1,24 @@
-"""What the built-in rules share: parameters, the report object, and the two ways in (fold and event by event)."""
+"""Base of the built-in rules: parameters, results, and both ways in (columns and event objects)."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
 import attrs
 
 from sm_profiler.errors import ConfigError
 from sm_profiler.rules import parameters as params
 from sm_profiler.rules.event_objects import event_columns, system_columns
+from sm_profiler.rules.results import Details, RuleResult
 from sm_profiler.rules.rule import SCAN_INTERVAL_US, Rule
-from sm_profiler.rules.window import Window, in_timeline_order
+from sm_profiler.rules.window import EvaluationWindow, in_timeline_order
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Compat = Literal["service"] | None
+Compat: TypeAlias = Literal["service"] | None
 
 
 @attrs.frozen
@@ -28,108 +29,120 @@ class NoParameters:
 class BuiltinRule(Rule):
     """A built-in rule: a fold over windows.
 
-    `update` takes the windows of a job one after another, `result` gives the report at any time.  With
-    `compat="service"` the numbers are the managed service's, its known faults included.  `merge` takes in another
-    part of the same job (other nodes, or other minutes); only the default computation can be merged.
+    A subclass names its `Parameters` and implements `evaluate`, `absorb` and `result`. If the managed service computed
+    something else, a second subclass (`class ServiceX(X, service_of=X)`) computes that: the constructor returns it for
+    `compat="service"`.
 
     Attributes:
-        description: what the rule looks for.
-        recommendation: what to do when it fires.
-        Parameters: the attrs class of its parameters.
+        Parameters: attrs class of the rule's parameters.
+        service_class: the rule as the managed service computed it; None if there is no difference.
+        parameters: the parameters in force.
+        compat: "service" or None.
     """
 
-    description: ClassVar[str] = ""
-    recommendation: ClassVar[str] = ""
     Parameters: ClassVar[type[Any]] = NoParameters
-    service_defaults: ClassVar[dict[str, object]] = {}  # defaults that are others with compat="service"
+    service_class: ClassVar[type[BuiltinRule] | None] = None
+    _name: ClassVar[str] = ""
+
+    def __init_subclass__(cls, *, service_of: type[BuiltinRule] | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._name = cls.__name__ if service_of is None else service_of.name()
+        if service_of is not None:
+            service_of.service_class = cls
+
+    def __new__(cls, *_: Any, compat: Compat = None, **__: object) -> Self:
+        """Create the rule, or its `service_class` for compat="service"."""
+        if compat == "service" and cls.service_class is not None:
+            return cast("Self", super().__new__(cls.service_class))
+        return super().__new__(cls)
 
     def __init__(self, base_trial: Any = None, *, compat: Compat = None, **values: object) -> None:
-        """A rule with the given parameters (strings are accepted); `base_trial` only for the old API's `invoke_rule`."""
+        """Create the rule.
+
+        Args:
+            base_trial: only for the old API's `invoke_rule`.
+            compat: "service" for the managed service's numbers.
+            values: the parameters; values may be strings.
+
+        Raises:
+            ConfigError: an unknown parameter or a bad value.
+        """
         if compat not in {None, "service"}:
             raise ConfigError(f'compat is None or "service", not {compat!r}')
         super().__init__(base_trial)
-        self.service = compat == "service"
+        self.rule_name = self.name()
+        self.compat = compat
         self.scan_interval_us = params.interval(values.pop("scan_interval_us", SCAN_INTERVAL_US))
-        given = {**self.service_defaults, **values} if self.service else values
-        self.parameters = self.read_parameters(given)
-        self.triggered = 0
-        self.violations = 0
-        self.datapoints = 0
-        self.details: dict[str, Any] = {}
+        self.parameters = self.read_parameters(values)
         self.start()
 
+    @classmethod
+    def name(cls) -> str:
+        """Return the rule's name."""
+        return cls._name
+
     def start(self) -> None:
-        """Set up what the rule keeps."""
+        """Set up the state of the fold."""
 
     def read_parameters(self, values: Mapping[str, object]) -> Any:
-        """The rule's parameters from what was given."""
+        """Build the rule's parameters."""
         return params.build(self.Parameters, self.name(), self.accepted(values))
+
+    @classmethod
+    def accepted(cls, values: Mapping[str, object]) -> dict[str, object]:
+        """Map the names that users may give to those of `Parameters`."""
+        return dict(values)
+
+    def shown_parameters(self) -> dict[str, object]:
+        """Return the parameters as the report names them, in its order."""
+        return attrs.asdict(self.parameters)
+
+    def update(self, window: EvaluationWindow) -> bool:
+        """Evaluate the next window; return True if it meets the condition."""
+        if self.compat == "service" and not window.evaluated_by_service:
+            return False
+        return self.evaluate(window)
+
+    @abstractmethod
+    def evaluate(self, window: EvaluationWindow) -> bool:
+        """Evaluate a window; return True if it meets the condition."""
+
+    def merge(self, other: Self) -> None:
+        """Absorb a rule that saw another part of the same job: other nodes or other minutes.
+
+        Raises:
+            ValueError: one of the two has compat="service", which cannot be merged.
+        """
+        if self.compat or other.compat:
+            raise ValueError(f'{self.name()} with compat="service" cannot be merged')
+        self.absorb(other)
+
+    @abstractmethod
+    def absorb(self, other: Any) -> None:
+        """Add the state of another part of the job."""
+
+    @abstractmethod
+    def result(self) -> RuleResult:
+        """Return the result for all windows so far; more windows may follow."""
+
+    def _result(
+        self, triggered: int, violations: int, datapoints: int, details: Details, not_evaluated: str | None = None
+    ) -> RuleResult:
+        return RuleResult(triggered, violations, datapoints, details, self.shown_parameters(), not_evaluated)
 
     def invoke_for_timerange(
         self, start_us: float, end_us: float, system_events: Sequence[Any], framework_events: Sequence[Any]
     ) -> bool:
-        """Evaluate a window given as event objects, as the old API does; True if the condition is met."""
+        """Evaluate a window given as event objects (the old API); return True if it meets the condition."""
         system, events = system_columns(system_events), in_timeline_order(event_columns(framework_events))
-        fresh = system[system.timestamp * 1e6 < end_us]
-        starting = events[(events.start_us >= start_us) & (events.start_us < end_us)]
-        return self.update(Window(int(start_us), int(end_us), system, events, fresh, starting))
+        new_system = system[system.timestamp * 1e6 < end_us]
+        new_events = events[(events.start_us >= start_us) & (events.start_us < end_us)]
+        return self.update(EvaluationWindow(int(start_us), int(end_us), system, events, new_system, new_events))
 
     def _start_report(self) -> None:
-        """The report is made when it is asked for."""
-
-    @classmethod
-    def name(cls) -> str:
-        """The rule's name: that of its class."""
-        return cls.__name__
-
-    @classmethod
-    def accepted(cls, values: Mapping[str, object]) -> dict[str, object]:
-        """The parameters under the names of `Parameters`, from the names that users may give."""
-        return dict(values)
-
-    @abstractmethod
-    def update(self, window: Window) -> bool:
-        """Take the next window; True if the rule's condition is met in it."""
-
-    def merge(self, other: Self) -> None:
-        """Take in what another fold of this rule saw of the same job: other nodes, or other minutes.
-
-        Raises:
-            ValueError: one of the two computes as the service does, which is not mergeable.
-        """
-        if self.service or other.service:
-            raise ValueError(f'{self.name()} with compat="service" cannot be merged')
-        self.absorb(other)
-
-    def absorb(self, other: Any) -> None:
-        """The rule's own part of merging."""
-        raise NotImplementedError
-
-    def finish(self) -> None:
-        """Bring triggered, violations, datapoints and details up to date; may be called again after more windows."""
-
-    def not_evaluated(self, why: str | None) -> None:
-        """Say in the details why nothing could be judged; None: it could.  The service's reports do not have this."""
-        self.details.pop("not_evaluated", None)
-        if why is not None and not self.service:
-            self.details["not_evaluated"] = why
-
-    def shown_parameters(self) -> dict[str, object]:
-        """The parameters as the report names them, in its order."""
-        return attrs.asdict(self.parameters)
-
-    def result(self) -> dict[str, Any]:
-        """The report object of the rule."""
-        self.finish()
-        return {
-            "RuleTriggered": self.triggered,
-            "Violations": self.violations,
-            "Details": self.details,
-            "Datapoints": self.datapoints,
-            "RuleParameters": params.as_text(self.shown_parameters()),
-        }
+        """Skip the old API's report: it is built from the result."""
 
     @property
     def report(self) -> dict[str, Any]:  # type: ignore[override]
         """The report object, as the old API names it."""
-        return self.result()
+        return self.result().as_dict()

@@ -1,4 +1,4 @@
-"""A user's rule in a process of its own: its output captured, its time limited, its errors told in one line."""
+"""A user's rule in a process of its own: captured output, limited time, errors in one line."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from urllib.parse import unquote, urlsplit
 import attrs
 
 from sm_profiler.container import ALLOW_STOP_VARIABLE, JOB_NAME_VARIABLE, STOP_SIGNAL_VARIABLE
-from sm_profiler.errors import ProfilerError, SourceError
+from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.processes import start_module
-from sm_profiler.rules.settings import GRACE, Settings
-from sm_profiler.rules.status import Status
+from sm_profiler.rules.settings import GRACE, Settings, Status
 from sm_profiler.storage import open_storage
 
-IGNORED_FOLDER = ".sagemaker-ignore"
-LARGEST_CODE = 10_000_000  # bytes of a rule's file
-KEPT_OUTPUT = 1_000_000  # bytes of what it prints that are kept
-LAST_WORDS_S = 5.0
+IGNORED_FOLDER = ".sagemaker-ignore"  # the service does not upload it
+MAX_CODE_BYTES = 10_000_000
+MAX_OUTPUT_CHARACTERS = 1_000_000  # kept of what a rule prints
+MAX_LINE_CHARACTERS = 8192  # longer lines are split
+MAX_OUTCOME_BYTES = 65_536
+LAST_OUTPUT_S = 5.0  # wait for output after the end of the process
 log = logging.getLogger("sm_profiler.rules")
 
 
 @attrs.frozen
 class CustomOutcome:
-    """How a user's rule ended."""
+    """Status and details of a user's rule that has ended."""
 
     status: Status
     details: str = ""
@@ -51,11 +52,14 @@ class CustomProcess:
 
     @classmethod
     def start(cls, settings: Settings, source_uri: str) -> CustomProcess:
-        """Fetch the rule's file and start it.
+        """Fetch the rule's file and start the process.
 
         Raises:
+            ConfigError: the rule's name cannot be that of a class.
             SourceError: the file cannot be fetched.
         """
+        if not settings.rule.isidentifier():
+            raise ConfigError(f"rule_to_invoke must be the name of a class, not {settings.rule[:60]!r}")
         folder = settings.output / IGNORED_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         code = fetch_code(settings.code, folder)
@@ -70,8 +74,8 @@ class CustomProcess:
             "outcome": str(outcome),
             "follow": settings.follow,
         }
-        asked = folder / "request.json"
-        asked.write_text(json.dumps(request), "utf-8")
+        request_file = folder / "request.json"
+        request_file.write_text(json.dumps(request), "utf-8")
         environment = {
             **os.environ,
             GRACE: str(settings.grace_s),
@@ -82,7 +86,7 @@ class CustomProcess:
             environment[STOP_SIGNAL_VARIABLE] = str(settings.stop_file)
         process = start_module(
             "sm_profiler.rules.custom_main",
-            [str(asked)],
+            [str(request_file)],
             environment=environment,
             cwd=Path.cwd(),
             stdout=subprocess.PIPE,
@@ -92,24 +96,24 @@ class CustomProcess:
         return cls(process, settings.rule, outcome, settings.output / f"{settings.rule}.log")
 
     def _listen(self) -> None:
-        """Hand the rule's output to the log, and keep it beside the report."""
+        """Copy the rule's output to the log and to a file beside the report."""
         kept = 0
         stream = self._process.stdout
         if stream is None:
             return
         with (
             io.TextIOWrapper(stream, encoding="utf-8", errors="replace") as lines,
-            self._output.open("w", encoding="utf-8") as opened,
+            self._output.open("w", encoding="utf-8") as copy,
         ):
-            for line in lines:
-                if kept < KEPT_OUTPUT:
-                    opened.write(line)
-                    opened.flush()
+            while line := lines.readline(MAX_LINE_CHARACTERS):
+                if kept < MAX_OUTPUT_CHARACTERS:
+                    copy.write(line)
+                    copy.flush()
                     kept += len(line)
                     log.info("[%s] %s", self._rule, line.rstrip("\n"))
 
     def wait(self, timeout_s: float, stopped: threading.Event) -> CustomOutcome:
-        """Wait for the rule's end, at most so long; a stop signal shortens it."""
+        """Wait for the end of the rule, at most `timeout_s` seconds or until `stopped` is set."""
         end = time.monotonic() + timeout_s
         while self._process.poll() is None:
             if stopped.is_set():
@@ -121,13 +125,14 @@ class CustomProcess:
                     Status.ERROR, f"{self._rule} did not end within {timeout_s:.0f} s after the job's data"
                 )
             time.sleep(0.1)
-        self._listener.join(LAST_WORDS_S)
+        self._listener.join(LAST_OUTPUT_S)
         try:
-            found = json.loads(self._outcome.read_text("utf-8"))
+            with self._outcome.open("rb") as opened:
+                found = json.loads(opened.read(MAX_OUTCOME_BYTES))
             return CustomOutcome(Status(found["status"]), str(found["details"]))
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return CustomOutcome(
-                Status.ERROR, f"{self._rule} ended with {_end(self._process.returncode)}{self._last_line()}"
+                Status.ERROR, f"{self._rule} ended with {_describe(self._process.returncode)}{self._last_line()}"
             )
 
     def _last_line(self) -> str:
@@ -138,36 +143,36 @@ class CustomProcess:
         return f": {lines[-1]}" if lines else ""
 
     def kill(self) -> None:
-        """End the rule and all it started."""
-        with contextlib.suppress(ProcessLookupError):  # it may have ended already
+        """Kill the rule and all processes that it started."""
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._listener.join(LAST_WORDS_S)
+        self._listener.join(LAST_OUTPUT_S)
 
 
-def _end(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
+def _describe(returncode: int) -> str:
+    return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
 
 
-def fetch_code(where: str, folder: Path) -> Path:
-    """The rule's file on this machine: an s3:// URI is fetched, a path is taken as it is.
+def fetch_code(location: str, folder: Path) -> Path:
+    """Return the rule's file on this machine: an s3:// URI is downloaded to `folder`, a path is used as it is.
 
     Raises:
-        SourceError: it does not exist, cannot be fetched, or is too large for a rule.
+        SourceError: it does not exist, cannot be fetched, or is too large.
     """
-    if where.startswith("s3://"):
-        base, _, name = where.rpartition("/")
+    if location.startswith("s3://"):
+        base, _, name = location.rpartition("/")
         storage = open_storage(base)
         try:
             data = storage.read(name)
         except ProfilerError as error:
-            raise SourceError(f"the rule's file {where} cannot be fetched: {error}") from None
-        if len(data) > LARGEST_CODE:
-            raise SourceError(f"the rule's file {where} is larger than {LARGEST_CODE // 1_000_000} MB")
+            raise SourceError(f"cannot fetch the rule's file {location}: {error}") from None
+        if len(data) > MAX_CODE_BYTES:
+            raise SourceError(f"the rule's file {location} is larger than {MAX_CODE_BYTES // 1_000_000} MB")
         code = folder / name
         code.write_bytes(data)
         return code
-    path = Path(unquote(urlsplit(where).path)) if where.startswith("file://") else Path(where)
+    path = Path(unquote(urlsplit(location).path)) if location.startswith("file://") else Path(location)
     if not path.is_file():
-        raise SourceError(f"the rule's file {where} does not exist")
+        raise SourceError(f"the rule's file {location} does not exist")
     return path

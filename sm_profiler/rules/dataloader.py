@@ -1,248 +1,318 @@
-"""Dataloader: the loop waits for batches that too few workers prepare, or there are more workers than cores can run."""
+"""Dataloader: the loop waits for batches that too few workers prepare, or workers crowd the cores."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import attrs
 import numpy as np
 
 from sm_profiler.formats import event_names
-from sm_profiler.formats.columns import EventColumns, Floats, Ints
+from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask
 from sm_profiler.rules.builtin import BuiltinRule
-from sm_profiler.rules.nodes import natural, node_of
+from sm_profiler.rules.grouping import CPU_UTILIZATION, natural_key, node_of
 from sm_profiler.rules.parameters import positive
-from sm_profiler.rules.quantile_sketch import Spread
-from sm_profiler.rules.window import Window
+from sm_profiler.rules.quantile_sketch import QuantileSketch
+from sm_profiler.rules.results import KeyOrder, NoDetails, RuleResult
+from sm_profiler.rules.window import EvaluationWindow
 
-PATIENCE = 10
-MANY_COUNTS = 1000  # the service starts its list of counts anew beyond this
+PATIENCE = 10  # events or counts before the rule is silent
 BINS = 100
-WAITING_SHARE = 0.1  # of the loop: below it nobody waits, however few the workers are
-INTERRUPTION_US = 60e6  # without a batch for so long: recording paused, the time between does not belong to the loop
+MIN_WAITING_SHARE = 0.1  # of the loop: below it, few workers do no harm
+MAX_GAP_US = 60e6  # a longer time without a batch is a pause in the recording and not part of the loop
+ITERATIONS = (event_names.DATALOADER_ITER, event_names.DATALOADER_WAIT)
 
 
 @attrs.frozen
 class DataloaderParameters:
-    """Percent of a node's cores."""
+    """Workers in percent of a node's cores."""
 
     min_threshold: float = positive(70)
     max_threshold: float = positive(200)
 
 
+@attrs.frozen
+class LoadingTimes:
+    """Durations of the loader's events in seconds."""
+
+    p25: float
+    p50: float
+    p95: float
+    probs: list[int]
+    binedges: list[float]
+
+    @classmethod
+    def of(cls, seconds: QuantileSketch) -> LoadingTimes:
+        """Summarize durations; the sketch must not be empty."""
+        values, counts = seconds.values_and_counts()
+        bins, edges = np.histogram(values, bins=BINS, weights=counts)
+        p25, p50, p95 = seconds.quantiles([0.25, 0.5, 0.95])
+        return cls(p25, p50, p95, bins.astype(int).tolist(), edges.tolist())
+
+
+@attrs.frozen
+class DataloaderDetails:
+    """Settings and use of the loaders.
+
+    Attributes:
+        settings: pin_memory, num_workers and prefetch, as far as they were recorded.
+        cores: number of cores of the largest node.
+        dataloaders: median of the processes that load in the same second.
+        times: durations; None without events.
+        waiting_share: node → share of its loops spent waiting for batches.
+    """
+
+    settings: dict[str, int | bool]
+    cores: int
+    dataloaders: int
+    times: LoadingTimes | None
+    waiting_share: dict[str, float] = attrs.field(factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report's details."""
+        settings: dict[str, Any] = {
+            name: self.settings[name] for name in ("pin_memory", "num_workers", "prefetch") if name in self.settings
+        }
+        details: dict[str, Any] = {**settings, "cores": self.cores, "dataloaders": self.dataloaders}
+        if self.times is not None:
+            details["dataloading_time"] = attrs.asdict(self.times)
+        if self.waiting_share:
+            details["waiting_share"] = self.waiting_share
+        return details
+
+
 @attrs.define
 class _Waits:
-    """How long one process's loop waited for batches, of how long it was watched."""
+    """Time that one process's loop waited for batches, out of the time that it was observed."""
 
     first_us: float
     last_us: float  # start of the last wait
     last_length_us: float
     waited_us: float = 0.0
-    watched_us: float = 0.0
+    observed_us: float = 0.0
 
-    def add_gap(self, next_us: float, end: _Waits) -> None:
-        """Go on with the waits that start at next_us and end as in `end`."""
-        gap_us = next_us - self.last_us
-        if 0 <= gap_us <= INTERRUPTION_US:
-            self.watched_us += gap_us
+    @classmethod
+    def of(cls, starts: Floats, lengths: Floats) -> _Waits:
+        """Sum up the waits of a window."""
+        order = np.argsort(starts, kind="stable")
+        starts, lengths = starts[order], lengths[order]
+        gaps = np.diff(starts)
+        observed = gaps <= MAX_GAP_US
+        waited_us = float(np.minimum(lengths[:-1], gaps)[observed].sum())
+        return cls(float(starts[0]), float(starts[-1]), float(lengths[-1]), waited_us, float(gaps[observed].sum()))
+
+    def append(self, later: _Waits) -> None:
+        """Add the waits that follow."""
+        gap_us = later.first_us - self.last_us
+        if 0 <= gap_us <= MAX_GAP_US:
+            self.observed_us += gap_us
             self.waited_us += min(self.last_length_us, gap_us)
-        self.last_us, self.last_length_us = end.last_us, end.last_length_us
-        self.watched_us += end.watched_us
-        self.waited_us += end.waited_us
-
-
-def _waits_of(starts: Floats, lengths: Floats) -> _Waits:
-    order = np.argsort(starts, kind="stable")
-    starts, lengths = starts[order], lengths[order]
-    gaps = np.diff(starts)
-    watched = gaps <= INTERRUPTION_US
-    waited_us = float(np.minimum(lengths[:-1], gaps)[watched].sum())
-    return _Waits(float(starts[0]), float(starts[-1]), float(lengths[-1]), waited_us, float(gaps[watched].sum()))
+        self.last_us, self.last_length_us = later.last_us, later.last_length_us
+        self.observed_us += later.observed_us
+        self.waited_us += later.waited_us
 
 
 class Dataloader(BuiltinRule):
-    """Fires where the loop waits for batches and the node's workers are fewer than `min_threshold` % of its cores, or where they exceed `max_threshold` %."""
+    """Fires if the loop waits for batches and the node's workers are fewer than `min_threshold` % of its cores, or more than `max_threshold` %."""
 
-    description = "Whether the number of data loader workers suits the machine and the loop waits for its batches."
-    recommendation = (
-        "Where the loop waits: more workers, pinned memory, prefetching. Where workers crowd the cores: fewer."
-    )
     Parameters = DataloaderParameters
 
     def start(self) -> None:
-        """Nothing has been seen yet."""
+        """Set up the state of the fold."""
+        self._events = 0
         self._cores: dict[str, set[str]] = {}  # by node
-        self._service_cores: int | None = None
-        self._settings: dict[str, Any] = {}
-        self._workers: dict[str, int] = {}  # by process: how many workers it said it has
-        self._parallel = Spread()  # loader processes per node and second
-        self._counts: list[int] = []
-        self._times = Spread(exact=self.service)
-        self._waits: dict[tuple[str, str], _Waits] = {}  # by process and kind of event
+        self._settings: dict[str, int | bool] = {}
+        self._workers: dict[str, int] = {}  # by process, as recorded
+        self._parallel = QuantileSketch()  # loading processes per node and second
+        self._seconds = QuantileSketch()
+        self._waits: dict[tuple[str, str], _Waits] = {}  # by process and phase
         self._saw_events = False
 
-    def update(self, window: Window) -> bool:
-        """Take the window's loader events; True once it has fired."""
-        if self.service:
-            if window.looked_at_by_service:
-                self._update_as_service(window)
-            return self.triggered > 0
+    def evaluate(self, window: EvaluationWindow) -> bool:
+        """Add the window's loader events; the rule is evaluated for results only."""
         system, events = window.new_system, window.new_events
-        is_cpu = system.dimension.mask("CPUUtilization")
+        is_cpu = system.dimension.mask(CPU_UTILIZATION)
         for node in system.node.present():
             self._cores.setdefault(node, set()).update(system.name[is_cpu & system.node.mask(node)].present())
         self._saw_events = self._saw_events or len(events) > 0
-        self._learn_settings(events)
-        self._take_times(events)
-        for kind in (event_names.DATALOADER_ITER, event_names.DATALOADER_WAIT):
-            rows = np.flatnonzero(events.phase.mask(kind))
+        self._add_settings(events)
+        loading = loading_events(events)
+        self._events += len(loading)
+        self._seconds.add(loading.duration_us / 1e6)
+        for node in sorted({node_of(process) for process in loading.node.present()}):
+            own = loading[loading.node.mask(partial(_is_on, node))]
+            self._parallel.add(np.asarray(processes_per_second(own), np.float64))
+        for phase in ITERATIONS:
+            rows = np.flatnonzero(events.phase.mask(phase))
             codes, starts_us, lengths_us = events.node.codes[rows], events.start_us[rows], events.duration_us[rows]
             for code in np.unique(codes):
-                waits = _waits_of(starts_us[codes == code], lengths_us[codes == code])
-                key = (events.node.values[code], kind)
-                if key in self._waits:
-                    self._waits[key].add_gap(waits.first_us, waits)
-                else:
-                    self._waits[key] = waits
+                waits = _Waits.of(starts_us[codes == code], lengths_us[codes == code])
+                known = self._waits.setdefault((events.node.values[code], phase), waits)
+                if known is not waits:
+                    known.append(waits)
         return False
 
-    def _learn_settings(self, events: EventColumns) -> None:
-        loaders = events[
-            events.phase.mask(lambda phase: phase in {event_names.DATALOADER_INITIALIZE, event_names.DATALOADER_ITER})
-        ]
-        told = loaders[loaders.num_workers >= 0]
-        for process in told.node.present():
-            self._workers[process] = max(
-                int(told.num_workers[told.node.mask(process)].max()), self._workers.get(process, 0)
-            )
-        for name, values in (("pin_memory", loaders.pin_memory), ("num_workers", loaders.num_workers)):
-            known = values[values >= 0]
-            if len(known):
-                last = int(known.max())  # whatever order the parts of a job come in
-                last = max(last, int(self._settings.get(name, 0)))
-                self._settings[name] = bool(last) if name == "pin_memory" else last
-        if events.name.mask(lambda name: event_names.TENSORFLOW_PREFETCH in name).any():
-            self._settings["prefetch"] = True
+    def _add_settings(self, events: EventColumns) -> None:
+        iterations = {event_names.DATALOADER_INITIALIZE, event_names.DATALOADER_ITER}
+        loaders = events[events.phase.mask(lambda phase: phase in iterations)]
+        with_workers = loaders[loaders.num_workers >= 0]
+        workers = {
+            process: int(with_workers.num_workers[with_workers.node.mask(process)].max())
+            for process in with_workers.node.present()
+        }
+        settings: dict[str, int | bool] = {}
+        if (loaders.pin_memory >= 0).any():
+            settings["pin_memory"] = bool(loaders.pin_memory.max())
+        if workers:
+            settings["num_workers"] = max(workers.values())
+        if has_prefetch(events).any():
+            settings["prefetch"] = True
+        self._merge_settings(settings, workers)
 
-    def _take_times(self, events: EventColumns) -> list[int]:
-        """Take the loader events' times; returns how many processes loaded in each second, of each node."""
-        loading = events[
-            events.phase.mask(lambda phase: phase in {event_names.DATALOADER_ITER, event_names.DATALOADER_WORKER})
-        ]
-        self.datapoints += len(loading)
-        self._times.add(loading.duration_us / 1e6)
-        counts: list[int] = []
-        nodes = [""] if self.service else sorted({node_of(process) for process in loading.node.present()})
-        for node in nodes:
-            own = loading if self.service else loading[loading.node.mask(lambda name, node=node: node_of(name) == node)]
-            seconds: Ints = (own.start_us // 1e6).astype(np.int64)
-            pairs = np.unique(np.stack([seconds, own.pid]), axis=1)
-            counts += np.unique(pairs[0], return_counts=True)[1].tolist()
-        self._parallel.add(np.asarray(counts, np.float64))
-        return counts
-
-    def _update_as_service(self, window: Window) -> None:
-        system, events = window.system, window.events
-        if self._service_cores is None:
-            self._service_cores = len(set(system.name[system.dimension.mask("CPUUtilization")].present()))
-        initial = events[events.phase.mask(event_names.DATALOADER_INITIALIZE)]
-        if len(initial):
-            for name, values in (("pin_memory", initial.pin_memory), ("num_workers", initial.num_workers)):
-                if values[-1] >= 0:
-                    self._settings[name] = bool(values[-1]) if name == "pin_memory" else int(values[-1])
-        if events.name.mask(lambda name: event_names.TENSORFLOW_PREFETCH in name).any():
-            self._settings["prefetch"] = True
-        if len(self._counts) > MANY_COUNTS:
-            self._counts = []
-        counts = self._take_times(events)
-        self._counts += counts
-        if not counts:
-            return
-        cores, middle = self._service_cores, int(np.median(self._counts))
-        if len(self._counts) > PATIENCE:
-            self.violations += middle < cores * self.parameters.min_threshold / 100
-            self.violations += middle > cores * self.parameters.max_threshold / 100
-        self.triggered = int(self.violations > 0)
-        self._write_details(cores, middle)
+    def _merge_settings(self, settings: Mapping[str, int | bool], workers: Mapping[str, int]) -> None:
+        """Keep the largest values: the result does not depend on the order of a job's parts."""
+        for name, value in settings.items():
+            self._settings[name] = max(value, self._settings.get(name, value))
+        for process, number in workers.items():
+            self._workers[process] = max(number, self._workers.get(process, 0))
 
     def absorb(self, other: Dataloader) -> None:
-        """Take in other nodes or other minutes of the same job."""
-        self.datapoints += other.datapoints
+        """Add the state of another part of the job."""
+        self._events += other._events
         self._saw_events = self._saw_events or other._saw_events
-        self._times.merge(other._times)
+        self._seconds.merge(other._seconds)
         self._parallel.merge(other._parallel)
         for node, names in other._cores.items():
             self._cores.setdefault(node, set()).update(names)
-        for process, workers in other._workers.items():
-            self._workers[process] = max(workers, self._workers.get(process, 0))
-        for name, value in other._settings.items():
-            self._settings[name] = max(value, self._settings.get(name, value))
+        self._merge_settings(other._settings, other._workers)
         for key, theirs in other._waits.items():
             mine = self._waits.get(key)
             if mine is None:
                 self._waits[key] = theirs
                 continue
             first, second = (mine, theirs) if mine.first_us <= theirs.first_us else (theirs, mine)
-            first.add_gap(second.first_us, second)
+            first.append(second)
             self._waits[key] = first
 
-    def finish(self) -> None:
-        """Judge each node."""
-        if self.service:
-            return
-        self.violations = 0
-        self.details = {}
+    def result(self) -> RuleResult:
+        """Evaluate each node by all events so far."""
         shares = self._waiting_shares()
-        if self.datapoints or shares:
+        violations = 0
+        if self._events > PATIENCE:
+            violations = sum(self._violations_of(node, shares.get(node, 0.0)) for node in self._cores)
+        details: DataloaderDetails | NoDetails = NoDetails()
+        if self._events or shares:
             cores = max((len(names) for names in self._cores.values()), default=0)
-            middle = int(self._parallel.quantiles([0.5])[0]) if self._parallel.count else 0
-            self._write_details(cores, middle)
-        for node, share in sorted(shares.items(), key=lambda item: natural(item[0])):
-            self.details.setdefault("waiting_share", {})[node] = share
-        if self.datapoints > PATIENCE:
-            for node in sorted(self._cores, key=natural):
-                workers = self._workers_of(node)
-                if workers is not None:
-                    cores = len(self._cores[node])
-                    waits = shares.get(node, 0.0) > WAITING_SHARE
-                    self.violations += waits and workers < cores * self.parameters.min_threshold / 100
-                    self.violations += workers > cores * self.parameters.max_threshold / 100
-        self.triggered = int(self.violations > 0)
-        self.not_evaluated(self._why_not())
+            parallel = int(self._parallel.quantiles([0.5])[0]) if self._parallel.count else 0
+            times = LoadingTimes.of(self._seconds) if self._seconds.count else None
+            by_node = dict(sorted(shares.items(), key=lambda item: natural_key(item[0])))
+            details = DataloaderDetails(dict(self._settings), cores, parallel, times, by_node)
+        return self._result(int(violations > 0), violations, self._events, details, self._missing())
 
-    def _why_not(self) -> str | None:
-        if not self._saw_events:
-            return "no framework data"
-        if not self.datapoints:
-            return "no data loader events: switch data loader profiling on"
-        if self.datapoints <= PATIENCE:
-            return f"{self.datapoints} data loader events, more than {PATIENCE} are needed"
-        return None if any(self._cores.values()) else "no CPU metrics"
+    def _violations_of(self, node: str, waiting_share: float) -> int:
+        """Return the number of thresholds that a node's workers violate."""
+        workers = [number for process, number in self._workers.items() if node_of(process) == node]
+        if not workers:
+            return 0
+        cores, limits = len(self._cores[node]), self.parameters
+        waits = waiting_share > MIN_WAITING_SHARE
+        too_few = waits and sum(workers) < cores * limits.min_threshold / 100
+        return int(too_few) + int(sum(workers) > cores * limits.max_threshold / 100)
 
     def _waiting_shares(self) -> dict[str, float]:
-        """The share of each node's loops spent waiting for batches."""
+        """Return the share of each node's loops spent waiting for batches; recorded waits come before iterations."""
         sums: dict[str, list[float]] = {}
-        for (process, kind), waits in self._waits.items():
-            if kind == event_names.DATALOADER_WAIT or (process, event_names.DATALOADER_WAIT) not in self._waits:
+        for (process, phase), waits in self._waits.items():
+            if phase == event_names.DATALOADER_WAIT or (process, event_names.DATALOADER_WAIT) not in self._waits:
                 of_node = sums.setdefault(node_of(process), [0.0, 0.0])
                 of_node[0] += waits.waited_us
-                of_node[1] += waits.watched_us
-        return {node: waited / watched for node, (waited, watched) in sums.items() if watched}
+                of_node[1] += waits.observed_us
+        return {node: waited / observed for node, (waited, observed) in sums.items() if observed}
 
-    def _workers_of(self, node: str) -> int | None:
-        """How many workers all processes of a node have together; None if nothing tells."""
-        told = [workers for process, workers in self._workers.items() if node_of(process) == node]
-        return sum(told) if told else None
+    def _missing(self) -> str | None:
+        if not self._saw_events:
+            return "no framework data"
+        if not self._events:
+            return "no data loader events: switch data loader profiling on"
+        if self._events <= PATIENCE:
+            return f"{self._events} data loader events, more than {PATIENCE} are needed"
+        return None if any(self._cores.values()) else "no CPU metrics"
 
-    def _write_details(self, cores: int, middle: int) -> None:
-        for name in ("pin_memory", "num_workers", "prefetch"):
-            if name in self._settings:
-                self.details[name] = self._settings[name]
-        self.details["cores"] = cores
-        self.details["dataloaders"] = middle
-        if self._times.count:
-            p25, p50, p95 = self._times.quantiles([0.25, 0.5, 0.95])
-            values, counts = self._times.values_and_counts()
-            probs, edges = np.histogram(values, bins=BINS, weights=counts)
-            histogram = {"probs": probs.astype(int).tolist(), "binedges": edges.tolist()}
-            self.details["dataloading_time"] = {"p25": p25, "p50": p50, "p95": p95, **histogram}
+
+def _is_on(node: str, process: str) -> bool:
+    return node_of(process) == node
+
+
+def loading_events(events: EventColumns) -> EventColumns:
+    """Return the events in which a batch is loaded."""
+    phases = {event_names.DATALOADER_ITER, event_names.DATALOADER_WORKER}
+    found: EventColumns = events[events.phase.mask(lambda phase: phase in phases)]
+    return found
+
+
+def processes_per_second(loading: EventColumns) -> list[int]:
+    """Return the number of processes that load in each second with events, ascending."""
+    seconds: Ints = (loading.start_us // 1e6).astype(np.int64)
+    pairs = np.unique(np.stack([seconds, loading.pid]), axis=1)
+    counts: list[int] = np.unique(pairs[0], return_counts=True)[1].tolist()
+    return counts
+
+
+def has_prefetch(events: EventColumns) -> Mask:
+    """Return which events show that TensorFlow prefetches."""
+    return events.name.mask(lambda name: event_names.TENSORFLOW_PREFETCH in name)
+
+
+# --- compat="service" ------------------------------------------------------------------------------------------------
+
+MAX_COUNTS = 1000  # the service clears its list of counts beyond this
+
+
+class ServiceDataloader(Dataloader, service_of=Dataloader):
+    """Dataloader as the service computed it: fires on few loading processes, whether the loop waits or not."""
+
+    def start(self) -> None:
+        """Set up the state of the fold."""
+        self._events = self._violations = 0
+        self._core_count: int | None = None  # in the first window
+        self._settings: dict[str, int | bool] = {}
+        self._counts: list[int] = []
+        self._seconds = QuantileSketch(exact=True)
+        self._details: DataloaderDetails | NoDetails = NoDetails()
+        self._order = KeyOrder()
+
+    def evaluate(self, window: EvaluationWindow) -> bool:
+        """Add the window's loader events; return True if a threshold has been violated."""
+        system, events = window.system, window.events
+        if self._core_count is None:
+            self._core_count = len(set(system.name[system.dimension.mask(CPU_UTILIZATION)].present()))
+        initial = events[events.phase.mask(event_names.DATALOADER_INITIALIZE)]
+        if len(initial) and initial.pin_memory[-1] >= 0:
+            self._settings["pin_memory"] = bool(initial.pin_memory[-1])
+        if len(initial) and initial.num_workers[-1] >= 0:
+            self._settings["num_workers"] = int(initial.num_workers[-1])
+        if has_prefetch(events).any():
+            self._settings["prefetch"] = True
+        loading = loading_events(events)
+        self._events += len(loading)
+        self._seconds.add(loading.duration_us / 1e6)
+        if len(loading):
+            self._counts = self._counts if len(self._counts) <= MAX_COUNTS else []
+            self._counts += processes_per_second(loading)
+            self._evaluate_counts(self._core_count)
+        return self._violations > 0
+
+    def _evaluate_counts(self, cores: int) -> None:
+        median = int(np.median(self._counts))
+        if len(self._counts) > PATIENCE:
+            self._violations += median < cores * self.parameters.min_threshold / 100
+            self._violations += median > cores * self.parameters.max_threshold / 100
+        self._details = DataloaderDetails(dict(self._settings), cores, median, LoadingTimes.of(self._seconds))
+        self._order.add(self._details.as_dict())
+
+    def result(self) -> RuleResult:
+        """Return the service's numbers."""
+        triggered = int(self._violations > 0)
+        return self._result(triggered, self._violations, self._events, self._order.apply(self._details))

@@ -1,4 +1,4 @@
-"""Events as objects: how users' rules of the old API see rows; and back to columns."""
+"""Rows as event objects for rules of the old API, and event objects as columns."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class FrameworkEvent:
 
 
 def system_events(rows: SystemColumns) -> list[SystemEvent]:
-    """One object a row."""
+    """Return one object a row."""
     texts = (rows.type.decode(), rows.name.decode(), rows.dimension.decode())
     columns = (*texts, rows.value.tolist(), rows.node.decode(), rows.timestamp.tolist())
     return [SystemEvent(*values) for values in zip(*columns, strict=True)]
 
 
 def framework_events(rows: EventColumns) -> list[FrameworkEvent]:
-    """One object a row; event_args as the file has them, step numbers of steps as text."""
+    """Return one object a row; event_args as in the file, step numbers of steps as text."""
     return list(_framework_events(rows))
 
 
@@ -85,7 +85,7 @@ def _framework_events(rows: EventColumns) -> Iterator[FrameworkEvent]:
 
 
 def _whole(moments: Any) -> list[float]:
-    """Ints where all are whole microseconds."""
+    """Return ints if all are whole microseconds."""
     return (moments.astype(np.int64) if (moments == np.floor(moments)).all() else moments).tolist()  # type: ignore[no-any-return]
 
 
@@ -116,7 +116,7 @@ def _arguments(rows: EventColumns) -> list[dict[str, Any] | None]:
 
 
 def system_columns(events: Sequence[Any]) -> SystemColumns:
-    """Columns of objects with the attributes of SystemEvent."""
+    """Return columns of objects with the attributes of SystemEvent."""
     return SystemColumns(
         np.asarray([event.timestamp for event in events], np.float64),
         np.asarray([event.value for event in events], np.float64),
@@ -135,7 +135,7 @@ KINDS = {
 
 
 def event_columns(events: Sequence[Any]) -> EventColumns:
-    """Columns of objects with the attributes of FrameworkEvent (or of the old library's events)."""
+    """Return columns of objects with the attributes of FrameworkEvent (or of the old library's events)."""
     args = [event.event_args if isinstance(getattr(event, "event_args", None), dict) else {} for event in events]
     files = [getattr(event, "file_type", "pythontimeline") for event in events]
     return EventColumns(

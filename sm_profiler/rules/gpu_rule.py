@@ -1,73 +1,122 @@
-"""What the rules that look at one metric of each GPU share."""
+"""Base of the rules about one metric of each GPU."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from typing import Any, ClassVar
 
+import attrs
+
 from sm_profiler.rules.builtin import BuiltinRule
-from sm_profiler.rules.gpus import per_gpu, why_not
-from sm_profiler.rules.nodes import natural
-from sm_profiler.rules.quantile_sketch import Series, Spread
-from sm_profiler.rules.rolling_series import Judge, Track, merge_tracks
-from sm_profiler.rules.window import Window
+from sm_profiler.rules.grouping import gpu_data_missing, natural_key, values_per_gpu
+from sm_profiler.rules.quantile_sketch import QuantileSketch
+from sm_profiler.rules.results import RuleResult
+from sm_profiler.rules.rolling_series import GrowingArray, RollingCondition, RollingSeries, merge_series
+from sm_profiler.rules.window import EvaluationWindow
 
 VALUES = "values"
 
 
-class GpuRule(BuiltinRule):
-    """Judges a metric of each GPU by its last values; the parameters have a `patience`.
+@attrs.frozen
+class DeviceDetails:
+    """Evidence per node and device.
 
     Attributes:
-        metric: the metric, as system metrics name it.
-        Judge: made with the parameters; judges the series VALUES.
+        nodes: node → device → JSON object.
+        last_timestamp: start of the last window that met the condition, in microseconds; None if none did.
+    """
+
+    nodes: dict[str, dict[str, dict[str, float]]]
+    last_timestamp: int | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report's details."""
+        details: dict[str, Any] = dict(self.nodes)
+        if self.last_timestamp is not None:
+            details["last_timestamp"] = self.last_timestamp
+        return details
+
+
+class GpuRule(BuiltinRule):
+    """Evaluates the latest values of a metric of each GPU; the parameters have a `patience`.
+
+    Attributes:
+        metric: dimension of the metric's rows.
+        Condition: built with the parameters; evaluates the values named VALUES.
     """
 
     metric: ClassVar[str]
-    Judge: ClassVar[type[Any]]
+    Condition: ClassVar[type[Any]]
 
     def start(self) -> None:
-        """Nothing has been seen yet."""
-        self._judge: Judge = self.Judge(self.parameters)
-        self._tracks: dict[tuple[str, str], Track] = {}
-        self._series: dict[tuple[str, str], Series] = {}
+        """Set up the state of the fold."""
+        self._condition: RollingCondition = self.Condition(self.parameters)
+        self._series: dict[tuple[str, str], RollingSeries] = {}
 
-    def update(self, window: Window) -> bool:
-        """Take the window's values of each GPU; True once it has fired."""
-        if self.service:
-            if window.looked_at_by_service:
-                self.update_as_service(window)
-            return self.triggered > 0
-        for node, gpu, values in per_gpu(window.new_system, self.metric):
-            track = self._tracks.setdefault((node, gpu), Track(self._judge))
-            self.triggered += track.feed(window.start_us, {VALUES: values})
-        return self.triggered > 0
+    def evaluate(self, window: EvaluationWindow) -> bool:
+        """Append the window's values of each GPU; return True if the condition has been met."""
+        for node, gpu, values in values_per_gpu(window.new_system, self.metric):
+            series = self._series.setdefault((node, gpu), RollingSeries(self._condition))
+            series.feed(window.start_us, {VALUES: values})
+        return any(series.hits for series in self._series.values())
 
     @abstractmethod
-    def update_as_service(self, window: Window) -> None:
-        """Take a window as the managed service does."""
-
-    @abstractmethod
-    def describe(self, found: dict[str, Any], spread: Spread) -> dict[str, Any]:
-        """The details of a GPU that fired, from those of the last time and all its values."""
+    def describe(self, evidence: dict[str, float], values: QuantileSketch) -> dict[str, float]:
+        """Return the details of a GPU from the evidence of its last hit and all its values."""
 
     def absorb(self, other: GpuRule) -> None:
-        """Take in other nodes or other minutes of the same job."""
-        merge_tracks(self._tracks, other._tracks)
-        self.triggered = sum(track.hits for track in self._tracks.values())
+        """Add the state of another part of the job."""
+        merge_series(self._series, other._series)
 
-    def finish(self) -> None:
-        """Write the details of each GPU that fired."""
-        if self.service:
-            return
-        tracks = sorted(self._tracks.items(), key=lambda item: (natural(item[0][0]), natural(item[0][1])))
-        self.triggered = self.violations = sum(track.hits for _, track in tracks)
-        self.datapoints = max((track.count(VALUES) for _, track in tracks), default=0)
-        self.details = {}
-        for (node, gpu), track in tracks:
-            if track.last_hit:
-                self.details.setdefault(node, {})[gpu] = self.describe(track.last_hit[1], track.spread(VALUES))
-        hits = [track.last_hit[0] for _, track in tracks if track.last_hit]
-        if hits:
-            self.details["last_timestamp"] = max(hits)
-        self.not_evaluated(why_not(self.datapoints, self.parameters.patience))
+    def result(self) -> RuleResult:
+        """Return the hits of all GPUs."""
+        all_series = sorted(self._series.items(), key=lambda item: (natural_key(item[0][0]), natural_key(item[0][1])))
+        nodes: dict[str, dict[str, dict[str, float]]] = {}
+        for (node, gpu), series in all_series:
+            if series.last_hit:
+                nodes.setdefault(node, {})[gpu] = self.describe(series.last_hit[1], series.sketch(VALUES))
+        last_hits = [series.last_hit[0] for _, series in all_series if series.last_hit]
+        hits = sum(series.hits for _, series in all_series)
+        datapoints = max((series.count(VALUES) for _, series in all_series), default=0)
+        details = DeviceDetails(nodes, max(last_hits, default=None))
+        missing = gpu_data_missing(datapoints, self.parameters.patience)
+        return self._result(hits, hits, datapoints, details, missing)
+
+
+# --- compat="service" ------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class ServiceDeviceDetails(DeviceDetails):
+    """Details with `last_timestamp` after the first node, where the service put it."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report's details."""
+        found = super().as_dict()
+        order = [*list(self.nodes)[:1], "last_timestamp", *self.nodes]
+        return {key: found[key] for key in order if key in found}
+
+
+class ServiceGpuRule(GpuRule):
+    """State of the service's computation: all values of each GPU, and details updated in place.
+
+    The data points are those of the GPU that comes last.
+    """
+
+    def start(self) -> None:
+        """Set up the state of the fold."""
+        self._values: dict[tuple[str, str], GrowingArray] = {}
+        self._nodes: dict[str, dict[str, dict[str, float]]] = {}
+        self._hits = self._datapoints = 0
+        self._last_timestamp: int | None = None
+
+    def _hit(self, node: str, gpu: str, times: int, found: dict[str, float], window: EvaluationWindow) -> None:
+        self._hits += times
+        self._nodes.setdefault(node, {})[gpu] = found
+        self._last_timestamp = window.start_us
+
+    def result(self) -> RuleResult:
+        """Return the service's numbers."""
+        nodes = {node: dict(gpus) for node, gpus in self._nodes.items()}
+        details = ServiceDeviceDetails(nodes, self._last_timestamp)
+        return self._result(self._hits, self._hits, self._datapoints, details)

@@ -8,112 +8,162 @@ from typing import Any
 import attrs
 import numpy as np
 
-from sm_profiler.formats.columns import Floats, Ints
+from sm_profiler.formats.columns import Floats, Ints, SystemColumns
 from sm_profiler.rules.builtin import BuiltinRule
-from sm_profiler.rules.gpus import GPU_USE, per_gpu, why_not
-from sm_profiler.rules.nodes import natural
+from sm_profiler.rules.grouping import GPU_UTILIZATION, gpu_data_missing, natural_key, values_per_gpu
 from sm_profiler.rules.parameters import count, positive
-from sm_profiler.rules.window import Window
+from sm_profiler.rules.results import RuleResult
+from sm_profiler.rules.window import EvaluationWindow
 
-EDGES = np.arange(0, 100, 2)  # 49 bins; the service leaves out what is above 98 %
-PAIRS_PER_UPDATE = 500  # beyond so many the distances are computed when the result is asked for, not in every window
+EDGES = np.arange(0, 100, 2)  # 49 bins; the service leaves out values above 98 %
+MAX_PAIRS_PER_WINDOW = 500  # with more pairs, distances are computed for results only, not in every window
 
 
 @attrs.frozen
 class LoadBalancingParameters:
-    """`threshold`: distance between two GPUs' workloads, 0 (same) to 0.83 (nothing in common)."""
+    """`threshold`: distance between two GPUs' histograms, 0 (equal) to 0.83 (disjoint)."""
 
     threshold: float = positive(0.5)
     patience: int = count(1000)
 
 
 @attrs.define
-class _Workload:
-    bins: Ints
+class _Histogram:
+    bins: Ints = attrs.field(factory=lambda: np.zeros(len(EDGES) - 1, np.int64))
     count: int = 0
+
+    def add(self, bins: Ints, count: int) -> None:
+        self.bins = self.bins + bins
+        self.count += count
+
+
+@attrs.frozen
+class LoadBalancingDetails:
+    """Evidence per node.
+
+    Attributes:
+        histograms: node → GPU → number of values in each bin.
+        distances: node → GPU → other GPU → distance, of the pairs above the threshold.
+    """
+
+    histograms: dict[str, dict[str, list[int]]]
+    distances: dict[str, dict[str, dict[str, float]]] = attrs.field(factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report's details."""
+        details: dict[str, Any] = {node: {"workloads": gpus} for node, gpus in self.histograms.items()}
+        for node, distances in self.distances.items():
+            details[node]["distances"] = distances
+        return details
 
 
 class LoadBalancing(BuiltinRule):
     """Fires for each pair of GPUs of a node whose histograms of use are further apart than `threshold` (Jensen-Shannon distance)."""
 
-    description = "GPUs of one node that are used differently: the work is not shared evenly."
-    recommendation = "Choose another distribution strategy or framework, and check that each process gets as much data."
     Parameters = LoadBalancingParameters
-    service_defaults = {"threshold": 0.2}  # noqa: RUF012 - declared ClassVar in the base
 
     def start(self) -> None:
-        """Nothing has been seen yet."""
-        self._workloads: dict[str, dict[str, _Workload]] = {}
+        """Set up the state of the fold."""
+        self._nodes: dict[str, dict[str, _Histogram]] = {}
+        self._fired = False
 
-    def update(self, window: Window) -> bool:
-        """Take the window's values of each GPU; True if a pair is out of balance."""
-        if self.service and not window.looked_at_by_service:
-            return False
-        for node, gpu, values in per_gpu(window.system if self.service else window.new_system, GPU_USE):
-            of_node = self._workloads.setdefault(node, {})
-            workload = of_node.setdefault(gpu, _Workload(np.zeros(len(EDGES) - 1, np.int64)))
-            workload.bins = workload.bins + np.histogram(values, EDGES)[0]
-            workload.count += len(values)
-        if self.service:
-            self._write_workloads()
-            return False  # it compares each GPU with itself only
-        pairs = sum(len(of_node) * (len(of_node) - 1) // 2 for of_node in self._workloads.values())
-        if pairs <= PAIRS_PER_UPDATE:
-            self.finish()
-        return self.triggered > 0
+    def evaluate(self, window: EvaluationWindow) -> bool:
+        """Add the window's values of each GPU; return True if a pair is out of balance."""
+        self._add(window.new_system)
+        pairs = sum(len(gpus) * (len(gpus) - 1) // 2 for gpus in self._nodes.values())
+        if pairs <= MAX_PAIRS_PER_WINDOW:
+            self._fired = any(self._distances(gpus) for gpus in self._nodes.values())
+        return self._fired
+
+    def _add(self, system: SystemColumns) -> None:
+        for node, gpu, values in values_per_gpu(system, GPU_UTILIZATION):
+            histogram = self._nodes.setdefault(node, {}).setdefault(gpu, _Histogram())
+            histogram.add(np.histogram(values, EDGES)[0], len(values))
+
+    def _distances(self, gpus: dict[str, _Histogram]) -> dict[str, dict[str, float]]:
+        """Return the distances above the threshold, by pairs of a node's GPUs."""
+        patience, threshold = self.parameters.patience, self.parameters.threshold
+        enough = [gpu for gpu in sorted(gpus, key=natural_key) if gpus[gpu].count > patience]
+        distances = distances_of([gpus[gpu].bins.astype(np.float64) for gpu in enough])
+        found: dict[str, dict[str, float]] = {}
+        for (one, other), distance in zip(combinations(enough, 2), distances, strict=True):
+            if distance > threshold:
+                found.setdefault(one, {})[other] = float(distance)
+        return found
 
     def absorb(self, other: LoadBalancing) -> None:
-        """Take in other nodes or other minutes of the same job."""
-        for node, gpus in other._workloads.items():
-            mine = self._workloads.setdefault(node, {})
-            for gpu, theirs in gpus.items():
-                own = mine.setdefault(gpu, _Workload(np.zeros(len(EDGES) - 1, np.int64)))
-                own.bins, own.count = own.bins + theirs.bins, own.count + theirs.count
+        """Add the state of another part of the job."""
+        for node, gpus in other._nodes.items():
+            mine = self._nodes.setdefault(node, {})
+            for gpu, histogram in gpus.items():
+                mine.setdefault(gpu, _Histogram()).add(histogram.bins, histogram.count)
 
-    def finish(self) -> None:
+    def result(self) -> RuleResult:
         """Compare every pair of GPUs of a node, over all values so far."""
-        if self.service:
-            return
-        self._workloads = {
-            node: dict(sorted(gpus.items(), key=lambda item: natural(item[0])))
-            for node, gpus in sorted(self._workloads.items(), key=lambda item: natural(item[0]))
+        self._nodes = {
+            node: dict(sorted(gpus.items(), key=lambda item: natural_key(item[0])))
+            for node, gpus in sorted(self._nodes.items(), key=lambda item: natural_key(item[0]))
         }
-        self.triggered = 0
-        self._write_workloads()
-        for node, gpus in self._workloads.items():
-            judged = [gpu for gpu, workload in gpus.items() if workload.count > self.parameters.patience]
-            distances = distances_of([gpus[gpu].bins.astype(np.float64) for gpu in judged])
-            for (one, other), distance in zip(combinations(judged, 2), distances, strict=True):
-                if distance > self.parameters.threshold:
-                    self.triggered += 1
-                    self.details[node].setdefault("distances", {}).setdefault(one, {})[other] = float(distance)
-        self.violations = self.triggered
-        why = why_not(self.datapoints, self.parameters.patience)
-        if why is None and all(len(gpus) == 1 for gpus in self._workloads.values()):
-            why = "one GPU per node: nothing to compare"
-        self.not_evaluated(why)
+        distances = {node: found for node, gpus in self._nodes.items() if (found := self._distances(gpus))}
+        triggered = sum(len(others) for pairs in distances.values() for others in pairs.values())
+        datapoints = self._datapoints()
+        not_evaluated = gpu_data_missing(datapoints, self.parameters.patience)
+        if not_evaluated is None and all(len(gpus) == 1 for gpus in self._nodes.values()):
+            not_evaluated = "one GPU per node: nothing to compare"
+        details = LoadBalancingDetails(self._histograms(), distances)
+        return self._result(triggered, triggered, datapoints, details, not_evaluated)
 
-    def _write_workloads(self) -> None:
-        self.details = {}
-        for node, gpus in self._workloads.items():
-            shown: dict[str, Any] = {gpu: workload.bins.tolist() for gpu, workload in gpus.items()}
-            self.details[node] = {"workloads": shown}
-            self.datapoints = next(reversed(gpus.values())).count
+    def _datapoints(self) -> int:
+        """Return the number of values of the last GPU of the last node."""
+        last = next(reversed(self._nodes.values()), None)
+        return next(reversed(last.values())).count if last else 0
+
+    def _histograms(self) -> dict[str, dict[str, list[int]]]:
+        return {
+            node: {gpu: histogram.bins.tolist() for gpu, histogram in gpus.items()}
+            for node, gpus in self._nodes.items()
+        }
 
 
 def distances_of(histograms: list[Floats]) -> Floats:
-    """The Jensen-Shannon distance (natural logarithm) of each pair, in the order of itertools.combinations."""
+    """Return the Jensen-Shannon distance (natural logarithm) of each pair, in the order of itertools.combinations."""
     if len(histograms) < 2:  # noqa: PLR2004 - a pair takes two
         return np.empty(0)
     shares = np.stack(histograms)
     shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1)
-    found = [_distances(shares[index], shares[index + 1 :]) for index in range(len(shares) - 1)]
+    found = [_distances_to(shares[index], shares[index + 1 :]) for index in range(len(shares) - 1)]
     return np.concatenate(found)
 
 
-def _distances(one: Floats, others: Floats) -> Floats:
+def _distances_to(one: Floats, others: Floats) -> Floats:
     middle = (one + others) / 2
     with np.errstate(divide="ignore", invalid="ignore"):
         parts = [np.where(share > 0, share * np.log(share / middle), 0.0).sum(axis=1) for share in (one[None], others)]
     distances: Floats = np.sqrt(np.maximum((parts[0] + parts[1]) / 2, 0))
     return distances
+
+
+# --- compat="service" ------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class ServiceLoadBalancingParameters(LoadBalancingParameters):
+    """The service's default threshold."""
+
+    threshold: float = positive(0.2)
+    patience: int = count(1000)
+
+
+class ServiceLoadBalancing(LoadBalancing, service_of=LoadBalancing):
+    """LoadBalancing as the service computed it: each GPU is compared with itself only, so the rule never fires."""
+
+    Parameters = ServiceLoadBalancingParameters
+
+    def evaluate(self, window: EvaluationWindow) -> bool:
+        """Add the window's values of each GPU."""
+        self._add(window.system)
+        return False
+
+    def result(self) -> RuleResult:
+        """Return the service's numbers."""
+        return self._result(0, 0, self._datapoints(), LoadBalancingDetails(self._histograms()))

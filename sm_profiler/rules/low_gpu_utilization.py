@@ -1,19 +1,17 @@
-"""LowGPUUtilization: GPUs that are under-used, or used in bursts."""
+"""LowGPUUtilization: GPUs that are underutilized, or used in bursts."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import Floats
-from sm_profiler.rules.gpu_rule import VALUES, GpuRule
-from sm_profiler.rules.gpus import GPU_USE, per_gpu
+from sm_profiler.rules.gpu_rule import VALUES, GpuRule, ServiceGpuRule
+from sm_profiler.rules.grouping import GPU_UTILIZATION, values_per_gpu
 from sm_profiler.rules.parameters import count, percentile
-from sm_profiler.rules.quantile_sketch import Series, Spread, whole_box
-from sm_profiler.rules.rolling_series import Chunk, Judge
-from sm_profiler.rules.window import Window
+from sm_profiler.rules.quantile_sketch import Box, QuantileSketch
+from sm_profiler.rules.rolling_series import Chunk, GrowingArray, RollingCondition
+from sm_profiler.rules.window import EvaluationWindow
 
 
 @attrs.frozen
@@ -26,27 +24,22 @@ class LowGPUUtilizationParameters:
     patience: int = count(1000)
 
 
-class _LowUse(Judge):
+class _LowUtilization(RollingCondition):
     def __init__(self, parameters: LowGPUUtilizationParameters) -> None:
         self.parameters = parameters
         self.needed = max(parameters.patience, parameters.window)
         self.look_back = parameters.window
 
-    def judge(self, before: dict[str, int], tails: Chunk, new: Chunk) -> tuple[int, dict[str, Any]]:
+    def check(self, before: dict[str, int], tails: Chunk, new: Chunk) -> tuple[int, dict[str, float]]:
         if before[VALUES] + len(new[VALUES]) <= self.parameters.patience:
             return 0, {}
-        found = _percentiles(tails[VALUES][-self.parameters.window :])
-        return (1, found) if _is_low(found, self.parameters) else (0, {})
+        found = latest_utilization(tails[VALUES], self.parameters)
+        return (1, found) if is_low(found, self.parameters) else (0, {})
 
 
-def _is_low(found: dict[str, float], limits: LowGPUUtilizationParameters) -> bool:
-    """Under-used, or mostly well used and idle at times."""
-    high, low = found["gpu_95"], found["gpu_5"]
-    return high < limits.threshold_p95 or (high > limits.threshold_p95 and low < limits.threshold_p5)
-
-
-def _percentiles(last: Floats) -> dict[str, float]:
-    """Maximum and percentiles of the last values."""
+def latest_utilization(values: Floats, parameters: LowGPUUtilizationParameters) -> dict[str, float]:
+    """Return maximum and percentiles of the last `window` values."""
+    last = values[-parameters.window :]
     return {
         "gpu_max": float(last.max()),
         "gpu_95": float(np.quantile(last, 0.95)),
@@ -54,30 +47,38 @@ def _percentiles(last: Floats) -> dict[str, float]:
     }
 
 
+def is_low(found: dict[str, float], parameters: LowGPUUtilizationParameters) -> bool:
+    """Return True if a GPU is underutilized, or mostly busy and idle at times."""
+    high, low = found["gpu_95"], found["gpu_5"]
+    return high < parameters.threshold_p95 or (high > parameters.threshold_p95 and low < parameters.threshold_p5)
+
+
 class LowGPUUtilization(GpuRule):
-    """Fires for a GPU whose 95th percentile of use is below `threshold_p95`, or whose 5th is below `threshold_p5` while the 95th is above."""
+    """Fires for a GPU whose 95th percentile is below `threshold_p95`, or above it with the 5th below `threshold_p5`."""
 
-    description = "GPUs that are little used, or whose use swings between busy and idle."
-    recommendation = "Look for bottlenecks, wait less often for the GPU (blocking calls), or use larger batches."
     Parameters = LowGPUUtilizationParameters
-    Judge = _LowUse
-    metric = GPU_USE
+    Condition = _LowUtilization
+    metric = GPU_UTILIZATION
 
-    def update_as_service(self, window: Window) -> None:
-        """Take a window as the managed service does."""
-        for node, gpu, values in per_gpu(window.system, GPU_USE):
-            self._series.setdefault((node, gpu), Series()).add(values)
-        for (node, gpu), series in self._series.items():
-            self.datapoints = len(series)
-            if len(series) <= self.parameters.patience:
-                continue
-            found = _percentiles(series.values[-self.parameters.window :])
-            if _is_low(found, self.parameters):
-                self.triggered += 1
-                self.violations += 1
-                self.details.setdefault(node, {})[gpu] = {**found, **whole_box(series.values)}
-                self.details["last_timestamp"] = window.start_us
+    def describe(self, evidence: dict[str, float], values: QuantileSketch) -> dict[str, float]:
+        """Return the percentiles of the last hit and the box plot of all values."""
+        return {**evidence, **values.box().as_dict()}
 
-    def describe(self, found: dict[str, Any], spread: Spread) -> dict[str, Any]:
-        """Percentiles of the last time, and the box plot of all values."""
-        return {**found, **spread.box()}
+
+# --- compat="service" ------------------------------------------------------------------------------------------------
+
+
+class ServiceLowGPUUtilization(ServiceGpuRule, LowGPUUtilization, service_of=LowGPUUtilization):
+    """LowGPUUtilization as the service computed it: GPUs are evaluated again in windows without new values."""
+
+    def evaluate(self, window: EvaluationWindow) -> bool:
+        """Append the window's values of each GPU; return True if the condition has been met."""
+        for node, gpu, values in values_per_gpu(window.system, self.metric):
+            self._values.setdefault((node, gpu), GrowingArray()).add(values)
+        for (node, gpu), series in self._values.items():
+            self._datapoints = len(series)
+            if len(series) > self.parameters.patience:
+                found = latest_utilization(series.values, self.parameters)
+                if is_low(found, self.parameters):
+                    self._hit(node, gpu, 1, {**found, **Box.of_values(series.values).as_dict()}, window)
+        return self._hits > 0

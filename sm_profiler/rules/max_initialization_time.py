@@ -1,4 +1,4 @@
-"""MaxInitializationTime: much time passes before the first step."""
+"""MaxInitializationTime: a long time passes before the first step."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 import attrs
 import numpy as np
 
+from sm_profiler.formats.columns import EventColumns, Floats, SystemColumns
 from sm_profiler.formats.event_names import STEP
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.parameters import positive
-from sm_profiler.rules.time_breakdown import whole
-from sm_profiler.rules.window import Window
+from sm_profiler.rules.results import RuleResult
+from sm_profiler.rules.time_breakdown import int_if_whole
+from sm_profiler.rules.window import EvaluationWindow
 
 US_PER_MINUTE = 60e6
 
@@ -23,84 +25,116 @@ class MaxInitializationTimeParameters:
     threshold: float = positive(20)
 
 
-class MaxInitializationTime(BuiltinRule):
-    """Fires in each window that ends with no step so far and more than `threshold` minutes of the job passed."""
+@attrs.frozen
+class InitializationDetails:
+    """Times of the job.
 
-    description = "Time from the start of the job to its first step: loading and copying of data, compilation."
-    recommendation = "Stream the data instead of copying it first (fast file or pipe mode), and cache what is prepared."
+    Attributes:
+        steps_us: start of the first and the last step in microseconds since the epoch; None without steps.
+        job_s: first and last sample in seconds since the epoch; None without samples.
+    """
+
+    steps_us: tuple[float, float] | None
+    job_s: tuple[float, float] | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report's details."""
+        steps = {}
+        if self.steps_us is not None:
+            steps = {"first": int_if_whole(self.steps_us[0]), "last": int_if_whole(self.steps_us[1])}
+        job = {} if self.job_s is None else {"job_start": self.job_s[0], "job_end": self.job_s[1]}
+        return {"step_num": steps, **job}
+
+
+class MaxInitializationTime(BuiltinRule):
+    """Fires in each window that ends before the first step and more than `threshold` minutes after the start of the job."""
+
     Parameters = MaxInitializationTimeParameters
 
     def start(self) -> None:
-        """Nothing has been seen yet."""
-        self._start_s: float | None = None
+        """Set up the state of the fold."""
+        self._job_s: tuple[float, float] | None = None
+        self._steps_us: tuple[float, float] | None = None
+        self._steps = 0
         self._saw_events = False
-        self._end_s: float | None = None
-        self._first_step_us: float | None = None
-        self._last_step_us: float | None = None
-        self._ends: dict[
-            int, float
-        ] = {}  # by the window's end: last moment in it, in seconds, of windows before any step
+        self._last_sample_s: dict[int, float] = {}  # of windows before the first step, by their end
 
-    def update(self, window: Window) -> bool:
-        """Take the window's times; True while there is no step and too much time has passed."""
-        if self.service and not window.looked_at_by_service:
-            return False
-        system, events = (window.system, window.events) if self.service else (window.new_system, window.new_events)
-        if len(system):
-            start_s, end_s = float(system.timestamp.min()), float(system.timestamp.max())
-            self._start_s = start_s if self._start_s is None else min(start_s, self._start_s)
-            self._end_s = end_s if self._end_s is None else max(end_s, self._end_s)
-            if self._first_step_us is None:
-                self._ends[window.end_us] = max(end_s, self._ends.get(window.end_us, end_s))
+    def evaluate(self, window: EvaluationWindow) -> bool:
+        """Take the window's times; return True if there is no step yet and too much time has passed."""
+        system, events = window.new_system, window.new_events
+        self._add_samples(system)
+        if len(system) and self._steps_us is None:
+            end_s = float(system.timestamp.max())
+            self._last_sample_s[window.end_us] = max(end_s, self._last_sample_s.get(window.end_us, end_s))
         self._saw_events = self._saw_events or len(events) > 0
-        steps = np.flatnonzero(events.name.mask(lambda name: STEP in name))
-        if len(steps):
-            self.datapoints += len(steps)
-            starts = events.start_us[steps]
-            first, last = (starts[0], starts[-1]) if self.service else (starts.min(), starts.max())
-            if self._first_step_us is None or (not self.service and first < self._first_step_us):
-                self._first_step_us = float(first)
-            self._last_step_us = (
-                float(last) if self.service or self._last_step_us is None else max(float(last), self._last_step_us)
-            )
-        self.finish()
-        return self._first_step_us is None and self.triggered > 0
+        starts_us = step_starts(events)
+        if len(starts_us):
+            self._steps += len(starts_us)
+            self._steps_us = _span(self._steps_us, (float(starts_us.min()), float(starts_us.max())))
+        return self._steps_us is None and self._windows_too_late() > 0
+
+    def _add_samples(self, system: SystemColumns) -> None:
+        if len(system):
+            self._job_s = _span(self._job_s, (float(system.timestamp.min()), float(system.timestamp.max())))
+
+    def _windows_too_late(self) -> int:
+        """Return the number of windows that ended without a step and after the threshold."""
+        if self._job_s is None or not self._saw_events:
+            return 0
+        first_step_us = np.inf if self._steps_us is None else self._steps_us[0]
+        limit_us = self.parameters.threshold * US_PER_MINUTE
+        start_s = self._job_s[0]
+        return sum(
+            end_us <= first_step_us and (end_s - start_s) * 1e6 > limit_us
+            for end_us, end_s in self._last_sample_s.items()
+        )
 
     def absorb(self, other: MaxInitializationTime) -> None:
-        """Take in other nodes or other minutes of the same job."""
-        self.datapoints += other.datapoints
+        """Add the state of another part of the job."""
+        self._steps += other._steps
         self._saw_events = self._saw_events or other._saw_events
-        self._start_s, self._end_s = _of(min, self._start_s, other._start_s), _of(max, self._end_s, other._end_s)
-        self._first_step_us, self._last_step_us = (
-            _of(min, self._first_step_us, other._first_step_us),
-            _of(max, self._last_step_us, other._last_step_us),
-        )
-        for end_us, end_s in other._ends.items():
-            self._ends[end_us] = max(end_s, self._ends.get(end_us, end_s))
+        self._job_s = _span(self._job_s, other._job_s) if other._job_s else self._job_s
+        self._steps_us = _span(self._steps_us, other._steps_us) if other._steps_us else self._steps_us
+        for end_us, end_s in other._last_sample_s.items():
+            self._last_sample_s[end_us] = max(end_s, self._last_sample_s.get(end_us, end_s))
 
-    def finish(self) -> None:
-        """Count the windows that fired, and write the job's times."""
-        steps: dict[str, Any] = {}
-        if self._first_step_us is not None and self._last_step_us is not None:
-            steps = {"first": whole(self._first_step_us), "last": whole(self._last_step_us)}
-        self.details["step_num"] = steps
-        if self._start_s is not None:
-            self.details["job_start"], self.details["job_end"] = self._start_s, self._end_s
-        if self.service:
-            return
-        self.triggered = 0
-        for end_us, end_s in self._ends.items():
-            waited_us = (end_s - (self._start_s or 0.0)) * 1e6
-            before_steps = self._first_step_us is None or end_us <= self._first_step_us
-            fires = self._saw_events and before_steps and waited_us > self.parameters.threshold * US_PER_MINUTE
-            self.triggered += bool(fires)
-        self.violations = self.triggered
-        if self._start_s is None:
-            self.not_evaluated("no system metrics")
-        else:
-            self.not_evaluated(None if self._saw_events else "no framework data: nothing tells when the first step ran")
+    def result(self) -> RuleResult:
+        """Return the number of windows that ended too late without a step."""
+        triggered = self._windows_too_late()
+        not_evaluated = None
+        if self._job_s is None:
+            not_evaluated = "no system metrics"
+        elif not self._saw_events:
+            not_evaluated = "no framework data: the time of the first step is unknown"
+        details = InitializationDetails(self._steps_us, self._job_s)
+        return self._result(triggered, triggered, self._steps, details, not_evaluated)
 
 
-def _of(choose: Any, one: float | None, other: float | None) -> float | None:
-    found = [value for value in (one, other) if value is not None]
-    return choose(found) if found else None
+def step_starts(events: EventColumns) -> Floats:
+    """Return the starts of all steps in microseconds, in the order of the rows."""
+    return events.start_us[events.name.mask(lambda name: STEP in name)]
+
+
+def _span(one: tuple[float, float] | None, other: tuple[float, float]) -> tuple[float, float]:
+    return other if one is None else (min(one[0], other[0]), max(one[1], other[1]))
+
+
+# --- compat="service" ------------------------------------------------------------------------------------------------
+
+
+class ServiceMaxInitializationTime(MaxInitializationTime, service_of=MaxInitializationTime):
+    """MaxInitializationTime as the service computed it: it never fires, and steps are taken in the order of the files."""
+
+    def evaluate(self, window: EvaluationWindow) -> bool:
+        """Take the window's times."""
+        self._add_samples(window.system)
+        starts_us = step_starts(window.events)
+        if len(starts_us):
+            self._steps += len(starts_us)
+            first_us = float(starts_us[0]) if self._steps_us is None else self._steps_us[0]
+            self._steps_us = first_us, float(starts_us[-1])
+        return False
+
+    def result(self) -> RuleResult:
+        """Return the service's numbers."""
+        return self._result(0, 0, self._steps, InitializationDetails(self._steps_us, self._job_s))

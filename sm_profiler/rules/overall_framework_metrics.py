@@ -1,4 +1,4 @@
-"""OverallFrameworkMetrics: where the training loop's time goes; it never fires."""
+"""OverallFrameworkMetrics: how the time of the training loop is spent; never fires."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import numpy as np
 
 from sm_profiler.formats.columns import EventColumns, Ints
 from sm_profiler.rules.builtin import BuiltinRule
-from sm_profiler.rules.time_breakdown import STEP, WhatRan, classes
-from sm_profiler.rules.window import Window
+from sm_profiler.rules.results import KeyOrder, RuleResult
+from sm_profiler.rules.time_breakdown import EventClass, TimeBreakdown, classes_of, in_order
+from sm_profiler.rules.window import EvaluationWindow
 
 OTHERS = "others"
 
@@ -21,97 +22,105 @@ class _Loop:
     end_us: float
     in_steps_us: float = 0.0
 
-    def widen(self, start_us: float, end_us: float, in_steps_us: float) -> None:
-        """Take in more steps."""
+    def add(self, start_us: float, end_us: float, in_steps_us: float) -> None:
+        """Add more steps."""
         self.start_us, self.end_us = min(self.start_us, start_us), max(self.end_us, end_us)
         self.in_steps_us += in_steps_us
 
+    @property
+    def outside_us(self) -> float:
+        """Time outside every step."""
+        return max(self.end_us - self.start_us - self.in_steps_us, 0.0)
+
 
 class OverallFrameworkMetrics(BuiltinRule):
-    """Shares of training and evaluation steps, of passes, operators and everything else that was recorded."""
-
-    description = "Where the time of the training loop goes: steps, passes, operators, data loading, collectives."
-    recommendation = (
-        "Look at the largest shares first; a large share outside every step points to logging, checkpoints or metrics."
-    )
+    """Shares of training and evaluation steps, of passes, operators and all other recorded events."""
 
     def start(self) -> None:
-        """Nothing has been seen yet."""
-        self._ran = WhatRan()
-        self._loops: dict[str, _Loop] = {}
-        self._loop_start_us: float | None = None
+        """Set up the state of the fold."""
+        self._breakdown = TimeBreakdown()
+        self._loops: dict[str, _Loop] = {}  # by process
 
-    def update(self, window: Window) -> bool:
-        """Take the window's events."""
-        if self.service:
-            if window.looked_at_by_service:
-                self._update_as_service(window.events)
-            return False
+    def evaluate(self, window: EvaluationWindow) -> bool:
+        """Add the window's events."""
         events = window.new_events
-        self._ran.add(events)
-        steps = np.flatnonzero(classes(events) == STEP)
+        self._breakdown.add(events)
+        steps = np.flatnonzero(classes_of(events) == EventClass.STEP)
         codes = events.node.codes[steps]
         for code in np.unique(codes):
             own = steps[codes == code]
             start_us, end_us = float(events.start_us[own].min()), float(events.end_us[own].max())
             loop = self._loops.setdefault(events.node.values[code], _Loop(start_us, end_us))
-            loop.widen(start_us, end_us, float(events.duration_us[own].sum()))
+            loop.add(start_us, end_us, float(events.duration_us[own].sum()))
         return False
 
-    def _update_as_service(self, events: EventColumns) -> None:
-        """As the service does: after each step `others` is worked out anew, its own last value taken for a step."""
-        gpu_phases = len(self._ran.gpu_phases)
-        steps = dict(self._ran.steps)
-        self._ran.add(events)
-        gpu_phases_at, found = self._gpu_phases_at(events, gpu_phases)
-        rows = np.flatnonzero(found == STEP)
-        in_steps = sum(value for name, value in steps.items() if name != OTHERS)
-        others = steps.get(OTHERS, 0.0)
-        starts, durations, ends = (
-            column[rows].tolist() for column in (events.start_us, events.duration_us, events.end_us)
-        )
-        for start_us, duration_us, end_us, gpus in zip(
-            starts, durations, ends, gpu_phases_at[rows].tolist(), strict=True
-        ):
+    def absorb(self, other: OverallFrameworkMetrics) -> None:
+        """Add the state of another part of the job."""
+        self._breakdown.merge(other._breakdown)
+        for process, loop in other._loops.items():
+            mine = self._loops.setdefault(process, _Loop(loop.start_us, loop.end_us))
+            mine.add(loop.start_us, loop.end_us, loop.in_steps_us)
+
+    def result(self) -> RuleResult:
+        """Return the shares; `others` is the time of all loops outside their steps."""
+        breakdown = TimeBreakdown()
+        breakdown.merge(self._breakdown)
+        if breakdown.steps:
+            breakdown.steps[OTHERS] = sum(loop.outside_us for loop in self._loops.values())
+        missing = None if self._breakdown else "no framework data"
+        return self._result(0, 0, 0, breakdown.shares(), missing)
+
+
+# --- compat="service" ------------------------------------------------------------------------------------------------
+
+
+class ServiceOverallFrameworkMetrics(OverallFrameworkMetrics, service_of=OverallFrameworkMetrics):
+    """OverallFrameworkMetrics as the service computed it.
+
+    After each step `others` is computed anew with its own last value counted as a step: about half of the true time, and
+    possibly negative.
+    """
+
+    def start(self) -> None:
+        """Set up the state of the fold."""
+        super().start()
+        self._loop_start_us: float | None = None
+        self._order = KeyOrder()
+
+    def evaluate(self, window: EvaluationWindow) -> bool:
+        """Add the window's events."""
+        events = window.events
+        known_gpu_phases = len(self._breakdown.gpu_phases)
+        steps_before = dict(self._breakdown.steps)
+        self._breakdown.add(events)
+        self._add_others(events, self._gpu_phases_at(events, known_gpu_phases), steps_before)
+        self._order.add(self._breakdown.shares().as_dict())
+        return False
+
+    def _add_others(self, events: EventColumns, gpu_phases_at: Ints, before: dict[str, float]) -> None:
+        rows = np.flatnonzero(classes_of(events) == EventClass.STEP)
+        if len(rows) == 0:
+            return
+        in_steps = sum(value for name, value in before.items() if name != OTHERS)
+        others = before.get(OTHERS, 0.0)
+        columns = (events.start_us, events.duration_us, events.end_us, gpu_phases_at)
+        for start_us, duration_us, end_us, gpus in zip(*(each[rows].tolist() for each in columns), strict=True):
             self._loop_start_us = start_us if self._loop_start_us is None else self._loop_start_us
             in_steps += duration_us
             others = (end_us - self._loop_start_us) - (in_steps + others) / max(gpus, 1)
-        if len(rows):
-            names = [name for name in self._ran.steps if name != OTHERS]
-            place = names if OTHERS in steps else [names[0], OTHERS, *names[1:]]
-            values = {**self._ran.steps, OTHERS: others}
-            order = list(steps) + [name for name in place if name not in steps]
-            self._ran.steps = {name: values[name] for name in order}
-        self._ran.write_details(self.details)
+        names = [name for name in self._breakdown.steps if name != OTHERS]
+        place = names if OTHERS in before else [names[0], OTHERS, *names[1:]]
+        values = {**self._breakdown.steps, OTHERS: others}
+        order = list(before) + [name for name in place if name not in before]
+        self._breakdown.steps = {name: values[name] for name in order}
 
-    def _gpu_phases_at(self, events: EventColumns, before: int) -> tuple[Ints, Ints]:
-        """How many GPU phases had been seen at each event, and the events' classes."""
-        found = classes(events)
-        fresh = np.zeros(len(events), np.int64)
-        for name in list(self._ran.gpu_phases)[before:]:
-            fresh[int(np.argmax(events.phase.mask(name)))] += 1
-        return before + np.cumsum(fresh), found
+    def _gpu_phases_at(self, events: EventColumns, known: int) -> Ints:
+        """Return the number of GPU phases seen up to each event."""
+        new = np.zeros(len(events), np.int64)
+        for name in list(self._breakdown.gpu_phases)[known:]:
+            new[int(np.argmax(events.phase.mask(name)))] += 1
+        return known + np.cumsum(new)
 
-    def absorb(self, other: OverallFrameworkMetrics) -> None:
-        """Take in other nodes or other minutes of the same job."""
-        self._ran.merge(other._ran)
-        for process, loop in other._loops.items():
-            self._loops.setdefault(process, _Loop(loop.start_us, loop.end_us)).widen(
-                loop.start_us, loop.end_us, loop.in_steps_us
-            )
-
-    def finish(self) -> None:
-        """Write the shares; `others` is the time of the loops outside every step."""
-        if self.service:
-            if not self.details:
-                self._ran.write_details(self.details)
-            return
-        steps = dict(self._ran.steps)
-        outside_us = sum(max(loop.end_us - loop.start_us - loop.in_steps_us, 0.0) for loop in self._loops.values())
-        if steps:
-            self._ran.steps = {**steps, OTHERS: outside_us}
-        self.details = {}
-        self._ran.write_details(self.details)
-        self._ran.steps = steps
-        anything = any(vars(self._ran).values())
-        self.not_evaluated(None if anything else "no framework data")
+    def result(self) -> RuleResult:
+        """Return the service's numbers."""
+        return self._result(0, 0, 0, in_order(self._breakdown, self._order))

@@ -1,99 +1,130 @@
-"""OverallSystemUsage: statistics of every resource, per node; it never fires."""
+"""OverallSystemUsage: statistics of every resource per node; never fires."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import SystemColumns
 from sm_profiler.rules.builtin import BuiltinRule
-from sm_profiler.rules.gpus import GPU_MEMORY, GPU_USE
-from sm_profiler.rules.node_sums import sums_per_moment
-from sm_profiler.rules.nodes import natural
-from sm_profiler.rules.quantile_sketch import Spread
-from sm_profiler.rules.window import Window
+from sm_profiler.rules.grouping import (
+    CPU_UTILIZATION,
+    GPU_MEMORY,
+    GPU_UTILIZATION,
+    IO_WAIT,
+    natural_key,
+    sums_per_moment,
+)
+from sm_profiler.rules.quantile_sketch import QuantileSketch
+from sm_profiler.rules.results import RuleResult
+from sm_profiler.rules.window import EvaluationWindow
 
-# What the report calls a metric → the dimension its rows have, and of which devices it is the mean.
+# Metric in the report → dimension of its rows, and the devices it is the mean of.
 METRICS = {
     "Network": ("Algorithm", None),
-    "GPU": (GPU_USE, "gpu"),
-    "CPU": ("CPUUtilization", "cpu"),
+    "GPU": (GPU_UTILIZATION, "gpu"),
+    "CPU": (CPU_UTILIZATION, "cpu"),
     "CPU memory": ("", None),
     "GPU memory": (GPU_MEMORY, "gpu"),
-    "I/O": ("I/OWaitPercentage", "cpu"),
+    "I/O": (IO_WAIT, "cpu"),
 }
+DEVICES = {"gpu": (GPU_UTILIZATION, GPU_MEMORY), "cpu": (CPU_UTILIZATION, IO_WAIT)}
 MEMORY_NAME = "MemoryUsedPercent"
-SHARES = {"p99": 0.99, "p95": 0.95, "p50": 0.5}
+
+
+@attrs.frozen
+class SystemUsageDetails:
+    """Metric → node → statistics."""
+
+    metrics: dict[str, dict[str, dict[str, float]]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report's details."""
+        return dict(self.metrics)
+
+
+def statistics(values: QuantileSketch) -> dict[str, float]:
+    """Return maximum, percentiles and minimum to two decimals; values of zero and below are the int 0."""
+    p99, p95, p50 = values.quantiles([0.99, 0.95, 0.5])
+    found = {"max": values.max, "p99": p99, "p95": p95, "p50": p50, "min": values.min}
+    return {name: max(0, float(np.round(value, 2))) for name, value in found.items()}
 
 
 class OverallSystemUsage(BuiltinRule):
     """Maximum, percentiles and minimum of network, GPU, CPU, memory and I/O wait of each node."""
 
-    description = "How much of each node's CPU, GPU, memory, network and I/O the job uses."
-    recommendation = (
-        "Resources that stay far below their limits point to a smaller instance; those at the limit to what to relieve."
-    )
+    exact = False  # keep every value
 
     def start(self) -> None:
-        """Nothing has been seen yet."""
-        self._names: dict[tuple[str, str], set[str]] = {}  # device names by node and kind
-        self._spreads: dict[str, dict[str, Spread]] = {metric: {} for metric in METRICS}
+        """Set up the state of the fold."""
+        self._device_names: dict[tuple[str, str], set[str]] = {}  # by node and kind
+        self._values: dict[str, dict[str, QuantileSketch]] = {metric: {} for metric in METRICS}
 
-    def update(self, window: Window) -> bool:
-        """Take the window's sums per node and moment."""
-        if self.service and not window.looked_at_by_service:
-            return False
-        system = window.system if self.service else window.new_system
-        self._learn_names(system)
+    def evaluate(self, window: EvaluationWindow) -> bool:
+        """Add the window's sums per node and timestamp."""
+        self._add(window.new_system)
+        return False
+
+    def _add(self, system: SystemColumns) -> None:
+        for kind, dimensions in DEVICES.items():
+            rows = system.dimension.mask(dimensions[0]) | system.dimension.mask(dimensions[1])
+            for node in system.node[rows].present():
+                names = system.name[rows & system.node.mask(node)].present()
+                self._names_of(node, kind).update(names)
         for metric, (dimension, devices) in METRICS.items():
             is_memory = metric == "CPU memory"
             chosen = system.name.mask(MEMORY_NAME) if is_memory else system.dimension.mask(dimension)
             for node, sums in sums_per_moment(system, chosen):
-                divisor = len(self._names[self._scope(node), devices]) if devices else 1
-                spread = self._spreads[metric].setdefault(node, Spread(exact=self.service))
-                spread.add(sums / divisor)
-        return False
+                divisor = len(self._names_of(node, devices)) if devices else 1
+                self._values[metric].setdefault(node, QuantileSketch(exact=self.exact)).add(sums / divisor)
 
-    def _scope(self, node: str) -> str:
-        """The service counts devices by name across nodes."""
-        return "" if self.service else node
-
-    def _learn_names(self, system: SystemColumns) -> None:
-        for devices, dimensions in (("gpu", (GPU_USE, GPU_MEMORY)), ("cpu", ("CPUUtilization", "I/OWaitPercentage"))):
-            rows = system.dimension.mask(dimensions[0]) | system.dimension.mask(dimensions[1])
-            for node in system.node[rows].present():
-                names = system.name[rows & system.node.mask(node)].present()
-                self._names.setdefault((self._scope(node), devices), set()).update(names)
+    def _names_of(self, node: str, kind: str) -> set[str]:
+        return self._device_names.setdefault((node, kind), set())
 
     def absorb(self, other: OverallSystemUsage) -> None:
-        """Take in other nodes or other minutes of the same job."""
-        for key, names in other._names.items():
-            self._names.setdefault(key, set()).update(names)
-        for metric, of_nodes in other._spreads.items():
-            for node, spread in of_nodes.items():
-                self._spreads[metric].setdefault(node, Spread()).merge(spread)
+        """Add the state of another part of the job."""
+        for (node, kind), names in other._device_names.items():
+            self._names_of(node, kind).update(names)
+        for metric, nodes in other._values.items():
+            for node, values in nodes.items():
+                self._values[metric].setdefault(node, QuantileSketch()).merge(values)
 
-    def finish(self) -> None:
-        """Write the statistics."""
-        cpu = self._spreads["CPU"]
-        if not self.service:
-            for metric, of_nodes in self._spreads.items():
-                self._spreads[metric] = dict(sorted(of_nodes.items(), key=lambda item: natural(item[0])))
-            cpu = self._spreads["CPU"]
-            self.not_evaluated("no system metrics" if not any(self._spreads.values()) else None)
-        self.datapoints = next(iter(cpu.values())).count if cpu else 0
-        why = {key: value for key, value in self.details.items() if key == "not_evaluated"}
-        self.details = {
-            metric: {node: statistics(spread) for node, spread in of_nodes.items()}
-            for metric, of_nodes in self._spreads.items()
+    def result(self) -> RuleResult:
+        """Return the statistics, nodes in natural order."""
+        metrics = {
+            metric: dict(sorted(nodes.items(), key=lambda item: natural_key(item[0])))
+            for metric, nodes in self._values.items()
         }
-        self.details.update(why)
+        missing = None if any(metrics.values()) else "no system metrics"
+        return self._usage(metrics, missing)
+
+    def _usage(self, metrics: dict[str, dict[str, QuantileSketch]], not_evaluated: str | None) -> RuleResult:
+        cpu = next(iter(metrics["CPU"].values()), None)
+        details = SystemUsageDetails(
+            {metric: {node: statistics(values) for node, values in nodes.items()} for metric, nodes in metrics.items()}
+        )
+        return self._result(0, 0, cpu.count if cpu else 0, details, not_evaluated)
 
 
-def statistics(spread: Spread) -> dict[str, Any]:
-    """Maximum, percentiles and minimum, to two decimals; what is not above zero is the int 0."""
-    p99, p95, p50 = spread.quantiles(list(SHARES.values()))
-    found = {"max": spread.max, "p99": p99, "p95": p95, "p50": p50, "min": spread.min}
-    rounded = {name: float(np.round(value, 2)) for name, value in found.items()}
-    return {name: max(0, value) for name, value in rounded.items()}
+# --- compat="service" ------------------------------------------------------------------------------------------------
+
+
+class ServiceOverallSystemUsage(OverallSystemUsage, service_of=OverallSystemUsage):
+    """OverallSystemUsage as the service computed it: devices are counted by name across nodes."""
+
+    exact = True
+
+    def evaluate(self, window: EvaluationWindow) -> bool:
+        """Add the window's sums per node and timestamp."""
+        self._add(window.system)
+        return False
+
+    def _names_of(self, node: str, kind: str) -> set[str]:
+        del node
+        return super()._names_of("", kind)
+
+    def result(self) -> RuleResult:
+        """Return the service's numbers."""
+        return self._usage(self._values, None)

@@ -1,4 +1,4 @@
-"""Parameters of rules: attrs fields whose values may come as strings, checked with one clear line."""
+"""Parameters of rules: attrs fields that accept strings and report a bad value in one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ P = TypeVar("P", bound=attrs.AttrsInstance)
 
 
 def as_number(value: object) -> object:
-    """A number from what the API carries (always a string); anything else is left to the validator."""
+    """Convert a string, as the API carries all values, to a number; leave anything else to the validator."""
     if isinstance(value, str):
         try:
             number = float(value)
@@ -62,30 +62,30 @@ def _is_text(_: object, field: attrs.Attribute[Any], value: object) -> None:
 
 
 def percentile(default: float) -> Any:
-    """A field that holds a percentage, 0 to 100."""
+    """Declare a field for a percentage, 0 to 100."""
     return attrs.field(default=default, converter=as_number, validator=_is_percentile)
 
 
 def positive(default: float) -> Any:
-    """A field that holds a number above zero."""
+    """Declare a field for a number above zero."""
     return attrs.field(default=default, converter=as_number, validator=_is_positive)
 
 
 def count(default: int) -> Any:
-    """A field that holds a whole number above zero."""
+    """Declare a field for a whole number above zero."""
     return attrs.field(default=default, converter=_as_count, validator=_is_count)
 
 
 def text(default: str | None = None) -> Any:
-    """A field that holds a text or None."""
+    """Declare a field for a text or None."""
     return attrs.field(default=default, converter=_as_text, validator=_is_text)
 
 
 def interval(value: object) -> int:
-    """A length of time in microseconds.
+    """Convert a length of time in microseconds.
 
     Raises:
-        ConfigError: it is no whole number above zero.
+        ConfigError: it is not a whole number above zero.
     """
     number = _as_count(value)
     if isinstance(number, bool) or not isinstance(number, int) or number <= 0:
@@ -94,10 +94,10 @@ def interval(value: object) -> int:
 
 
 def build(kind: type[P], rule: str, values: Mapping[str, object]) -> P:
-    """The parameters of a rule.
+    """Build the parameters of a rule.
 
     Raises:
-        ConfigError: an unknown name or a bad value; one line that names the rule.
+        ConfigError: an unknown name or a bad value; one line with the rule's name.
     """
     known = {field.name for field in attrs.fields(kind)}
     unknown = [name for name in values if name not in known]
@@ -108,8 +108,3 @@ def build(kind: type[P], rule: str, values: Mapping[str, object]) -> P:
         return kind(**values)
     except ConfigError as error:
         raise ConfigError(f"{rule}: {error}") from None
-
-
-def as_text(values: Mapping[str, object]) -> str:
-    """The report's RuleParameters: `name:value`, a line each."""
-    return "\n".join(f"{name}:{value}" for name, value in values.items())

@@ -1,4 +1,4 @@
-"""ProfilerReport: the rule that runs all others, each isolated from the others' errors."""
+"""ProfilerReport: runs all other rules, each isolated from the errors of the others."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import attrs
 from sm_profiler.errors import ConfigError, ProfilerError
 from sm_profiler.rules import parameters as params
 from sm_profiler.rules.batch_size import BatchSize
-from sm_profiler.rules.builtin import BuiltinRule, Compat
-from sm_profiler.rules.cpu_bottleneck import CPUBottleneck
+from sm_profiler.rules.bottleneck import CPUBottleneck, IOBottleneck
+from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.dataloader import Dataloader
 from sm_profiler.rules.gpu_memory_increase import GPUMemoryIncrease
-from sm_profiler.rules.io_bottleneck import IOBottleneck
 from sm_profiler.rules.load_balancing import LoadBalancing
 from sm_profiler.rules.low_gpu_utilization import LowGPUUtilization
 from sm_profiler.rules.max_initialization_time import MaxInitializationTime
 from sm_profiler.rules.overall_framework_metrics import OverallFrameworkMetrics
 from sm_profiler.rules.overall_system_usage import OverallSystemUsage
+from sm_profiler.rules.results import RuleResult, RuleResults
 from sm_profiler.rules.step_outlier import StepOutlier
-from sm_profiler.rules.window import MINUTE_US, Window
+from sm_profiler.rules.window import MINUTE_US, EvaluationWindow
 
 # In the order in which ProfilerReport runs them.
 RULES: tuple[type[BuiltinRule], ...] = (
@@ -38,13 +38,13 @@ RULES: tuple[type[BuiltinRule], ...] = (
     Dataloader,
     OverallFrameworkMetrics,
 )
-IGNORED = "opt_out_telemetry"  # accepted for old configurations: there is no telemetry
+IGNORED = {"opt_out_telemetry", "rule_to_invoke"}  # in the service's configurations; there is no telemetry
 INTERVAL = "scan_interval_us"
 
 
 @attrs.frozen
 class ReportParameters:
-    """What ProfilerReport was given.
+    """Parameters of ProfilerReport.
 
     Attributes:
         of_rules: rule name → parameter → value.
@@ -56,16 +56,16 @@ class ReportParameters:
 
     @classmethod
     def parse(cls, values: Mapping[str, object] | None) -> ReportParameters:
-        """Read `<RuleName>_<parameter>` keys; the rule's name without regard to case.
+        """Parse `<RuleName>_<parameter>` keys; case in the rule's name is ignored.
 
         Raises:
-            ConfigError: a key that names no rule or no parameter, or a bad value; one line.
+            ConfigError: a key names no rule or no parameter, or a value is bad; one line.
         """
         of_rules: dict[str, dict[str, object]] = {}
         interval_us = MINUTE_US
         by_name = {rule.name().lower(): rule for rule in RULES}
         for key, value in (values or {}).items():
-            if key in {IGNORED, "rule_to_invoke"}:
+            if key in IGNORED:
                 continue
             if key == INTERVAL:
                 interval_us = params.interval(value)
@@ -81,81 +81,92 @@ class ReportParameters:
                 interval_us = params.interval(value)
                 continue
             of_rules.setdefault(by_name[rule_name.lower()].name(), {})[parameter] = value
-        made = cls(of_rules, interval_us)
+        parsed = cls(of_rules, interval_us)
         for rule in RULES:
-            params.build(rule.Parameters, rule.name(), rule.accepted(made.of_rules.get(rule.name(), {})))
-        return made
+            params.build(rule.Parameters, rule.name(), rule.accepted(parsed.of_rules.get(rule.name(), {})))
+        return parsed
+
+
+@attrs.frozen
+class ReportDetails:
+    """How often each rule was triggered, and the rules that broke."""
+
+    triggered: dict[str, int]
+    broken: dict[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report's details."""
+        return {**self.triggered, "broken": dict(self.broken)} if self.broken else dict(self.triggered)
 
 
 class ProfilerReport(BuiltinRule):
-    """Runs the eleven others; its condition is met if that of any is.
+    """Runs the eleven others; its condition is met if that of any of them is.
 
     Attributes:
         rules: the rules by name.
-        broken: name of a rule → why it stopped.
+        broken: rule name → one line about the error that stopped it.
+        first_met: rule name → index of the first window that met its condition.
     """
 
-    description = "All rules, and a report of what they found."
-    recommendation = "Start with the rules that fired most often."
-
     def read_parameters(self, values: Mapping[str, object]) -> ReportParameters:
-        """Parameters of all rules."""
+        """Parse the parameters of all rules."""
         return ReportParameters.parse(values)
 
     def shown_parameters(self) -> dict[str, object]:
-        """Those that were given."""
+        """Return the parameters that were given."""
         given: dict[str, dict[str, object]] = self.parameters.of_rules
         return {f"{rule}_{name}": value for rule, values in given.items() for name, value in values.items()}
 
     def start(self) -> None:
-        """Set up every rule."""
+        """Create every rule."""
         given = self.parameters.of_rules
-        compat: Compat = "service" if self.service else None
-        self.rules = {rule.name(): rule(compat=compat, **given.get(rule.name(), {})) for rule in RULES}
+        self.rules = {rule.name(): rule(compat=self.compat, **given.get(rule.name(), {})) for rule in RULES}
         self.broken: dict[str, str] = {}
+        self.first_met: dict[str, int] = {}
+        self.windows = 0
 
-    def update(self, window: Window) -> bool:
-        """Give the window to every rule; True if the condition of one is met in it."""
+    def evaluate(self, window: EvaluationWindow) -> bool:
+        """Pass the window to every rule; return True if it meets the condition of one."""
         met = False
         for name, rule in self.rules.items():
             if name not in self.broken:
                 try:
-                    met = rule.update(window) or met
-                except Exception as error:  # noqa: BLE001 - one rule's fault must not take the others along
-                    self.broken[name] = reason(error)
+                    if rule.update(window):
+                        self.first_met.setdefault(name, self.windows)
+                        met = True
+                except Exception as error:  # noqa: BLE001 - one rule's error must not stop the others
+                    self.broken[name] = one_line(error)
+        self.windows += 1
         return met
 
     def absorb(self, other: ProfilerReport) -> None:
-        """Take in other nodes or other minutes of the same job."""
+        """Add the state of another part of the job."""
         self.broken.update(other.broken)
         for name, rule in self.rules.items():
             if name not in self.broken:
                 rule.merge(other.rules[name])
 
-    def results(self) -> dict[str, dict[str, Any]]:
-        """The report object of each rule that is not broken."""
-        found = {}
+    def results(self) -> RuleResults:
+        """Return the result of each rule that is not broken."""
+        found: dict[str, RuleResult] = {}
         for name, rule in self.rules.items():
             if name not in self.broken:
                 try:
                     found[name] = rule.result()
-                except Exception as error:  # noqa: BLE001 - as above
-                    self.broken[name] = reason(error)
-        return found
+                except Exception as error:  # noqa: BLE001 - one rule's error must not stop the others
+                    self.broken[name] = one_line(error)
+        return RuleResults(found, dict(self.broken))
 
-    def finish(self) -> None:
-        """Sum up."""
+    def result(self) -> RuleResult:
+        """Return the number of rules that fired."""
         results = self.results()
-        self.triggered = sum(result["RuleTriggered"] > 0 for result in results.values())
-        self.violations = self.triggered
-        self.datapoints = len(results)
-        self.details = {name: result["RuleTriggered"] for name, result in results.items()}
-        if self.broken:
-            self.details["broken"] = dict(self.broken)
+        fired = len(results.fired)
+        triggered = {name: result.triggered for name, result in results.results.items()}
+        return self._result(fired, fired, len(triggered), ReportDetails(triggered, results.broken))
 
 
-def reason(error: BaseException) -> str:
-    """One line for an error: our own ones as they are, others with their kind and place."""
+def one_line(error: BaseException) -> str:
+    """Describe an error in one line: our own as they are, others with their type and place."""
     if isinstance(error, ProfilerError):
         return str(error)
     frames = inspect.getinnerframes(error.__traceback__, context=0) if error.__traceback__ else []

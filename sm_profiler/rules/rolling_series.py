@@ -1,7 +1,7 @@
-"""Tracks: values of one GPU (or one node) in time order, judged as they come by the last few of them.
+"""Series of values judged by their latest ones, in a form that merges.
 
-A track is what lets a fold be merged although its judgement looks back: it keeps the first values as they came, until
-it has seen enough for its judgements not to depend on anything before; merging replays these behind the other track.
+A rolling condition looks back on earlier values. To stay mergeable, a series keeps its first values as they came, until
+later evaluations no longer depend on anything before the series; merging replays those behind the other series.
 """
 
 from __future__ import annotations
@@ -12,68 +12,70 @@ from typing import Any
 import numpy as np
 
 from sm_profiler.formats.columns import Floats
-from sm_profiler.rules.quantile_sketch import Spread
+from sm_profiler.rules.quantile_sketch import QuantileSketch
 
-Chunk = Mapping[str, Floats]  # what one window adds: the values of each series, in time order
+Chunk = Mapping[str, Floats]  # values of one window by name, in time order
 
 
-class Judge:
-    """Decides on the newest values of a track; stateless."""
+class RollingCondition:
+    """Decides on the newest values of a series; stateless."""
 
-    needed = 0  # so many values must have come before a judgement stops depending on what came before the track
-    look_back = 0  # values of each series that a judgement looks at, besides the new ones
+    needed = 0  # values after which an evaluation no longer depends on what came before the series
+    look_back = 0  # earlier values of each name that an evaluation uses
 
-    def judge(self, before: dict[str, int], tails: Chunk, new: Chunk) -> tuple[int, dict[str, Any]]:
-        """Returns how often the condition is met, and what the details say of the last time.
+    def check(self, before: dict[str, int], tails: Chunk, new: Chunk) -> tuple[int, Any]:
+        """Return how often the condition is met, and the evidence of the last time.
 
-        before: how many values of each series came before `new`; tails: the last of them and `new`, together.
+        Args:
+            before: number of values of each name before `new`.
+            tails: the last `look_back` of those, followed by `new`.
+            new: values of the window.
         """
         raise NotImplementedError
 
 
-class Track:
-    """The values of one key."""
+class RollingSeries:
+    """Values of one GPU or node."""
 
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
+    def __init__(self, condition: RollingCondition) -> None:
+        self._condition = condition
         self._head: list[tuple[int, Chunk]] = []
         self._counts: dict[str, int] = {}
         self._tails: dict[str, Floats] = {}
-        self._late: dict[str, Spread] = {}  # values after the head
+        self._late: dict[str, QuantileSketch] = {}  # values after the head
         self._early_hits, self._late_hits = 0, 0
-        self.last_hit: tuple[int, dict[str, Any]] | None = None  # start of the window, details
+        self.last_hit: tuple[int, Any] | None = None  # start of the window, evidence
         self.first_us: int | None = None
 
-    def feed(self, start_us: int, chunk: Chunk) -> bool:
-        """Take a window's values; True if the condition is met in it."""
+    def feed(self, start_us: int, chunk: Chunk) -> int:
+        """Append a window's values; return how often they meet the condition."""
         self.first_us = start_us if self.first_us is None else self.first_us
         before = {name: self._counts.get(name, 0) for name in chunk}
         nothing = np.empty(0)
         tails = {name: np.concatenate([self._tails.get(name, nothing), values]) for name, values in chunk.items()}
-        hits, details = self._judge.judge(before, tails, chunk)
-        is_head = min(before.values(), default=0) < self._judge.needed
-        if is_head:
+        hits, evidence = self._condition.check(before, tails, chunk)
+        if min(before.values(), default=0) < self._condition.needed:
             self._head.append((start_us, chunk))
             self._early_hits += hits
         else:
             self._late_hits += hits
             for name, values in chunk.items():
-                self._late.setdefault(name, Spread()).add(values)
+                self._late.setdefault(name, QuantileSketch()).add(values)
         if hits:
-            self.last_hit = (start_us, details)
+            self.last_hit = (start_us, evidence)
         for name, values in chunk.items():
             self._counts[name] = before[name] + len(values)
-            self._tails[name] = tails[name][-self._judge.look_back :] if self._judge.look_back else nothing
-        return hits > 0
+            self._tails[name] = tails[name][-self._condition.look_back :] if self._condition.look_back else nothing
+        return hits
 
-    def merge(self, other: Track) -> Track:
-        """The track of both; their times must not overlap."""
+    def merge(self, other: RollingSeries) -> RollingSeries:
+        """Return the series of both; their times must not overlap."""
         first, second = (self, other) if (self.first_us or 0) <= (other.first_us or 0) else (other, self)
-        first.go_on_with(second)
+        first.append(second)
         return first
 
-    def go_on_with(self, later: Track) -> None:
-        """Take in a track whose values all came later."""
+    def append(self, later: RollingSeries) -> None:
+        """Add a series whose values all came later."""
         head, late, late_hits = later._head, later._late, later._late_hits
         counts, tails = later._counts, later._tails
         replayed: dict[str, int] = {}
@@ -84,8 +86,8 @@ class Track:
         if not late:
             return
         self._late_hits += late_hits
-        for name, spread in late.items():
-            self._late.setdefault(name, Spread()).merge(spread)
+        for name, sketch in late.items():
+            self._late.setdefault(name, QuantileSketch()).merge(sketch)
         for name, total in counts.items():
             self._counts[name] = self._counts.get(name, 0) + total - replayed.get(name, 0)
             self._tails[name] = tails[name]
@@ -98,16 +100,12 @@ class Track:
         return self._early_hits + self._late_hits
 
     def count(self, name: str) -> int:
-        """How many values of a series came."""
+        """Return the number of values of one name."""
         return self._counts.get(name, 0)
 
-    def names(self) -> list[str]:
-        """The series, in order of first appearance."""
-        return list(self._counts)
-
-    def spread(self, name: str) -> Spread:
-        """All values of a series."""
-        total = Spread()
+    def sketch(self, name: str) -> QuantileSketch:
+        """Return all values of one name."""
+        total = QuantileSketch()
         if name in self._late:
             total.merge(self._late[name])
         for _, chunk in self._head:
@@ -116,7 +114,33 @@ class Track:
         return total
 
 
-def merge_tracks(mine: dict[Any, Track], theirs: Mapping[Any, Track]) -> None:
-    """Merge tracks key by key."""
-    for key, track in theirs.items():
-        mine[key] = mine[key].merge(track) if key in mine else track
+def merge_series(mine: dict[Any, RollingSeries], theirs: Mapping[Any, RollingSeries]) -> None:
+    """Merge the series of another part of the job into `mine`, key by key."""
+    for key, series in theirs.items():
+        mine[key] = mine[key].merge(series) if key in mine else series
+
+
+class GrowingArray:
+    """All values in the order of arrival: what compat="service" needs."""
+
+    def __init__(self) -> None:
+        self._buffer: Floats = np.empty(256)
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def add(self, values: Floats) -> None:
+        """Append values."""
+        needed = self._length + len(values)
+        if needed > len(self._buffer):
+            grown = np.empty(2 * needed)
+            grown[: self._length] = self._buffer[: self._length]
+            self._buffer = grown
+        self._buffer[self._length : needed] = values
+        self._length = needed
+
+    @property
+    def values(self) -> Floats:
+        """All values, a view."""
+        return self._buffer[: self._length]

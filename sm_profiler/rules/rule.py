@@ -1,4 +1,4 @@
-"""The old API's rule: a class of a user's, invoked step by step on a trial."""
+"""The old API's rule: a user's class, invoked step by step on a trial."""
 
 from __future__ import annotations
 
@@ -6,25 +6,59 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from sm_profiler.errors import ProfilerError
 from sm_profiler.rules.actions import Actions
-from sm_profiler.rules.conditions import NoMoreProfilerData, RuleEvaluationConditionMet
 
 SCAN_INTERVAL_US = 60_000_000
+
+
+class RuleEvaluationConditionMet(ProfilerError):  # noqa: N818 - the name that users' rules raise
+    """A rule's condition is met.
+
+    Attributes:
+        rule_name: the rule's name.
+        step: index of the invocation.
+        end_of_rule: True to end the evaluation.
+    """
+
+    def __init__(self, rule_name: str, step: int, end_of_rule: bool = False) -> None:  # noqa: FBT001, FBT002 - the signature that users' rules call
+        self.rule_name = rule_name
+        self.step = step
+        self.end_of_rule = end_of_rule
+        super().__init__(f"Evaluation of the rule {rule_name} at step {step} resulted in the condition being met")
+
+    def __reduce__(self) -> tuple[type, tuple[str, int, bool]]:
+        return type(self), (self.rule_name, self.step, self.end_of_rule)
+
+
+class NoMoreProfilerData(ProfilerError):  # noqa: N818 - the old API's name
+    """The job is over and has no data at or after a time.
+
+    Attributes:
+        timestamp: the requested time, microseconds since the epoch.
+    """
+
+    def __init__(self, timestamp: float) -> None:
+        self.timestamp = timestamp
+        super().__init__(f"no profiler data beyond {timestamp}: the job is over")
+
+    def __reduce__(self) -> tuple[type, tuple[float]]:
+        return type(self), (self.timestamp,)
 
 
 class Rule:
     """Base of users' rules.
 
     A subclass has one of
-    - `invoke_at_step(step)`, which returns whether the condition is met;
+    - `invoke_at_step(step)`, which returns True if the condition is met;
     - `invoke_for_timerange(start_us, end_us, system_events, framework_events)`, likewise, called window by window;
     - `invoke(step)`, which does everything itself and raises RuleEvaluationConditionMet.
 
     Attributes:
-        base_trial: where the data come from (ProfilerTrial).
-        report: what the rule wants to say; written to profiler-reports/<Rule>.json.
+        base_trial: the job's data (ProfilerTrial).
+        report: the rule's report object; written to profiler-reports/<Rule>.json.
         rule_name: the class's name.
-        logger: for messages; they stand in the job's log.
+        logger: writes to the job's log.
         scan_interval_us: length of a window.
     """
 
@@ -47,10 +81,10 @@ class Rule:
         self.report = {"RuleTriggered": 0, "Violations": 0, "Details": {}, "Datapoints": 0, "RuleParameters": ""}
 
     def set_required_tensors(self, step: int) -> None:
-        """There are no tensors in a profile; kept for rules that define it."""
+        """Do nothing: a profile has no tensors. Kept for rules that call it."""
 
     def invoke_at_step(self, step: int) -> bool:
-        """Evaluate at one step; by default the next window of time."""
+        """Evaluate one step: by default the next window of time."""
         del step
         interval_us = int(self.scan_interval_us)
         start_us = int(self.base_trial.first_timestamp) if self._last_us is None else self._last_us
@@ -65,11 +99,11 @@ class Rule:
     def invoke_for_timerange(
         self, start_us: float, end_us: float, system_events: Sequence[Any], framework_events: Sequence[Any]
     ) -> bool:
-        """Evaluate a window; True if the condition is met."""
+        """Evaluate a window; return True if the condition is met."""
         raise NotImplementedError(f"{self.rule_name} has neither invoke, invoke_at_step nor invoke_for_timerange")
 
     def invoke(self, step: int) -> None:
-        """Evaluate; a condition that is met runs the rule's actions.
+        """Evaluate one step, and run the rule's actions if the condition is met.
 
         Raises:
             RuleEvaluationConditionMet: the condition is met.
@@ -86,7 +120,7 @@ def invoke_rule(
     end_step: int | None = None,
     raise_eval_cond: bool = False,  # noqa: FBT001, FBT002 - the old signature
 ) -> None:
-    """Invoke a rule again and again until its data end or `end_step` comes.
+    """Invoke a rule repeatedly until its data end or `end_step` is reached.
 
     Raises:
         RuleEvaluationConditionMet: the condition is met and `raise_eval_cond` is set.

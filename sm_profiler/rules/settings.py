@@ -1,12 +1,15 @@
-"""What a rule job was told: environment, the processing job's configuration, the stop signal."""
+"""Inputs and outputs of a rule job: environment, the processing job's configuration, stop signal, status file."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import math
 import os
 import time
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import attrs
 
 from sm_profiler.container import (
     JOB_NAME_VARIABLE,
+    POLL_VARIABLE,
     PROCESSING_CONFIG,
     RULE_INPUT,
     RULE_OUTPUT,
@@ -24,40 +28,65 @@ from sm_profiler.container import (
 from sm_profiler.errors import ConfigError
 
 PROFILER_OUTPUT = "profiler-output"
-GRACE = "rule_stop_grace_time_secs"
 TRUE = {"1", "true", "yes", "on"}
 
-# Words of ours and the service's among the parameters.  What remains belongs to the rule, but for names all in capitals:
-# those are the container's own variables.
-RULE, CODE, TIMEOUT, FOLLOW, COMPAT, STOP_JOB = (
+# Parameters of the runner. All others belong to the rule, but for names in capitals: those are the container's variables.
+RULE, CODE, TIMEOUT, FOLLOW, COMPAT, STOP_JOB, GRACE = (
     "rule_to_invoke",
     "source_s3_uri",
     "rule_timeout_secs",
     "rule_follow",
     "rule_compat",
     "rule_allow_stop_training",
+    "rule_stop_grace_time_secs",
 )
-WORDS = {RULE, CODE, TIMEOUT, FOLLOW, COMPAT, STOP_JOB, GRACE, "action_json"}
+RUNNER_PARAMETERS = {RULE, CODE, TIMEOUT, FOLLOW, COMPAT, STOP_JOB, GRACE, "action_json"}
 DEFAULT_RULE = "ProfilerReport"
+DEFAULT_GRACE_S, DEFAULT_TIMEOUT_S, DEFAULT_POLL_S = 60.0, 600.0, 10.0
+MAX_SECONDS = 1e9  # thirty years; threading's limit is above it
+MAX_POLL_S = 3600.0
+STATUS_FILE = "rule-status.json"
+MAX_DETAILS = 1024  # characters of StatusDetails
+log = logging.getLogger("sm_profiler.rules")
+
+
+class Status(str, Enum):
+    """RuleEvaluationStatus of the API."""
+
+    IN_PROGRESS = "InProgress"
+    NO_ISSUES = "NoIssuesFound"
+    ISSUES = "IssuesFound"
+    ERROR = "Error"
+    STOPPING = "Stopping"
+    STOPPED = "Stopped"
+
+
+def write_status(folder: Path, status: Status, details: str = "") -> None:
+    """Write `rule-status.json` atomically."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"RuleEvaluationStatus": status.value, "StatusDetails": details[:MAX_DETAILS]})
+    temporary = folder / f"{STATUS_FILE}.tmp"
+    temporary.write_text(text + "\n", "utf-8")
+    temporary.replace(folder / STATUS_FILE)
 
 
 @attrs.frozen
 class Settings:
-    """A rule job's settings.
+    """Settings of a rule job.
 
     Attributes:
-        source: where the profile lies: a folder or an s3:// URI; "" if nothing told.
-        output: the folder for what is written; the service uploads it.
-        rule: which rule decides the status.
-        code: file with the user's rule (path or s3:// URI), "" for a built-in rule.
-        parameters: the rule's own, all strings.
+        source: the profile: a folder or an s3:// URI; "" if there is none.
+        output: folder of all output; the service uploads it.
+        rule: name of the rule that decides the status.
+        code: file with the user's rule (path or s3:// URI); "" for a built-in rule.
+        parameters: the rule's parameters, all strings.
         stop_file: exists once the training job is over.
-        grace_s: so long after that the rule ends in any case.
-        timeout_s: how long a user's rule may go on after the job's end.
-        follow: wait for more until the job is over.
+        grace_s: seconds after that until the rule has to end.
+        timeout_s: seconds that a user's rule may run after the end of the job's data.
+        follow: wait for more data until the job is over.
         compat: "service" or None.
-        allow_stop: whether an action of a user's rule may stop the training job.
-        job: the training job's name, "" if unknown.
+        allow_stop: True if an action of a user's rule may stop the training job.
+        job: the training job's name; "" if unknown.
     """
 
     source: str
@@ -66,60 +95,77 @@ class Settings:
     code: str = ""
     parameters: dict[str, str] = attrs.field(factory=dict)
     stop_file: Path | None = None
-    grace_s: float = 60.0
-    timeout_s: float = 600.0
+    grace_s: float = DEFAULT_GRACE_S
+    timeout_s: float = DEFAULT_TIMEOUT_S
     follow: bool = False
     compat: str | None = None
     allow_stop: bool = False
     job: str = ""
 
     def stop_signalled(self) -> bool:
-        """Whether the stop signal has been standing for longer than the grace time."""
-        return self.stop_file is not None and _is_over(self.stop_file, self.grace_s)
+        """Return True if the stop signal is older than the grace time."""
+        return self.stop_file is not None and _is_older(self.stop_file, self.grace_s)
 
 
-def _is_over(stop_file: Path, grace_s: float) -> bool:
+def _is_older(stop_file: Path, grace_s: float) -> bool:
     try:
         signalled = stop_file.stat().st_mtime
         text = stop_file.read_text("utf-8", errors="replace").strip()
     except OSError:
         return False
-    with contextlib.suppress(ValueError):  # no time in it: that of the file counts
-        signalled = float(text)
+    with contextlib.suppress(ValueError):  # without a time in it, the time of the file counts
+        found = float(text)
+        signalled = found if math.isfinite(found) else signalled
     return time.time() - signalled >= grace_s
 
 
-def read_stop_signal() -> bool:
-    """Whether this process's environment names a stop signal that has been standing for longer than its grace time."""
+def stop_signalled() -> bool:
+    """Return True if the stop signal of this process's environment is older than its grace time."""
     stop_file = os.environ.get(STOP_SIGNAL_VARIABLE)
-    return bool(stop_file) and _is_over(Path(str(stop_file)), float(os.environ.get(GRACE) or 60))
+    return bool(stop_file) and _is_older(Path(str(stop_file)), _seconds(os.environ, GRACE, DEFAULT_GRACE_S))
+
+
+def poll_interval_s(environ: Mapping[str, str]) -> float:
+    """Return the seconds between two polls of a running job; a bad value is logged and replaced by the default."""
+    text = environ.get(POLL_VARIABLE)
+    if not text:
+        return DEFAULT_POLL_S
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if 0 < seconds <= MAX_POLL_S:
+        return seconds
+    log.warning("%s must be a number of seconds up to %g, not %r: using %g", POLL_VARIABLE, MAX_POLL_S, text[:60], DEFAULT_POLL_S)  # fmt: skip
+    return DEFAULT_POLL_S
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
-    """The settings of this container.
+    """Read the settings of this container.
 
     Raises:
-        ConfigError: a number that is none, or a configuration that is no JSON object; one line.
+        ConfigError: a value is not a number, or the configuration is not a JSON object; one line.
     """
     config = _config(rooted(PROCESSING_CONFIG, environ))
-    told = {**_texts(config.get("Environment")), **_parameters_in(environ)}
-    source, continuous = _source(config, {**told, **environ})
-    stop_file = environ.get(STOP_SIGNAL_VARIABLE) or told.get(STOP_SIGNAL_VARIABLE)
-    follow = told.get(FOLLOW, "")
+    given = {**_texts(config.get("Environment")), **_parameters_in(environ)}
+    source, continuous = _source(config, {**given, **environ})
+    stop_file = environ.get(STOP_SIGNAL_VARIABLE) or given.get(STOP_SIGNAL_VARIABLE)
+    follow = given.get(FOLLOW, "")
+    parameters = {name: value for name, value in given.items() if name not in RUNNER_PARAMETERS and not name.isupper()}
     return Settings(
         source=source,
         output=rooted(RULE_OUTPUT, environ) / PROFILER_OUTPUT,
-        rule=told.get(RULE) or DEFAULT_RULE,
-        code=told.get(CODE, ""),
-        parameters={name: value for name, value in told.items() if name not in WORDS and not name.isupper()},
+        rule=given.get(RULE) or DEFAULT_RULE,
+        code=given.get(CODE, ""),
+        parameters=parameters,
         stop_file=rooted(stop_file, environ) if stop_file else None,
-        grace_s=_seconds(told, GRACE, 60.0),
-        timeout_s=_seconds(told, TIMEOUT, 600.0),
+        grace_s=_seconds(given, GRACE, DEFAULT_GRACE_S),
+        timeout_s=_seconds(given, TIMEOUT, DEFAULT_TIMEOUT_S),
         follow=follow.lower() in TRUE if follow else bool(stop_file) or continuous,
-        compat=told.get(COMPAT) or None,
-        allow_stop=told.get(STOP_JOB, "").lower() in TRUE,
+        compat=given.get(COMPAT) or None,
+        allow_stop=given.get(STOP_JOB, "").lower() in TRUE,
         job=environ.get(JOB_NAME_VARIABLE)
-        or told.get(JOB_NAME_VARIABLE)
+        or given.get(JOB_NAME_VARIABLE)
         or str(config.get("TrainingJobArn") or "").rpartition("/")[2],
     )
 
@@ -129,10 +175,10 @@ def _config(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"{path} holds no JSON object")
+        raise ConfigError(f"{path} does not contain a JSON object")
     return found
 
 
@@ -141,36 +187,41 @@ def _texts(found: object) -> dict[str, str]:
 
 
 def _parameters_in(environ: Mapping[str, str]) -> dict[str, str]:
-    """Our words, and `<RuleName>_<parameter>`, from the environment; the rest of it is not about rules."""
-    from sm_profiler.rules.profiler_report import INTERVAL, RULES  # noqa: PLC0415 - they need numpy, reading an environment does not
+    """Return the runner's parameters and `<RuleName>_<parameter>` from the environment."""
+    from sm_profiler.rules.profiler_report import INTERVAL, RULES  # noqa: PLC0415 - loads numpy; this module does not
 
     rules = {rule.name().lower() for rule in RULES}
     return {
         name: value
         for name, value in environ.items()
-        if name in WORDS or name == INTERVAL or ("_" in name and name.partition("_")[0].lower() in rules)
+        if name in RUNNER_PARAMETERS or name == INTERVAL or ("_" in name and name.partition("_")[0].lower() in rules)
     }
 
 
 def _source(config: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[str, bool]:
-    """Where the profile lies, and whether more may come: what is told, what is mounted, what the configuration names."""
+    """Return the profile's location and whether more data may come: from environment, mounted folder or configuration."""
     if environ.get(SOURCE_VARIABLE):
         return environ[SOURCE_VARIABLE], False
-    inputs = [each.get("S3Input") or {} for each in config.get("ProcessingInputs") or [] if isinstance(each, dict)]
-    ours = [each for each in inputs if str(each.get("LocalPath", "")).rstrip("/") == RULE_INPUT] or inputs[:1]
-    continuous = any(each.get("S3InputMode") == "Continuous" for each in ours)
+    listed = config.get("ProcessingInputs")
+    inputs = [
+        each["S3Input"]
+        for each in (listed if isinstance(listed, list) else ())
+        if isinstance(each, dict) and isinstance(each.get("S3Input"), dict)
+    ]
+    own = [each for each in inputs if str(each.get("LocalPath", "")).rstrip("/") == RULE_INPUT] or inputs[:1]
+    continuous = any(each.get("S3InputMode") == "Continuous" for each in own)
     mounted = rooted(RULE_INPUT, environ)
     if mounted.is_dir() and any(mounted.iterdir()):
         return str(mounted), continuous
-    uri = next((str(each["S3Uri"]) for each in ours if each.get("S3Uri")), "")
+    uri = next((str(each["S3Uri"]) for each in own if each.get("S3Uri")), "")
     return uri or (str(mounted) if mounted.is_dir() else ""), continuous
 
 
-def _seconds(told: Mapping[str, str], name: str, default: float) -> float:
+def _seconds(given: Mapping[str, str], name: str, default: float) -> float:
     try:
-        seconds = float(told.get(name) or default)
+        seconds = float(given.get(name) or default)
     except ValueError:
-        raise ConfigError(f"{name} must be a number of seconds, not {told[name]!r}") from None
-    if not 0 <= seconds < 1e9:  # noqa: PLR2004 - thirty years
-        raise ConfigError(f"{name} must be a number of seconds, not {told[name]!r}")
+        seconds = math.nan
+    if not 0 <= seconds < MAX_SECONDS:
+        raise ConfigError(f"{name} must be a number of seconds, not {given[name][:60]!r}")
     return seconds

@@ -11,69 +11,158 @@ import numpy as np
 from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask
 from sm_profiler.formats.event_names import STEP
 from sm_profiler.rules.builtin import BuiltinRule
-from sm_profiler.rules.nodes import natural
+from sm_profiler.rules.grouping import natural_key
 from sm_profiler.rules.parameters import count, positive, text
-from sm_profiler.rules.quantile_sketch import Series, Spread
-from sm_profiler.rules.time_breakdown import WhatRan
-from sm_profiler.rules.window import Window
+from sm_profiler.rules.quantile_sketch import QuantileSketch
+from sm_profiler.rules.results import KeyOrder, RuleResult
+from sm_profiler.rules.rolling_series import GrowingArray
+from sm_profiler.rules.time_breakdown import Breakdown, SwappedTimeBreakdown, TimeBreakdown
+from sm_profiler.rules.window import EvaluationWindow
 
-ENOUGH = 100  # steps of a phase before its outliers are looked for
+MIN_STEPS = 100  # a phase needs more of them
 BINS = 100
-LISTED = 1000  # so many of a process's longest steps per phase keep their numbers
-LONGEST = 15  # and so many of them what ran in them
+MAX_LISTED = 1000  # longest steps of a process and phase that keep their numbers
+MAX_BROKEN_DOWN = 15  # and those that keep what ran in them
 
 
 @attrs.frozen
 class StepOutlierParameters:
-    """`stddev`: how many standard deviations above the mean; `n_outliers`: how many outliers are tolerated."""
+    """`stddev`: standard deviations above the mean; `n_outliers`: number of outliers that is tolerated."""
 
     stddev: float = positive(3)
     mode: str | None = text()
     n_outliers: int = count(10)
 
 
+@attrs.frozen
+class StepStatistics:
+    """Durations in seconds of the steps of one process and phase, and its outliers."""
+
+    step_stats: dict[str, float]
+    number_of_outliers: int
+    phase: str
+    stddev: float
+    probs: list[int]
+    binedges: list[float]
+    step_numbers: list[str]
+
+
+@attrs.frozen
+class StepOutlierDetails:
+    """Statistics by process (and phase), and what ran in the outliers; None if the rule did not fire."""
+
+    steps: dict[str, StepStatistics]
+    breakdown: Breakdown | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report's details."""
+        details: dict[str, Any] = {"step_details": {name: attrs.asdict(each) for name, each in self.steps.items()}}
+        return details if self.breakdown is None else {**details, **self.breakdown.as_dict()}
+
+
+@attrs.frozen
+class _LongStep:
+    """One of the longest steps, and what ran in it."""
+
+    duration_us: float
+    start_us: float
+    step: int
+    breakdown: TimeBreakdown | None = None
+
+    @property
+    def order(self) -> tuple[float, float, int]:
+        """Sort key: the longest first, of equal ones the earliest."""
+        return -self.duration_us, self.start_us, self.step
+
+
 @attrs.define
 class _Phase:
     """The steps of one process and phase; durations in seconds."""
 
-    durations: Spread = attrs.field(factory=Spread)
+    durations: QuantileSketch = attrs.field(factory=QuantileSketch)
     longest: list[tuple[float, float, int]] = attrs.field(factory=list)  # minus duration, start, step: sorts by itself
-    ran: list[tuple[float, float, int, WhatRan]] = attrs.field(factory=list)  # and what ran in it
+    broken_down: list[_LongStep] = attrs.field(factory=list)
 
-    def floor_s(self) -> float:
-        """Steps shorter than this cannot be among those that are listed."""
-        return -self.longest[-1][0] if len(self.longest) >= LISTED else -np.inf
+    def min_listed_s(self) -> float:
+        """Return the duration below which a step cannot be among the listed ones."""
+        return -self.longest[-1][0] if len(self.longest) >= MAX_LISTED else -np.inf
 
-    def limit(self, stddev: float) -> tuple[float, float]:
-        """Above which duration a step is an outlier, and the standard deviation."""
+    def candidates(self, durations_us: Floats, steps: Ints) -> list[int]:
+        """Return those of the new steps that may be among the longest."""
+        rows = steps[np.argsort(-durations_us[steps], kind="stable")[:MAX_BROKEN_DOWN]]
+        floor_us = self.broken_down[-1].duration_us if len(self.broken_down) >= MAX_BROKEN_DOWN else -np.inf
+        return [int(row) for row in rows if durations_us[row] >= floor_us]
+
+    def break_down(self, events: EventColumns, rows: list[int], process: str, by_process: _EventsByProcess) -> None:
+        """Record what ran in those of the steps that are among the longest."""
+        columns = (events.duration_us[rows], events.start_us[rows], events.step[rows])
+        new = [_LongStep(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
+        kept = sorted([*self.broken_down, *new], key=lambda each: each.order)[:MAX_BROKEN_DOWN]
+        for each in kept:
+            if each.breakdown is None:
+                breakdown = by_process.breakdown(process, each.start_us, each.start_us + each.duration_us)
+                self.broken_down.append(attrs.evolve(each, breakdown=breakdown))
+
+    def keep_longest(self) -> None:
+        """Drop the steps that are not among the longest any more."""
+        if len(self.longest) >= MAX_LISTED:
+            self.longest.sort()
+            del self.longest[MAX_LISTED:]
+        self.broken_down.sort(key=lambda each: each.order)
+        del self.broken_down[MAX_BROKEN_DOWN:]
+
+    def merge(self, other: _Phase) -> None:
+        """Add the steps of another part of the job."""
+        self.durations.merge(other.durations)
+        self.longest += other.longest
+        self.broken_down += other.broken_down
+        self.keep_longest()
+
+    def limit_s(self, stddev: float) -> tuple[float, float]:
+        """Return the duration above which a step is an outlier, and the standard deviation."""
         values, counts = self.durations.values_and_counts()
         mean = float(np.average(values, weights=counts))
         deviation = float(np.sqrt(np.average((values - mean) ** 2, weights=counts)))
         return mean + stddev * deviation, deviation
 
+    def statistics(self, name: str, stddev: float) -> StepStatistics:
+        """Return the statistics of all steps so far."""
+        limit_s, deviation = self.limit_s(stddev)
+        values, counts = self.durations.values_and_counts()
+        p99, p95, p50 = self.durations.quantiles([0.99, 0.95, 0.5])
+        stats = {"mean": float(np.average(values, weights=counts)), "max": self.durations.max, "p99": p99, "p95": p95}
+        usual = values < limit_s
+        probs, edges = np.histogram(values[usual], bins=BINS, weights=counts[usual])
+        listed = sorted((start, step) for minus_duration, start, step in self.longest if -minus_duration > limit_s)
+        return StepStatistics(
+            {**stats, "p50": p50, "min": self.durations.min},
+            int(counts[values > limit_s].sum()),
+            name,
+            float(np.round(deviation, 2)),
+            probs.astype(int).tolist(),
+            edges.tolist(),
+            [str(step) for _, step in listed],
+        )
+
 
 class StepOutlier(BuiltinRule):
     """Fires for a process and phase with more than `n_outliers` steps longer than the mean plus `stddev` standard deviations."""
 
-    description = "Steps that take much longer than the others of the same process."
-    recommendation = "Look at what ran inside the long steps, and at what they coincide with: checkpoints, data, collection of garbage."
     Parameters = StepOutlierParameters
 
     def start(self) -> None:
-        """Nothing has been seen yet."""
-        self.details["step_details"] = {}
-        self._phases: dict[str, dict[str, _Phase]] = {}
-        self._series: dict[str, dict[str, tuple[Series, list[int]]]] = {}
-        self._ran = WhatRan()
+        """Set up the state of the fold."""
+        self._steps = 0
+        self._phases: dict[str, dict[str, _Phase]] = {}  # by process
 
     @classmethod
     def accepted(cls, values: Mapping[str, object]) -> dict[str, object]:
-        """`threshold` is another name of stddev, as the service's own report has it."""
+        """Accept `threshold` as another name of stddev: the service's reports have both."""
         rest = {name: value for name, value in values.items() if name != "threshold"}
         return {"stddev": values["threshold"], **rest} if "threshold" in values else rest
 
     def shown_parameters(self) -> dict[str, object]:
-        """The report names stddev twice."""
+        """Return the parameters; the report shows stddev twice."""
         limits = self.parameters
         return {
             "threshold": limits.stddev,
@@ -82,16 +171,12 @@ class StepOutlier(BuiltinRule):
             "stddev": limits.stddev,
         }
 
-    def update(self, window: Window) -> bool:
-        """Take the window's steps; True once it has fired."""
-        if self.service:
-            if window.looked_at_by_service:
-                self._update_as_service(window.events)
-            return self.triggered > 0
-        events, all_events = window.new_events, window.events
+    def evaluate(self, window: EvaluationWindow) -> bool:
+        """Add the window's steps; the rule is evaluated for results only."""
+        events = window.new_events
         rows = np.flatnonzero(self._is_step(events))
-        self.datapoints += len(rows)
-        around: _Processes | None = None
+        self._steps += len(rows)
+        by_process: _EventsByProcess | None = None
         groups = events.node.codes[rows].astype(np.int64) * len(events.name.values) + events.name.codes[rows]
         order = np.argsort(groups, kind="stable")
         for steps in np.split(rows[order], np.flatnonzero(np.diff(groups[order])) + 1) if len(rows) else []:
@@ -99,183 +184,148 @@ class StepOutlier(BuiltinRule):
             phase = self._phases.setdefault(process, {}).setdefault(name, _Phase())
             durations_s = events.duration_us[steps] / 1e6
             phase.durations.add(durations_s)
-            long = steps[durations_s >= phase.floor_s()]
+            long = steps[durations_s >= phase.min_listed_s()]
             columns = (events.duration_us[long] / -1e6, events.start_us[long], events.step[long])
             phase.longest += zip(*(column.tolist() for column in columns), strict=True)
-            candidates = self._candidates(phase, events.duration_us, steps)
+            candidates = phase.candidates(events.duration_us, steps)
             if candidates:
-                around = around or _Processes(all_events)
-                _look_into(phase, events, candidates, around, process)
-            _keep_longest(phase)
+                by_process = by_process or _EventsByProcess(window.events)
+                phase.break_down(events, candidates, process, by_process)
+            phase.keep_longest()
         return False
-
-    @staticmethod
-    def _candidates(phase: _Phase, durations_us: Floats, steps: Ints) -> list[int]:
-        """The steps that may be among the longest."""
-        rows = steps[np.argsort(-durations_us[steps], kind="stable")[:LONGEST]]
-        floor = phase.ran[-1][0] if len(phase.ran) >= LONGEST else -np.inf
-        return [int(row) for row in rows if durations_us[row] / 1e6 >= floor]
 
     def _is_step(self, events: EventColumns) -> Mask:
         return events.name.mask(lambda name: STEP in name or name == self.parameters.mode)
 
-    def _update_as_service(self, events: EventColumns) -> None:
-        rows = np.flatnonzero(self._is_step(events))
-        self.datapoints += len(rows)
-        starts, ends, steps = events.start_us[rows], events.end_us[rows], events.step[rows]
-        pairs = np.stack([events.node.codes[rows], events.name.codes[rows]])
-        _, first = np.unique(pairs, axis=1, return_index=True)
-        for index in np.sort(first):
-            own = (pairs == pairs[:, [index]]).all(axis=0)
-            node, name = events.node.values[pairs[0, index]], events.name.values[pairs[1, index]]
-            series, numbers = self._series.setdefault(node, {}).setdefault(name, (Series(), []))
-            series.add((ends[own] - starts[own]) / 1e6)
-            numbers += steps[own].tolist()
-        present: dict[tuple[str, int], tuple[float, float]] = {}  # intervals in this window: the first one met wins
-        nodes = events.node[rows].decode().tolist()
-        for node, number, start_us, end_us in zip(nodes, steps.tolist(), starts.tolist(), ends.tolist(), strict=True):
-            present.setdefault((node, number), (start_us, end_us))
-        for node, phases in self._series.items():
-            for name, (series, numbers) in phases.items():
-                if len(series) > ENOUGH:
-                    self._judge_as_service(node, name, series.values, numbers, present, events)
-
-    def _judge_as_service(  # noqa: PLR0913, PLR0917 - a phase and the window it is judged in
-        self,
-        node: str,
-        name: str,
-        durations: Floats,
-        numbers: list[int],
-        present: dict[tuple[str, int], tuple[float, float]],
-        events: EventColumns,
-    ) -> None:
-        limit = float(durations.mean() + self.parameters.stddev * durations.std())
-        outliers = np.flatnonzero(durations > limit)
-        p99, p95, p50 = np.quantile(durations, [0.99, 0.95, 0.5])
-        stats = {"mean": durations.mean(), "max": durations.max(), "p99": p99, "p95": p95, "p50": p50}
-        stats["min"] = durations.min()
-        probs, edges = np.histogram(durations[durations < limit], bins=BINS)
-        shown = [str(numbers[index]) for index in outliers]
-        self.details["step_details"][node] = {
-            "step_stats": {key: float(value) for key, value in stats.items()},
-            "number_of_outliers": len(outliers),
-            "phase": name,
-            "stddev": float(np.round(durations.std(), 2)),
-            "probs": probs.tolist(),
-            "binedges": edges.tolist(),
-            "step_numbers": shown,
-        }
-        if len(outliers) <= self.parameters.n_outliers:
-            return
-        self.violations += len(outliers)
-        self.triggered += 1
-        for index in outliers:
-            span = present.get((node, numbers[index]))
-            if span:
-                start_us, end_us = span
-                self._ran.add(events, np.flatnonzero((events.start_us <= end_us) & (events.end_us >= start_us)))
-        self._ran.write_details(self.details, swapped=True)
-
     def absorb(self, other: StepOutlier) -> None:
-        """Take in other nodes or other minutes of the same job."""
-        self.datapoints += other.datapoints
+        """Add the state of another part of the job."""
+        self._steps += other._steps
         for process, phases in other._phases.items():
             for name, theirs in phases.items():
-                mine = self._phases.setdefault(process, {}).setdefault(name, _Phase())
-                mine.durations.merge(theirs.durations)
-                mine.longest += theirs.longest
-                mine.ran += theirs.ran
-                _keep_longest(mine)
+                self._phases.setdefault(process, {}).setdefault(name, _Phase()).merge(theirs)
 
-    def finish(self) -> None:
-        """Judge each phase of each process by all its steps."""
-        if self.service:
-            return
-        self.triggered = self.violations = 0
-        shown: dict[str, Any] = {}
-        ran = WhatRan()
-        most = 0
-        for process, phases in sorted(self._phases.items(), key=lambda item: natural(item[0])):
-            judged = {name: phase for name, phase in sorted(phases.items()) if phase.durations.count > ENOUGH}
-            most = max([most, *(phase.durations.count for phase in phases.values())])
-            for name, phase in judged.items():
-                found = self._describe(name, phase, ran)
-                shown[process if len(judged) == 1 else f"{process} {name}"] = found
-        self.details = {"step_details": shown}
-        if self.triggered:
-            ran.write_details(self.details)
-        if most == 0:
-            self.not_evaluated("no steps recorded")
-        elif not shown:
-            self.not_evaluated(f"{most} steps of one phase, more than {ENOUGH} are needed")
+    def result(self) -> RuleResult:
+        """Evaluate each phase of each process by all its steps."""
+        triggered = violations = 0
+        shown: dict[str, StepStatistics] = {}
+        breakdown = TimeBreakdown()
+        for process, phases in sorted(self._phases.items(), key=lambda item: natural_key(item[0])):
+            enough = {name: phase for name, phase in sorted(phases.items()) if phase.durations.count > MIN_STEPS}
+            for name, phase in enough.items():
+                found = phase.statistics(name, self.parameters.stddev)
+                shown[process if len(enough) == 1 else f"{process} {name}"] = found
+                if found.number_of_outliers > self.parameters.n_outliers:
+                    triggered += 1
+                    violations += found.number_of_outliers
+                    limit_s, _ = phase.limit_s(self.parameters.stddev)
+                    for each in phase.broken_down:
+                        if each.duration_us / 1e6 > limit_s and each.breakdown is not None:
+                            breakdown.merge(each.breakdown)
+        details = StepOutlierDetails(shown, breakdown.shares() if triggered else None)
+        return self._result(triggered, violations, self._steps, details, None if shown else self._missing())
 
-    def _describe(self, name: str, phase: _Phase, ran: WhatRan) -> dict[str, Any]:
-        limit, deviation = phase.limit(self.parameters.stddev)
-        values, counts = phase.durations.values_and_counts()
-        outliers = int(counts[values > limit].sum())
-        p99, p95, p50 = phase.durations.quantiles([0.99, 0.95, 0.5])
-        stats = {"mean": float(np.average(values, weights=counts)), "max": phase.durations.max, "p99": p99, "p95": p95}
-        usual = values < limit
-        probs, edges = np.histogram(values[usual], bins=BINS, weights=counts[usual])
-        listed = sorted((start, step) for minus_duration, start, step in phase.longest if -minus_duration > limit)
-        if outliers > self.parameters.n_outliers:
-            self.triggered += 1
-            self.violations += outliers
-            for duration, _, _, what in phase.ran:
-                if duration > limit:
-                    ran.merge(what)
-        return {
-            "step_stats": {**stats, "p50": p50, "min": phase.durations.min},
-            "number_of_outliers": outliers,
-            "phase": name,
-            "stddev": float(np.round(deviation, 2)),
-            "probs": probs.astype(int).tolist(),
-            "binedges": edges.tolist(),
-            "step_numbers": [str(step) for _, step in listed],
-        }
+    def _missing(self) -> str:
+        most = max((phase.durations.count for phases in self._phases.values() for phase in phases.values()), default=0)
+        return f"{most} steps of one phase, more than {MIN_STEPS} are needed" if most else "no steps recorded"
 
 
-class _Processes:
-    """The events of a window by process."""
+class _EventsByProcess:
+    """The events of a window, grouped by process."""
 
     def __init__(self, events: EventColumns) -> None:
         self.events = events
         codes, values = events.node.codes, events.node.values
-        # Numbers of 16 bits are sorted in one go.
+        # numpy sorts 16-bit numbers in linear time.
         order = np.argsort(codes.astype(np.uint16) if len(values) <= 1 << 16 else codes, kind="stable")
         ends = np.cumsum(np.bincount(codes, minlength=len(values))).tolist()
         self._spans = {value: slice(start, end) for value, start, end in zip(values, [0, *ends], ends, strict=False)}
         self._rows, self._starts_us, self._ends_us = order, events.start_us[order], events.end_us[order]
 
-    def what_ran(self, process: str, start_us: float, end_us: float) -> WhatRan:
-        """What ran in a process in a stretch of time."""
+    def breakdown(self, process: str, start_us: float, end_us: float) -> TimeBreakdown:
+        """Return what ran in a process between two times."""
         span = self._spans.get(process, slice(0))
         inside = (self._starts_us[span] <= end_us) & (self._ends_us[span] >= start_us)
-        ran = WhatRan()
-        ran.add(self.events, self._rows[span][inside])
-        return ran
+        found = TimeBreakdown()
+        found.add(self.events, self._rows[span][inside])
+        return found
 
 
-def _look_into(phase: _Phase, events: EventColumns, candidates: list[int], processes: _Processes, process: str) -> None:
-    """Note what ran in those of the steps that are among the longest."""
-    columns = (events.duration_us[candidates], events.start_us[candidates], events.step[candidates])
-    found = zip(*(column.tolist() for column in columns), strict=True)
-    new = [(duration_us / 1e6, start_us, step, duration_us) for duration_us, start_us, step in found]
-    known = [(*each[:3], None) for each in phase.ran]
-    for duration_s, start_us, step, duration_us in sorted([*known, *new], key=_by_length)[:LONGEST]:
-        if duration_us is not None:
-            ran = processes.what_ran(process, start_us, start_us + duration_us)
-            phase.ran.append((duration_s, start_us, step, ran))
+# --- compat="service" ------------------------------------------------------------------------------------------------
 
 
-def _keep_longest(phase: _Phase) -> None:
-    if len(phase.longest) >= LISTED:
-        phase.longest.sort()
-        del phase.longest[LISTED:]
-    phase.ran.sort(key=_by_length)
-    del phase.ran[LONGEST:]
+class ServiceStepOutlier(StepOutlier, service_of=StepOutlier):
+    """StepOutlier as the service computed it.
 
+    All steps are evaluated again in each window and the outliers added up, a step that crosses a window counts twice, and
+    there is one entry a process: the last phase replaces the others.
+    """
 
-def _by_length(step: tuple[Any, ...]) -> tuple[float, float, int]:
-    """The longest first; of equal ones the earliest."""
-    return -step[0], step[1], step[2]
+    def start(self) -> None:
+        """Set up the state of the fold."""
+        self._steps = self._triggered = self._violations = 0
+        self._series: dict[str, dict[str, tuple[GrowingArray, list[int]]]] = {}  # by process and phase
+        self._shown: dict[str, StepStatistics] = {}
+        self._breakdown = SwappedTimeBreakdown()
+        self._order = KeyOrder()
+        self._order.add(("step_details",))
+
+    def evaluate(self, window: EvaluationWindow) -> bool:
+        """Add the window's steps; return True if the condition has been met."""
+        events = window.events
+        rows = np.flatnonzero(self._is_step(events))
+        self._steps += len(rows)
+        starts, ends, steps = events.start_us[rows], events.end_us[rows], events.step[rows]
+        pairs = np.stack([events.node.codes[rows], events.name.codes[rows]])
+        _, first = np.unique(pairs, axis=1, return_index=True)
+        for index in np.sort(first):
+            own = (pairs == pairs[:, [index]]).all(axis=0)
+            process, name = events.node.values[pairs[0, index]], events.name.values[pairs[1, index]]
+            series, numbers = self._series.setdefault(process, {}).setdefault(name, (GrowingArray(), []))
+            series.add((ends[own] - starts[own]) / 1e6)
+            numbers += steps[own].tolist()
+        spans: dict[tuple[str, int], tuple[float, float]] = {}  # the first step of a number wins, of any phase
+        processes = events.node[rows].decode().tolist()
+        for process, number, *span in zip(processes, steps.tolist(), starts.tolist(), ends.tolist(), strict=True):
+            spans.setdefault((process, number), (span[0], span[1]))
+        for process, phases in self._series.items():
+            for name, (series, numbers) in phases.items():
+                if len(series) > MIN_STEPS:
+                    outliers = self._add_statistics(process, name, series.values, numbers)
+                    if len(outliers) > self.parameters.n_outliers:
+                        self._hit([spans.get((process, number)) for number in outliers], events)
+        return self._triggered > 0
+
+    def _add_statistics(self, process: str, name: str, durations: Floats, numbers: list[int]) -> list[int]:
+        """Replace the statistics of a process; return the numbers of its outliers."""
+        limit_s = float(durations.mean() + self.parameters.stddev * durations.std())
+        outliers = [numbers[index] for index in np.flatnonzero(durations > limit_s)]
+        p99, p95, p50 = np.quantile(durations, [0.99, 0.95, 0.5])
+        stats = {"mean": durations.mean(), "max": durations.max(), "p99": p99, "p95": p95, "p50": p50}
+        stats["min"] = durations.min()
+        probs, edges = np.histogram(durations[durations < limit_s], bins=BINS)
+        self._shown[process] = StepStatistics(
+            {key: float(value) for key, value in stats.items()},
+            len(outliers),
+            name,
+            float(np.round(durations.std(), 2)),
+            probs.tolist(),
+            edges.tolist(),
+            [str(number) for number in outliers],
+        )
+        return outliers
+
+    def _hit(self, spans: list[tuple[float, float] | None], events: EventColumns) -> None:
+        """Count the outliers, and add what ran in those of this window."""
+        self._triggered += 1
+        self._violations += len(spans)
+        for span in spans:
+            if span is not None:
+                inside = (events.start_us <= span[1]) & (events.end_us >= span[0])
+                self._breakdown.add(events, np.flatnonzero(inside))
+        self._order.add(self._breakdown.shares().as_dict())
+
+    def result(self) -> RuleResult:
+        """Return the service's numbers."""
+        breakdown = self._breakdown.shares() if self._triggered else None
+        details = self._order.apply(StepOutlierDetails(dict(self._shown), breakdown))
+        return self._result(self._triggered, self._violations, self._steps, details)

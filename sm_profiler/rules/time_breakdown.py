@@ -1,7 +1,8 @@
-"""What ran: time per step phase, pass, operator and anything else, from trace events."""
+"""Time per step phase, pass, operator and other event of a set of trace events."""
 
 from __future__ import annotations
 
+from enum import IntEnum
 from functools import lru_cache
 from typing import Any
 
@@ -10,48 +11,103 @@ import numpy as np
 
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints
+from sm_profiler.rules.results import KeyOrder, KeysInOrder
 
-KEPT_SHARE = 2.0  # percent: operators below are left out of the report
-KINDS_OF_OTHERS = ("horovod", "smdataparallel")
+MIN_OPERATOR_SHARE = 2.0  # percent: operators with less are left out of the report
+COLLECTIVE_TIMELINES = ("horovod", "smdataparallel")
+FEW_EVENTS = 32  # up to so many events are added one by one
 _NO_EVENTS = EventColumns.empty()
-CPU, GPU, STEP, FORWARD_PASS, BACKWARD_PASS, GENERAL, NOTHING, HOROVOD = range(8)
-PASSES = ((FORWARD_PASS, "Forward pass"), (BACKWARD_PASS, "Backward pass"))
-FEW = 32  # events up to which they are added one by one
+
+
+class EventClass(IntEnum):
+    """Classes of events in a breakdown."""
+
+    CPU = 0
+    GPU = 1
+    STEP = 2
+    FORWARD_PASS = 3
+    BACKWARD_PASS = 4
+    GENERAL = 5
+    IGNORED = 6
+    COLLECTIVE = 7
+
+
+PASSES = {EventClass.FORWARD_PASS: "Forward pass", EventClass.BACKWARD_PASS: "Backward pass"}
 
 
 @lru_cache(1024)
-def class_of(phase: str) -> int:
-    """What an event of this phase is; the first that fits."""
+def class_of_phase(phase: str) -> EventClass:
+    """Return the first class that fits a phase."""
     lower = phase.lower()
     if phase.startswith(event_names.OWN):
-        return NOTHING
+        return EventClass.IGNORED
     if "cpu" in lower:
-        return CPU
+        return EventClass.CPU
     if "gpu" in lower:
-        return GPU
+        return EventClass.GPU
     if "Step" in phase:
-        return STEP
-    return {event_names.FORWARD_MODULE: FORWARD_PASS, event_names.BACKWARD_MODULE: BACKWARD_PASS}.get(phase, GENERAL)
+        return EventClass.STEP
+    passes = {
+        event_names.FORWARD_MODULE: EventClass.FORWARD_PASS,
+        event_names.BACKWARD_MODULE: EventClass.BACKWARD_PASS,
+    }
+    return passes.get(phase, EventClass.GENERAL)
 
 
-def classes(events: EventColumns) -> Ints:
-    """The class of each event, shape (rows,)."""
-    by_phase = np.asarray([class_of(phase) for phase in events.phase.values] or [NOTHING], np.int64)
-    found = by_phase[events.phase.codes]
-    if any(kind.startswith(KINDS_OF_OTHERS) for kind in events.kind.values):
-        other = events.kind.mask(lambda kind: kind.startswith(KINDS_OF_OTHERS))
-        found[other & (found == GENERAL)] = HOROVOD
+def classes_of(events: EventColumns, rows: Ints | None = None) -> Ints:
+    """Return the class of each event (or of each of `rows`)."""
+    if rows is not None:
+        events = attrs.evolve(_NO_EVENTS, phase=events.phase[rows], kind=events.kind[rows])
+    by_phase = np.asarray([class_of_phase(phase) for phase in events.phase.values] or [EventClass.IGNORED], np.int64)
+    found: Ints = by_phase[events.phase.codes]
+    if any(kind.startswith(COLLECTIVE_TIMELINES) for kind in events.kind.values):
+        collective = events.kind.mask(lambda kind: kind.startswith(COLLECTIVE_TIMELINES))
+        found[collective & (found == EventClass.GENERAL)] = EventClass.COLLECTIVE
     return found
 
 
-def classes_of(events: EventColumns, rows: Ints) -> Ints:
-    """The class of each chosen event."""
-    chosen = attrs.evolve(_NO_EVENTS, phase=events.phase[rows], kind=events.kind[rows])
-    return classes(chosen)
+@attrs.frozen
+class Breakdown:
+    """Shares of time in percent, and operator totals in microseconds; the form of a report's details.
+
+    Attributes:
+        ratio: CPU operators against those of each GPU, by phase.
+        cpu_operators, gpu_operators: operator → microseconds, those with more than 2 % of their processor's time.
+        steps: shares of the phases of steps.
+        general: shares of all other events.
+        passes: shares of forward and backward pass; None without both.
+        collectives: shares of collective operations.
+    """
+
+    ratio: dict[str, float]
+    cpu_operators: dict[str, float]
+    gpu_operators: dict[str, float]
+    steps: dict[str, float]
+    general: dict[str, float]
+    passes: dict[str, float] | None
+    collectives: dict[str, float] | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the keys of the report's details."""
+        details: dict[str, Any] = {"ratio": self.ratio}
+        for name, operators in (("CPU", self.cpu_operators), ("GPU", self.gpu_operators)):
+            if operators:
+                kept = _main_operators(operators)
+                details[name] = percentages(kept)
+                details[f"{name}_total"] = {key: int_if_whole(value) for key, value in kept.items()}
+        details["phase"] = self.steps
+        details["phase_time"] = {}
+        if self.general:
+            details["general"] = self.general
+        if self.passes is not None:
+            details["forward_backward"] = self.passes
+        if self.collectives is not None:
+            details["horovod"] = self.collectives
+        return details
 
 
-class WhatRan:
-    """Sums of durations in microseconds by what ran; each dict in order of first appearance."""
+class TimeBreakdown:
+    """Sums of durations in microseconds by class of event; each dict in order of first appearance."""
 
     def __init__(self) -> None:
         self.cpu_phases: dict[str, float] = {}
@@ -61,101 +117,93 @@ class WhatRan:
         self.steps: dict[str, float] = {}
         self.passes: dict[str, float] = {}
         self.general: dict[str, float] = {}
-        self.horovod: dict[str, float] = {}
+        self.collectives: dict[str, float] = {}
 
-    def add(self, events: EventColumns, chosen: Ints | None = None, weights: Ints | None = None) -> None:
+    def __bool__(self) -> bool:
+        return any(vars(self).values())
+
+    def add(self, events: EventColumns, rows: Ints | None = None, weights: Ints | None = None) -> None:
         """Add events.
 
         Args:
             events: the events.
-            chosen: row numbers, in the order in which they are met; default: all.
-            weights: how many times each chosen one counts; default: once.
+            rows: row numbers of the events to add, in order of appearance; default: all.
+            weights: how many times each of them counts; default: once.
         """
-        if chosen is not None and weights is None and len(chosen) <= FEW:
-            self._add_few(events, chosen)
+        if rows is not None and weights is None and len(rows) <= FEW_EVENTS:
+            self._add_one_by_one(events, rows)
             return
-        phase = events.phase if chosen is None else events.phase[chosen]
-        name = events.name if chosen is None else events.name[chosen]
-        durations = events.duration_us if chosen is None else events.duration_us[chosen]
+        phase = events.phase if rows is None else events.phase[rows]
+        name = events.name if rows is None else events.name[rows]
+        durations = events.duration_us if rows is None else events.duration_us[rows]
         durations = durations if weights is None else durations * weights
-        self._add(phase, name, durations, classes(events) if chosen is None else classes_of(events, chosen))
+        classes = classes_of(events, rows)
+        present = np.bincount(classes, minlength=len(EventClass)) > 0
+        for each, by_phase, by_name in self._sums_by_class():
+            if present[each]:
+                own = np.flatnonzero(classes == each)
+                if by_phase is not None:
+                    add_sums(by_phase, phase[own], durations[own])
+                if by_name is not None:
+                    add_sums(by_name, name[own], durations[own])
+        for each, title in PASSES.items():
+            if present[each]:
+                self.passes[title] = self.passes.get(title, 0) + float(durations[classes == each].sum())
 
-    def _add(self, phase: Category, name: Category, durations: Floats, found: Ints) -> None:
-        present = np.bincount(found, minlength=HOROVOD + 1) > 0
-        for kind, by_phase, by_name in self._kinds():
-            if not present[kind]:
-                continue
-            rows = np.flatnonzero(found == kind)
-            if by_phase is not None:
-                add_sums(by_phase, phase[rows], durations[rows])
-            if by_name is not None:
-                add_sums(by_name, name[rows], durations[rows])
-        for kind, title in PASSES:
-            if present[kind]:
-                self.passes[title] = self.passes.get(title, 0) + float(durations[found == kind].sum())
-
-    def _add_few(self, events: EventColumns, chosen: Ints) -> None:
-        """The same, faster for a handful of events: what a step usually holds."""
+    def _add_one_by_one(self, events: EventColumns, rows: Ints) -> None:
+        """Add a handful of events, as one step usually has: several times as fast as columns."""
         texts = (events.phase, events.name, events.kind)
-        phases, names, timelines = ([each.values[code] for code in each.codes[chosen].tolist()] for each in texts)
-        durations = events.duration_us[chosen]
-        found = [
-            HOROVOD if class_of(phase) == GENERAL and timeline.startswith(KINDS_OF_OTHERS) else class_of(phase)
-            for phase, timeline in zip(phases, timelines, strict=True)
-        ]
+        phases, names, timelines = ([each.values[code] for code in each.codes[rows].tolist()] for each in texts)
+        durations = events.duration_us[rows]
+        classes = [class_of_phase(phase) for phase in phases]
         sums: dict[int, tuple[dict[str, float], dict[str, float]]] = {}
-        for kind, phase, name, duration in zip(found, phases, names, durations.tolist(), strict=True):
-            by_phase, by_name = sums.setdefault(kind, ({}, {}))
+        for index, (phase, name, timeline, duration) in enumerate(
+            zip(phases, names, timelines, durations.tolist(), strict=True)
+        ):
+            if classes[index] == EventClass.GENERAL and timeline.startswith(COLLECTIVE_TIMELINES):
+                classes[index] = EventClass.COLLECTIVE
+            by_phase, by_name = sums.setdefault(classes[index], ({}, {}))
             by_phase[phase] = by_phase.get(phase, 0.0) + duration
             by_name[name] = by_name.get(name, 0.0) + duration
-        for kind, *ours in self._kinds():
-            for mine, new in zip(ours, sums.get(kind, ({}, {})), strict=True):
-                if mine is not None:
-                    _add_to(mine, new)
-        for kind, title in PASSES:
-            if kind in sums:
-                of_pass = durations[[each == kind for each in found]]
+        for each, *totals in self._sums_by_class():
+            for total, new in zip(totals, sums.get(each, ({}, {})), strict=True):
+                if total is not None:
+                    _add_to(total, new)
+        for each, title in PASSES.items():
+            if each in sums:
+                of_pass = durations[[own == each for own in classes]]
                 self.passes[title] = self.passes.get(title, 0) + float(of_pass.sum())
 
-    def _kinds(self) -> tuple[tuple[int, dict[str, float] | None, dict[str, float] | None], ...]:
-        """Where the sums of each class by phase and by name go."""
+    def _sums_by_class(self) -> tuple[tuple[EventClass, dict[str, float] | None, dict[str, float] | None], ...]:
+        """Return the sums by phase and by name that each class adds to."""
         return (
-            (CPU, self.cpu_phases, self.cpu_operators),
-            (GPU, self.gpu_phases, self.gpu_operators),
-            (STEP, self.steps, None),
-            (GENERAL, self.general, None),
-            (HOROVOD, None, self.horovod),
+            (EventClass.CPU, self.cpu_phases, self.cpu_operators),
+            (EventClass.GPU, self.gpu_phases, self.gpu_operators),
+            (EventClass.STEP, self.steps, None),
+            (EventClass.GENERAL, self.general, None),
+            (EventClass.COLLECTIVE, None, self.collectives),
         )
 
-    def merge(self, other: WhatRan) -> None:
-        """Add the sums of another part."""
+    def merge(self, other: TimeBreakdown) -> None:
+        """Add the sums of another breakdown."""
         for name, sums in vars(self).items():
             _add_to(sums, getattr(other, name))
 
-    def write_details(self, details: dict[str, Any], *, swapped: bool = False) -> None:
-        """Write the report's keys into `details`, keeping the place of those that are there.
+    def shares(self) -> Breakdown:
+        """Return the breakdown as a report shows it."""
+        both = len(self.passes) == len(PASSES)
+        return Breakdown(
+            self._ratio(),
+            dict(self.cpu_operators),
+            dict(self.gpu_operators),
+            percentages(self.steps),
+            percentages(self.general),
+            percentages({title: self.passes[title] for title in PASSES.values()}) if both else None,
+            percentages(_main_operators(self.collectives)) if self.collectives else None,
+        )
 
-        `swapped`: label the shares of CPU and GPU time the wrong way round, as the service does in some rules.
-        """
-        labels, values = [*self.gpu_phases, *self.cpu_phases], [*self.gpu_phases.values(), *self.cpu_phases.values()]
-        if swapped:
-            labels = [*self.cpu_phases, *self.gpu_phases]
-        details["ratio"] = percentages(dict(zip(labels, values, strict=True)))
-        for name, operators in (("CPU", self.cpu_operators), ("GPU", self.gpu_operators)):
-            if operators:
-                kept = kept_operators(operators)
-                details[name] = percentages(kept)
-                details[f"{name}_total"] = {key: whole(value) for key, value in kept.items()}
-        details["phase"] = percentages(self.steps)
-        details["phase_time"] = {}
-        if self.general:
-            details["general"] = percentages(self.general)
-        if len(self.passes) == 2:  # noqa: PLR2004 - forward and backward
-            details["forward_backward"] = percentages(
-                {key: self.passes[key] for key in ("Forward pass", "Backward pass")}
-            )
-        if self.horovod:
-            details["horovod"] = percentages(kept_operators(self.horovod))
+    def _ratio(self) -> dict[str, float]:
+        return percentages({**self.gpu_phases, **self.cpu_phases})
 
 
 def _add_to(sums: dict[str, float], more: dict[str, float]) -> None:
@@ -164,7 +212,7 @@ def _add_to(sums: dict[str, float], more: dict[str, float]) -> None:
 
 
 def add_sums(sums: dict[str, float], category: Category, values: Floats) -> None:
-    """Add the values to the sums of their texts; new texts go in by order of first appearance."""
+    """Add values to the sums of their texts; new texts in order of first appearance."""
     size = len(category.values)
     totals = np.bincount(category.codes, values, minlength=size)
     first = np.full(size, -1, np.int64)
@@ -176,17 +224,35 @@ def add_sums(sums: dict[str, float], category: Category, values: Floats) -> None
 
 
 def percentages(sums: dict[str, float]) -> dict[str, float]:
-    """Each value as a percentage of all; all zero gives zeros."""
+    """Return each value as a percentage of the total; zeros if the total is zero."""
     total = sum(sums.values())
     return {key: 100 * value / total if total else 0.0 for key, value in sums.items()}
 
 
-def kept_operators(sums: dict[str, float]) -> dict[str, float]:
-    """Those with more than 2 % of the time."""
+def _main_operators(sums: dict[str, float]) -> dict[str, float]:
     total = sum(sums.values())
-    return {key: value for key, value in sums.items() if total and 100 * value / total > KEPT_SHARE}
+    return {key: value for key, value in sums.items() if total and 100 * value / total > MIN_OPERATOR_SHARE}
 
 
-def whole(value: float) -> float:
-    """An int where nothing is lost by it: whole microseconds are ints in the reports."""
+def int_if_whole(value: float) -> float:
+    """Return an int if nothing is lost: whole microseconds are ints in reports."""
     return int(value) if value.is_integer() else value
+
+
+# --- compat="service" ------------------------------------------------------------------------------------------------
+
+
+class SwappedTimeBreakdown(TimeBreakdown):
+    """A breakdown with the labels of CPU and GPU time the wrong way round, as some rules of the service have it."""
+
+    def _ratio(self) -> dict[str, float]:
+        labels = [*self.cpu_phases, *self.gpu_phases]
+        values = [*self.gpu_phases.values(), *self.cpu_phases.values()]
+        return percentages(dict(zip(labels, values, strict=True)))
+
+
+def in_order(breakdown: TimeBreakdown, order: KeyOrder) -> KeysInOrder:
+    """Return the breakdown's shares with their keys in the order in which they first appeared."""
+    shares = breakdown.shares()
+    order.add(shares.as_dict())
+    return order.apply(shares)

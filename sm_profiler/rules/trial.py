@@ -1,4 +1,4 @@
-"""The old API's trial: a job's profile by ranges of time, waiting for what has not come yet."""
+"""The old API's trial: a job's profile by ranges of time, waiting for data that has not arrived yet."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from sm_profiler.container import POLL_VARIABLE, STOP_SIGNAL_VARIABLE
+from sm_profiler.container import STOP_SIGNAL_VARIABLE
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.columns import EventColumns, SystemColumns
-from sm_profiler.rules.conditions import NoMoreProfilerData
+from sm_profiler.rules.custom_process import IGNORED_FOLDER
 from sm_profiler.rules.event_objects import FrameworkEvent, SystemEvent, framework_events, system_events
-from sm_profiler.rules.settings import read_stop_signal
-from sm_profiler.rules.window import LOOK_AHEAD_US, Window, in_timeline_order
+from sm_profiler.rules.rule import NoMoreProfilerData
+from sm_profiler.rules.settings import poll_interval_s, stop_signalled
+from sm_profiler.rules.window import LOOK_AHEAD_US, EvaluationWindow, in_timeline_order
 from sm_profiler.source import Batch, ProfileSource, open_source
-
-IGNORED_FOLDER = ".sagemaker-ignore"  # the service uploads nothing from it
-POLL_S = 10.0
 
 
 class ProfilerTrial:
@@ -29,7 +27,7 @@ class ProfilerTrial:
         name: any name.
         path: folder or s3:// URI of the profile.
         first_timestamp: time of the first file, microseconds since the epoch.
-        output_dir, temp_dir: where a rule may write; temp_dir is not uploaded.
+        output_dir, temp_dir: folders that a rule may write to; temp_dir is not uploaded.
     """
 
     def __init__(
@@ -48,30 +46,30 @@ class ProfilerTrial:
         Path(self.temp_dir).mkdir(parents=True, exist_ok=True)
         self._sleep = sleep
         self._follow = follow
-        self._poll_s = float(os.environ.get(POLL_VARIABLE) or POLL_S)
+        self._poll_s = poll_interval_s(os.environ)
         self._source = self._open()
         self.first_timestamp = self._source.first_timestamp_us or 0
-        self._rows = _Store(self._source)
+        self._rows = _RowCache(self._source)
 
     def _open(self) -> ProfileSource:
-        """The source, once there is data."""
+        """Return the source once it has data."""
         while True:
             try:
                 return open_source(self.path, cache=False, progress=False)
             except SourceError:  # noqa: PERF203 - a wait of ten seconds follows
-                if not self._follow or read_stop_signal() or STOP_SIGNAL_VARIABLE not in os.environ:
+                if not self._follow or stop_signalled() or STOP_SIGNAL_VARIABLE not in os.environ:
                     raise
                 self._sleep(self._poll_s)
 
     def job_finished(self) -> bool:
-        """Whether the end marker stands, or the stop signal is older than its grace time, or nobody waits for more."""
-        return not self._follow or self._source.finished or read_stop_signal()
+        """Return True if there is an end marker, the stop signal is older than its grace time, or the job is not followed."""
+        return not self._follow or self._source.finished or stop_signalled()
 
     def get_latest_timestamp(self) -> int:
-        """Up to where data are there, microseconds.
+        """Return the time up to which there is data, in microseconds.
 
-        While the job runs that is the earlier of the last system and the last trace file; once it is over, the end of
-        the last one, so that the last minute of a job, or a job of one minute, is looked at, too.
+        While the job runs, that is the earlier of the last system and the last trace file. Once it is over, it is the end
+        of the last file, so that the last minute of a job is evaluated too.
         """
         self._source.refresh()
         if self.job_finished():
@@ -82,10 +80,10 @@ class ProfilerTrial:
         return min(last.values(), default=0)
 
     def wait_for_data(self, end_time: float, start_time: float) -> None:
-        """Wait until data up to end_time (microseconds) are there.
+        """Wait until there is data up to end_time (microseconds).
 
         Raises:
-            NoMoreProfilerData: the job is over, and start_time lies beyond what there is.
+            NoMoreProfilerData: the job is over, and has no data at or after start_time.
         """
         while end_time > self.get_latest_timestamp():
             if self.job_finished():
@@ -95,20 +93,20 @@ class ProfilerTrial:
             self._sleep(self._poll_s)
 
     def get_system_metrics(self, start_time: float, end_time: float) -> list[SystemEvent]:
-        """System metrics from start_time to end_time, both included, in microseconds."""
+        """Return the system metrics from start_time to end_time (microseconds), both included."""
         return system_events(self.window(start_time, end_time).system)
 
     def get_framework_metrics(self, start_time: float, end_time: float) -> list[FrameworkEvent]:
-        """Trace events that overlap the range."""
+        """Return the trace events that overlap a range."""
         return framework_events(self.window(start_time, end_time).events)
 
-    def window(self, start_time: float, end_time: float) -> Window:
-        """The same range as columns: much faster, and what the new API works on."""
+    def window(self, start_time: float, end_time: float) -> EvaluationWindow:
+        """Return a range as columns: much faster than event objects."""
         return self._rows.window(start_time, end_time)
 
 
-class _Store:
-    """The rows of a source around the range that was asked for last; asks going forward read each file once."""
+class _RowCache:
+    """Rows of a source around the last requested range; requests in ascending order read each file once."""
 
     def __init__(self, source: ProfileSource) -> None:
         self._source = source
@@ -117,16 +115,16 @@ class _Store:
         self._read_to_us = -1
         self._dropped_to_us: int | None = None
         self._last: tuple[float, float, int] | None = None
-        self._window: Window | None = None
+        self._window: EvaluationWindow | None = None
 
-    def window(self, start_us: float, end_us: float) -> Window:
-        """All rows of a range."""
+    def window(self, start_us: float, end_us: float) -> EvaluationWindow:
+        """Return all rows of a range."""
         if self._dropped_to_us is not None and start_us - LOOK_AHEAD_US <= self._dropped_to_us:
-            self._source = open_source(self._source.storage, cache=False, progress=False)  # someone looks back
+            self._source = open_source(self._source.storage, cache=False, progress=False)  # a rule looks back
             self._batches, self._stream, self._read_to_us, self._dropped_to_us = [], iter(()), -1, None
         self._read_to(end_us + LOOK_AHEAD_US)
-        asked = (start_us, end_us, len(self._batches) and self._batches[-1].minute_us)
-        if self._window is not None and asked == self._last:
+        requested = (start_us, end_us, len(self._batches) and self._batches[-1].minute_us)
+        if self._window is not None and requested == self._last:
             return self._window
         system: list[SystemColumns] = []
         events: list[EventColumns] = []
@@ -136,8 +134,8 @@ class _Store:
             events.append(batch.events[(batch.events.start_us <= end_us) & (batch.events.end_us >= start_us)])
         rows = SystemColumns.concat(system)
         overlapping = in_timeline_order(EventColumns.concat(events))
-        self._window = Window(int(start_us), int(end_us), rows, overlapping)
-        self._last = asked
+        self._window = EvaluationWindow(int(start_us), int(end_us), rows, overlapping)
+        self._last = requested
         self._drop(start_us)
         return self._window
 
@@ -153,7 +151,7 @@ class _Store:
             self._read_to_us = max(self._read_to_us, batch.minute_us)
 
     def _drop(self, start_us: float) -> None:
-        """Let go of files so old that an ask for what follows cannot need them."""
+        """Drop rows too old for any request that follows in ascending order."""
         kept = [
             batch
             for batch in self._batches

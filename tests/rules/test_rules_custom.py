@@ -25,8 +25,7 @@ from sm_profiler.rules import (
 from sm_profiler.rules.actions import Actions
 from sm_profiler.rules.custom_main import own_parameters
 from sm_profiler.rules.runner import Runner
-from sm_profiler.rules.settings import Settings
-from sm_profiler.rules.status import Status
+from sm_profiler.rules.settings import Settings, Status
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (REPO / "docs/custom-rules.md").read_text(), re.DOTALL)
 NEW, TRY, LAUNCH, OLD = BLOCKS
@@ -133,7 +132,7 @@ class TestParameters:
         with caplog.at_level(logging.WARNING):
             assert own_parameters(Sized, {}, environ) == {"limit": "3", "sized_by": "y"}
         assert caplog.messages == [
-            "in the environment, but no parameter of Sized: limti; it has: limit, sized_by",
+            "ignoring variables that are not parameters of Sized: limti; it has: limit, sized_by",
         ]
 
     def test_the_configuration_comes_first(self, caplog):

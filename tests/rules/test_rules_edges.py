@@ -31,9 +31,9 @@ def test_no_data(compat):
     assert not results.broken
     assert not results.fired
     assert list(results.results) == NAMES
-    as_json(results.results)
+    as_json(results.as_dict())
     if compat is None:
-        assert {name for name in NAMES if "not_evaluated" in results.results[name]["Details"]} == set(NAMES)
+        assert {name for name in NAMES if "not_evaluated" in results.as_dict()[name]["Details"]} == set(NAMES)
 
 
 @COMPATS
@@ -52,7 +52,7 @@ def test_one_row(compat, rows):
     results = run_rules(source_of(system(rows)), compat=compat)
     assert not results.broken
     assert not results.fired
-    as_json(results.results)
+    as_json(results.as_dict())
 
 
 @COMPATS
@@ -64,7 +64,7 @@ def test_one_event(compat):
 
 def test_one_gpu_has_nothing_to_be_balanced_with():
     results = run_rules(source_of(samples(400, gpus=1)), parameters=QUICK)
-    assert "one GPU per node" in results.results["LoadBalancing"]["Details"]["not_evaluated"]
+    assert "one GPU per node" in results.as_dict()["LoadBalancing"]["Details"]["not_evaluated"]
 
 
 @COMPATS
@@ -73,18 +73,18 @@ def test_512_gpus(compat):
     rows = samples(130, gpus=8, cores=2, nodes=nodes, every=1.0, use=lambda _, gpu: 95.0 if gpu else 3.0)
     results = run_rules(source_of(rows), parameters=QUICK, compat=compat)
     assert not results.broken
-    balance = results.results["LoadBalancing"]
+    balance = results.as_dict()["LoadBalancing"]
     assert len(balance["Details"]) == 64
     if compat is None:
         assert balance["RuleTriggered"] == 64 * 7  # the idle one differs from each other GPU of its node
-        assert results.results["CPUBottleneck"]["Datapoints"] == 64 * 130
+        assert results.results["CPUBottleneck"].datapoints == 64 * 130
         assert list(balance["Details"])[:3] == ["algo-1", "algo-2", "algo-3"]
 
 
 def test_512_gpus_on_one_node():
     results = run_rules(source_of(samples(30, gpus=512, cores=1)), parameters=QUICK)
     assert not results.broken
-    assert results.results["LoadBalancing"]["RuleTriggered"] == 0
+    assert results.results["LoadBalancing"].triggered == 0
 
 
 @COMPATS
@@ -93,7 +93,7 @@ def test_a_missing_family(compat, family):
     rows = samples(300)
     results = run_rules(source_of(rows[~rows.type.mask(family)], events(steps(140))), parameters=QUICK, compat=compat)
     assert not results.broken
-    as_json(results.results)
+    as_json(results.as_dict())
 
 
 @COMPATS
@@ -102,7 +102,7 @@ def test_only_gpu_memory_is_missing(compat):
     rows = rows[~rows.dimension.mask("GPUMemoryUtilization")]
     results = run_rules(source_of(rows), parameters=QUICK, compat=compat)
     assert not results.broken
-    assert results.results["BatchSize"]["RuleTriggered"] == 0
+    assert results.results["BatchSize"].triggered == 0
 
 
 @COMPATS
@@ -147,7 +147,7 @@ def test_late_rows_count_once_where_they_arrive():
     in_time[7].system = SystemColumns.concat([in_time[7].system, late_rows])
     results = run_rules(MemorySource(in_time))
     of_gpu0 = [batch.system.name.mask("gpu0") & batch.system.dimension.mask("GPUUtilization") for batch in in_time]
-    assert results.results["LoadBalancing"]["Datapoints"] == sum(int(mask.sum()) for mask in of_gpu0)
+    assert results.results["LoadBalancing"].datapoints == sum(int(mask.sum()) for mask in of_gpu0)
 
 
 class TestFaultsOfTheService:
@@ -157,7 +157,7 @@ class TestFaultsOfTheService:
         given = {**QUICK, **parameters}
         right = run_rules(source_of(rows, happenings), parameters=given)
         service = run_rules(source_of(rows, happenings), parameters=given, compat="service")
-        return right.results, service.results
+        return right.as_dict(), service.as_dict()
 
     def test_q1_gpus_are_compared(self):
         rows = samples(400, use=lambda _, gpu: 95.0 if gpu else 3.0)
@@ -259,16 +259,14 @@ class TestParameters:
     def test_strings_are_numbers(self):
         rule = CPUBottleneck(threshold="40", patience="5.0")
         assert (rule.parameters.threshold, rule.parameters.patience) == (40, 5)
-        assert rule.result()["RuleParameters"] == "threshold:40\ncpu_threshold:90\ngpu_threshold:10\npatience:5"
+        assert rule.report["RuleParameters"] == "threshold:40\ncpu_threshold:90\ngpu_threshold:10\npatience:5"
 
     def test_balance_has_another_default_for_the_service(self):
-        assert LoadBalancing().result()["RuleParameters"] == "threshold:0.5\npatience:1000"
-        assert LoadBalancing(compat="service").result()["RuleParameters"] == "threshold:0.2\npatience:1000"
+        assert LoadBalancing().report["RuleParameters"] == "threshold:0.5\npatience:1000"
+        assert LoadBalancing(compat="service").report["RuleParameters"] == "threshold:0.2\npatience:1000"
 
     def test_outliers_accept_the_report_s_name(self):
-        assert (
-            StepOutlier(threshold="4").result()["RuleParameters"] == "threshold:4\nmode:None\nn_outliers:10\nstddev:4"
-        )
+        assert StepOutlier(threshold="4").report["RuleParameters"] == "threshold:4\nmode:None\nn_outliers:10\nstddev:4"
 
     @pytest.mark.parametrize(
         ("make", "message"),

@@ -11,13 +11,13 @@ from rules_jobs import START_US, MemoryBatch, MemorySource, as_json, batches, ev
 from sm_profiler.formats.columns import EventColumns
 from sm_profiler.rules import (
     CPUBottleneck,
+    EvaluationWindow,
     Following,
     ProfilerReport,
-    Window,
     bottleneck,
+    quantile_sketch,
     run_folds,
     run_rules,
-    spread,
     windows,
     write_rule_reports,
 )
@@ -67,7 +67,7 @@ def test_all_folds_see_one_pass():
     assert one.rows == len(rows)
     assert one.events == 1
     assert len(called) == len(one.seen) == 9
-    assert all(isinstance(window, Window) for window in called)
+    assert all(isinstance(window, EvaluationWindow) for window in called)
     assert [end - start for start, end in one.seen] == [60_000_000] * 9
 
 
@@ -84,12 +84,12 @@ def test_a_broken_rule_stops_nobody(monkeypatch):
     monkeypatch.setattr(CPUBottleneck, "update", Breaking().update)
     results = run_rules(source_of(samples(400)), extra_folds=[Breaking()])
     assert set(results.broken) == {"CPUBottleneck", "Breaking"}
-    rest = {name: result for name, result in expected.results.items() if name != "CPUBottleneck"}
-    assert results.results == rest
+    rest = {name: result for name, result in expected.as_dict().items() if name != "CPUBottleneck"}
+    assert results.as_dict() == rest
 
 
 def test_a_rule_that_breaks_at_the_end_stops_nobody(monkeypatch):
-    monkeypatch.setattr(CPUBottleneck, "finish", lambda _: 1 / 0)
+    monkeypatch.setattr(CPUBottleneck, "result", lambda _: 1 / 0)
     results = run_rules(source_of(samples(400)))
     assert list(results.broken) == ["CPUBottleneck"]
     assert len(results.results) == 10
@@ -99,12 +99,8 @@ def test_other_lengths_of_windows():
     fold = Counting()
     run_folds(source_of(samples(1000)), [fold], interval_us=15_000_000)
     assert len(fold.seen) == 34
-    assert (
-        run_rules(source_of(samples(1000)), parameters={"scan_interval_us": "15000000"}).results["LoadBalancing"][
-            "Datapoints"
-        ]
-        == 1000
-    )
+    results = run_rules(source_of(samples(1000)), parameters={"scan_interval_us": "15000000"})
+    assert results.results["LoadBalancing"].datapoints == 1000
 
 
 class TestFollowing:
@@ -123,7 +119,7 @@ class TestFollowing:
     def test_same_results_as_at_once(self):
         slept = []
         followed = run_rules(self.source(), follow=Following(sleep=slept.append))
-        assert as_json(followed.results) == as_json(run_rules(self.source(now=10)).results)
+        assert as_json(followed.as_dict()) == as_json(run_rules(self.source(now=10)).as_dict())
         assert set(slept) == {10.0}
 
     def test_windows_come_as_soon_as_they_are_complete(self):
@@ -144,7 +140,7 @@ class TestFollowing:
     def test_results_after_each_window(self):
         seen = []
         run_rules(
-            self.source(now=10), on_window=lambda _, found: seen.append(found.results["LoadBalancing"]["Datapoints"])
+            self.source(now=10), on_window=lambda _, found: seen.append(found.results["LoadBalancing"].datapoints)
         )
         assert seen == sorted(seen)
         assert seen[0] < 121
@@ -166,8 +162,8 @@ class TestFollowing:
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_job(monkeypatch):
-    monkeypatch.setattr(spread, "LIMIT", 512)  # so that hours reach what days do
-    monkeypatch.setattr(bottleneck, "SHOWN", 200)
+    monkeypatch.setattr(quantile_sketch, "LIMIT", 512)  # so that hours reach what days do
+    monkeypatch.setattr(bottleneck, "MAX_LISTED", 200)
     report = ProfilerReport()
     rng = np.random.default_rng(0)
     minute = samples(120)
@@ -184,7 +180,7 @@ def test_memory_does_not_grow_with_the_job(monkeypatch):
         lengths = np.round(rng.lognormal(12, 0.3, len(steps)))
         happened = attrs.evolve(steps, start_us=steps.start_us + shift * 1e6, duration_us=lengths)
         start_us = START_US + shift * 1_000_000
-        report.update(Window(start_us, start_us + 60_000_000, rows, happened))
+        report.update(EvaluationWindow(start_us, start_us + 60_000_000, rows, happened))
         used.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
     assert not report.broken
@@ -196,7 +192,7 @@ def test_the_cutter_holds_little():
     held = []
     for part in batches(samples(4000)):
         cutter.add(part)
-        held += [sum(len(each.rows) for each in cutter._system) for _ in cutter.ready()]
+        held += [sum(len(each.table) for each in cutter._system) for _ in cutter.ready()]
     assert max(held) <= 5 * 120 * len(samples(1))
 
 
@@ -217,7 +213,7 @@ def test_an_event_over_many_windows_counts_once_and_is_seen_in_all():
 @pytest.mark.parametrize("as_storage", [False, True])
 def test_reports_are_written(tmp_path, as_storage):
     results = run_rules(source_of(samples(400)))
-    written = write_rule_reports(results, open_storage(str(tmp_path)) if as_storage else tmp_path)
+    written = write_rule_reports(results.as_dict(), open_storage(str(tmp_path)) if as_storage else tmp_path)
     assert len(written) == 11
     for key in written:
         text = (tmp_path / key).read_text()
@@ -227,6 +223,6 @@ def test_reports_are_written(tmp_path, as_storage):
 
 def test_empty_tables_are_windows_too():
     report = ProfilerReport()
-    window = Window(START_US, START_US + 60_000_000, samples(0), EventColumns.empty())
+    window = EvaluationWindow(START_US, START_US + 60_000_000, samples(0), EventColumns.empty())
     assert report.update(window) is False
     assert not report.broken

@@ -11,7 +11,7 @@ from rules_jobs import MemoryBatch, MemorySource, as_json, differences, make_job
 
 from sm_profiler.rules import ProfilerReport, run_rules, windows
 from sm_profiler.rules.event_objects import framework_events, system_events
-from sm_profiler.rules.nodes import node_of
+from sm_profiler.rules.grouping import node_of
 
 EAGER = {
     "CPUBottleneck_patience": 40,
@@ -78,7 +78,7 @@ def folded(found):
 
 
 def assert_same(one, other):
-    one, other = as_json(one.results()), as_json(other.results())
+    one, other = as_json(one.results().as_dict()), as_json(other.results().as_dict())
     assert list(one) == list(other)
     found = [each for name in one for each in differences(unordered(one[name]), unordered(other[name]), name)]
     assert not found[:5]
@@ -172,4 +172,4 @@ def test_the_service_s_numbers_cannot_be_merged():
 def test_run_rules_is_the_same_as_folding(tmp_path):
     job = make_job(tmp_path, "--minutes", 3, "--gpus", 2)
     results = run_rules(read(job), parameters=EAGER)
-    assert as_json(results.results) == as_json(folded(windows(read(job))).results())
+    assert as_json(results.as_dict()) == as_json(folded(windows(read(job))).results().as_dict())

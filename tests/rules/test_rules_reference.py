@@ -25,15 +25,16 @@ def test_every_rule_agrees_to_the_digit(case):
     assert not results.broken
     expected = {path.stem: json.loads(path.read_text()) for path in (folder / "expected").glob("*.json")}
     assert set(results.results) == set(expected)
-    found = {name: differences(as_json(results.results[name]), expected[name])[:5] for name in expected}
+    found = {name: differences(as_json(results.as_dict()[name]), expected[name])[:5] for name in expected}
     assert not {name: each for name, each in found.items() if each}
 
 
 def test_a_report_is_one_line_with_its_keys_in_order(case):
     folder, results, _ = case
-    for result in results.results.values():
+    reports = results.as_dict()
+    for result in reports.values():
         assert list(result) == ["RuleTriggered", "Violations", "Details", "Datapoints", "RuleParameters"]
-    assert json.dumps(results.results["LoadBalancing"]) == (folder / "expected/LoadBalancing.json").read_text().strip()
+    assert json.dumps(reports["LoadBalancing"]) == (folder / "expected/LoadBalancing.json").read_text().strip()
 
 
 def test_the_default_computation_differs_where_the_service_is_wrong(case):
@@ -41,8 +42,8 @@ def test_the_default_computation_differs_where_the_service_is_wrong(case):
     parameters = folder / "parameters.json"
     right = run_rules(read(job), parameters=json.loads(parameters.read_text()) if parameters.exists() else None)
     assert not right.broken
-    as_json(right.results)  # it can be written
-    assert right.results["CPUBottleneck"]["Datapoints"] != service.results["CPUBottleneck"]["Datapoints"]
+    as_json(right.as_dict())  # it can be written
+    assert right.results["CPUBottleneck"].datapoints != service.results["CPUBottleneck"].datapoints
 
 
 def test_a_job_that_still_runs_is_looked_at_up_to_the_last_whole_window(tmp_path):
@@ -50,8 +51,6 @@ def test_a_job_that_still_runs_is_looked_at_up_to_the_last_whole_window(tmp_path
     words = ("--minutes", 4, "--gpus", 1, "--shutdown-seconds", 90, "--start-epoch", 1_700_000_040)
     finished = make_job(tmp_path / "finished", *words)
     running = make_job(tmp_path / "running", *words, "--no-end-marker")
-    found = [
-        run_rules(read(job), compat="service").results["LoadBalancing"]["Datapoints"] for job in (finished, running)
-    ]
+    found = [run_rules(read(job), compat="service").results["LoadBalancing"].datapoints for job in (finished, running)]
     # The last step ends about 150 s after the start: the window from 120 s on has begun by then, and not ended.
     assert found == [359, 239]  # the first sample comes a tick after the start

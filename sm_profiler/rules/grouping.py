@@ -1,0 +1,71 @@
+"""Grouping of rows by node and GPU, and the names of nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, SystemColumns
+
+CPU_UTILIZATION, IO_WAIT = "CPUUtilization", "I/OWaitPercentage"
+GPU_UTILIZATION, GPU_MEMORY = "GPUUtilization", "GPUMemoryUtilization"
+_NODE = re.compile(r"(algo-\d+)(?:-|$)", re.ASCII)
+
+
+def values_per_gpu(system: SystemColumns, dimension: str) -> Iterator[tuple[str, str, Floats]]:
+    """Yield (node, GPU, finite values in the order of the rows); pairs in order of first appearance."""
+    rows = np.flatnonzero(system.dimension.mask(dimension) & np.isfinite(system.value))
+    if len(rows) == 0:
+        return
+    width = len(system.name.values)
+    keys = system.node.codes[rows].astype(np.int64) * width + system.name.codes[rows]
+    distinct, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    order = np.argsort(inverse, kind="stable")
+    parts = np.split(system.value[rows][order], np.cumsum(np.bincount(inverse))[:-1])
+    for index in np.argsort(first):
+        node, name = divmod(int(distinct[index]), width)
+        yield system.node.values[node], system.name.values[name], parts[index]
+
+
+def sums_per_moment(system: SystemColumns, chosen: Mask) -> Iterator[tuple[str, Floats]]:
+    """Yield (node, sum of the chosen rows at each timestamp); nodes and timestamps in order of first appearance."""
+    rows = np.flatnonzero(chosen & np.isfinite(system.value))
+    nodes = system.node.codes[rows]
+    distinct, first = np.unique(nodes, return_index=True)
+    for node in distinct[np.argsort(first)]:
+        own = rows[nodes == node]
+        times = system.timestamp[own]
+        if (np.diff(times) >= 0).all():
+            points = np.cumsum(np.diff(times, prepend=times[0]) != 0)
+            yield system.node.values[node], np.bincount(points, system.value[own]).astype(np.float64)
+        else:
+            _, first_at, inverse = np.unique(times, return_index=True, return_inverse=True)
+            sums = np.bincount(inverse, system.value[own]).astype(np.float64)
+            yield system.node.values[node], sums[np.argsort(first_at)]
+
+
+def gpu_data_missing(datapoints: int, patience: int) -> str | None:
+    """Return why a rule about GPUs cannot be evaluated, or None if it can."""
+    if datapoints == 0:
+        return "no GPU metrics"
+    return f"{datapoints} data points per GPU, patience is {patience}" if datapoints <= patience else None
+
+
+def node_of(process: str) -> str:
+    """Return the node of a process: algo-1 for algo-1-0; a host name without the number of the process."""
+    match = _NODE.match(process)
+    return match[1] if match else re.sub(r"^\d+-|-\d+$", "", process)
+
+
+def rows_on_node(events: EventColumns, node: str, *, is_only_node: bool) -> Ints:
+    """Return the row numbers of a node's events; all rows if it is the only node and no process has its name."""
+    mask = events.node.mask(lambda process: node_of(process) == node)
+    return np.arange(len(events)) if is_only_node and not mask.any() else np.flatnonzero(mask)
+
+
+def natural_key(text: str) -> tuple[object, ...]:
+    """Return a sort key under which algo-2 comes before algo-10."""
+    parts = re.split(r"([0-9]+)", text)
+    return tuple((0, len(part.lstrip("0")), part.lstrip("0")) if part.isdecimal() else (1, 0, part) for part in parts)

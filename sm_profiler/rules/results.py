@@ -1,0 +1,141 @@
+"""Results of rules: typed inside the process, JSON objects in files and reports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+
+REPORTS = "profiler-reports"
+
+
+class Details(Protocol):
+    """Evidence of one rule."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON object that a report shows under `Details`."""
+
+
+@attrs.frozen
+class NoDetails:
+    """Evidence of a rule that reports numbers only."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return an empty object."""
+        return {}
+
+
+@attrs.frozen
+class KeysInOrder:
+    """Details with the keys in a given order: the service updates one object in place for the whole job."""
+
+    details: Details
+    keys: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the details, the keys in the order in which they first appeared."""
+        found = self.details.as_dict()
+        return {key: found[key] for key in self.keys if key in found}
+
+
+@attrs.frozen
+class RuleResult:
+    """Result of one rule for the windows evaluated so far.
+
+    Attributes:
+        triggered: number of evaluations that met the condition (of windows, GPUs, pairs or processes, by rule).
+        violations: number of observations behind them.
+        datapoints: number of observations evaluated.
+        details: the evidence.
+        parameters: name → value, in the order of the report.
+        not_evaluated: why the rule could not be evaluated; None if it could.
+    """
+
+    triggered: int
+    violations: int
+    datapoints: int
+    details: Details
+    parameters: Mapping[str, object]
+    not_evaluated: str | None = None
+
+    @property
+    def fired(self) -> bool:
+        """True if the condition was met."""
+        return self.triggered > 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report object, as `profiler-reports/<Rule>.json` holds it."""
+        details = self.details.as_dict()
+        if self.not_evaluated is not None:
+            details["not_evaluated"] = self.not_evaluated
+        return {
+            "RuleTriggered": self.triggered,
+            "Violations": self.violations,
+            "Details": details,
+            "Datapoints": self.datapoints,
+            "RuleParameters": "\n".join(f"{name}:{value}" for name, value in self.parameters.items()),
+        }
+
+
+@attrs.frozen
+class RuleResults:
+    """Results of all rules.
+
+    Attributes:
+        results: rule name → result.
+        broken: rule name → one line about the error that stopped it.
+    """
+
+    results: dict[str, RuleResult]
+    broken: dict[str, str] = attrs.field(factory=dict)
+
+    @property
+    def fired(self) -> list[str]:
+        """Names of the rules that fired, in the order in which they run."""
+        return [name for name, result in self.results.items() if result.fired]
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """Return rule name → report object."""
+        return {name: result.as_dict() for name, result in self.results.items()}
+
+
+def write_rule_reports(reports: Mapping[str, Mapping[str, Any]], target: Any) -> list[str]:
+    """Write `profiler-reports/<Rule>.json` for each rule, one line each.
+
+    Args:
+        reports: rule name → report object (`RuleResults.as_dict()`).
+        target: a folder, or a storage (`write(key, data)`).
+
+    Returns:
+        The keys written, relative to `target`.
+    """
+    written = []
+    for name, report in reports.items():
+        key = f"{REPORTS}/{name}.json"
+        data = (json.dumps(report) + "\n").encode()
+        if hasattr(target, "write"):
+            target.write(key, data)
+        else:
+            path = Path(target, key)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        written.append(key)
+    return written
+
+
+@attrs.define
+class KeyOrder:
+    """Order of first appearance of keys, over several versions of the same details."""
+
+    _keys: dict[str, None] = attrs.field(factory=dict)
+
+    def add(self, keys: Iterable[str]) -> None:
+        """Append the keys that have not appeared before."""
+        self._keys.update(dict.fromkeys(keys))
+
+    def apply(self, details: Details) -> KeysInOrder:
+        """Return the details with their keys in this order; keys that never appeared are left out."""
+        return KeysInOrder(details, tuple(self._keys))
