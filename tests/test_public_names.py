@@ -43,7 +43,7 @@ PRIVATE = {
     "sm_profiler.cli": EXPORTED["sm_profiler.cli"],
     "sm_profiler.config": EXPORTED["sm_profiler.config"],
     "sm_profiler.report": "JobInfo MetricFolds assemble terminal_summary",
-    "sm_profiler.rules": "Fold Following ProfilerTrial RULES Window run_folds windows",
+    "sm_profiler.rules": "Fold Following ProfilerTrial RULES run_folds windows",
     "sm_profiler.source": "Batch",
     "sm_profiler.storage": EXPORTED["sm_profiler.storage"],
 }
