@@ -38,7 +38,7 @@ from sm_profiler.local.records import (
 )
 from sm_profiler.local.services import Services
 from sm_profiler.local.transfer import Mirror, download
-from sm_profiler.rules.status import STATUS_FILE
+from sm_profiler.rules.settings import STATUS_FILE
 
 POLL_S = 0.5
 RULE_GRACE_S = 5.0

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from sm_profiler.rules.status import Status
+from sm_profiler.rules.settings import Status
 
 JsonDict = dict[str, Any]
 MAX_COMPONENT = 100  # characters of a rule's folder
