@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import atexit
+import hashlib
+import logging
+import os
 import pstats
+import re
+import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import attrs
 import pandas as pd
 
+from sm_profiler.analysis.cprofile_reader import MAX_BYTES, printable
 from sm_profiler.analysis.python_stats import (
     CPROFILE,
     PYINSTRUMENT,
@@ -21,19 +28,28 @@ from sm_profiler.analysis.python_stats import (
     StepPythonProfileStats,
     cProfileStats,
     load_cprofile,
+    load_session,
     python_profile_mode_to_str,
 )
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
-from sm_profiler.storage import LocalStorage, open_storage
+from sm_profiler.storage import FileInfo, LocalStorage, open_storage, read_all
 
+_log = logging.getLogger(__name__)
 _PLACE = 2  # framework and profiler, the end of the path of a statistics folder
+DEFAULT_FOLDER = "/tmp/python_stats"  # noqa: S108 - the known default
 ANY = "any"
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]|^\.+")
+_MAX_NAME = 120
 Result = TypeVar("Result")
+File = TypeVar("File")
+Loaded = TypeVar("Loaded")
 
 
 class PythonStatsReader:
     """Finder of statistics files under a folder or s3:// URI of a profile, or of one profiler's folder in it.
+
+    Files on S3 are downloaded by each reader, once. What a folder contained before is never used in their place.
 
     Attributes:
         profile_dir: folder with the files, or that files are downloaded to.
@@ -44,11 +60,12 @@ class PythonStatsReader:
 
         Args:
             profile_dir: a folder of statistics (`…/framework/pytorch/cprofile`) or of a profile, the s3:// URI of a
-                profile, or the name of a training job; with `s3_path`, the folder that files are downloaded to.
+                profile, or the name of a training job; with `s3_path`, the folder that files are downloaded to. The
+                default folder of the analyses, which any user of the machine can create, is replaced by a temporary one.
             s3_path: s3:// URI of a profile.
 
         Raises:
-            SourceError: the location does not exist.
+            SourceError: the location does not exist, or the folder for downloads belongs to another user.
         """
         where = s3_path or str(profile_dir)
         if not where.startswith("s3://") and not Path(where).is_dir():
@@ -58,39 +75,91 @@ class PythonStatsReader:
 
             where = profiler_output(where)
         self._storage = open_storage(where)
+        self._downloaded: dict[str, tuple[FileInfo, str]] = {}
         if isinstance(self._storage, LocalStorage):
             self.profile_dir = where
+            if where == DEFAULT_FOLDER:
+                _check_owner(Path(where))
         else:
-            self.profile_dir = str(Path(profile_dir if s3_path else tempfile.mkdtemp(), "python_stats"))
+            chosen = s3_path is not None and str(profile_dir) != DEFAULT_FOLDER
+            self.profile_dir = str(Path(profile_dir if chosen else _private_folder(), layout.PYTHON_STATS))
 
     def load_python_profile_stats(self) -> list[StepPythonProfileStats]:
         """Return the files, sorted by the start of their window and by process; download those on S3.
 
+        Files that cannot be downloaded are left out and logged.
+
         Raises:
-            SourceError: files cannot be listed or downloaded.
+            SourceError: files cannot be listed, or the folder for downloads cannot be written.
         """
-        found = [StepPythonProfileStats.of(stats, self._local(key, stats)) for key, stats in self._files()]
+        files = list(self._files())
+        if isinstance(self._storage, LocalStorage):
+            paths = {info.key: str(Path(self._storage.root, info.key)) for info, _ in files}
+        else:
+            paths = self._download(files)
+        found = [StepPythonProfileStats.of(stats, paths[info.key]) for info, stats in files if info.key in paths]
         return sorted(found, key=lambda each: (each.start_time_since_epoch_in_micros, each.node_id, each.stats_path))
 
-    def _files(self) -> Iterator[tuple[str, layout.PythonStats]]:
+    def _files(self) -> Iterator[tuple[FileInfo, layout.PythonStats]]:
         place = PurePosixPath(self._storage.uri.rstrip("/")).parts[-_PLACE:]
         for info in self._storage.list(""):
             within = info.key.rpartition(f"{layout.FRAMEWORK}/")
             for path in (f"{layout.FRAMEWORK}/{within[2]}", "/".join((layout.FRAMEWORK, *place, info.key))):
                 parsed = layout.parse_path(path)
-                if isinstance(parsed, layout.PythonStats) and ".." not in parsed.path.split("/"):
-                    yield info.key, parsed
+                if isinstance(parsed, layout.PythonStats):
+                    yield info, parsed
                     break
 
-    def _local(self, key: str, stats: layout.PythonStats) -> str:
-        """Return the path of a file on this machine; download it first if it is on S3."""
-        if isinstance(self._storage, LocalStorage):
-            return str(Path(self._storage.root, key))
-        path = Path(self.profile_dir, stats.profiler, stats.node, stats.window.folder.replace("*", "_"), stats.name)
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            LocalStorage(path.parent).write(path.name, self._storage.read(key))
-        return str(path)
+    def _download(self, files: list[tuple[FileInfo, layout.PythonStats]]) -> dict[str, str]:
+        """Download the files that are new or have changed; return the paths of all by key."""
+        stats = {info.key: each for info, each in files}
+        new = [info for info, _ in files if self._downloaded.get(info.key, (None, ""))[0] != info]
+        too_large = [info for info in new if info.size > MAX_BYTES]
+        for info in too_large:
+            _log.warning("%s is left out: it is larger than %d MB", printable(info.key), MAX_BYTES >> 20)
+        for info, data in read_all(self._storage, [info for info in new if info.size <= MAX_BYTES]):
+            if isinstance(data, SourceError):
+                _log.warning("%s is left out: %s", printable(info.key), data)
+                continue
+            path = self._path(info.key, stats[info.key])
+            _write(path, data)
+            self._downloaded[info.key] = info, str(path)
+        return {key: self._downloaded[key][1] for key in stats if key in self._downloaded}
+
+    def _path(self, key: str, stats: layout.PythonStats) -> Path:
+        """Return the path that a file is downloaded to; names on S3 are arbitrary, so each of its folders has its own."""
+        parts = [stats.profiler, stats.node, stats.window.folder.replace(layout.NO_STEP, "_")]
+        names = [_UNSAFE.sub("_", part)[:_MAX_NAME] for part in parts]
+        digest = hashlib.sha256(key.rpartition("/")[0].encode("utf-8", "surrogatepass")).hexdigest()[:12]
+        return Path(self.profile_dir, *names, digest, stats.name)
+
+
+def _private_folder() -> str:
+    """Create a temporary folder of this user, which is removed when the process ends."""
+    folder = tempfile.mkdtemp(prefix="sm-profiler-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _write(path: Path, data: bytes) -> None:
+    folder = path.parents[4]  # python_stats/<profiler>/<node>/<window>/<digest>/<name>
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SourceError(f"{folder} cannot be created: {error.strerror}") from error
+    _check_owner(folder)
+    LocalStorage(path.parent).write(path.name, data)
+
+
+def _check_owner(folder: Path) -> None:
+    """Reject a folder of another user, who could replace files in it.
+
+    Raises:
+        SourceError: the folder belongs to another user or is a link.
+    """
+    status = folder.lstat()
+    if stat.S_ISLNK(status.st_mode) or status.st_uid != os.geteuid():
+        raise SourceError(f"{folder} is a link or belongs to another user; name a folder of your own")
 
 
 class LocalPythonStatsReader(PythonStatsReader):
@@ -117,12 +186,13 @@ class PythonProfileAnalysis(Generic[Result]):
 
     name: ClassVar[str]
 
-    def __init__(self, local_profile_dir: str = "/tmp/python_stats", s3_path: str | None = None) -> None:  # noqa: S108 - the known default
+    def __init__(self, local_profile_dir: str = DEFAULT_FOLDER, s3_path: str | None = None) -> None:
         """Find the statistics of a profile.
 
         Args:
             local_profile_dir: a folder of statistics (`…/framework/pytorch/cprofile`) or of a profile, the s3:// URI of a
-                profile, or the name of a training job; with `s3_path`, the folder that files are downloaded to.
+                profile, or the name of a training job; with `s3_path`, the folder that files are downloaded to, by
+                default a temporary one that is removed when the process ends.
             s3_path: s3:// URI of a profile.
 
         Raises:
@@ -272,8 +342,8 @@ class cProfileAnalysis(PythonProfileAnalysis[cProfileStats]):  # noqa: N801 - th
 
     def _combine(self, stats: Sequence[StepPythonProfileStats]) -> cProfileStats:
         total = pstats.Stats()
-        for each in stats:
-            total.add(load_cprofile(each.stats_path))
+        for loaded in _readable(stats, lambda each: load_cprofile(each.stats_path)):
+            total.add(loaded)
         return cProfileStats(total)
 
 
@@ -286,14 +356,25 @@ class PyinstrumentAnalysis(PythonProfileAnalysis[list[PyinstrumentStepStats]]):
         windows: dict[Path, dict[str, str]] = {}
         for each in stats:
             windows.setdefault(Path(each.stats_path).parent, {})[Path(each.stats_path).suffix] = each.stats_path
-        return [PyinstrumentStepStats(files.get(".html"), _session(files.get(".json"))) for files in windows.values()]
+        return list(_readable(list(windows.values()), _window_stats))
 
 
-def _session(path: str | None) -> dict[str, Any] | None:
-    if path is None:
-        return None
-    try:
-        session = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise SourceError(f"{path} is not a session of pyinstrument") from error
-    return session if isinstance(session, dict) else None
+def _window_stats(files: dict[str, str]) -> PyinstrumentStepStats:
+    return PyinstrumentStepStats(files.get(".html"), load_session(files[".json"]) if ".json" in files else None)
+
+
+def _readable(files: Sequence[File], load: Callable[[File], Loaded]) -> Iterator[Loaded]:
+    """Load files; log the ones that cannot be read and leave them out.
+
+    Raises:
+        SourceError: none of them can be read.
+    """
+    errors = []
+    for file in files:
+        try:
+            yield load(file)
+        except SourceError as error:  # noqa: PERF203 - a damaged file must not affect the others
+            _log.warning("left out: %s", error)
+            errors.append(error)
+    if errors and len(errors) == len(files):
+        raise errors[0]

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import marshal
+import json
+import os
 import pstats
+import stat
 from enum import Enum, IntEnum
-from pathlib import Path
 from typing import Any
 
 import attrs
 import pandas as pd
 
+from sm_profiler.analysis.cprofile_reader import (
+    MAX_BYTES,
+    DamagedStatisticsError,
+    Statistics,
+    printable,
+    read_statistics,
+)
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats import layout
 
 CPROFILE, PYINSTRUMENT = "cprofile", "pyinstrument"
-MAX_BYTES = 256 << 20  # no statistics of a training script come near
-_DAMAGED = (ValueError, EOFError, TypeError, MemoryError, RecursionError)
-_PARTS = 5  # of a function's statistics: primitive calls, calls, own time, cumulative time, callers
+MAX_SESSION_BYTES = 32 << 20  # JSON takes twenty times its size in memory
 
 
 class PythonProfileModes(IntEnum):
@@ -249,42 +255,59 @@ def function_name(key: Any) -> str:
 
 
 def load_cprofile(path: str) -> pstats.Stats:
-    """The statistics of a file that cProfile wrote.
-
-    They are marshal data, which Python reads fast and not carefully: only a file that the user named is read, none of more
-    than 256 MB, and what is no statistics is refused.
+    """Read a file that cProfile wrote.
 
     Raises:
-        SourceError: it cannot be read or holds something else.
+        SourceError: the file cannot be read, is larger than 64 MB, or contains anything other than statistics.
     """
     try:
-        if Path(path).stat().st_size > MAX_BYTES:
-            raise SourceError(f"{path} is larger than statistics are ({MAX_BYTES >> 20} MB)")
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
+        statistics = read_statistics(read_file(path, MAX_BYTES))
+    except DamagedStatisticsError as error:
+        raise SourceError(f"{printable(path)} contains no statistics of cProfile: {error}") from error
+    loaded: Any = _LoadedStatistics(statistics)
+    return pstats.Stats(loaded) if statistics else pstats.Stats()
+
+
+def load_session(path: str) -> dict[str, Any] | None:
+    """Read a JSON session of Pyinstrument; None if it is not an object.
+
+    Raises:
+        SourceError: the file cannot be read, is larger than 32 MB, or is not JSON.
+    """
     try:
-        table = marshal.loads(data)  # noqa: S302 - the format of cProfile; size and form are checked
-    except _DAMAGED as error:
-        raise SourceError(f"{path} holds no statistics of cProfile") from error
-    if not isinstance(table, dict) or not all(_is_function(key, value) for key, value in table.items()):
-        raise SourceError(f"{path} holds no statistics of cProfile")
-    made: Any = _Made(table)
-    return pstats.Stats(made)
+        session = json.loads(read_file(path, MAX_SESSION_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{printable(path)} is not a session of pyinstrument") from error
+    return session if isinstance(session, dict) else None
 
 
-class _Made:
-    """Statistics in memory, in the form in which pstats takes them over."""
+def read_file(path: str, limit: int) -> bytes:
+    """Return the contents of a regular file of limited size.
 
-    def __init__(self, stats: dict[Any, Any]) -> None:
+    Raises:
+        SourceError: the file cannot be read or is larger than `limit` bytes.
+    """
+    try:
+        with open(path, "rb", opener=_open_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise SourceError(f"{printable(path)} is not a regular file")
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise SourceError(f"{printable(path)} cannot be read: {error.strerror}") from error
+    if len(data) > limit:
+        raise SourceError(f"{printable(path)} is larger than {limit >> 20} MB")
+    return data
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # opening a named pipe would wait for a writer
+
+
+class _LoadedStatistics:
+    """Statistics in the form that `pstats.Stats` accepts."""
+
+    def __init__(self, stats: Statistics) -> None:
         self.stats = stats
 
     def create_stats(self) -> None:
-        """They are made already."""
-
-
-def _is_function(key: Any, value: Any) -> bool:
-    is_key = isinstance(key, tuple) and [type(part) for part in key] == [str, int, str]
-    if not is_key or not isinstance(value, tuple) or len(value) != _PARTS or not isinstance(value[4], dict):
-        return False
-    return all(isinstance(part, (int, float)) for part in value[:4])
+        """Do nothing: the statistics are complete."""
