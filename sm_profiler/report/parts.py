@@ -36,7 +36,7 @@ COLOURS = {
 
 
 class Kind(Enum):
-    """How the time of a part is found."""
+    """Origin of the time of a part."""
 
     WAIT = auto()  # recorded before the step it belongs to
     PHASE = auto()  # recorded inside a step
@@ -53,7 +53,7 @@ class Part:
         during: where a step spends its time, for sentences such as “3 ms a step in the forward pass”.
         colour: a key of COLOURS.
         letter: its letter in a terminal without colours.
-        kind: how its time is found.
+        kind: origin of its time.
         events: regular expression that matches its events' phase completely; "" for derived parts.
         device_event: phase of the same part as a GPU ran it; "" if it is not recorded.
         per_iteration: every iteration has this part, so it is compared between iterations, ranks and runs.

@@ -1,4 +1,4 @@
-"""Real training scripts with one planted problem each: is the verdict right, and do its numbers agree with the script's own?"""
+"""Verdicts on real training scripts with one planted problem each, compared with the scripts' own measurements."""
 
 import json
 import os
@@ -22,8 +22,8 @@ class Case:
     script: str
     arguments: str
     expected: tuple[Class, ...]
-    evidence: str = ""  # the metric that is checked
-    diary: str = ""  # against the seconds that the script wrote under this name
+    evidence: str = ""  # part of the name of the metric to compare
+    diary: str = ""  # the script's own measurement of it
 
 
 CASES = [
@@ -48,7 +48,7 @@ CASES = [
 
 
 def profile(case: Case, folder: Path) -> tuple[Path, dict]:
-    """Run the script under `sm-profiler run`; its profile and its diary."""
+    """Run the script under `sm-profiler run`; return its profile and its diary."""
     diary = folder / "diary.json"
     environment = os.environ | {"DIARY": str(diary), "PYTHONPATH": str(SCRIPTS), "OMP_NUM_THREADS": "1"}
     environment.pop("SM_PROFILER_CONFIG", None)
@@ -71,18 +71,18 @@ def check(case: Case, folder: Path) -> None:
     if case.evidence:
         (found,) = [one for one in main.evidence if case.evidence in one.metric and one.unit == "share"][:1]
         loop = sum(rank.loop for rank in report.metrics.ranks)
-        told = diary["seconds"][case.diary]
-        # both clocks bracket the same work; what lies between their calls and the first, warming steps differ
-        if case.evidence == "time lost in long steps":  # a busy machine's own long steps are lost time, too
-            assert 0.75 * told - 0.1 <= found.value * loop <= 2 * told + 0.5
+        measured = diary["seconds"][case.diary]
+        # both clocks time the same work, except for their own calls and the first steps
+        if case.evidence == "time lost in long steps":  # long steps caused by other load count, too
+            assert 0.75 * measured - 0.1 <= found.value * loop <= 2 * measured + 0.5
         else:
-            assert found.value * loop == pytest.approx(told, rel=0.25, abs=0.25)
+            assert found.value * loop == pytest.approx(measured, rel=0.25, abs=0.25)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.script}-{case.arguments.replace(' ', '-')}")
-def test_the_planted_problem_is_named(case, tmp_path):
-    """On a shared machine something else may really be the problem of a run of seconds: then a second run decides."""
+def test_names_the_planted_problem(case, tmp_path):
+    """Judge a second run if the first fails, because on a shared machine another problem may dominate some seconds."""
     for attempt in ("first", "second"):
         (folder := tmp_path / attempt).mkdir()
         try:

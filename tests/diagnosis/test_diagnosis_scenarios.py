@@ -1,4 +1,4 @@
-"""Synthetic jobs of every kind: the verdict, in several sizes."""
+"""Verdicts on synthetic jobs of all scenarios, in two sizes."""
 
 import subprocess
 import sys
@@ -46,14 +46,14 @@ SIZES = {
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("scenario", EXPECTED)
-def test_scenario(scenario, size, tmp_path):
+def test_verdict_of_scenario(scenario, size, tmp_path):
     command = [sys.executable, str(MAKE_JOB), "--out", str(tmp_path / "job"), "--scenario", scenario, *SIZES[size]]
     subprocess.run(command, check=True, capture_output=True)
     verdict = build_report(open_source(tmp_path / "job", cache=False)).verdict
     assert verdict.kind in EXPECTED[scenario], verdict.main.headline
 
 
-def test_the_period_is_stated(tmp_path):
+def test_headline_states_the_period(tmp_path):
     subprocess.run(
         [sys.executable, str(MAKE_JOB), "--out", str(tmp_path / "job"), "--scenario", "step-outliers"],
         check=True,

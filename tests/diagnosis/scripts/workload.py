@@ -1,4 +1,4 @@
-"""A small real network, and a diary in which a script writes what it knows of itself."""
+"""A small network, and a diary in which a script records its own measurements."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def network(width=256, depth=4):
 
 
 class Vectors(Dataset):
-    """Random vectors; `work_s` is what one sample costs, asleep (I/O) or computing."""
+    """Random vectors; a sample takes `work_s` seconds, asleep (I/O) or computing."""
 
     def __init__(self, count, width=256, work_s=0.0, computing=False):
         self.count, self.width, self.work_s, self.computing = count, width, work_s, computing
@@ -40,7 +40,7 @@ class Vectors(Dataset):
 
 
 class Diary:
-    """Seconds by what was done, written to the file that DIARY names."""
+    """Seconds by activity, written to the file in DIARY."""
 
     def __init__(self):
         self.seconds = defaultdict(float)

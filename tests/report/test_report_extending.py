@@ -1,0 +1,102 @@
+"""Extending the report: a new part of the loop is one record, and numbers that decide live in policy.py only."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+from report_helpers import metrics_of, report_from, training
+
+from sm_profiler.report import Class, parts, policy, terminal_summary
+from sm_profiler.report.compare import compare
+from sm_profiler.report.page import render_html
+from sm_profiler.report.write import to_json
+
+ROOT = Path(__file__).parents[2]
+REPORT = ROOT / "sm_profiler" / "report"
+CHECKPOINT = parts.Part(
+    "checkpoint", "Checkpoint", "while saving a checkpoint", "violet", "C", parts.Kind.PHASE, "SaveCheckpoint"
+)
+
+
+@pytest.fixture
+def with_checkpoint_part(monkeypatch):
+    monkeypatch.setattr(parts, "PARTS", (*parts.PARTS[:-1], CHECKPOINT, parts.PARTS[-1]))
+
+
+def with_checkpoints(length, *, every=1, steps=200):
+    """Return a training loop with a checkpoint at the end of every `every`th step."""
+    rows, now = [], 1.0
+    for step in range(steps):
+        saved = length if step % every == 0 else 0.0
+        rows += training(1, at=now, number=step)
+        phase, name, start, duration, node, number = rows.pop()
+        rows.append(("SaveCheckpoint", "SaveCheckpoint", start + duration, saved, node, number))
+        rows.append((phase, name, start, duration + saved, node, number))
+        now = start + duration + saved + 0.0002
+    return rows
+
+
+@pytest.mark.usefixtures("with_checkpoint_part")
+def test_a_new_part_appears_in_metrics_files_page_and_terminal():
+    report = report_from(with_checkpoints(0.004))
+    (rank,) = report.metrics.ranks
+    assert rank.slices["checkpoint"] == pytest.approx(200 * 0.004, rel=0.01)
+    assert sum(rank.slices.values()) == pytest.approx(rank.loop, rel=1e-6)
+    assert rank.mean("checkpoint") == pytest.approx(0.004, rel=0.01)
+    assert json.loads(to_json(report))["job"]["ranks"][0]["seconds"]["checkpoint"] == pytest.approx(0.8, rel=0.01)
+    page = render_html(report)
+    assert 'key b-violet" aria-hidden="true"></span><span class="what">Checkpoint</span> <b>28 %</b>' in page
+    summary = terminal_summary(report, width=100)
+    assert "C checkpoint 28 %" in summary
+    assert "C" * 20 in summary
+
+
+@pytest.mark.usefixtures("with_checkpoint_part")
+def test_a_new_part_is_judged_and_compared():
+    stalled = report_from(with_checkpoints(0.2, every=25, steps=300))
+    assert stalled.verdict.kind is Class.PERIODIC_STALL
+    assert "while saving a checkpoint" in stalled.verdict.main.headline
+    found = compare(report_from(with_checkpoints(0.004)), report_from(with_checkpoints(0.008)))
+    assert "mostly in: checkpoint" in found.sentence
+
+
+def test_unknown_phases_are_no_part():
+    (rank,) = metrics_of(with_checkpoints(0.004)).ranks
+    assert set(rank.slices) == {part.key for part in parts.PARTS}
+    assert rank.slices["between"] == pytest.approx(0.8, rel=0.01)
+
+
+def test_every_part_has_a_distinct_key_letter_and_a_defined_colour():
+    assert len({part.key for part in parts.PARTS}) == len({part.letter for part in parts.PARTS}) == len(parts.PARTS)
+    assert {part.colour for part in parts.PARTS} <= set(parts.COLOURS)
+
+
+DECIDING = [*sorted((REPORT / "judges").glob("*.py")), *(REPORT / f"{name}.py" for name in (
+    "attempts", "iterations", "job_metrics", "stalls", "slices", "verdict", "prices", "system_fold",
+))]  # fmt: skip
+
+
+@pytest.mark.parametrize("file", DECIDING, ids=lambda file: file.stem)
+def test_judges_compare_with_numbers_of_policy_only(file):
+    """0 and 1 are allowed: they ask whether there is anything, or more than one."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Compare):
+            for side in (node.left, *node.comparators):
+                numbers = [one.value for one in ast.walk(side) if isinstance(one, ast.Constant)]
+                numbers = [one for one in numbers if isinstance(one, (int, float)) and one not in (0, 1, 1e3)]
+                assert not numbers, f"{file.name}:{node.lineno}: {ast.unparse(node)}"
+
+
+def test_every_threshold_is_used():
+    names = [name for name, value in vars(policy).items() if isinstance(value, policy.Threshold)]
+    source = "".join(path.read_text() for path in REPORT.rglob("*.py") if path.name != "policy.py")
+    assert [name for name in names if f"policy.{name}" not in source] == []
+
+
+@pytest.mark.parametrize("kind", list(Class))
+def test_every_class_is_documented_and_judged(kind):
+    assert kind.label
+    assert kind.value in (ROOT / "docs" / "report.md").read_text()
+    judges = "".join(path.read_text() for path in [*(REPORT / "judges").glob("*.py"), REPORT / "verdict.py"])
+    assert f"Class.{kind.name}" in judges
