@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
@@ -10,6 +11,7 @@ from sm_profiler.formats import layout
 from sm_profiler.storage import open_storage
 
 _NO_METADATA = ("", "0", "0")
+_TIME = re.compile(r"[0-9]{1,18}")
 
 
 def is_valid_tracefilename(filename: str) -> bool:
@@ -53,8 +55,8 @@ def get_timestamp_from_tracefilename(filename: str) -> int:
     """Return the end of a trace file's last event, microseconds since the epoch; 0 if unknown."""
     if is_valid_tracefilename(filename):
         text = filename.rsplit("/", 1)[-1].split("_", maxsplit=1)[0]
-        return int(text) if text.isdigit() else 0
-    return int(float(read_tf_profiler_metadata_file(filename)[2]))
+        return _whole(text)
+    return _whole(read_tf_profiler_metadata_file(filename)[2])
 
 
 def read_tf_profiler_metadata_file(file_path: str) -> tuple[str, str, str]:
@@ -87,6 +89,11 @@ def is_s3(path: str) -> tuple[bool, str | None, str | None]:
         return False, None, None
     bucket, _, key = path.removeprefix("s3://").partition("/")
     return True, bucket, key
+
+
+def _whole(text: str) -> int:
+    """Convert the digits of a time in a file name; 0 if it is not one."""
+    return int(text) if _TIME.fullmatch(text) else 0
 
 
 def _metadata_names(folder: str) -> Iterator[str]:

@@ -27,7 +27,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "smdebug.core.access_layer.utils": (f"{_ANALYSIS}.file_names",),
     "smdebug.core.modes": (_HOOK,),
     "smdebug.exceptions": (f"{_RULES}.rule",),
-    "smdebug.pytorch": (_HOOK,),
+    "smdebug.pytorch": (_HOOK, f"{_RULES}.trial"),
     "smdebug.rules": (_RULES,),
     "smdebug.rules.rule": (f"{_RULES}.rule",),
     "smdebug.rules.rule_invoker": (f"{_RULES}.rule",),
@@ -66,6 +66,11 @@ _MODULES: dict[str, tuple[str, ...]] = {
 }
 # old name → name in this package
 _RENAMED = {"modes": "ModeKeys"}
+# names of the old library's other half, which saves and analyzes tensors
+_TENSOR_NAMES = frozenset({
+    "Collection", "CollectionKeys", "LocalTrial", "ReductionConfig", "S3Trial", "SaveConfig", "SaveConfigMode", "Trial", "add_to_collection",
+    "add_to_collections", "get_collection", "get_collections",
+})  # fmt: skip
 _PRIVATE = ("__path__", "__file__", "__all__", "__wrapped__")
 
 
@@ -91,7 +96,9 @@ class _SmdebugFinder(MetaPathFinder):
         del path, target  # the name is all that matters
         if fullname not in _MODULES:
             if fullname.startswith("smdebug."):
-                message = f"No module named {fullname!r}: sm_profiler has no counterpart"
+                message = (
+                    f"No module named {fullname!r}: sm_profiler has no counterpart; it covers profiling, not tensors"
+                )
                 raise ModuleNotFoundError(message, name=fullname)
             return None
         return ModuleSpec(fullname, _SmdebugLoader(), origin="sm_profiler", is_package=True)
@@ -114,5 +121,8 @@ class _SmdebugModule(ModuleType):
                 found = getattr(import_module(target), _RENAMED.get(name, name), None)
                 if found is not None:
                     return found
+        if name in _TENSOR_NAMES:  # ImportError, because `from … import` replaces the text of an AttributeError
+            message = f"{self.__name__}.{name} has no counterpart in sm_profiler, which covers profiling, not tensors"
+            raise ImportError(message, name=self.__name__)
         message = f"module {self.__name__!r}, provided by sm_profiler, has no attribute {name!r}"
         raise AttributeError(message)

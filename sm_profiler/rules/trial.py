@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -162,3 +163,31 @@ class _RowCache:
         if gone:
             self._dropped_to_us = max([self._dropped_to_us or 0, *gone])
         self._batches = kept
+
+
+def create_trial(
+    path: str,
+    name: str | None = None,
+    profiler: bool = False,  # noqa: FBT001, FBT002 - the known signature
+    output_dir: str = "/opt/ml/processing/outputs/",
+    **settings: Any,
+) -> ProfilerTrial:
+    """Open a job's profile for rules of the old API.
+
+    Args:
+        path: folder or s3:// URI of the profile.
+        name: any name; default: the last part of the path.
+        profiler: must be True; the old library's trials of saved tensors have no counterpart.
+        output_dir: folder that rules may write to.
+        **settings: further arguments of `ProfilerTrial`.
+
+    Raises:
+        SourceError: `profiler` is False, or the profile does not exist or cannot be reached.
+    """
+    path = path.strip()
+    if not profiler:
+        raise SourceError(
+            f"create_trial({path!r}) would open saved tensors, which sm-profiler does not record: pass profiler=True for "
+            "a profile, or read it with sm_profiler.analysis.PandasFrame"
+        )
+    return ProfilerTrial(name or path.rstrip("/").rpartition("/")[2], path, output_dir, **settings)

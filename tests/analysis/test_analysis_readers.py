@@ -78,9 +78,22 @@ def test_every_old_module_can_be_imported():
         import smdebug.mxnet
     with pytest.raises(ImportError):
         from smdebug.profiler.utils import nonsense  # noqa: F401
+    with pytest.raises(ImportError, match="profiling, not tensors"):
+        from smdebug.pytorch import SaveConfig  # noqa: F401
     assert "PandasFrame" in dir(ours)
     with pytest.raises(AttributeError, match="nonsense"):
         _ = ours.nonsense
+
+
+def test_create_trial_opens_a_profile(job, tmp_path):
+    from smdebug.trials import create_trial
+    from smdebug.trials.profiler_trial import ProfilerTrial
+
+    trial = create_trial(f"{job} ", profiler=True, output_dir=str(tmp_path), follow=False)
+    assert isinstance(trial, ProfilerTrial)
+    assert (trial.name, trial.path) == (job.name, str(job))
+    with pytest.raises(SourceError, match=r"pass profiler=True .*PandasFrame"):
+        create_trial("s3://bucket/tensors")
 
 
 def test_parses_the_timeline_of_a_hook():
@@ -207,6 +220,10 @@ def test_properties_in_file_names():
     assert utils.get_utctimestamp_us_since_epoch_from_system_profiler_file(name) == 1591160699000000
     assert utils.get_utctimestamp_us_since_epoch_from_system_profiler_file(name.replace("algo", "lgo")) is None
     assert utils.get_timestamp_from_tracefilename("x/framework/pevents/2020/1593_0-algo-1_model_timeline.json") == 1593
+    for time in ("²", "9" * 310, "9" * 5000, "١٢", "-1", "1e9", ""):
+        assert (
+            utils.get_timestamp_from_tracefilename(f"x/framework/pevents/2020/{time}_0-algo-1_model_timeline.json") == 0
+        )
     assert utils.us_since_epoch_to_human_readable_time(1_700_000_000_008_444) == "2023-11-14T22:13:20:008444"
 
 
