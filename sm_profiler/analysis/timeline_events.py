@@ -23,6 +23,7 @@ from sm_profiler.formats.layout import PythonStats
 
 Record = dict[str, Any]
 LOW_GPU = 85.0  # percent; the default threshold of the filter `lowgpu`
+MAX_LANES = 32  # tracks of a phase; further overlapping events become asynchronous ones, which need not nest
 CHUNK = 20_000  # rows converted to Python objects at once
 # order of the tracks of a process
 _PHASES = (
@@ -90,39 +91,64 @@ def span_section(events: EventColumns, tracks: TrackIds, clocks: dict[str, Clock
     """Convert trace events; instants remain instants."""
     metadata: list[Record] = []
     process, row = np.zeros(len(events), np.int64), np.zeros(len(events), np.int64)
-    offset = np.zeros(len(events))
+    overlapping, offset = np.zeros(len(events), np.bool_), np.zeros(len(events))
     group, keys = _groups(events)
-    for code, (node, phase, tid, worker) in enumerate(keys):
-        rows = np.flatnonzero(group == code)
-        rows = rows[np.lexsort((-events.duration_us[rows], events.start_us[rows]))]
+    sorted_rows = np.lexsort((-events.duration_us, events.start_us, group))
+    edges = np.flatnonzero(np.diff(group[sorted_rows])) + 1
+    for rows, (node, phase, tid, worker) in zip(np.split(sorted_rows, edges), keys, strict=bool(keys)):
         process[rows], fresh = tracks.process(node)
         metadata += fresh
         name = phase if worker < 0 else f"{phase} {worker}"
         name = name if tid < 0 else f"{name} thread {tid}"
         lanes = nesting_lanes(events.start_us[rows], events.end_us[rows])
-        for lane in range(int(lanes.max()) + 1):
+        for lane in np.unique(lanes).tolist():
             number, fresh = tracks.track(
                 int(process[rows[0]]), name if lane == 0 else f"{name} ({lane + 1})", _order(phase)
             )
             row[rows[lanes == lane]] = number
             metadata += fresh
+        overlapping[rows] = lanes == MAX_LANES
         offset[rows] = clocks.get(node, Clock()).offset_us
     order = np.lexsort((-events.duration_us, events.start_us - offset))
-    return Section(metadata, _spans(events, order, process, row, offset))
+    return Section(metadata, _spans(events, order, process, row, overlapping, offset))
 
 
-def _spans(
-    events: EventColumns, order: NDArray[Any], process: NDArray[Any], row: NDArray[Any], offset: NDArray[Any]
+def _spans(  # noqa: PLR0913, PLR0917 - columns of one table
+    events: EventColumns,
+    order: NDArray[Any],
+    process: NDArray[Any],
+    row: NDArray[Any],
+    overlapping: NDArray[np.bool_],
+    offset: NDArray[Any],
 ) -> Iterator[Record]:
+    """Yield a record per event, two if it is shown as asynchronous because it overlaps too many others."""
+    ends: list[tuple[float, int, Record]] = []  # a heap
     for first in range(0, len(order), CHUNK):
         rows = order[first : first + CHUNK]
         part = events[rows]
-        places = zip(process[rows].tolist(), row[rows].tolist(), part.instants.tolist(), strict=True)
+        places = zip(
+            process[rows].tolist(), row[rows].tolist(), part.instants.tolist(), overlapping[rows].tolist(), strict=True
+        )
         phases = [part.phase.values[code] for code in part.phase.codes.tolist()]
-        for event, (pid, tid, instant), phase in zip(_plain(part, offset[rows]), places, phases, strict=True):
+        for number, (event, (pid, tid, instant, asynchronous), phase) in enumerate(
+            zip(_plain(part, offset[rows]), places, phases, strict=True), first
+        ):
+            while ends and ends[0][0] <= event["ts"]:
+                yield heapq.heappop(ends)[2]
+            place = {"pid": pid, "tid": tid, "cat": phase}
             if instant:
                 del event["dur"]
-            yield {**event, **({"ph": "i", "s": "t"} if instant else {"ph": "X"}), "pid": pid, "tid": tid, "cat": phase}
+                yield {**event, "ph": "i", "s": "t", **place}
+            elif asynchronous:
+                end = event["ts"] + event.pop("dur")
+                yield {**event, "ph": "b", "id": number, **place}
+                heapq.heappush(
+                    ends, (end, number, {"name": event["name"], "ts": end, "ph": "e", "id": number, **place})
+                )
+            else:
+                yield {**event, "ph": "X", **place}
+    while ends:
+        yield heapq.heappop(ends)[2]
 
 
 def counter_section(system: SystemColumns, tracks: TrackIds) -> Section:
@@ -202,16 +228,26 @@ def read_clocks(metadata: Iterable[dict[str, Any]], nodes: Iterable[str]) -> dic
     """Return the clock offsets that processes recorded, by node."""
     clocks = dict.fromkeys(nodes, Clock())
     for record in metadata:
-        args = record.get("args", {})
-        node, error = str(record.get("node")), args.get("clock_error_us")
-        if isinstance(error, (int, float)):
-            clocks[node] = Clock(float(args.get("clock_offset_us") or 0), float(error))
+        args = record.get("args")
+        if not isinstance(args, dict):
+            continue
+        offset: Any = args.get("clock_offset_us") or 0
+        error: Any = args.get("clock_error_us")
+        if _is_time(offset) and _is_time(error):
+            clocks[str(record.get("node"))] = Clock(float(offset), float(error))
     return clocks
 
 
+def _is_time(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1 << 62
+
+
 def nesting_lanes(starts: NDArray[Any], ends: NDArray[Any]) -> NDArray[np.int64]:
-    """Assign spans to lanes in which they nest; they must be sorted by start, longer ones first."""
-    lanes = np.zeros(len(starts), np.int64)
+    """Assign spans to lanes in which they nest; they must be sorted by start, longer ones first.
+
+    Spans that overlap so many others that they fit no lane are assigned to lane `MAX_LANES`, in which they do not nest.
+    """
+    lanes = np.full(len(starts), MAX_LANES, np.int64)
     open_ends: list[list[float]] = []
     for number, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         for lane, stack in enumerate(open_ends):
@@ -222,8 +258,9 @@ def nesting_lanes(starts: NDArray[Any], ends: NDArray[Any]) -> NDArray[np.int64]
                 lanes[number] = lane
                 break
         else:
-            lanes[number] = len(open_ends)
-            open_ends.append([end])
+            if len(open_ends) < MAX_LANES:
+                lanes[number] = len(open_ends)
+                open_ends.append([end])
     return lanes
 
 

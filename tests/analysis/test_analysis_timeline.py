@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm_profiler.analysis import MergedTimeline, MergeUnit
-from sm_profiler.analysis.timeline_events import Clock, clock_record, nesting_lanes, read_clocks
+from sm_profiler.analysis.merged_timeline import timeline_records
+from sm_profiler.analysis.timeline_events import MAX_LANES, Clock, clock_record, nesting_lanes, read_clocks
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.source import open_source
 
@@ -57,7 +59,7 @@ def check(records):
     named = set()
     for record in records:
         kind = record["ph"]
-        assert set(record) <= {"name", "ph", "pid", "tid", "ts", "dur", "args", "cat", "s"}
+        assert set(record) <= {"name", "ph", "pid", "tid", "ts", "dur", "args", "cat", "s", "id"}
         assert isinstance(record["name"], str)
         assert isinstance(record["pid"], int)
         assert isinstance(record["tid"], int)
@@ -191,3 +193,52 @@ def test_lanes_nest_and_contain_every_span(spans):
         for one in mine:
             for other in mine[mine > one]:
                 assert starts[other] >= ends[one] or ends[other] <= ends[one]
+
+
+def test_many_overlapping_events_become_asynchronous(tmp_path):
+    folder = tmp_path / "profile/framework/pevents/2023111422"
+    folder.mkdir(parents=True)
+    count = 5_000
+    events = [
+        {"name": f"call {number}", "ph": "X", "ts": number, "dur": count, "pid": 0, "tid": 1} for number in range(count)
+    ]
+    start = {
+        "name": "process_name",
+        "ph": "M",
+        "pid": 0,
+        "args": {"name": "Calls", "start_time_since_epoch_in_micros": 0},
+    }
+    end_us = 1_700_000_000_000_000
+    path = folder / f"{end_us}_0-algo-1_pythontimeline.json"
+    path.write_text(json.dumps([start, *({**event, "ts": end_us - 2 * count + event["ts"]} for event in events)]))
+    begin = time.monotonic()
+    records = list(timeline_records(open_source(tmp_path / "profile", cache=False), sys_metrics_filter=None))
+    assert time.monotonic() - begin < 20
+    kinds = Counter(record["ph"] for record in records)
+    assert kinds["X"] + kinds["b"] == count
+    assert kinds["X"] >= MAX_LANES
+    assert kinds["b"] == kinds["e"] > 0
+    times = [record["ts"] for record in records if "ts" in record]
+    assert times == sorted(times)
+    assert sum(record["name"] == "thread_name" for record in records) == MAX_LANES + 1
+    open_ids = set()
+    for record in records:
+        if record["ph"] == "b":
+            open_ids.add(record["id"])
+        elif record["ph"] == "e":
+            open_ids.remove(record["id"])
+    assert not open_ids
+
+
+def test_clock_records_of_the_wrong_type_are_ignored():
+    wrong = [
+        "text",
+        1,
+        None,
+        [],
+        {"clock_error_us": "5"},
+        {"clock_error_us": 10**400},
+        {"clock_error_us": 1, "clock_offset_us": [1]},
+    ]
+    metadata = [{"node": "algo-1-0", "args": args} for args in wrong] + [{}]
+    assert read_clocks(metadata, ["algo-1-0"]) == {"algo-1-0": Clock()}
