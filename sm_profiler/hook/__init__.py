@@ -10,8 +10,7 @@ from sm_profiler._lazy import lazy_exports
 __all__ = ["Hook", "ModeKeys", "get_hook"]
 
 if TYPE_CHECKING:
-    from sm_profiler.hook.core import Hook
-    from sm_profiler.hook.entry import get_hook
+    from sm_profiler.hook.entry import Hook, get_hook
     from sm_profiler.hook.modes import ModeKeys
 else:
-    __getattr__, __dir__ = lazy_exports(__name__, {"core": ["Hook"], "entry": ["get_hook"], "modes": ["ModeKeys"]})
+    __getattr__, __dir__ = lazy_exports(__name__, {"entry": ["Hook", "get_hook"], "modes": ["ModeKeys"]})

@@ -1,76 +1,211 @@
-"""Installs the one hook of this process, if the job's configuration asks for it."""
+"""The hook's public API, and its installation in this process."""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
 from typing import Any
 
-from sm_profiler.config import load_profile
+from sm_profiler.config import Profile, load_profile
 from sm_profiler.errors import ProfilerError
+from sm_profiler.formats.trace_writer import TraceEvent
 from sm_profiler.hook import settings
-from sm_profiler.hook.core import Hook
+from sm_profiler.hook.adapter import FrameworkAdapter
+from sm_profiler.hook.frameworks import FRAMEWORKS, Framework
+from sm_profiler.hook.garbage import GarbageCollector
+from sm_profiler.hook.horovod_collector import HOROVOD, add_horovod
+from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.monitor_launcher import accompany
-from sm_profiler.hook.pytorch.adapter import PyTorchAdapter
+from sm_profiler.hook.python_collector import PYTHON, PythonStarter
+from sm_profiler.hook.session import UNSUPPORTED, Session
 
 logger = logging.getLogger("sm_profiler")
-_installed: dict[str, Any] = {}
+COMMON = frozenset({PYTHON, HOROVOD})  # collectors that need nothing of the framework
+_installed: list[Hook] = []  # at most one
+
+
+class Hook:
+    """The hook of one training process: what a script may call.
+
+    Created by `Hook.create_from_config()`, or when the framework is imported with SM_PROFILER_AUTO=1.
+
+    Attributes:
+        session: the profiling behind it.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    @classmethod
+    def create_from_config(cls) -> Hook | None:
+        """Return the hook that the job's configuration asks for, installed; None if profiling is off.
+
+        A hook that is installed already is returned as it is.
+        """
+        return get_hook()
+
+    def set_mode(self, mode: ModeKeys) -> None:
+        """Count the next steps under this mode, whether or not gradients are enabled."""
+        self.session.tracker.forced_mode = ModeKeys[mode.name]
+
+    def register_module(self, module: Any) -> None:
+        """Do nothing; accepted for compatibility with smdebug, since models are detected when they run."""
+
+    def register_loss(self, loss: Any) -> None:
+        """Do nothing; accepted for compatibility with smdebug."""
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Mark one step of a loop that is not detected; from the first use on, only marked steps count."""
+        session, tracker = self.session, self.session.tracker
+        if session.quiet:
+            yield
+            return
+        try:
+            tracker.manual = True
+            tracker.begin_step(time.perf_counter_ns(), gradients=tracker.forced_mode is not ModeKeys.EVAL)
+        except Exception as error:  # noqa: BLE001 - fail open
+            session.fail(error)
+        try:
+            yield
+        finally:
+            try:
+                tracker.end_step(time.perf_counter_ns())
+            except Exception as error:  # noqa: BLE001 - fail open
+                session.fail(error)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Record a span under this name in the timeline."""
+        start = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            try:
+                self.session.append_span(name, start, time.perf_counter_ns())
+            except Exception as error:  # noqa: BLE001 - fail open
+                self.session.fail(error)
+
+    def record_trace_events(
+        self,
+        training_phase: str = "",
+        op_name: str = "",
+        phase: str = "X",
+        timestamp: float | None = None,
+        duration: float = 0.0,
+        **args: Any,
+    ) -> None:
+        """Record an event, as in smdebug.
+
+        Args:
+            training_phase: row of the timeline.
+            op_name: name of the event.
+            phase: kind of the event: `X`, `B`, `E` or `i`.
+            timestamp: seconds since the epoch; by default now.
+            duration: seconds.
+            args: further arguments of the event.
+        """
+        try:
+            session = self.session
+            start_us = session.timebase.now_us() if timestamp is None else int(timestamp * 1e6)
+            text = json.dumps(args, default=str) if args else ""
+            event = TraceEvent(training_phase, op_name, start_us, int((duration or 0) * 1e6), text, phase)
+            session.append_event(event)
+        except Exception as error:  # noqa: BLE001 - fail open
+            self.session.guard.failed("user events", error)
+
+    def close(self) -> None:
+        """End the profile; further calls do nothing."""
+        self.session.close()
 
 
 def get_hook(*, create: bool = True) -> Hook | None:
-    """This process's hook; without one, one is made from the configuration.  None where profiling is off."""
-    hook: Hook | None = _installed.get("hook")
-    return hook if hook is not None or not create else install()
+    """Return this process's hook, or None if profiling is off.
+
+    Args:
+        create: install the hook if the configuration asks for one and none is installed yet.
+    """
+    if _installed:
+        return _installed[0]
+    return install() if create else None
 
 
-def install() -> Hook | None:
-    """Read the configuration and put the hook into PyTorch; None where it is off.  Never raises."""
-    if "hook" in _installed:
-        return get_hook(create=False)
-    try:
-        source = settings.find_config()
-        if source is None:
-            return None
-        profile = load_profile(source.text)
-        for problem in profile.problems:
-            logger.warning("sm-profiler: %s", problem)
-        accompany(profile)
-        if not profile.hook_on:
-            if not profile.disabled and profile.parameters:
-                logger.warning("sm-profiler: the hook is off: %s", profile.off)
-            return None
-        import torch  # noqa: PLC0415 - the adapter's own
+def install(framework: Framework | None = None) -> Hook | None:
+    """Install the hook that the job's configuration asks for; return None if it is off.  Never raises.
 
-        hook = Hook(profile, source)
-        adapter = PyTorchAdapter(hook, torch)
-        missing = sorted(set(profile.collectors) - adapter.provides)
-        if missing:
-            logger.warning("sm-profiler: asked for, but not available in this version: %s", ", ".join(missing))
+    Args:
+        framework: the framework to profile; by default the first that is imported, or PyTorch.
+    """
+    if not _installed:
         try:
-            adapter.install()
-        except BaseException:
-            adapter.remove()
-            raise
-    except (ProfilerError, OSError, ValueError) as error:
-        logger.warning("sm-profiler: the hook is off: %s", error)
-        return None
-    except Exception as error:  # noqa: BLE001 - whatever is wrong, the training goes on
-        logger.warning("sm-profiler: the hook is off: %s: %s", type(error).__name__, error)
-        return None
-    _installed.update(hook=hook, adapter=adapter)
-    return hook
+            session = _start(framework)
+        except (ProfilerError, OSError, ValueError) as error:
+            logger.warning("sm-profiler: the hook is off: %s", error)
+            return None
+        except Exception as error:  # noqa: BLE001 - the training must start regardless
+            logger.warning("sm-profiler: the hook is off: %s: %s", type(error).__name__, error)
+            return None
+        if session is None:
+            return None
+        _installed.append(Hook(session))
+    return _installed[0]
 
 
 def uninstall() -> None:
-    """Close the hook and leave torch as it was."""
-    hook, adapter = _installed.pop("hook", None), _installed.pop("adapter", None)
-    if hook is not None:
-        hook.end()
-    if adapter is not None:
-        adapter.remove()
+    """Close the hook and restore the framework."""
+    if _installed:
+        session = _installed.pop().session
+        session.end()
+        session.adapter.remove()
 
 
-def tensorflow_found() -> None:
-    """A TensorFlow process says once what it does not get."""
-    if settings.find_config() is not None and "torch" not in sys.modules:
-        logger.warning("sm-profiler: TensorFlow is not profiled in this version; system metrics are")
+def _start(framework: Framework | None) -> Session | None:
+    source = settings.find_config()
+    if source is None:
+        return None
+    if framework is None:
+        framework = next((one for one in FRAMEWORKS if one.module in sys.modules), FRAMEWORKS[0])
+    if not framework.adapter:
+        _report_unsupported(framework)
+        return None
+    profile = load_profile(source.text)
+    for problem in profile.problems:
+        logger.warning("sm-profiler: %s", problem)
+    accompany(profile)
+    if profile.hook_on:
+        return _start_session(profile, source, framework)
+    if not profile.disabled and profile.parameters:
+        logger.warning("sm-profiler: the hook is off: %s", profile.off)
+    return None
+
+
+def _start_session(profile: Profile, source: settings.ConfigText, framework: Framework) -> Session:
+    module, _, name = framework.adapter.partition(":")
+    make_adapter: Callable[[Session], FrameworkAdapter] = getattr(import_module(module), name)
+    session = Session(profile, make_adapter, source)
+    missing = sorted(settings.requested_collectors(profile) - session.adapter.collectors - COMMON)
+    if missing:
+        logger.warning("sm-profiler: requested, but %s: %s", UNSUPPORTED, ", ".join(missing))
+    session.add(GarbageCollector(session.append))
+    try:
+        session.adapter.install()
+    except BaseException:
+        session.adapter.remove()
+        raise
+    with session.guarded(HOROVOD):
+        add_horovod(session)
+    starter = PythonStarter(session)
+    session.add(starter)
+    session.run(starter, partial(starter.add, before_loop=True))
+    return session
+
+
+def _report_unsupported(framework: Framework) -> None:
+    if not any(one.adapter and one.module in sys.modules for one in FRAMEWORKS):
+        logger.warning("sm-profiler: this version does not profile %s; system metrics are recorded", framework.title)

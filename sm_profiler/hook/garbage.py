@@ -1,4 +1,4 @@
-"""Garbage collections that take a millisecond or more stand in the timeline."""
+"""Garbage collections of a millisecond or more, as events of the timeline."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from time import perf_counter_ns
 from typing import Any
 
 from sm_profiler.formats.event_names import GARBAGE_COLLECTION
+from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.steps import Record
 
 MIN_NS = 1_000_000
 
 
-class GarbageWatch:
-    """Listens to the collector."""
+class GarbageCollector(Collector):
+    """Records the runs of Python's garbage collector."""
+
+    name = "garbage collections"
 
     def __init__(self, append: Callable[[Record], None], clock: Callable[[], int] = perf_counter_ns) -> None:
         self._append = append
@@ -23,16 +26,20 @@ class GarbageWatch:
         self._began = 0
 
     def start(self) -> None:
-        """Begin to listen."""
-        if self._hear not in gc.callbacks:
-            gc.callbacks.append(self._hear)
+        """Register with the garbage collector."""
+        if self._callback not in gc.callbacks:
+            gc.callbacks.append(self._callback)
 
-    def stop(self) -> None:
-        """Stop listening."""
+    def close(self) -> None:
+        """Unregister."""
+        self.failed()
+
+    def failed(self) -> None:
+        """Unregister."""
         with contextlib.suppress(ValueError):
-            gc.callbacks.remove(self._hear)
+            gc.callbacks.remove(self._callback)
 
-    def _hear(self, phase: str, info: dict[str, Any]) -> None:
+    def _callback(self, phase: str, info: dict[str, Any]) -> None:
         now = self._clock()
         if phase == "start":
             self._began = now

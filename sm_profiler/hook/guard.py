@@ -1,4 +1,4 @@
-"""Fail open: an error of ours costs the collector that had it, one line in the log, and nothing else."""
+"""Fail open: an internal error costs the collector in which it happened and one log line, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ logger = logging.getLogger("sm_profiler")
 
 @attrs.define(eq=False)
 class Guard:
-    """Which collectors have failed; the first failure of all is a warning, what follows stands in the report.
+    """Failures of collectors: the first is logged as a warning, all are listed in the report.
 
     Attributes:
-        failures: collector → what went wrong first, in one line.
-        count: errors caught in all.
+        failures: collector → its first error, in one line.
+        count: number of errors caught.
     """
 
     failures: dict[str, str] = attrs.field(factory=dict)
@@ -26,19 +26,19 @@ class Guard:
         self.count += 1
         if collector not in self.failures:
             self.failures[collector] = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
-            text = f"{collector} switched off, training goes on: {self.failures[collector]}"
+            text = f"{collector} switched off, training continues: {self.failures[collector]}"
             if len(self.failures) == 1:
                 self.warn(text)
-            else:  # one warning is a help, ten are a nuisance; the report names them all
+            else:  # a log full of warnings helps less than one; the report lists them all
                 logger.info("sm-profiler: %s", text)
 
     def warn(self, text: str) -> None:
-        """One line to the log; a log that fails is no reason to fail."""
+        """Log one line; an error in a log handler counts and is otherwise ignored."""
         try:
             logger.warning("sm-profiler: %s", text)
-        except Exception:  # noqa: BLE001 - a handler of the user's may raise anything
+        except Exception:  # noqa: BLE001 - a user's handler may raise anything
             self.count += 1
 
     def is_off(self, collector: str) -> bool:
-        """Whether a collector has failed."""
+        """Return whether a collector has failed."""
         return collector in self.failures

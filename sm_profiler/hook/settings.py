@@ -8,7 +8,8 @@ from pathlib import Path
 
 import attrs
 
-from sm_profiler.config import config_from_environment
+from sm_profiler.config import Profile, config_from_environment
+from sm_profiler.config.profile import COLLECTORS
 from sm_profiler.container import PROFILER_CONFIG, SERVICE_CONFIG_PATH_VARIABLE, rooted
 
 
@@ -50,6 +51,19 @@ def read_config(path: Path) -> ConfigText:
     """The text of a profile's file, with the time of its last change."""
     changed = path.stat().st_mtime_ns
     return ConfigText(path.read_text("utf-8-sig"), path, changed)
+
+
+def requested_collectors(profile: Profile) -> set[str]:
+    """Return the collectors that the user requested by name.
+
+    The SageMaker SDK's `FrameworkProfile` without individual configurations turns into all five collectors, in their
+    default windows or in one common window.  Those that do not exist here are then not worth a message.
+    """
+    configs = list(profile.collectors.values())
+    windows = {(one.start_step, one.num_steps, one.start_time, one.duration) for one in configs}
+    if len(configs) == len(COLLECTORS) and (len(windows) == 1 or all(one.default for one in configs)):
+        return set()
+    return set(profile.collectors)
 
 
 def rank_from(environment: Mapping[str, str] = os.environ) -> int | None:

@@ -1,7 +1,7 @@
-"""What a step is: told of fetches, forwards, backwards and optimizer steps, it finds the steps and records the phases.
+"""Step tracking: find the steps in a sequence of fetches, forwards, backwards and optimizer steps, and record the phases.
 
-Times are `perf_counter_ns`.  Everything here runs on the training thread, in the middle of a step: no locks, no calls
-that wait, nothing that grows with the model.
+Times are `perf_counter_ns`.  Everything here runs on the training thread, in the middle of a step: no locks, no
+blocking calls, and no work that grows with the model.
 """
 
 from __future__ import annotations
@@ -12,22 +12,45 @@ from typing import Any, TypeAlias
 from sm_profiler.formats.event_names import BACKWARD, DATALOADER_WAIT, FORWARD, OPTIMIZER
 from sm_profiler.hook.modes import STEP, ModeKeys
 
-# A span as the training thread notes it, turned into an event elsewhere: phase, name, start and end (`perf_counter_ns`),
-# number of the step within its mode or -1, further arguments or None.  A plain tuple: it is made six times a step.
+# A span as recorded on the training thread and turned into an event elsewhere: phase, name, start and end
+# (`perf_counter_ns`), number of the step within its mode or -1, further arguments or None.  A plain tuple, because six
+# are created per step.
 Record: TypeAlias = tuple[str, str, int, int, int, dict[str, Any] | None]
 
 
 _TRAIN, _EVAL = ModeKeys.TRAIN, ModeKeys.EVAL
 
-UNUSED = 2  # batches that came without a forward: fetched ahead, or used by a model that is not known
-METER_EVERY = 16  # the hook takes its own time in every 16th step
-METER_MOST_NS = 200_000  # a callback that took longer was put aside by the operating system in the middle
+UNUSED = 2  # batches without a forward: fetched ahead, or consumed by an unknown model
+METER_EVERY = 16  # the hook measures its own time in every 16th step
+METER_MAX_NS = 200_000  # a callback that took longer was preempted
+
+
+class StepObserver:
+    """Receives what a tracker finds; all methods run on the training thread."""
+
+    def step_began(self, step: int, mode: ModeKeys) -> None:
+        """A step began, and its mode is not settled."""
+
+    def step_ended(self) -> None:
+        """The open step ended; called only while `StepTracker.reports_step_ends`."""
+
+    def step_metered(self) -> None:
+        """A step began in which the hook's own time is measured: every 16th."""
+
+    def forward_ended(self) -> None:
+        """An outermost forward ended; called only while `StepTracker.reports_forward_ends`."""
+
+    def loader_began(self, now_ns: int) -> None:
+        """A new loader iterator gave its first batch."""
+
+    def batches_unused(self) -> None:
+        """A loader gave batches, and no forward followed."""
 
 
 class Stream:
-    """The batches of one loader iterator: how many were fetched and have not begun a step yet.
+    """Batches of one loader iterator: how many were fetched and have not started a step yet.
 
-    `reader()` is the iterator, or None when the loop has left it.
+    `reader()` returns the iterator, or None once the loop has dropped it.
     """
 
     __slots__ = ("burst", "credits", "fetches", "name", "reader")
@@ -36,34 +59,40 @@ class Stream:
         self.name = name
         self.reader = reader
         self.credits = 0
-        self.burst = 0  # batches asked for in a row, that have not begun a step yet
+        self.burst = 0  # batches fetched in a row that have not started a step yet
         self.fetches = 0
 
 
 class StepTracker:
-    """Finds steps in what it is told, and hands records to `append`.
+    """Finds steps, and passes records of steps and phases to `append`.
 
-    `on_step(global_step, mode)` is called when a step begins, before its first phase, unless `settled` is this mode.
+    Attributes:
+        append: takes each record; replaced by the bound method of the queue once recording starts.
+        settled: mode whose steps need not be reported to the observer; None reports the next step of any mode.
+        every: phases are recorded for every n-th step.
+        metering: the hook's own time is measured in this step.
+        own_ns: own time in metered steps.
+        manual: the script marks its own steps.
+        forced_mode: mode set by the script, whatever gradients indicate.
+        compiles: parts of the loop run compiled, so that optimizers may be invisible.
     """
 
-    def __init__(self, append: Callable[[Record], None], on_step: Callable[[int, ModeKeys], None]) -> None:
-        self._on_step = on_step
+    def __init__(self, append: Callable[[Record], None], observer: StepObserver | None = None) -> None:
+        self._observer = observer or StepObserver()
+        self.reports_step_ends = False
+        self.reports_forward_ends = False
         self.forced_mode: ModeKeys | None = None
-        self.on_forward_end: Callable[[], None] | None = None
-        self.on_iterator: Callable[[int], None] | None = None  # a loader's new iterator gives its first batch now
-        self.on_unused: Callable[[], None] | None = None  # it gave batches, and no forward was seen
-        self.manual = False  # the script marks its own steps
+        self.manual = False
         self.reset(append)
 
     def reset(self, append: Callable[[Record], None]) -> None:
-        """As new: for a forked child, which has made no step yet."""
-        self.append = append  # replaced by the queue's own method: one call less a record
-        # Steps of this mode begin unsaid, until somebody who has to know of one sets None.
+        """Start over, in a forked child."""
+        self.append = append
         self.settled: ModeKeys | None = None
-        self.every = 1  # phases are recorded for every n-th step
+        self.every = 1
         self.keep_phases = True
-        self.metering = False  # the hook's own time is taken in this step
-        self.own_ns = 0  # own time of metered steps
+        self.metering = False
+        self.own_ns = 0
         self.global_step = -1
         self.counts = dict.fromkeys(ModeKeys, 0)
         self.mode = ModeKeys.TRAIN
@@ -72,19 +101,19 @@ class StepTracker:
         self.streams: list[Stream] = []
         self.in_fetch = 0
         self.in_backward = 0
-        self.optimizer = 0  # id of the outermost optimizer whose step is running, 0 for none
-        self.forward_key = 0  # id of the outermost module that is running, 0 for none
+        self.optimizer = 0  # id of the outermost optimizer whose step is running, or 0
+        self.forward_key = 0  # id of the outermost module that is running, or 0
         self._forwards = 0
         self._optimizers = 0
-        self.compiles = False  # parts of the loop run compiled
+        self.compiles = False
         self._forward_start = 0
         self._backward_start = 0
-        self._optimizer_start = 0  # or where the last phase inside the optimizer's step ended
+        self._optimizer_start = 0  # or end of the last phase inside the optimizer's step
         self._optimizer_name = ""
-        self._pieces = False  # what comes now is the optimizer's own work
+        self._pieces = False  # the optimizer's own work follows
         self._step_start = 0
         self._last_end = 0
-        self._after_fetch = False  # a batch was asked for since the last step began
+        self._after_fetch = False  # a batch was requested since the last step began
         self._fetch_end = 0
         self._after_optimizer = True
         self._saw_backward = False
@@ -96,24 +125,26 @@ class StepTracker:
     # fetches
 
     def fetch_begins(self) -> None:
-        """The loop asks a loader for a batch."""
-        # A fetch ends the step, unless it stands between a forward and its backward (some prefetchers do that).
+        """Note that the loop requests a batch from a loader."""
+        # A fetch ends the step, unless it comes between a forward and its backward, as in some prefetchers.
         if self.is_open and not self.manual and (self._saw_backward or self._saw_optimizer or not self._with_gradients):
-            self.is_open = False  # as in end_step(); a call takes half a microsecond here
+            self.is_open = False  # inlined end_step(): the call would cost half a microsecond
             name = STEP[self.mode]
             self.append((name, name, self._step_start, self._last_end, self.number, None))
+            if self.reports_step_ends:
+                self._observer.step_ended()
         self.in_fetch += 1
-        self.optimizer = 0  # one that raised said nothing when it left
+        self.optimizer = 0  # one that raised did not report its end
 
     def fetch_ends(self, stream: Stream, start_ns: int, end_ns: int, *, got: bool, gradients: bool) -> None:
-        """A batch came, or the loader had no more (`got` false)."""
+        """Note that a batch arrived, or that the loader is exhausted (`got` is false)."""
         self.in_fetch -= 1
         streams = self.streams
         if not streams or streams[-1] is not stream:
             if stream in streams:
                 streams.remove(stream)
-            elif self.on_iterator is not None:
-                self.on_iterator(end_ns)
+            else:
+                self._observer.loader_began(end_ns)
             streams.append(stream)
         if not self._after_fetch:
             stream.burst = 0
@@ -121,8 +152,8 @@ class StepTracker:
         if got:
             stream.credits += 1
             stream.fetches += 1
-            if stream.fetches == stream.credits == UNUSED and self.on_unused is not None:
-                self.on_unused()
+            if stream.fetches == stream.credits == UNUSED:
+                self._observer.batches_unused()
             if self.every == 1 or (self.global_step + 1) % self.every == 0:
                 mode = self.forced_mode or (_TRAIN if gradients else _EVAL)
                 number = self.counts[mode] + stream.credits - 1
@@ -133,13 +164,13 @@ class StepTracker:
         self._fetch_end = end_ns
 
     def fetch_failed(self) -> None:
-        """The loader raised something else than the end of its data."""
+        """Note that the loader raised an error."""
         self.in_fetch -= 1
 
     # phases
 
     def forward_begins(self, key: int, start_ns: int, *, gradients: bool) -> None:
-        """An outermost module is called."""
+        """Note the call of an outermost module."""
         if not self.manual and self._begins_step(key, gradients=gradients):
             self.begin_step(start_ns, gradients=gradients)
             self._first_key = key
@@ -152,16 +183,16 @@ class StepTracker:
         self._forward_start = start_ns
 
     def forward_ends(self, name: str, end_ns: int) -> None:
-        """It returned, or raised."""
+        """Note that it returned, or raised."""
         self.forward_key = 0
         self._last_end = self._optimizer_start = end_ns
         if self.keep_phases:
             self.append((FORWARD, name, self._forward_start, end_ns, self.number, None))
-        if self.on_forward_end is not None:
-            self.on_forward_end()
+        if self.reports_forward_ends:
+            self._observer.forward_ended()
 
     def backward_begins(self, start_ns: int) -> None:
-        """`torch.autograd.backward` is called; calls within calls count as part of the outermost."""
+        """Note the start of a backward pass; nested ones are part of the outermost."""
         self.in_backward += 1
         if self.in_backward == 1:
             self._backward_start = start_ns
@@ -173,7 +204,7 @@ class StepTracker:
                 self._is_training()
 
     def backward_ends(self, end_ns: int) -> None:
-        """It returned, or raised."""
+        """Note that it returned, or raised."""
         self.in_backward -= 1
         if self.in_backward == 0:
             self._last_end = self._optimizer_start = end_ns
@@ -184,19 +215,19 @@ class StepTracker:
                 self.append((BACKWARD, "backward", self._backward_start, end_ns, self.number, None))
 
     def optimizer_begins(self, key: int, start_ns: int, name: str = "") -> None:
-        """An optimizer's step begins; an optimizer within an optimizer counts as part of the outermost.
+        """Note the start of an optimizer's step; nested optimizers are part of the outermost.
 
-        Forwards and backwards inside it (a closure: LBFGS, Lightning) are phases of their own; the optimizer's is what
-        lies after each backward.
+        Forwards and backwards inside it (a closure: LBFGS, Lightning) are separate phases; the optimizer's own phase
+        is the time after each backward.
         """
-        if not self.optimizer or self.optimizer == key:  # which then raised the last time
+        if not self.optimizer or self.optimizer == key:  # the same again: its last step raised
             self.optimizer = key
             self._optimizer_start = start_ns
             self._optimizer_name = name
             self._pieces = self._saw_optimizer = True
 
     def optimizer_ends(self, key: int, name: str, end_ns: int) -> None:
-        """An optimizer's step ends."""
+        """Note the end of an optimizer's step."""
         if self.optimizer == key:
             self.optimizer = 0
             if not self._saw_backward:
@@ -208,7 +239,7 @@ class StepTracker:
                 self.append((OPTIMIZER, name, self._optimizer_start, end_ns, self.number, None))
 
     def _optimizer_piece(self, end_ns: int) -> None:
-        """A forward begins inside an optimizer's step; before the first one the step has not begun."""
+        """Record the optimizer's work up to a forward inside its step; before the first forward the step has not begun."""
         if self._pieces and self.keep_phases and self.is_open and self._optimizer_start >= self._step_start:
             self.append((OPTIMIZER, self._optimizer_name, self._optimizer_start, end_ns, self.number, None))
         self._pieces = False
@@ -216,7 +247,7 @@ class StepTracker:
     # steps
 
     def begin_step(self, start_ns: int, *, gradients: bool) -> None:
-        """A step begins here; one that is open ends with its last phase."""
+        """Begin a step; one that is open ends with its last phase."""
         if self.is_open:
             self.end_step()
         self.mode = mode = self.forced_mode or (_TRAIN if gradients else _EVAL)
@@ -225,32 +256,36 @@ class StepTracker:
         self.number = number = counts[mode]
         counts[mode] = number + 1
         self.keep_phases = step % self.every == 0
-        self.metering = step % METER_EVERY == 0
+        self.metering = metered = step % METER_EVERY == 0
         self._with_gradients = gradients
         self._after_fetch = self._saw_backward = self._saw_optimizer = False
-        self._after_optimizer = self._after_optimizer and not gradients  # an evaluation in between takes nothing away
+        self._after_optimizer = self._after_optimizer and not gradients  # an evaluation in between leaves it set
         self._first_key, self._one_root = 0, True
         self._step_start = self._last_end = start_ns
         self.is_open = True
+        if metered:
+            self._observer.step_metered()
         if mode is not self.settled:
-            self._on_step(step, mode)
+            self._observer.step_began(step, mode)
 
     def end_step(self, end_ns: int | None = None) -> None:
-        """The open step ended with its last phase, or at the time given."""
+        """End the open step with its last phase, or at the given time."""
         if self.is_open:
             self.is_open = False
             name = STEP[self.mode]
             self.append((name, name, self._step_start, end_ns or self._last_end, self.number, None))
+            if self.reports_step_ends:
+                self._observer.step_ended()
 
     def _is_training(self) -> None:
-        """What began without gradients has a backward: re-entrant checkpointing switches them off in its forward."""
+        """Count the open step as training: re-entrant checkpointing disables gradients in the forward."""
         self.counts[self.mode] -= 1
         self._with_gradients, self.mode = True, ModeKeys.TRAIN
         self.number = self.counts[ModeKeys.TRAIN]
         self.counts[ModeKeys.TRAIN] += 1
 
     def _stream(self) -> Stream | None:
-        """The loader that the loop reads from now, if it does."""
+        """Return the loader that the loop currently reads from, or None."""
         while self.streams:
             if self.streams[-1].reader() is not None:
                 return self.streams[-1]
@@ -270,8 +305,8 @@ class StepTracker:
             stream.credits -= 1
             stream.burst -= 1
             return True
-        # Several batches were fetched at once.  The same model, run again after a backward and before any optimizer,
-        # is the next micro-batch; another model, or the same one after it, belongs to this step (GANs).
+        # Several batches were fetched at once.  If the same model runs again after a backward and before any optimizer
+        # step, it is the next micro-batch; another model, or the same one after it, is part of this step (GANs).
         if (
             stream.burst > 0
             and self._saw_backward
@@ -285,7 +320,7 @@ class StepTracker:
         return False
 
     def _begin_unseen(self, start_ns: int) -> None:
-        """Begin the step of a forward that could not be seen (it ran inside a compiled region)."""
+        """Begin the step of a forward that was invisible because it ran inside a compiled region."""
         if self.manual or self.in_fetch:
             return
         stream = self._stream()

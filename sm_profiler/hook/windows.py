@@ -1,14 +1,18 @@
-"""When a collector is on: one small state machine, asked at every step boundary, without a clock of its own."""
+"""Windows: the steps at which each collector is on."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import attrs
 
+from sm_profiler.hook.collector import Collector
+
 
 class Range(Protocol):
-    """The range of a metrics config, as the configuration gives it (each None where it was not given)."""
+    """Range of a metrics configuration; fields that were not given are None."""
 
     @property
     def start_step(self) -> int | None:
@@ -16,7 +20,7 @@ class Range(Protocol):
 
     @property
     def num_steps(self) -> int | None:
-        """How many steps."""
+        """Number of steps."""
 
     @property
     def start_time(self) -> float | None:
@@ -28,29 +32,19 @@ class Range(Protocol):
 
 
 def bounds(of: Range) -> tuple[float | None, ...]:
-    """What makes two ranges the same."""
+    """Return the fields by which two ranges are compared."""
     return (of.start_step, of.num_steps, of.start_time, of.duration)
-
-
-class Collector(Protocol):
-    """What is on only inside its window."""
-
-    def enter(self, step: int) -> None:
-        """The first step of the window begins."""
-
-    def leave(self, step: int) -> None:
-        """The first step after the window begins, or the job ends (`step` -1)."""
 
 
 @attrs.define(eq=False)
 class Window:
     """Decides, step by step, whether a collector is active.
 
-    A window that ended never opens again; a changed range needs a new object.  Time ranges open by the wall clock and
-    close by the monotonic one, so that a clock that jumps neither shortens nor stretches an open window.
+    A window that ended never reopens; a changed range needs a new object.  Time ranges open by the wall clock and close
+    by the monotonic one, so that a clock adjustment neither shortens nor stretches an open window.
 
     Attributes:
-        range: what the configuration says.
+        range: the configured range.
     """
 
     range: Range
@@ -61,12 +55,12 @@ class Window:
     _only: int | None = attrs.field(default=None, init=False)
 
     def at_step(self, step: int, now: float, monotonic: float) -> bool:
-        """Whether the step that begins now is inside.
+        """Return whether the step that begins now is inside.
 
         Args:
             step: the global step, counted from 0, never falling.
             now: seconds since the epoch.
-            monotonic: seconds that never run backwards.
+            monotonic: seconds of a monotonic clock.
         """
         if self.ended:
             self.active = False
@@ -96,10 +90,76 @@ class Window:
             self.ended = True
             return False
         if self._open_until is not None:
-            # The step that opened the window is profiled even where the window was over before it began.
+            # The step that opened the window is profiled even if the window was over before the step began.
             return step == self._only or monotonic < self._open_until
         if start is not None and now < start:
             return False
         left = 0.0 if duration is None else duration if start is None else start + duration - now
         self._open_until, self._only = monotonic + left, step
         return True
+
+
+class Schedule:
+    """The windows of a profile, which turn collectors on and off at step boundaries.
+
+    Attributes:
+        windows: collector → its window, for all configured collectors, available or not.
+        collectors: collector → object that is turned on and off.
+    """
+
+    def __init__(
+        self, is_off: Callable[[str], bool], run: Callable[[Collector, Callable[[int], None], int], bool]
+    ) -> None:
+        """Create a schedule without windows.
+
+        Args:
+            is_off: whether a collector failed or was shed.
+            run: calls a collector's method; returns whether it succeeded.
+        """
+        self.windows: dict[str, Window] = {}
+        self.collectors: dict[str, Collector] = {}
+        self.is_off = is_off
+        self._run = run
+
+    def configure(self, ranges: Mapping[str, Range]) -> None:
+        """Give each collector a window; one whose range is unchanged keeps its own, whether open or over."""
+        for name, given in ranges.items():
+            known = self.windows.get(name)
+            if known is None or bounds(known.range) != bounds(given):
+                if known is not None and known.active and name in self.collectors:
+                    known.ended = True
+                    self._turn(name, self.collectors[name], known, -1)
+                self.windows[name] = Window(given)
+        for name in set(self.windows) - set(ranges):
+            self.windows[name].ended = True
+
+    def at_step(self, step: int) -> bool:
+        """Turn collectors on and off for the step that begins; return whether all windows are over."""
+        over = True
+        for name, window in self.windows.items():
+            if self.is_off(name):
+                window.ended = True
+            collector = self.collectors.get(name)
+            if collector is not None and (window.active or not window.ended):
+                self._turn(name, collector, window, step)
+                over = over and window.ended
+        return over
+
+    def end(self, name: str) -> None:
+        """End a collector's window; the collector has already stopped."""
+        window = self.windows.get(name)
+        if window is not None:
+            window.ended, window.active = True, False
+
+    def close(self) -> None:
+        """Leave all open windows."""
+        for name, collector in self.collectors.items():
+            window = self.windows.get(name)
+            if window is not None and window.active and not self.is_off(name):
+                self._run(collector, collector.leave, -1)
+
+    def _turn(self, name: str, collector: Collector, window: Window, step: int) -> None:
+        was = window.active
+        now = window.at_step(step, time.time(), time.monotonic())
+        if was is not now and not self._run(collector, collector.enter if now else collector.leave, step):
+            self.end(name)

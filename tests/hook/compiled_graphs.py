@@ -111,7 +111,7 @@ def count(mode: str, folder: Path) -> None:
             }
             row["breaks"] = sum(counters["graph_break"].values())
             if mode == "on":
-                assert hook.guard.failures == {}, hook.guard.failures
+                assert hook.session.guard.failures == {}, hook.session.guard.failures
                 entry.uninstall()
             torch._dynamo.reset()  # the next kind is compiled anew
             sys.stdout.write(json.dumps(row) + "\n")

@@ -6,8 +6,8 @@ from sm_profiler.hook import entry
 
 
 @pytest.fixture
-def hook(tmp_path, monkeypatch):
+def session(tmp_path, monkeypatch):
+    """The session of an installed hook without windows."""
     monkeypatch.setenv("SM_PROFILER_CONFIG", json.dumps({"ProfilingParameters": {"LocalPath": str(tmp_path)}}))
-    hook = entry.install()
-    yield hook
+    yield entry.install().session
     entry.uninstall()

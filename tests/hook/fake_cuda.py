@@ -79,3 +79,11 @@ class QueueGpu(FakeGpu):
 
     def wait(self) -> None:
         time.sleep(self.lag_ns / 1e9)
+
+
+def use(session, gpu: FakeGpu) -> None:
+    """Let a session record the phases of a fake device from the running step on."""
+    collector = session.adapter.cuda
+    session.add(collector)
+    collector.begin(gpu.device())
+    collector.step_begins(session.tracker.global_step, session.tracker.mode)

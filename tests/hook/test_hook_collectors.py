@@ -13,11 +13,9 @@ from test_hook_training import environment, events
 
 from sm_profiler.formats.layout import DetailedTrace, PythonStats, TraceMetadata, parse_path
 from sm_profiler.hook.convert import operators
-from sm_profiler.hook.garbage import GarbageWatch
+from sm_profiler.hook.garbage import GarbageCollector
 from sm_profiler.hook.guard import Guard
 from sm_profiler.hook.kernel_clock import KernelClock, judge
-from sm_profiler.hook.meter import Meter
-from sm_profiler.hook.steps import METER_EVERY, StepTracker
 from sm_profiler.hook.timebase import Timebase
 
 PROGRAM = """
@@ -49,7 +47,7 @@ for step in range(12):
     if step == 6 and what in ("before", "within"):
         mine.stop()
         assert any(event.key == "aten::linear" for event in mine.key_averages()), "the script's own profile is empty"
-print(json.dumps({"failures": hook.guard.failures, "notes": hook.notes}))
+print(json.dumps({"failures": hook.session.guard.failures, "notes": hook.session.notes}))
 """
 WINDOWS = {
     "DetailedProfilingConfig": '{"StartStep": 2, "NumSteps": 2, }',
@@ -193,11 +191,11 @@ def test_kernels_and_copies_are_events_of_their_device():
 
 def test_only_long_garbage_collections_are_told():
     told, now = [], [5]
-    watch = GarbageWatch(told.append, lambda: now[0])
+    watch = GarbageCollector(told.append, lambda: now[0])
     for nanoseconds, generation in ((999_999, 0), (1_000_000, 2)):
-        watch._hear("start", {"generation": generation})
+        watch._callback("start", {"generation": generation})
         now[0] += nanoseconds
-        watch._hear("stop", {"generation": generation, "collected": 5})
+        watch._callback("stop", {"generation": generation, "collected": 5})
     assert [(row[0], row[5]) for row in told] == [("GC", {"generation": 2, "collected": 5})]
 
 
@@ -219,21 +217,6 @@ def test_a_wall_clock_that_is_set_moves_times_and_not_durations():
     assert base.to_us(5_000) == wall[0] // 1000
     assert base.to_us(9_000) - base.to_us(5_000) == before
     assert not base.has_jumped()
-
-
-def test_the_meter_scales_what_it_metered_and_is_patient():
-    tracker = StepTracker(lambda _: None, lambda *_: None)
-    now = [0.0]
-    meter = Meter(tracker, clock=lambda: now[0], own_cpu=lambda: 0.0)
-    assert meter.read() is None
-    for _ in range(5):
-        assert not meter.is_over_budget()
-        now[0] += 1.0
-        tracker.global_step += 1000
-        tracker.own_ns += 1000 // METER_EVERY * 40_000  # 40 µs a step, on steps of 1 ms
-        assert meter.read()["training_us"] == pytest.approx(40_000, rel=0.02)
-    assert meter.is_over_budget()
-    assert not meter.is_over_budget()
 
 
 def test_the_first_failure_is_a_warning_the_rest_is_for_the_report(caplog):

@@ -13,32 +13,31 @@ from fake_cuda import FakeGpu
 from test_hook_promises import config
 from test_hook_training import environment, events
 
-from sm_profiler.hook.core import Hook
 from sm_profiler.hook.modes import ModeKeys
-from sm_profiler.hook.pytorch.cuda import Boundaries, CudaWatch
+from sm_profiler.hook.pytorch.cuda import Boundaries, CudaCollector
 from sm_profiler.hook.pytorch.cuda_events import ANCHOR_MS, PHASES, CudaPhases
-from sm_profiler.hook.steps import StepTracker
+from sm_profiler.hook.steps import StepObserver, StepTracker
 from sm_profiler.report import build_report
 from sm_profiler.source import open_source
 
 MS = 1_000_000
 
 
-class Loop:
+class Loop(StepObserver):
     """A training loop on a tracker: each phase takes the host a millisecond."""
 
     def __init__(self, gpu: FakeGpu, **options) -> None:
         self.gpu, self.records, self.failures = gpu, [], []
-        self.tracker = StepTracker(self.records.append, self._step)
+        self.tracker = StepTracker(self.records.append, self)
         self.phases = CudaPhases(
             self.tracker, gpu.device(3), failed=self._failed, clock=gpu.clock, **options
         )  # fmt: skip
         self.boundaries = Boundaries(self.tracker, self.phases)
         self.boundaries.install()
 
-    def _step(self, _step: int, mode: ModeKeys) -> None:
-        if not self.failures:  # the watch takes it out of the hook's list
-            self.phases.step_begins(mode)
+    def step_began(self, _step: int, _mode: ModeKeys) -> None:
+        if not self.failures:  # a session no longer calls a collector that failed
+            self.phases.step_begins()
 
     def _failed(self, error: BaseException) -> None:
         self.failures.append(error)
@@ -245,22 +244,6 @@ def test_an_optimizer_that_calls_the_model_has_its_own_work_only():
     assert all(later[0] >= earlier[1] - 2 for earlier, later in itertools.pairwise(spans))  # none in another
 
 
-class FakeHook:
-    at_each_step, no_longer = Hook.at_each_step, Hook.no_longer
-
-    def __init__(self, loop: Loop) -> None:
-        self.tracker, self.on_step, self.on_fork, self.on_close, self.on_broke = loop.tracker, [], [], [], []
-        self.quiet, self.notes = False, {}
-        self.guard = self
-        self.failures = {}
-
-    def failed(self, what: str, error: BaseException) -> None:
-        self.failures[what] = error
-
-    def guarded(self, what: str):
-        return Hook.guarded(self, what)
-
-
 class FakeTorch:
     """torch with a CUDA that is initialised when the test says so."""
 
@@ -278,28 +261,27 @@ class FakeTorch:
                 return True
 
 
-def test_nothing_is_there_before_cuda_is_initialised_and_nothing_after_it_is_stopped():
-    loop = Loop(FakeGpu())
-    loop.boundaries.remove()
-    hook = FakeHook(loop)
-    watch = CudaWatch(hook, FakeTorch, list)
-    watch.install()
-    assert hook.on_step == []
-    assert not any(callable(value) and hasattr(StepTracker, name) for name, value in vars(loop.tracker).items())
+def test_cuda_costs_nothing_before_it_is_initialised_nor_after_it_stops(session):
+    tracker, gpu = session.tracker, FakeGpu()
+    collector = CudaCollector(session, FakeTorch, list)
+    session.adapter.cuda = collector
+    collector.install()
+    assert not session.has("cuda")
+    assert not any(callable(value) and hasattr(StepTracker, name) for name, value in vars(tracker).items())
     FakeTorch.cuda.queued.pop()()
-    assert len(hook.on_step) == 1
-    loop.tracker.metering = True
-    hook.on_step[0](ModeKeys.TRAIN)  # no model on a device yet
-    watch.begin(loop.gpu.device(), ModeKeys.TRAIN)
-    assert len(hook.on_step) == 1
-    assert "forward_begins" in vars(loop.tracker)
-    watch.stop()
-    assert hook.on_step == []
-    assert "forward_begins" not in vars(loop.tracker)
-    assert hook.failures == {}
+    assert session.has("cuda")
+    tracker.metering = True
+    assert not collector.step_begins(0, ModeKeys.TRAIN)  # no model on a device yet, so every step counts
+    collector.begin(gpu.device())
+    assert "forward_begins" in vars(tracker)
+    collector.stop()
+    session.discard(collector)
+    assert not session.has("cuda")
+    assert "forward_begins" not in vars(tracker)
+    assert session.guard.failures == {}
 
 
-def test_a_torch_without_cuda_gets_nothing():
+def test_a_torch_without_cuda_adds_no_collector(session):
     class Without:
         class backends:  # noqa: N801 - the name it has in torch
             class cuda:  # noqa: N801 - as above
@@ -307,32 +289,32 @@ def test_a_torch_without_cuda_gets_nothing():
                 def is_built() -> bool:
                     return False
 
-    hook = FakeHook(Loop(FakeGpu()))
-    CudaWatch(hook, Without, list).install()
-    assert (hook.on_step, hook.on_close, hook.notes) == ([], [], {})
+    CudaCollector(session, Without, list).install()
+    assert not session.has("cuda")
+    assert session.notes == {}
 
 
 PROGRAM = """
 import json, sys, time
 sys.path.insert(0, sys.argv[1])
-from fake_cuda import FakeGpu
+from fake_cuda import FakeGpu, use
 import torch
-from sm_profiler.hook import entry, get_hook
+from sm_profiler.hook import get_hook
 class Gpu(FakeGpu):  # a device whose clock is the host's own, 5 s beside it
     now_ns = property(lambda self: time.perf_counter_ns(), lambda self, value: None)
 gpu = Gpu(offset_ns=5_000_000_000)
-hook, adapter = get_hook(), entry._installed["adapter"]
+session = get_hook().session
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for step in range(12):
     if step == 2:
-        adapter._cuda.begin(gpu.device(), hook.tracker.mode)
+        use(session, gpu)
     if step == 8 and sys.argv[2] == "breaks":
         gpu.broken = RuntimeError("CUDA error")
     optimizer.zero_grad()
     model(torch.randn(2, 8)).sum().backward()
     optimizer.step()
-print(json.dumps(hook.guard.failures))
+print(json.dumps(session.guard.failures))
 """
 
 
@@ -359,9 +341,9 @@ def test_a_whole_training_with_such_a_device(tmp_path, what, last):
 QUEUED = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from fake_cuda import QueueGpu
+from fake_cuda import QueueGpu, use
 import torch
-from sm_profiler.hook import entry, get_hook
+from sm_profiler.hook import get_hook
 gpu = QueueGpu()
 class Work(torch.autograd.Function):
     @staticmethod
@@ -383,7 +365,7 @@ optimizer = torch.optim.SGD(model.parameters(), 0.1)
 data = torch.utils.data.DataLoader(torch.zeros(110, 8), batch_size=1)
 for step, x in enumerate(data):
     if step == 2:
-        get_hook() and entry._installed["adapter"]._cuda.begin(gpu.device(), get_hook().tracker.mode)
+        get_hook() and use(get_hook().session, gpu)
     optimizer.zero_grad()
     model(x).sum().backward()
     optimizer.step()

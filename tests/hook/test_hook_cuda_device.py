@@ -48,7 +48,7 @@ for step in range(4):  # what was under way has come back by now
     optimizer.step()
     torch.cuda.synchronize()
 hook = get_hook()
-print(json.dumps({"failures": hook.guard.failures, "notes": hook.notes,
+print(json.dumps({"failures": hook.session.guard.failures, "notes": hook.session.notes,
     "digest": [float(p.double().sum()) for p in model.parameters()]}))
 """
 GPU_PHASES = {"sm_profiler/Forward-gpu", "sm_profiler/Backward-gpu", "sm_profiler/Optimizer-gpu"}

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 from test_hook_training import environment
 
-from sm_profiler.hook import horovod_window
+from sm_profiler.hook import horovod_collector
 from sm_profiler.hook.convert_horovod import NO_TENSOR, Timeline, events
-from sm_profiler.hook.horovod_window import HorovodWindow
+from sm_profiler.hook.horovod_collector import HorovodCollector
 
 HEAD = (
     '[\n{"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros":1700000000000000}},\n'
@@ -120,30 +120,30 @@ def test_what_horovod_keeps_to_itself_is_waited_for_but_not_for_ever(tmp_path):
     assert len(slept) == 100  # the training ended
 
 
-class FakeHook(SimpleNamespace):
+class FakeSession(SimpleNamespace):
     def __init__(self, **more) -> None:
-        super().__init__(notes={}, rank=0, guard=self, off=[], **more)
+        super().__init__(rank=0, guard=self, off=[], note=lambda *_: None, **more)
 
     def failed(self, what: str, _error: BaseException) -> None:
         self.off.append(what)
 
 
 def test_horovod_s_own_file_does_not_fill_the_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(horovod_window, "MAX_BYTES", 300_000)
-    monkeypatch.setattr(horovod_window, "MAX_BYTES_AFTER", 100_000)
-    hook, path = FakeHook(), tmp_path / "timeline.json"
-    window = HorovodWindow(hook, path, ours=True)
-    window.look()  # nothing there yet
+    monkeypatch.setattr(horovod_collector, "MAX_BYTES", 300_000)
+    monkeypatch.setattr(horovod_collector, "MAX_BYTES_AFTER", 100_000)
+    session, path = FakeSession(), tmp_path / "timeline.json"
+    collector = HorovodCollector(session, path, ours=True)
+    collector.beat()  # nothing there yet
     with path.open("wb") as file:
         file.write(b"x" * 200_000)
         file.flush()
-        window.look()
+        collector.beat()
         assert path.stat().st_size == 200_000  # before the window is over its beginning is needed
         file.write(b"x" * 200_000)
         file.flush()
-        window.look()
+        collector.beat()
         assert path.stat().st_size == 0
-        assert hook.off == ["horovod"]
+        assert session.off == ["horovod"]
         file.write(b"y" * 1000)  # Horovod writes on where it was
         file.flush()
     assert path.stat().st_size == 401_000
@@ -187,7 +187,7 @@ for step in range(8):
         time.sleep(0.002)  # so that steps are told apart by their microseconds
     optimizer.step()
     time.sleep(0.002)
-print(json.dumps({"failures": hook.guard.failures, "notes": hook.notes, "at": os.environ.get("HOROVOD_TIMELINE")}))
+print(json.dumps({"failures": hook.session.guard.failures, "notes": hook.session.notes, "at": os.environ.get("HOROVOD_TIMELINE")}))
 """
 
 

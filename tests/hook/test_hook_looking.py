@@ -10,7 +10,8 @@ from torch._dynamo.callback import callback_handler
 from torch._dynamo.eval_frame import OptimizedModule
 
 from sm_profiler.config import load_profile
-from sm_profiler.hook import entry
+from sm_profiler.hook import Hook, entry
+from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.settings import ConfigText
 
@@ -24,13 +25,13 @@ PATCHED = [
 def test_taken_out_nothing_stays(tmp_path, monkeypatch):
     before = [getattr(owner, name) for owner, name in PATCHED], list(callback_handler.start_callbacks)
     monkeypatch.setenv("SM_PROFILER_CONFIG", json.dumps({"ProfilingParameters": {"LocalPath": str(tmp_path)}}))
-    hook = entry.install()
+    session = entry.install().session
     assert all(getattr(owner, name) is not was for (owner, name), was in zip(PATCHED, before[0], strict=True))
     model = torch.nn.Linear(2, 2)
     model.compile(backend="eager")
     ours = model._compiled_call_impl
     model(torch.ones(1, 2))
-    assert hook.guard.failures == {}
+    assert session.guard.failures == {}
     entry.uninstall()
     assert ([getattr(owner, name) for owner, name in PATCHED], list(callback_handler.start_callbacks)) == before
     assert "clear" not in vars(callback_handler)
@@ -39,14 +40,14 @@ def test_taken_out_nothing_stays(tmp_path, monkeypatch):
     assert model(torch.ones(1, 2)).shape == (1, 2)
 
 
-def test_a_reset_of_dynamo_does_not_take_the_callback_away(hook):
+def test_a_reset_of_dynamo_does_not_take_the_callback_away(session):
     ours = list(callback_handler.start_callbacks)
     assert ours
     torch._dynamo.reset()
     assert callback_handler.start_callbacks == ours
 
 
-def test_a_warning_that_was_shown_once_is_not_shown_again(hook):
+def test_a_warning_that_was_shown_once_is_not_shown_again(session):
     """Whoever changes the filters by the warnings module makes Python forget what was shown."""
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("default")
@@ -62,12 +63,12 @@ def test_a_warning_that_was_shown_once_is_not_shown_again(hook):
             optimizer.step()
             warn()
     assert [str(one.message) for one in shown] == ["mine"]
-    assert hook.guard.failures == {}
+    assert session.guard.failures == {}
 
 
-def test_models_of_a_second_training_are_seen_from_their_first_forward(hook):
+def test_models_of_a_second_training_are_seen_from_their_first_forward(session):
     records = []
-    hook.tracker.append = records.append
+    session.tracker.append = records.append
     for _ in range(2):
         model = torch.nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -78,7 +79,7 @@ def test_models_of_a_second_training_are_seen_from_their_first_forward(hook):
     assert sum(record[0] == "Forward" for record in records) == 6
 
 
-def test_a_step_of_which_nobody_has_to_know_begins_unsaid(hook):
+def test_a_step_of_which_nobody_has_to_know_begins_unsaid(session):
     told = []
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -90,28 +91,33 @@ def test_a_step_of_which_nobody_has_to_know_begins_unsaid(hook):
             optimizer.step()
         return len(told)
 
-    def action(mode) -> bool:
-        told.append(mode)
-        return True
+    class Told(Collector):
+        def __init__(self, *, may_skip: bool) -> None:
+            self.may_skip = may_skip
+
+        def step_begins(self, _step, mode) -> bool:
+            told.append(mode)
+            return self.may_skip
 
     steps(5)
-    hook.at_each_step(action)
+    session.add(Told(may_skip=True))
     assert steps(5) == 1
     assert steps(5) == 0
-    hook.at_each_step(told.append)
+    eager = Told(may_skip=False)
+    session.add(eager)
     assert steps(5) == 10  # one that wants every step keeps the others informed
-    hook.on_step.pop()
+    session.discard(eager)
     assert steps(5) == 1
-    hook.set_mode(ModeKeys.PREDICT)
+    Hook(session).set_mode(ModeKeys.PREDICT)
     assert steps(5) > 0  # models are looked for, as there may be others in this mode
     assert steps(5) == 0
     torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)  # perhaps that of another model
     assert steps(5) > 0
-    assert hook.tracker.global_step == 39
-    assert hook.guard.failures == {}
+    assert session.tracker.global_step == 39
+    assert session.guard.failures == {}
 
 
-def test_a_changed_configuration_is_taken_by_steps_that_began_unsaid(hook, tmp_path):
+def test_a_changed_configuration_is_taken_by_steps_that_began_unsaid(session, tmp_path):
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
@@ -121,23 +127,23 @@ def test_a_changed_configuration_is_taken_by_steps_that_began_unsaid(hook, tmp_p
 
     for _ in range(4):
         step()
-    assert hook.tracker.settled is ModeKeys.TRAIN
+    assert session.tracker.settled is ModeKeys.TRAIN
     path = tmp_path / "changed.json"
     path.write_text(json.dumps({"ProfilingParameters": {"DetailedProfilingConfig": json.dumps({"StartStep": 5})}}))
-    hook._source = ConfigText("", path, 0)
-    hook._watch()
+    session._source = ConfigText("", path, 0)
+    session._reload_profile()
     step()
-    assert hook.windows["detailed"].range.start_step == 5
-    assert not hook.windows["detailed"].active
+    assert session.schedule.windows["detailed"].range.start_step == 5
+    assert not session.schedule.windows["detailed"].active
     step()
-    assert hook.windows["detailed"].active
+    assert session.schedule.windows["detailed"].active
     step()
-    assert hook.windows["detailed"].ended
+    assert session.schedule.windows["detailed"].ended
     step()
-    assert hook.tracker.settled is ModeKeys.TRAIN
+    assert session.tracker.settled is ModeKeys.TRAIN
 
 
-class Turns:
+class Turns(Collector):
     """A collector that notes when it is turned on and off."""
 
     def __init__(self, tracker) -> None:
@@ -161,28 +167,27 @@ class Turns:
         ("failed", [("on", 2), ("off", 4)]),
     ],
 )
-def test_an_open_window_ends_once_with_its_range(hook, changed, turned):
+def test_an_open_window_ends_once_with_its_range(session, changed, turned):
     def take(ranges: dict) -> None:
         given = {"DetailedProfilingConfig": json.dumps(ranges)} if ranges else {}
-        hook._next_profile = load_profile(json.dumps({"ProfilingParameters": given}))
-        hook.tracker.settled = None
+        session.change_profile(load_profile(json.dumps({"ProfilingParameters": given})))
 
-    collector = hook.collectors["detailed"] = Turns(hook.tracker)
+    collector = session.schedule.collectors["detailed"] = Turns(session.tracker)
     take({"StartStep": 2, "NumSteps": 100})
     for step in range(10):
         if step == 4 and changed == "shed":
-            hook._shed()
+            session.controller._reduce()
         elif step == 4 and changed == "failed":
-            hook.guard.failed("detailed", ValueError())
+            session.guard.failed("detailed", ValueError())
         elif step == 4:
             take(changed)
-        hook.tracker.begin_step(step + 1, gradients=True)
+        session.tracker.begin_step(step + 1, gradients=True)
     assert collector.turned == turned
 
 
-def test_a_dataloader_window_is_shed_where_steps_begin_unsaid(hook):
+def test_a_dataloader_window_is_shed_where_steps_begin_unsaid(session):
     ranges = json.dumps({"StartStep": 0, "NumSteps": 1000})
-    hook._take_ranges(load_profile(json.dumps({"ProfilingParameters": {"DataloaderProfilingConfig": ranges}})))
+    session.change_profile(load_profile(json.dumps({"ProfilingParameters": {"DataloaderProfilingConfig": ranges}})))
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     batches = iter(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(20, 2))))
@@ -193,16 +198,16 @@ def test_a_dataloader_window_is_shed_where_steps_begin_unsaid(hook):
             optimizer.step()
 
     steps(5)
-    window = hook.windows["dataloader"]
+    window = session.schedule.windows["dataloader"]
     assert window.active
-    assert hook.tracker.settled is ModeKeys.TRAIN
-    hook._shed()
+    assert session.tracker.settled is ModeKeys.TRAIN
+    session.controller._reduce()
     steps(2)
     assert window.ended
-    assert hook.notes["dataloader"].startswith("shed")
+    assert session.notes["dataloader"].startswith("shed")
 
 
-def test_before_a_compilation_whatever_modules_there_are_do_no_harm(hook):
+def test_before_a_compilation_whatever_modules_there_are_do_no_harm(session):
     class Unfinished(torch.nn.Module):
         def __init__(self) -> None:
             """Does not call its parent's: it has no tables."""
@@ -219,7 +224,31 @@ def test_before_a_compilation_whatever_modules_there_are_do_no_harm(hook):
     other, model = Mine(2, 2), Mine(2, 2)
     model.compile(backend="eager")
     model(torch.ones(1, 2))
-    assert hook.guard.failures == {}
+    assert session.guard.failures == {}
     assert other._forward_hooks  # may be evaluated as it is
     assert not kept[1]._forward_hooks
     assert not kept[2]._forward_hooks
+
+
+def test_a_dataloader_window_may_be_removed_while_its_workers_run(session):
+    """Recording the end of the workers raised KeyError."""
+
+    def change(**windows: str) -> None:
+        session.change_profile(load_profile(json.dumps({"ProfilingParameters": windows})))
+        session.wake()
+
+    records = []
+    session.tracker.append = records.append
+    model = torch.nn.Linear(2, 2)
+    data = torch.utils.data.TensorDataset(torch.ones(20, 2))
+    change(DataloaderProfilingConfig=json.dumps({"StartStep": 0, "NumSteps": 1000, "MetricsRegex": ".*Worker.*"}))
+    model(torch.ones(1, 2)).sum().backward()
+    for number, (inputs,) in enumerate(torch.utils.data.DataLoader(data, num_workers=1)):
+        if number == 10:
+            change()
+        model(inputs).sum().backward()
+    names = [record[0] for record in records]
+    assert 8 <= names.count("DataLoaderWorkerFetch") <= 12
+    assert names.count("DataLoaderWorker") == 1
+    assert "DataLoaderIter" not in names
+    assert session.guard.failures == {}

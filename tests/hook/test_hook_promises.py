@@ -115,7 +115,8 @@ assert not hasattr(dataloader._BaseDataLoaderIter.__next__, "__wrapped__")
 assert not torch.nn.modules.module._global_forward_hooks
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 assert not _global_optimizer_pre_hooks
-assert "sm_profiler.hook.pytorch.adapter" in sys.modules
+assert "sm_profiler.hook.entry" in sys.modules  # it was armed, and looked for a configuration
+assert "sm_profiler.hook.pytorch.adapter" not in sys.modules
 """
     more = {} if profile is None else {"SM_PROFILER_CONFIG": profile}
     done = subprocess.run(

@@ -14,9 +14,11 @@ from test_hook_training import environment
 
 from sm_profiler.config import CollectorConfig
 from sm_profiler.formats.layout import PythonStats, parse_path
-from sm_profiler.hook import python_sessions
-from sm_profiler.hook.python_sessions import CProfileSession, Limit
-from sm_profiler.hook.python_window import AROUND_SECONDS, PythonWindow, other_profiler
+from sm_profiler.hook import python_profilers
+from sm_profiler.hook.guard import Guard
+from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.python_collector import AROUND_SECONDS, PythonCollector, other_profiler
+from sm_profiler.hook.python_profilers import CProfile, TimeLimit
 
 needs_the_place = pytest.mark.skipif(other_profiler() is not None, reason=f"did not run: {other_profiler()}")
 
@@ -27,18 +29,20 @@ def parsed(folder) -> list:
 
 
 class Around:
-    """A set-up that is profiled, on a clock of its own."""
+    """A profiled set-up with a fake clock; also a stand-in for the session."""
 
     def __init__(self, folder, profiler: str) -> None:
         self.now, self.tasks, self.limits, self.cancelled = 0.0, [], [], 0
-        self.window = PythonWindow(
-            folder,
-            lambda: "0-algo-1",
-            CollectorConfig(start_step=5, num_steps=1, profiler=profiler),
-            now_us=lambda: int(self.now * 1e6),
-            later=self.tasks.append,
-            limit=self._limit,
-        )
+        self.root, self.source, self.guard, self.exiting = folder, "0-algo-1", Guard(), False
+        self.adapter = types.SimpleNamespace(framework="pytorch")
+        self.timebase = types.SimpleNamespace(now_us=lambda: int(self.now * 1e6))
+        self.tracker = types.SimpleNamespace(mode=ModeKeys.TRAIN, number=0)
+        self.later = self.tasks.append
+        config = CollectorConfig(start_step=5, num_steps=1, profiler=profiler)
+        self.collector = PythonCollector(self, config, limit=self._limit)
+
+    def run(self, _collector, action, *args) -> None:
+        action(*args)
 
     def _limit(self, seconds, reached):
         self.limits.append((seconds, reached))
@@ -64,7 +68,7 @@ def late() -> int:
 def test_a_long_set_up_is_watched_for_a_minute(tmp_path, profiler):
     pytest.importorskip(profiler.replace("cprofile", "cProfile"))
     around = Around(tmp_path, profiler)
-    around.window.before_loop()
+    around.collector.before_loop()
     early()
     assert around.is_watched()
     ((seconds, reached),) = around.limits
@@ -74,7 +78,7 @@ def test_a_long_set_up_is_watched_for_a_minute(tmp_path, profiler):
     assert not around.is_watched()
     around.now = 5000.0
     late()
-    around.window.step_starts("train", 0)
+    around.collector.step_begins(0, ModeKeys.TRAIN)
     reached()  # too late to matter
     for task in around.tasks:
         task()
@@ -92,12 +96,12 @@ def test_a_long_set_up_is_watched_for_a_minute(tmp_path, profiler):
 @needs_the_place
 def test_what_follows_the_loop_is_watched_for_a_minute_too(tmp_path):
     around = Around(tmp_path, "cprofile")
-    around.window.after_loop("train", 9)
+    around.collector.close()
     around.now = 60.0
     around.limits[0][1]()
     assert not around.is_watched()
     around.now = 5000.0
-    around.window.end()
+    around.collector.exit()
     (stats,) = parsed(tmp_path)
     assert (stats.window.start_mode, stats.window.end_phase, stats.window.end_us) == ("posthookclose", "end", 60e6)
 
@@ -105,22 +109,22 @@ def test_what_follows_the_loop_is_watched_for_a_minute_too(tmp_path):
 @needs_the_place
 def test_a_step_that_comes_sooner_ends_it_and_its_limit(tmp_path):
     around = Around(tmp_path, "cprofile")
-    around.window.before_loop()
+    around.collector.before_loop()
     around.now = 2.0
-    around.window.step_starts("train", 0)
+    around.collector.step_begins(0, ModeKeys.TRAIN)
     assert around.cancelled == 1
     around.limits[0][1]()
-    around.window.write()
+    around.collector.write()
     assert [stats.window.end_us for stats in parsed(tmp_path)] == [2_000_000]
 
 
 @needs_the_place
 def test_a_window_that_is_dropped_after_the_minute_has_nothing_left_to_stop(tmp_path):
     around = Around(tmp_path, "cprofile")
-    around.window.before_loop()
+    around.collector.before_loop()
     around.limits[0][1]()
-    around.window.drop()
-    around.window.end()
+    around.collector.failed()
+    around.collector.exit()
     assert parsed(tmp_path) == []
 
 
@@ -134,14 +138,14 @@ def until(happened) -> bool:
 
 def test_a_limit_calls_back_on_the_main_thread():
     threads = []
-    Limit(0.0, lambda: threads.append(threading.current_thread()))
+    TimeLimit(0.0, lambda: threads.append(threading.current_thread()))
     assert until(lambda: threads)
     assert threads == [threading.main_thread()]
 
 
 def test_a_limit_that_is_cancelled_does_nothing():
     called = []
-    limit = Limit(3600.0, lambda: called.append(1))
+    limit = TimeLimit(3600.0, lambda: called.append(1))
     limit.cancel()
     limit.cancel()
     assert until(lambda: not any(thread.name == "sm-profiler-limit" for thread in threading.enumerate()))
@@ -153,22 +157,22 @@ def test_a_profiler_is_not_stopped_from_within_its_own_callback(monkeypatch):
     called, inside = [], [True]
 
     def sample() -> float:  # a profiler's callback that takes long
-        Limit(0.0, lambda: called.append(list(asked)))
+        TimeLimit(0.0, lambda: called.append(list(asked)))
         while inside[0]:
             pass
         return 0.0
 
     names = {**globals(), "__name__": "pyinstrument.stack_sampler"}
     sample = types.FunctionType(sample.__code__, names, "sample", None, sample.__closure__)
-    monkeypatch.setattr(python_sessions, "AGAIN_SECONDS", 0.001)
-    asked, real = [], python_sessions.in_profiler
+    monkeypatch.setattr(python_profilers, "AGAIN_SECONDS", 0.001)
+    asked, real = [], python_profilers.in_profiler
 
     def counted(frame) -> bool:
         asked.append(real(frame))
         inside[0] = len(asked) < 3
         return asked[-1]
 
-    monkeypatch.setattr(python_sessions, "in_profiler", counted)
+    monkeypatch.setattr(python_profilers, "in_profiler", counted)
     sample()
     assert until(lambda: called)
     assert called[0][:3] == [True] * 3
@@ -176,19 +180,19 @@ def test_a_profiler_is_not_stopped_from_within_its_own_callback(monkeypatch):
 
 
 def test_the_timer_of_time_without_a_processor():
-    begun = python_sessions.off_cpu()
+    begun = python_profilers.off_cpu()
     time.sleep(0.05)
-    assert 0.045 < python_sessions.off_cpu() - begun < 5
+    assert 0.045 < python_profilers.off_cpu() - begun < 5
 
 
 @needs_the_place
 @pytest.mark.parametrize("timer", ["total_time", "off_cpu_time"])
 def test_a_real_profiler_is_ended_by_its_limit(timer):
-    session = CProfileSession(timer)
-    session.start()
-    Limit(0.0, session.stop)
+    profiler = CProfile(timer)
+    profiler.start()
+    TimeLimit(0.0, profiler.stop)
     assert until(lambda: other_profiler() is None)
-    assert session.files()
+    assert profiler.files()
 
 
 PROGRAM = """
@@ -210,10 +214,10 @@ for _ in range(5):
 with open(path, "w") as file:
     file.write(changed)
 os.utime(path, ns=(1, 1))  # whatever the clock's resolution: not the time that it had
-hook._watch()  # as the hook's thread does once a second
+hook.session._reload_profile()  # as the recorder's thread does once a second
 for _ in range(20):
     step()
-print(json.dumps({"failures": hook.guard.failures, "notes": hook.notes}))
+print(json.dumps({"failures": hook.session.guard.failures, "notes": hook.session.notes}))
 """
 
 

@@ -14,7 +14,7 @@ class Loop:
     def __init__(self, compiles: bool = False) -> None:
         self.now = 0
         self.records = []
-        self.tracker = StepTracker(self.records.append, lambda *_: None)
+        self.tracker = StepTracker(self.records.append)
         self.tracker.compiles = compiles
         self.stream = Stream("loader", lambda: self)
         self.starts = []

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 from sm_profiler.hook import entry
 
 
-def test_signatures_and_names(hook):
+def test_signatures_and_names(session):
     backward, fetch = torch.autograd.backward, dataloader._BaseDataLoaderIter.__next__
     assert backward is not backward.__wrapped__
     assert inspect.signature(backward) == inspect.signature(backward.__wrapped__)
@@ -21,7 +21,7 @@ def test_signatures_and_names(hook):
     assert inspect.signature(fetch) == inspect.signature(fetch.__wrapped__)
 
 
-def test_exceptions_come_through_with_their_traceback(hook):
+def test_exceptions_come_through_with_their_traceback(session):
     class Records(TensorDataset):
         def __getitem__(self, index):
             raise LookupError("record 7")
@@ -29,15 +29,15 @@ def test_exceptions_come_through_with_their_traceback(hook):
     with pytest.raises(LookupError, match="record 7") as caught:
         next(iter(DataLoader(Records(torch.ones(4)))))
     assert "__getitem__" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
-    assert hook.tracker.in_fetch == 0
+    assert session.tracker.in_fetch == 0
     leaf = torch.ones(1)
     with pytest.raises(RuntimeError, match="does not require grad"):
         leaf.sum().backward()
-    assert hook.tracker.in_backward == 0
-    assert hook.guard.failures == {}
+    assert session.tracker.in_backward == 0
+    assert session.guard.failures == {}
 
 
-def test_ctrl_c_in_a_forward_does_not_hide_the_forwards_after_it(hook):
+def test_ctrl_c_in_a_forward_does_not_hide_the_forwards_after_it(session):
     class Interrupted(torch.nn.Linear):
         stop = True
 
@@ -51,7 +51,7 @@ def test_ctrl_c_in_a_forward_does_not_hide_the_forwards_after_it(hook):
         model(torch.ones(2))
     model.stop = False
     seen = []
-    hook.tracker.append = seen.append
+    session.tracker.append = seen.append
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(3):
         model(torch.ones(2)).sum().backward()
@@ -59,7 +59,7 @@ def test_ctrl_c_in_a_forward_does_not_hide_the_forwards_after_it(hook):
     assert [record[0] for record in seen].count("Forward") == 3
 
 
-def test_a_users_own_hooks_stay_the_users(hook):
+def test_a_users_own_hooks_stay_the_users(session):
     calls = []
     model = torch.nn.Linear(2, 2)
     handle = model.register_forward_hook(lambda *_: calls.append("mine"))

@@ -368,7 +368,7 @@ def run(scenario, mode: str, folder: Path) -> dict:
             entry.uninstall()
     report = {"scenario": scenario.__name__, **truth.counts, "digest": truth.digest.hexdigest()}
     if mode != "off":
-        report["failures"] = hook.guard.failures
+        report["failures"] = hook.session.guard.failures
     return report
 
 
@@ -394,10 +394,10 @@ def break_everything() -> None:
     for owner in (recorder.Recorder, windows.Window):
         for name in [name for name in vars(owner) if callable(getattr(owner, name)) and not name.startswith("__")]:
             setattr(owner, name, broken)
-    for name in ("name", "is_stale", "step_begins", "settle"):
+    for name in ("model_name", "is_stale", "step_begins", "settle"):
         setattr(forward.Forwards, name, broken)
     for name in ("_stream_of", "_before_fetch", "_created", "_collect", "_workers_end"):
-        setattr(loader.Loaders, name, broken)
+        setattr(loader.DataLoaderCollector, name, broken)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Where a process uses CUDA, its phases are also told as the device ran them (`cuda_events`).
+"""Phases as the device ran them (`cuda_events`), in a process that uses CUDA.
 
-Nothing of this exists in a process before it initialises CUDA: the tracker of steps is the plain one until then.
+Before a process initialises CUDA this costs nothing: the tracker is unchanged until then.
 """
 
 from __future__ import annotations
@@ -8,39 +8,40 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.pytorch.cuda_events import BACKWARD, FORWARD, OPTIMIZER, CudaPhases, Device, torch_device
 from sm_profiler.hook.steps import StepTracker
 
 if TYPE_CHECKING:
-    from sm_profiler.hook.core import Hook
+    from sm_profiler.hook.session import Session
 
 CUDA = "cuda"
 
 
 class Boundaries:
-    """Stands in for a tracker's methods of the same names, and marks the boundaries that they are told of.
+    """Replaces methods of a tracker with versions that also mark the boundaries of phases on the device.
 
-    They are put on the one tracker object, so that processes without CUDA do not even ask.
+    The replacements are attributes of the one tracker object, so that they cost nothing in processes without CUDA.
     """
 
     def __init__(self, tracker: StepTracker, phases: CudaPhases) -> None:
         self._tracker = tracker
         self._phases = phases
         self._optimizer = ""
-        self._pieces = False  # the optimizer that runs has had a backward pass inside: what follows is its own work
+        self._pieces = False  # the running optimizer has called backward: its own work follows
 
     def install(self) -> None:
-        """Take the methods' places."""
-        vars(self._tracker).update({name: getattr(self, name) for name in COVERED})
+        """Replace the methods."""
+        vars(self._tracker).update({name: getattr(self, name) for name in REPLACED})
 
     def remove(self) -> None:
-        """Let the tracker be the plain one."""
-        for name in COVERED:
+        """Restore the methods."""
+        for name in REPLACED:
             vars(self._tracker).pop(name, None)
 
     def forward_begins(self, key: int, start_ns: int, *, gradients: bool) -> None:
-        """An outermost module is called; perhaps by an optimizer, whose own work then pauses."""
+        """Mark the start of a forward; inside an optimizer's step, the optimizer's own work pauses."""
         StepTracker.forward_begins(self._tracker, key, start_ns, gradients=gradients)
         phases = self._phases
         if phases.on:
@@ -52,19 +53,19 @@ class Boundaries:
             phases.begins(FORWARD, start_ns)
 
     def forward_ends(self, name: str, end_ns: int) -> None:
-        """It returned, or raised."""
+        """Mark the end."""
         if self._phases.on:
             self._phases.ends(FORWARD, name)
         StepTracker.forward_ends(self._tracker, name, end_ns)
 
     def backward_begins(self, start_ns: int) -> None:
-        """A backward pass begins."""
+        """Mark the start of a backward pass."""
         StepTracker.backward_begins(self._tracker, start_ns)
         if self._phases.on and self._tracker.in_backward == 1:
             self._phases.begins(BACKWARD, start_ns)
 
     def backward_ends(self, end_ns: int) -> None:
-        """It returned, or raised."""
+        """Mark the end."""
         phases, tracker = self._phases, self._tracker
         if phases.on and tracker.in_backward == 1:
             phases.ends(BACKWARD, "backward")
@@ -74,21 +75,21 @@ class Boundaries:
         StepTracker.backward_ends(tracker, end_ns)
 
     def optimizer_begins(self, key: int, start_ns: int, *more: Any) -> None:
-        """An optimizer's step begins."""
+        """Mark the start of an optimizer's step."""
         StepTracker.optimizer_begins(self._tracker, key, start_ns, *more)
         if self._phases.on and self._tracker.optimizer == key:
             self._optimizer, self._pieces = str(more[0]) if more else "optimizer", False
             self._phases.begins(OPTIMIZER, start_ns)
 
     def optimizer_ends(self, key: int, name: str, end_ns: int) -> None:
-        """It returned."""
+        """Mark the end."""
         tracker = self._tracker
         if self._phases.on and tracker.optimizer == key:
             self._phases.ends(OPTIMIZER, name)
         StepTracker.optimizer_ends(tracker, key, name, end_ns)
 
 
-COVERED = (
+REPLACED = (
     "forward_begins",
     "forward_ends",
     "backward_begins",
@@ -98,71 +99,76 @@ COVERED = (
 )
 
 
-class CudaWatch:
-    """Waits for the process to use CUDA, and for a model that lies on a device; then phases are told of."""
+class CudaCollector(Collector):
+    """Waits until the process uses CUDA and a model is on a device; from then on records the device's phases."""
 
-    def __init__(self, hook: Hook, torch: Any, models: Callable[[], list[Any]]) -> None:
-        self._hook = hook
+    name = CUDA
+
+    def __init__(self, session: Session, torch: Any, models: Callable[[], list[Any]]) -> None:
+        self._session = session
         self._torch = torch
         self._models = models
         self._phases: CudaPhases | None = None
         self._boundaries: Boundaries | None = None
 
     def install(self) -> None:
-        """Wait for CUDA, at no cost: torch itself calls back when it initialises it."""
+        """Have torch call back when it initialises CUDA."""
         if not self._torch.backends.cuda.is_built():
             return
         try:
-            self._torch.cuda._lazy_call(self._initialised)  # noqa: SLF001 - asking at every step would cost every process
+            self._torch.cuda._lazy_call(self._initialised)  # noqa: SLF001 - polling would cost every process
         except AttributeError:
-            self._hook.notes[CUDA] = "unavailable: this torch does not tell when it initialises CUDA"
+            self._session.note(CUDA, "unavailable: this torch does not report when it initialises CUDA")
 
     def _initialised(self) -> None:
-        """Called by torch, in whichever thread: what follows waits for the next step."""
-        hook = self._hook
-        with hook.guarded(CUDA):  # an error here would be one of the script's CUDA
-            if not hook.quiet and self._look not in hook.on_step:
-                hook.at_each_step(self._look)
-                hook.on_fork.append(self.stop)  # a forked child cannot use its parent's CUDA
-                hook.on_close.append(self._close)
-                hook.on_broke.append(self.stop)
+        """Join the session, on any thread; the rest happens at the next step."""
+        session = self._session
+        with session.guarded(CUDA):  # an error here would surface in the script's call of CUDA
+            if not session.quiet and not session.has(CUDA):
+                session.add(self)
 
-    def _look(self, mode: ModeKeys) -> None:
-        """At a step's start: which device a model lies on; asked now and then until there is one."""
-        if not self._hook.tracker.metering:
-            return
-        try:
-            device = next(
-                (one.device for model in self._models() for one in model.parameters() if one.device.type == "cuda"),
-                None,
-            )
-            if device is not None:
-                self.begin(torch_device(self._torch, device.index), mode)
-        except Exception as error:  # noqa: BLE001 - fail open
-            self._failed(error)
+    def step_begins(self, step: int, mode: ModeKeys) -> bool:  # noqa: ARG002 - the life cycle's
+        """Decide about the device's phases of this step; until a model is on a device, check metered steps for one."""
+        tracker = self._session.tracker
+        if self._phases is None:
+            if not tracker.metering:
+                return False
+            parameters = (parameter for model in self._models() for parameter in model.parameters())
+            device = next((one.device for one in parameters if one.device.type == "cuda"), None)
+            if device is None:
+                return False
+            self.begin(torch_device(self._torch, device.index))
+        if self._phases is not None:
+            self._phases.step_begins()
+        return False
 
-    def begin(self, device: Device, mode: ModeKeys) -> None:
-        """Tell of this device's phases from the step on that begins now."""
-        tracker = self._hook.tracker
+    def begin(self, device: Device) -> None:
+        """Record this device's phases from now on."""
+        tracker = self._session.tracker
         self._phases = phases = CudaPhases(tracker, device, failed=self._failed)
         self._boundaries = Boundaries(tracker, phases)
         self._boundaries.install()
-        self._hook.no_longer(self._look)
-        self._hook.at_each_step(phases.step_begins)
-        phases.step_begins(mode)
 
-    def _failed(self, error: BaseException) -> None:
-        self.stop()
-        self._hook.guard.failed(CUDA, error)
-
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Record the phases that the device has finished."""
         if self._phases is not None:
             self._phases.close()
 
+    def forked(self) -> None:
+        """Stop: a forked child cannot use its parent's CUDA, and must not even destroy its events."""
+        self.stop()
+        self._session.discard(self)
+
+    def failed(self) -> None:
+        """Stop."""
+        self.stop()
+
     def stop(self) -> None:
-        """Tell no more; events are kept as they are, since a forked child must not even destroy them."""
+        """Record no more phases."""
         if self._boundaries is not None:
             self._boundaries.remove()
-        self._hook.no_longer(self._look, self._phases and self._phases.step_begins)
         if self._phases is not None:
             self._phases.on = False
+
+    def _failed(self, error: BaseException) -> None:
+        self._session.switch_off(self, error)

@@ -14,8 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import attrs
 
 from sm_profiler.formats.event_names import DEVICE_BACKWARD, DEVICE_FORWARD, DEVICE_MEMORY, DEVICE_OPTIMIZER
-from sm_profiler.hook.modes import ModeKeys
-from sm_profiler.hook.steps import METER_MOST_NS, StepTracker
+from sm_profiler.hook.steps import METER_MAX_NS, StepTracker
 
 MAX_EVENTS = 256  # some forty steps: a device that is further behind is not waited for
 MAX_POLLED = 24  # spans a step, so that catching up does not stop the loop
@@ -118,7 +117,7 @@ class CudaPhases:
 
     # on the training thread, at the boundaries of steps
 
-    def step_begins(self, _mode: ModeKeys) -> None:
+    def step_begins(self) -> None:
         """Take what the device has reached, and decide about the step that begins."""
         tracker = self._tracker
         try:
@@ -134,7 +133,7 @@ class CudaPhases:
             if self.on:
                 self._read_memory(began_ns)
                 if tracker.metering:
-                    self._spent_ns = min(self._clock() - began_ns, METER_MOST_NS)
+                    self._spent_ns = min(self._clock() - began_ns, METER_MAX_NS)
         except Exception as error:  # noqa: BLE001 - fail open
             self._failed(error)
 
@@ -169,7 +168,7 @@ class CudaPhases:
             if event is not None:
                 self._begun[phase] = event, at_ns
             if began_ns:
-                self._spent_ns += min(self._clock() - began_ns, METER_MOST_NS)
+                self._spent_ns += min(self._clock() - began_ns, METER_MAX_NS)
         except Exception as error:  # noqa: BLE001 - fail open
             self._failed(error)
 
@@ -187,7 +186,7 @@ class CudaPhases:
                 return
             self._waiting.append((phase, name, self._tracker.number, begun, event))
             if began_ns:
-                self._spent_ns += min(self._clock() - began_ns, METER_MOST_NS)
+                self._spent_ns += min(self._clock() - began_ns, METER_MAX_NS)
         except Exception as error:  # noqa: BLE001 - fail open
             self._failed(error)
 

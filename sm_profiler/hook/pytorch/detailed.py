@@ -1,7 +1,7 @@
 """The detailed window: torch.profiler over whole steps, and a span for each submodule's forward.
 
-The profiler starts and stops on the training thread at step boundaries.  Its trace is exported on the hook's background
-thread, and turned into events by a process of its own (`sm_profiler.hook.convert`).
+The profiler starts and stops on the training thread at step boundaries.  Its trace is exported on the recorder's
+thread, and converted to events by a process of its own (`sm_profiler.hook.convert`).
 """
 
 from __future__ import annotations
@@ -14,116 +14,123 @@ from typing import TYPE_CHECKING, Any
 
 from sm_profiler.formats.event_names import FORWARD_MODULE
 from sm_profiler.hook import conversion
+from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.pytorch.forward import ShyHook
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sm_profiler.hook.core import Hook
+    from sm_profiler.hook.modes import ModeKeys
     from sm_profiler.hook.pytorch.forward import Forwards
+    from sm_profiler.hook.session import Session
 
-MAX_STEPS = 100  # a trace of more is neither read by anyone nor held in memory by a training
+DETAILED = "detailed"
+MAX_STEPS = 100  # a longer trace takes too much of the training's memory, and is too large to view
 MAX_MODULES = 2000
 
 
-class DetailedWindow:
-    """Operators, kernels and submodules of the steps in the window."""
+class DetailedCollector(Collector):
+    """Records operators, kernels and submodules of the steps in the window."""
 
-    def __init__(self, hook: Hook, torch: Any, forwards: Forwards) -> None:
-        self._hook = hook
+    name = DETAILED
+
+    def __init__(self, session: Session, torch: Any, forwards: Forwards) -> None:
+        self._session = session
         self._torch = torch
         self._forwards = forwards
-        self.profiler: Any = None  # while the window is open
+        self._profiler: Any = None  # while the window is open
         self._unpatch: Callable[[], None] = lambda: None
         self._handles: list[Any] = []
         self._first_step = 0
         self._steps: list[tuple[int, int]] = []  # number within the mode, start in microseconds since the epoch
         self._children: list[subprocess.Popen[bytes]] = []
 
-    # the collector
-
     def enter(self, step: int) -> None:
         """Start the profiler, unless another one is active."""
-        if self._torch.autograd._profiler_enabled():  # noqa: SLF001 - the only way to know
-            self._hook.notes["detailed"] = "left out: another torch profiler was active"
-            self._hook.guard.warn("the detailed window is left out: another torch profiler is active")
+        if self._torch.autograd._profiler_enabled():  # noqa: SLF001 - torch has no public function for it
+            self._session.note(DETAILED, "left out: another torch profiler was active")
+            self._session.guard.warn("the detailed window is left out: another torch profiler is active")
             return
         activities = [self._torch.profiler.ProfilerActivity.CPU]
         if self._torch.cuda.is_available() and self._torch.cuda.is_initialized():
             activities.append(self._torch.profiler.ProfilerActivity.CUDA)
         profiler = self._torch.profiler.profile(activities=activities)
         profiler.start()
-        self.profiler, self._first_step, self._steps = profiler, step, []
+        self._profiler, self._first_step, self._steps = profiler, step, []
         self._make_way()
         self._watch_modules()
 
-    def leave(self, step: int) -> None:  # noqa: ARG002 - the protocol's
-        """Stop the profiler; what it saw is exported elsewhere."""
-        profiler, self.profiler = self.profiler, None
+    def leave(self, step: int) -> None:  # noqa: ARG002 - the life cycle's
+        """Stop the profiler, and schedule the export of its trace."""
+        profiler, self._profiler = self._profiler, None
         self._unwatch()
         if profiler is None:
             return
-        self._steps.append((-1, self._hook.timebase.now_us()))
+        self._steps.append((-1, self._session.timebase.now_us()))
         profiler.stop()
         steps, first = self._steps, self._first_step
-        self._hook.recorder.tasks.append(lambda: self._export(profiler, first, steps))
+        self._session.later(lambda: self._export(profiler, first, steps))
 
-    def forget(self) -> None:
-        """In a forked child: the profiler is the parent's, and must not be touched."""
-        self.profiler = None
+    def forked(self) -> None:
+        """Forget the profiler: it is the parent's, and must not be stopped here."""
+        self._profiler = None
         self._children = []
         self._unwatch()
 
-    def drop(self) -> None:
-        """Stop, and forget what was seen."""
-        profiler, self.profiler = self.profiler, None
+    def failed(self) -> None:
+        """Stop the profiler and discard its trace."""
+        profiler, self._profiler = self._profiler, None
         self._unwatch()
         if profiler is not None:
             profiler.stop()
 
-    def step_begins(self, number: int) -> None:
-        """A step of the window begins; a window without an end in sight is cut."""
-        if self.profiler is not None:
-            self._steps.append((number, self._hook.timebase.now_us()))
-            if len(self._steps) > MAX_STEPS:
-                self._hook.notes["detailed"] = f"cut after {MAX_STEPS} steps"
-                self.leave(-1)
+    def step_begins(self, step: int, mode: ModeKeys) -> bool:  # noqa: ARG002 - a trace carries the mode's own number
+        """Note the start of a step; end a window that is too long."""
+        if self._profiler is None:
+            return True
+        session = self._session
+        self._steps.append((session.tracker.number, session.timebase.now_us()))
+        if len(self._steps) > MAX_STEPS:
+            session.note(DETAILED, f"cut after {MAX_STEPS} steps")
+            self.leave(-1)
+            session.schedule.end(DETAILED)
+        return False
 
-    def wait(self) -> None:
-        """The training ends: let conversions finish."""
+    def finish(self) -> None:
+        """Wait for conversions."""
         for child in self._children:
             if not conversion.finish(child):
-                self._hook.notes["detailed"] = "the conversion of the trace took too long"
+                self._session.note(DETAILED, "the conversion of the trace took too long")
 
     # parts
 
     def _make_way(self) -> None:
-        """A profiler that the script starts meanwhile gets the place; two at once are an error in torch."""
-        owner, ours, window = self._torch.autograd.profiler.profile, self.profiler.profiler, self
-        original = owner._prepare_trace  # noqa: SLF001 - what every way of starting one comes through
+        """Stop when the script starts a profiler of its own: two at once are an error in torch."""
+        owner, ours, collector = self._torch.autograd.profiler.profile, self._profiler.profiler, self
+        original = owner._prepare_trace  # noqa: SLF001 - all ways of starting one call it
 
         def _prepare_trace(this: Any, *args: Any, **kwargs: Any) -> Any:
             if this is not ours:
                 try:
-                    window._hook.notes["detailed"] = "cut short: the script started a profiler of its own"
-                    window.leave(-1)
+                    collector._session.note(DETAILED, "cut short: the script started a profiler of its own")
+                    collector.leave(-1)
                 except Exception as error:  # noqa: BLE001 - fail open
-                    window._hook.guard.failed("detailed", error)
+                    collector._session.guard.failed(DETAILED, error)
             return original(this, *args, **kwargs)
 
-        owner._prepare_trace = _prepare_trace  # noqa: SLF001 - put back when the window closes
+        owner._prepare_trace = _prepare_trace  # noqa: SLF001 - restored when the window closes
 
         def unpatch() -> None:
-            owner._prepare_trace = original  # noqa: SLF001 - as it was
+            owner._prepare_trace = original  # noqa: SLF001 - as above
 
         self._unpatch = unpatch
 
     def _watch_modules(self) -> None:
-        """Spans for submodules; not where something is compiled, which would have to be compiled again."""
+        """Add hooks for the spans of submodules, unless a model is compiled: hooks would compile it again."""
         if self._forwards.compiled:
-            self._hook.notes["submodules"] = "left out: the model is compiled"
+            self._session.note("submodules", "left out: the model is compiled")
             return
-        tracker, starts = self._hook.tracker, dict[int, list[int]]()
+        tracker, starts = self._session.tracker, dict[int, list[int]]()
 
         def before(module: Any, _args: Any) -> None:
             if tracker.forward_key:
@@ -151,16 +158,16 @@ class DetailedWindow:
         self._handles = []
 
     def _export(self, profiler: Any, first: int, steps: list[tuple[int, int]]) -> None:
-        """On the background thread: the raw trace to a file, and a process that makes the rest of it."""
-        hook = self._hook
+        """Export the trace and start its conversion, on the recorder's thread."""
+        session = self._session
         handle, raw = tempfile.mkstemp(prefix="sm-profiler-", suffix=".json")
         os.close(handle)
         profiler.export_chrome_trace(raw)
         order = {
             "trace": raw,
-            "root": str(hook.root),
-            "source": hook.recorder.writer.source,
-            "node": hook.node,
+            "root": str(session.root),
+            "source": session.source,
+            "node": session.node,
             "pid": os.getpid(),
             "first_step": first,
             "steps": steps,

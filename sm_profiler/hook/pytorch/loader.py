@@ -1,9 +1,8 @@
-"""DataLoader: how long the loop waits for each batch, and inside the dataloader window how batches come about."""
+"""DataLoader: how long the loop waits for each batch and, inside the dataloader window, how each batch was loaded."""
 
 from __future__ import annotations
 
 import functools
-import re
 import threading
 import time
 import weakref
@@ -17,15 +16,18 @@ from sm_profiler.formats.event_names import (
     DATALOADER_PIN_MEMORY,
     DATALOADER_WORKER,
 )
+from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.name_filter import NameFilter
 from sm_profiler.hook.pytorch.forward import compiling_check
 from sm_profiler.hook.pytorch.worker import FetchTimes, watched
-from sm_profiler.hook.steps import METER_MOST_NS, Stream
+from sm_profiler.hook.steps import METER_MAX_NS, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sm_profiler.hook.core import Hook
+    from sm_profiler.config import Profile
     from sm_profiler.hook.pytorch.forward import Forwards
+    from sm_profiler.hook.session import Session
 
 STREAM = "_sm_profiler_stream"
 TIMES = "_sm_profiler_times"
@@ -33,31 +35,34 @@ DATALOADER = "dataloader"
 
 
 class LoaderStream(Stream):
-    """The batches of one iterator, and what is known of its workers once its events are collected."""
+    """Batches of one iterator, and its workers once its events are collected."""
 
     __slots__ = ("__weakref__", "collected", "created_ns", "settings", "times", "workers")
 
     def __init__(self, iterator: Any, created_ns: int) -> None:
         super().__init__(type(iterator).__name__, weakref.ref(iterator))
         self.created_ns = created_ns
-        self.settings: dict[str, Any] = {}  # of the loader; empty until somebody asks
+        self.settings: dict[str, Any] = {}  # of the loader; empty until an event needs them
         self.workers: list[int] = []
         self.collected = False  # inside the window at least once
-        self.times: FetchTimes | None = None  # what its workers note
+        self.times: FetchTimes | None = None  # as measured by its workers
 
 
-class Loaders:
-    """Patches the DataLoader's iterators."""
+class DataLoaderCollector(Collector):
+    """Wraps the DataLoader's iterators: waits are always recorded, all else inside the window."""
 
-    def __init__(self, hook: Hook, torch: Any, forwards: Forwards) -> None:
-        self._hook = hook
+    name = DATALOADER
+    follows_steps = False  # batches are fetched ahead of their step
+
+    def __init__(self, session: Session, torch: Any, forwards: Forwards) -> None:
+        self._session = session
         self._torch = torch
         self._forwards = forwards
         self._module = torch.utils.data.dataloader
         self._undo: list[tuple[type, str, Any]] = []
         self._alive: weakref.WeakSet[LoaderStream] = weakref.WeakSet()
-        self._regex: tuple[str, re.Pattern[str]] | None = None
-        self._last_asked = -1
+        self._filter = NameFilter(_regex(session.profile))
+        self._last_step = -1
 
     def install(self) -> None:
         """Wrap `__next__` and the constructors."""
@@ -67,15 +72,21 @@ class Loaders:
         self._replace(self._module._SingleProcessDataLoaderIter, "__init__", self._wrap_init)  # noqa: SLF001 - as above
         self._replace(multi, "__init__", lambda original: self._wrap_init(self._with_times(original)))
         self._replace(multi, "_shutdown_workers", self._wrap_shutdown)
-        self._hook.on_close.append(self._workers_end_with_job)
 
     def remove(self) -> None:
         """Put the originals back."""
         for owner, name, original in reversed(self._undo):
             setattr(owner, name, original)
         self._undo.clear()
-        if self._workers_end_with_job in self._hook.on_close:
-            self._hook.on_close.remove(self._workers_end_with_job)
+
+    def profile_changed(self, profile: Profile) -> None:
+        """Use the changed filter; without a configuration the old one applies to workers that are still alive."""
+        self._filter = NameFilter(_regex(profile, self._filter.pattern))
+
+    def close(self) -> None:
+        """Record the lives of the workers that still run."""
+        for stream in list(self._alive):
+            self._workers_end(stream)
 
     def _replace(self, owner: type, name: str, wrap: Callable[[Any], Any]) -> None:
         original = owner.__dict__[name]
@@ -83,17 +94,22 @@ class Loaders:
         self._undo.append((owner, name, original))
 
     def _wrap_next(self, original: Any) -> Any:  # noqa: C901 - flat on purpose: calls cost time
-        hook, tracker, forwards = self._hook, self._hook.tracker, self._forwards
+        session, tracker, forwards = self._session, self._session.tracker, self._forwards
         is_compiling, gradients, get_ident = (
             compiling_check(self._torch),
             self._torch.is_grad_enabled,
             threading.get_ident,
         )
-        stream_of, collect, before, windows = self._stream_of, self._collect_batch, self._before_fetch, hook.windows
+        stream_of, collect, before, windows = (
+            self._stream_of,
+            self._collect_batch,
+            self._before_fetch,
+            session.schedule.windows,
+        )
 
         @functools.wraps(original)
-        def __next__(self: Any) -> Any:  # noqa: N807 - it takes the place of a method of this name
-            if is_compiling() or tracker.in_fetch or hook.quiet or get_ident() != forwards.thread:
+        def __next__(self: Any) -> Any:  # noqa: N807 - replaces a method of this name
+            if is_compiling() or tracker.in_fetch or session.quiet or get_ident() != forwards.thread:
                 return original(self)
             try:
                 stream = self.__dict__.get(STREAM) or stream_of(self, perf_counter_ns())
@@ -101,7 +117,7 @@ class Loaders:
                 worker = None if window is None or window.ended else before(self, stream)
                 tracker.fetch_begins()
             except Exception as error:  # noqa: BLE001 - fail open
-                hook.broke(error)
+                session.fail(error)
                 return original(self)
             start_ns = perf_counter_ns()
             got = failed = False
@@ -125,19 +141,19 @@ class Loaders:
                         if worker is not None and got:
                             collect(self, stream, worker, start_ns, end_ns)
                         if tracker.metering:
-                            tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MOST_NS)
+                            tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
                 except Exception as error:  # noqa: BLE001 - fail open
                     tracker.in_fetch = 0
-                    hook.broke(error)
+                    session.fail(error)
 
         return __next__
 
     def _wrap_init(self, original: Any) -> Any:
-        guard, windows = self._hook.guard, self._hook.windows
+        guard, windows = self._session.guard, self._session.schedule.windows
         stream_of, created = self._stream_of, self._created
 
         @functools.wraps(original)
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it takes the place of a method of this name
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - replaces a method of this name
             start_ns = perf_counter_ns()
             original(self, *args, **kwargs)
             end_ns = perf_counter_ns()
@@ -151,15 +167,15 @@ class Loaders:
         return __init__
 
     def _with_times(self, original: Any) -> Any:
-        """Let the workers of an iterator note their times, if a window may ask for them."""
-        hook, guard = self._hook, self._hook.guard
+        """Let the workers of an iterator record their times, if a window may need them."""
+        session, guard = self._session, self._session.guard
 
         @functools.wraps(original)
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it takes the place of a method of this name
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - replaces a method of this name
             times = None
             try:
-                window = hook.windows.get(DATALOADER)
-                if window is not None and not (window.ended or hook.quiet or guard.is_off(DATALOADER)):
+                window = session.schedule.windows.get(DATALOADER)
+                if window is not None and not (window.ended or session.quiet or session.is_off(DATALOADER)):
                     loader = args[0] if args else kwargs["loader"]
                     times = FetchTimes(2 * loader.num_workers * (loader.prefetch_factor + 1))
             except Exception as error:  # noqa: BLE001 - fail open
@@ -174,7 +190,7 @@ class Loaders:
         return __init__
 
     def _wrap_shutdown(self, original: Any) -> Any:
-        guard, workers_end = self._hook.guard, self._workers_end
+        guard, workers_end = self._session.guard, self._workers_end
 
         @functools.wraps(original)
         def _shutdown_workers(self: Any) -> Any:
@@ -199,11 +215,11 @@ class Loaders:
         stream = iterator.__dict__[STREAM] = LoaderStream(iterator, created_ns)
         batch_size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
         if isinstance(batch_size, int) and self._torch.is_grad_enabled():
-            self._hook.batch_sizes.add(batch_size)
+            self._session.saw_batch_size(batch_size)
         return stream
 
     def _describe(self, iterator: Any, stream: LoaderStream) -> None:
-        """What events say of an iterator; without a window, or outside it, nobody asks."""
+        """Read the settings of an iterator for its events; needed only inside a window."""
         if not stream.settings:
             stream.settings = {"num_workers": iterator._num_workers, "pin_memory": bool(iterator._pin_memory)}  # noqa: SLF001 - torch has no public name for it
             stream.workers = [worker.pid for worker in getattr(iterator, "_workers", ())]
@@ -211,16 +227,16 @@ class Loaders:
             self._alive.add(stream)
 
     def _is_on(self, ahead: int) -> bool:
-        """Whether the step that the batch is for is inside the dataloader window."""
-        window = self._hook.windows.get(DATALOADER)
-        if window is None or window.ended or self._hook.guard.is_off(DATALOADER):
+        """Return whether the step that the batch is for is inside the dataloader window."""
+        session = self._session
+        window = session.schedule.windows.get(DATALOADER)
+        if window is None or window.ended or session.is_off(DATALOADER):
             return False
-        step = max(self._hook.tracker.global_step + ahead, self._last_asked)
-        self._last_asked = step
+        self._last_step = step = max(session.tracker.global_step + ahead, self._last_step)
         return window.at_step(step, time.time(), time.monotonic())
 
     def _before_fetch(self, iterator: Any, stream: LoaderStream) -> int | None:
-        """The worker that the next batch comes from (-1 for none) if it is to be collected, else None."""
+        """Return the worker that loads the next batch (-1 without workers), or None if the batch is not to be collected."""
         if not self._is_on(stream.credits + 1):
             return None
         self._describe(iterator, stream)
@@ -231,10 +247,10 @@ class Loaders:
             return -1
 
     def _collect_batch(self, iterator: Any, stream: LoaderStream, worker: int, start_ns: int, end_ns: int) -> None:
-        """A batch of the window came: the loop's wait for it, and what the worker and the pinning thread noted of it."""
+        """Record a batch of the window: the loop's wait for it, its worker's time and its pinning."""
         self._collect(DATALOADER_ITER, f"{stream.name}::GetNext", start_ns, end_ns, stream, worker)
         times = stream.times
-        if times is None or not getattr(iterator, "_in_order", True):  # out of order, nothing says which one came
+        if times is None or not getattr(iterator, "_in_order", True):  # out of order, the batch has no known number
             return
         task = iterator._rcvd_idx - 1  # noqa: SLF001 - torch has no public name for it
         fetch, pin = times.fetch_of(task), times.pin_of(task)
@@ -249,29 +265,24 @@ class Loaders:
             self._describe(iterator, stream)
             self._collect(DATALOADER_INITIALIZE, f"{stream.name}.__init__", stream.created_ns, end_ns, stream, -1)
 
-    def _collect(  # noqa: PLR0913, PLR0917 - what an event is made of
+    def _collect(  # noqa: PLR0913, PLR0917 - the parts of an event
         self, phase: str, name: str, start_ns: int, end_ns: int, stream: LoaderStream, worker: int, pid: int = 0
     ) -> None:
-        if not self._matches(name):
+        if not self._filter.matches(name):
             return
         args = {"worker_id": worker, **stream.settings}
         if pid:
             args["pid"] = pid
-        self._hook.tracker.append((phase, name, start_ns, end_ns, -1, args))
-
-    def _matches(self, name: str) -> bool:
-        text = self._hook.profile.collectors[DATALOADER].metrics_regex or ".*"
-        if self._regex is None or self._regex[0] != text:
-            self._regex = (text, re.compile(text, re.IGNORECASE))
-        return bool(self._regex[1].match(name))
+        self._session.tracker.append((phase, name, start_ns, end_ns, -1, args))
 
     def _workers_end(self, stream: LoaderStream) -> None:
         workers, stream.workers = stream.workers, []
-        if stream.collected and not self._hook.quiet:
+        if stream.collected and not self._session.quiet:
             end_ns = perf_counter_ns()
             for number, pid in enumerate(workers):
                 self._collect(DATALOADER_WORKER, DATALOADER_WORKER, stream.created_ns, end_ns, stream, number, pid)
 
-    def _workers_end_with_job(self) -> None:
-        for stream in list(self._alive):
-            self._workers_end(stream)
+
+def _regex(profile: Profile, default: str = "") -> str:
+    config = profile.collectors.get(DATALOADER)
+    return default if config is None else config.metrics_regex

@@ -1,4 +1,4 @@
-"""The profilers of the Python window, each from one start to one stop, and a limit to how long one may run."""
+"""Profilers of the Python window, each used for one run, and a time limit for such a run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
-# Seconds that passed without this process having a processor.  No function in Python, which the profiler would call twice a
-# call, and inside of which the interpreter likes to take up what Limit asks for: the profiler must not be stopped there.
+# Seconds during which this process had no processor.  Not a Python function: the profiler would call it twice per call,
+# and the interpreter tends to run pending calls (see TimeLimit) inside it, where the profiler must not be stopped.
 off_cpu: Callable[[], float] = map(operator.sub, iter(time.perf_counter, None), iter(time.process_time, None)).__next__
 
 TIMERS: dict[str, Callable[[], float]] = {
@@ -25,27 +25,27 @@ TIMERS: dict[str, Callable[[], float]] = {
 }
 
 
-class Session(Protocol):
-    """One profiler from start to stop."""
+class PythonProfiler(Protocol):
+    """One run of a profiler."""
 
     def start(self) -> None:
-        """Begin."""
+        """Start."""
 
     def stop(self) -> None:
-        """End; nothing is written yet."""
+        """Stop; writes nothing."""
 
     def files(self) -> dict[str, bytes]:
-        """File name → content."""
+        """Return the results: file name → content."""
 
 
 _PENDING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-_kept: list[Any] = []  # the interpreter holds no reference to what it is to call
+_kept: list[Any] = []  # the interpreter holds no reference to pending calls
 AGAIN_SECONDS = 0.05
 MAX_TRIES = 1000  # a few microseconds each
 
 
 def in_profiler(frame: FrameType | None) -> bool:
-    """Whether the interpreter is inside a profiler's callback, where that profiler must not be stopped."""
+    """Return whether the interpreter is inside a profiler's callback, where that profiler must not be stopped."""
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).startswith("pyinstrument"):
             return True
@@ -53,22 +53,22 @@ def in_profiler(frame: FrameType | None) -> bool:
     return False
 
 
-class Limit:
-    """Calls back on the main thread after some time, unless it is cancelled before.
+class TimeLimit:
+    """Calls a function on the main thread after some time, unless cancelled.
 
-    A profiler is bound to the thread that it watches and can only be stopped there.  A thread that sleeps is the way that
-    costs nothing while the profiler runs, and takes no signal from the script.
+    A profiler is bound to the thread that it profiles and can only be stopped there.  A sleeping thread costs nothing
+    while the profiler runs, and leaves the script's signals alone.
     """
 
     def __init__(self, seconds: float, reached: Callable[[], None]) -> None:
         self._seconds = seconds
         self._reached = reached
         self._done = False
-        self._over = threading.Lock()  # no more than locks: a fork may find them in any state
+        self._over = threading.Lock()  # locks only: a fork may happen in any state
         self._over.acquire()
         self._answer = threading.Lock()
         self._answer.acquire()
-        self._add = ctypes.PyDLL(None).Py_AddPendingCall  # the main thread calls it between two of its instructions
+        self._add = ctypes.PyDLL(None).Py_AddPendingCall  # the main thread runs pending calls between two instructions
         self._add.argtypes = (_PENDING, ctypes.c_void_p)
         self._tries = 0
         self._call = _PENDING(self._answered)
@@ -76,71 +76,71 @@ class Limit:
         threading.Thread(target=self._run, name="sm-profiler-limit", daemon=True).start()
 
     def cancel(self) -> None:
-        """There is nothing left to end."""
-        with contextlib.suppress(RuntimeError):  # cancelled before
+        """Do not call the function."""
+        with contextlib.suppress(RuntimeError):  # already cancelled
             self._over.release()
 
     def _run(self) -> None:
-        """On a thread of its own: wait, and ask until it is done."""
+        """Wait, then schedule the call until it has run; on a thread of its own."""
         wait = self._seconds
         while not self._done and not self._over.acquire(timeout=wait):
             wait = AGAIN_SECONDS
-            if self._add(self._call, None) == 0:  # otherwise too many calls are waiting already
+            if self._add(self._call, None) == 0:  # otherwise too many calls are pending
                 self._answer.acquire()
 
     def _answered(self, _: Any) -> int:
-        """On the main thread."""
-        if in_profiler(sys._getframe()):  # noqa: SLF001 - the stack is the only witness
-            self._tries += 1  # it is left after a few instructions
+        """Run on the main thread, as a pending call."""
+        if in_profiler(sys._getframe()):  # noqa: SLF001 - only the stack shows it
+            self._tries += 1  # the callback returns after a few instructions
             if self._tries % MAX_TRIES and self._add(self._call, None) == 0:
                 return 0
         else:
             self._done = True
-            with contextlib.suppress(Exception):  # nobody there to take it; what is called guards itself
+            with contextlib.suppress(Exception):  # no caller could handle it; the function guards itself
                 self._reached()
         self._answer.release()
         return 0
 
 
-class CProfileSession:
+class CProfile:
     """The standard library's deterministic profiler."""
 
     def __init__(self, timer: str) -> None:
         self._profile = cProfile.Profile(TIMERS[timer])
 
     def start(self) -> None:
-        """Begin."""
+        """Start."""
         self._profile.enable()
 
     def stop(self) -> None:
-        """End."""
+        """Stop."""
         self._profile.disable()
 
     def files(self) -> dict[str, bytes]:
-        """The statistics in pstats' form."""
+        """Return the statistics in the format of pstats."""
         self._profile.create_stats()
         return {"python_stats": marshal.dumps(self._profile.stats)}
 
 
-class PyinstrumentSession:
+class Pyinstrument:
     """Pyinstrument, version 5 or newer."""
 
     def __init__(self) -> None:
-        from pyinstrument import Profiler  # noqa: PLC0415 - an extra; only where a configuration asks for it
+        from pyinstrument import Profiler  # noqa: PLC0415 - an optional dependency
 
         self._profiler: Any = Profiler(async_mode="disabled")
         self._session: Any = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start."""
         self._profiler.start()
 
     def stop(self) -> None:
-        """End."""
+        """Stop."""
         self._session = self._profiler.stop()
 
     def files(self) -> dict[str, bytes]:
-        """The session as JSON and as a page."""
+        """Return the session as JSON and as a page."""
         from pyinstrument.renderers import HTMLRenderer, JSONRenderer  # noqa: PLC0415 - as above
 
         return {

@@ -1,0 +1,51 @@
+"""What a framework's adapter provides to a session."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from sm_profiler.hook.settings import rank_from
+
+if TYPE_CHECKING:
+    from sm_profiler.hook.session import Session
+
+
+class FrameworkAdapter:
+    """Connects one framework with a session.
+
+    `install` patches the framework so that fetches, forwards, backwards and optimizer steps reach the session's
+    tracker, and adds the framework's collectors to the session; `remove` restores the framework.  Everything that
+    depends on the framework belongs into its adapter: session, windows and recorder know none.
+
+    Attributes:
+        framework: name in file names and metadata, e.g. `pytorch`.
+        collectors: names of the collectors that the adapter adds.
+    """
+
+    framework: ClassVar[str]
+    collectors: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def install(self) -> None:
+        """Patch the framework and add its collectors; nothing is recorded before the first step."""
+        raise NotImplementedError
+
+    def remove(self) -> None:
+        """Restore the framework; must work after an `install` that failed halfway."""
+        raise NotImplementedError
+
+    def rank(self) -> int | None:
+        """Return this process's rank, or None outside a distributed job."""
+        return rank_from()
+
+    def is_helper(self) -> bool:
+        """Return whether this process only loads data; it has no steps then."""
+        return False
+
+    def loader_began(self, now_ns: int) -> None:
+        """React to the first batch of a new loader iterator."""
+
+    def batches_unused(self) -> None:
+        """React to batches that no known model consumed."""

@@ -1,0 +1,61 @@
+"""Run an action right after a module has been imported, without importing it earlier than the program does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+
+def when_loaded(name: str, action: Callable[[], None]) -> None:
+    """Call `action` once module `name` is loaded: now, or right after its import."""
+    if name in sys.modules:
+        action()
+        return
+    finder = next((finder for finder in sys.meta_path if isinstance(finder, LoadFinder)), None)
+    if finder is None:
+        finder = LoadFinder()
+        sys.meta_path.insert(0, finder)
+    finder.waiting[name] = action
+
+
+class LoadFinder:
+    """Finds no module itself: it delegates to the other finders and reports when an awaited module is loaded."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, Callable[[], None]] = {}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the module's own spec, with a loader that reports when it is done."""
+        action = self.waiting.pop(name, None)
+        if action is None:
+            return None
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find(name, path, target) if find else None
+            if spec is not None:
+                _report_load(spec, action)
+                return spec
+        self.waiting[name] = action  # not installed (yet)
+        return None
+
+
+def _report_load(spec: ModuleSpec, action: Callable[[], None]) -> None:
+    loader: Any = spec.loader
+    load = getattr(loader, "exec_module", None)
+    if load is None:
+        return
+
+    def exec_module(module: ModuleType) -> None:
+        loader.__dict__.pop("exec_module", None)
+        load(module)
+        action()
+
+    # Patches this loader object for this call only: code that inspects the module later finds its usual loader.
+    loader.exec_module = exec_module

@@ -1,0 +1,122 @@
+"""The hook's overhead budget: measure the hook's own time and output while it runs, and record less if they are too large."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sm_profiler.hook.steps import METER_EVERY, StepTracker
+from sm_profiler.hook.windows import Window
+
+TIME_SHARE = 0.01  # of a step
+MIN_US = 30.0  # a step
+OVER_BEATS = 5  # in a row over the time budget before something is reduced
+UNDER_BEATS = 60  # in a row under half the time budget before phases become denser again
+MIN_STEPS = METER_EVERY  # fewer steps a beat are too few to judge
+MAX_EVERY = 1024
+BYTES_PER_MINUTE = 2_000_000
+MAX_EVERY_FOR_BYTES = 16  # beyond that the files hold mostly steps, which are always written
+SHED_ORDER = ("python", "detailed", "dataloader")
+
+
+class OverheadController:
+    """Decides how sparsely phases are recorded, and which windows are shed.
+
+    Two budgets hold: the hook's own time per step, and the bytes it writes per minute.  Each asks for phases of every
+    n-th step, n a power of two, and the larger n wins.  Over its time budget the hook first sheds open windows, one
+    at a time.  Belongs to the recorder's thread.
+
+    Attributes:
+        shed: collectors whose windows are over because the hook cost too much.
+    """
+
+    def __init__(
+        self,
+        tracker: StepTracker,
+        windows: Mapping[str, Window],
+        on_shed: Callable[[str], None],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        own_cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self.shed: set[str] = set()
+        self._tracker = tracker
+        self._windows = windows
+        self._on_shed = on_shed
+        self._clock = clock
+        self._own_cpu = own_cpu
+        self.reset()
+
+    @property
+    def every(self) -> int:
+        """Phases are recorded for every n-th step; this is n."""
+        return max(self._every_for_time, self._every_for_bytes)
+
+    def reset(self) -> None:
+        """Forget all measurements, in a forked child: it writes files of its own."""
+        self._last: tuple[float, float, int, int] | None = None
+        self._bytes_at: tuple[float, int] | None = None
+        self._over = self._under = 0
+        self._every_for_time = self._every_for_bytes = 1
+
+    def beat(self, written: int) -> dict[str, Any] | None:
+        """Measure the time since the last call, and record more or less from now on.  Called once a second.
+
+        Args:
+            written: bytes written so far.
+
+        Returns:
+            Steps and own time since the last call, the arguments of an overhead event; None if no step began.
+        """
+        now = self._clock()
+        self._limit_bytes(now, written)
+        measured = self._limit_time(now)
+        self._tracker.every = self.every
+        return measured
+
+    def _limit_time(self, now: float) -> dict[str, Any] | None:
+        """Compare the own time with its budget, scaled from the metered steps to all."""
+        tracker = self._tracker
+        current = (now, self._own_cpu(), tracker.global_step, tracker.own_ns)
+        last, self._last = self._last, current
+        if last is None or current[2] <= last[2]:
+            return None
+        steps = current[2] - last[2]
+        training_us = (current[3] - last[3]) / 1000 * METER_EVERY
+        background_us = max(current[1] - last[1], 0.0) * 1e6
+        self._judge(steps, (training_us + background_us) / steps, (current[0] - last[0]) * 1e6 / steps)
+        return {"steps": steps, "training_us": round(training_us, 1), "background_us": round(background_us, 1)}
+
+    def _judge(self, steps: int, cost_us: float, step_us: float) -> None:
+        # A beat has a fixed cost, whatever the number of steps: slow loops would exceed the budget by it alone.
+        enough = steps >= MIN_STEPS
+        budget_us = max(MIN_US, TIME_SHARE * step_us)
+        self._over = self._over + 1 if enough and cost_us > budget_us else 0
+        self._under = self._under + 1 if not enough or cost_us < budget_us / 2 else 0
+        if self._over >= OVER_BEATS:
+            self._over = 0
+            self._reduce()
+        elif self._under >= UNDER_BEATS:  # half the budget: twice as many phases cost at most twice as much
+            self._under = 0
+            self._every_for_time = max(self._every_for_time // 2, 1)
+
+    def _reduce(self) -> None:
+        """Shed an open window, or record phases more sparsely; steps are always recorded."""
+        for name in SHED_ORDER:
+            window = self._windows.get(name)
+            if window is not None and window.active and not window.ended and name not in self.shed:
+                self.shed.add(name)
+                self._on_shed(name)
+                return
+        self._every_for_time = min(self.every * 2, MAX_EVERY)
+
+    def _limit_bytes(self, now: float, written: int) -> None:
+        last, self._bytes_at = self._bytes_at, (now, written)
+        if last is None:
+            return
+        per_minute = (written - last[1]) / max(now - last[0], 0.1) * 60
+        if per_minute > BYTES_PER_MINUTE and self.every < MAX_EVERY_FOR_BYTES:
+            self._every_for_bytes = self.every * 2
+        elif per_minute < BYTES_PER_MINUTE / 3:
+            self._every_for_bytes = max(self._every_for_bytes // 2, 1)

@@ -1,0 +1,258 @@
+"""The Python window: which functions take the time, from step start to forward end and on to the next step.
+
+Two more profiles cover the time around the loop: before step 0 and after the last step.  Times are wall, process or
+off-CPU time at their real resolution.  Around the loop a profile lasts a minute at most: loading data may take hours, and
+a profiler slows it down.  An interpreter runs one profiler at a time: beside a debugger, coverage or another profiler the
+window is left out, and the report lists why.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing import parent_process
+from typing import TYPE_CHECKING
+
+import attrs
+
+from sm_profiler.config import CollectorConfig, Profile
+from sm_profiler.formats.layout import StatsWindow, stats_path
+from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.python_profilers import CProfile, Pyinstrument, PythonProfiler, TimeLimit
+
+if TYPE_CHECKING:
+    from sm_profiler.hook.session import Session
+
+PYTHON = "python"
+ROTATION = ("total_time", "cpu_time", "off_cpu_time")
+AROUND_SECONDS = 60.0  # before step 0, and after the loop
+TOOL_ID = 2  # number of profilers in sys.monitoring
+
+
+@attrs.frozen
+class Point:
+    """A point in a training: mode, step (None around the loop), phase, microseconds since the epoch."""
+
+    mode: str
+    step: int | None
+    phase: str
+    at_us: int
+
+
+def other_profiler() -> str | None:
+    """Return which other tool profiles or traces this interpreter, or None."""
+    if sys.getprofile() is not None:
+        return "another profiler is active"
+    if sys.gettrace() is not None:
+        return "a debugger or coverage is active"
+    monitoring = getattr(sys, "monitoring", None)
+    if monitoring is not None and monitoring.get_tool(TOOL_ID) is not None:
+        return f"{monitoring.get_tool(TOOL_ID)} is active"
+    return None
+
+
+def obstacle(config: CollectorConfig) -> str | None:
+    """Return why this configuration cannot be met, or None."""
+    if config.profiler == "pyinstrument" and importlib.util.find_spec("pyinstrument") is None:
+        return "pyinstrument is not installed: pip install 'sm-profiler[pyinstrument]'"
+    return other_profiler()
+
+
+class PythonStarter(Collector):
+    """Adds the Python collector once a configuration asks for it: at the start, or while the job runs."""
+
+    name = "start of the Python window"
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def profile_changed(self, profile: Profile) -> None:  # noqa: ARG002 - the session has it
+        """Add the collector if the changed profile has a Python window."""
+        self.add()
+
+    def add(self, *, before_loop: bool = False) -> None:
+        """Add the collector if it is configured and possible.
+
+        Args:
+            before_loop: profile the time before the first step as well.
+        """
+        session = self._session
+        config = session.profile.collectors.get(PYTHON)
+        if config is None or session.has(PYTHON):
+            return
+        reason = obstacle(config)
+        if reason is not None:
+            session.note(PYTHON, f"unavailable: {reason}")
+            session.guard.warn(f"the Python window is left out: {reason}")
+            return
+        session.notes.pop(PYTHON, None)
+        collector = PythonCollector(session, config)
+        session.add(collector)
+        if before_loop and parent_process() is None:  # a spawned loader worker has no loop
+            session.run(collector, collector.before_loop)
+
+
+class PythonCollector(Collector):
+    """Runs one profiler after the other while its window is open, and writes their results when the window is over."""
+
+    name = PYTHON
+
+    def __init__(
+        self,
+        session: Session,
+        config: CollectorConfig,
+        *,
+        limit: Callable[[float, Callable[[], None]], TimeLimit] = TimeLimit,
+    ) -> None:
+        self._session = session
+        self._config = config
+        self._new_limit = limit
+        self._limit: TimeLimit | None = None  # of the profiler that runs
+        self._cut_us: int | None = None  # when that profiler reached its limit
+        self._profiler: PythonProfiler | None = None
+        self._began: Point | None = None
+        self._done: list[tuple[Point, Point, PythonProfiler]] = []
+        self._steps = 0
+        self._is_open = False
+
+    # around the loop
+
+    def before_loop(self) -> None:
+        """Profile the time before the first step."""
+        if threading.current_thread() is threading.main_thread():  # a profiler can only be stopped on its thread
+            self._start(Point("prestepzero", None, "start", self._now_us()), AROUND_SECONDS)
+
+    def close(self) -> None:
+        """Stop the last step's profiler; if the script goes on, profile what follows."""
+        self._is_open = False
+        if self._session.exiting:
+            self.exit()
+            return
+        tracker = self._session.tracker
+        here = Point(tracker.mode.name.lower(), tracker.number, "stepend", self._now_us())
+        self._stop(here)
+        self._start(Point("posthookclose", None, "start", here.at_us), AROUND_SECONDS)
+
+    def exit(self) -> None:
+        """Stop the last profiler and write all results."""
+        self._is_open = False
+        self._stop(Point("posthookclose", None, "end", self._now_us()))
+        self.write()
+
+    # the window
+
+    def enter(self, step: int) -> None:  # noqa: ARG002 - the life cycle's
+        """Open the window at the start of a step."""
+        self._is_open = True
+        self._steps = 0
+
+    def leave(self, step: int) -> None:  # noqa: ARG002 - the life cycle's
+        """Close the window at the start of the next step."""
+        self._is_open = False
+
+    def step_begins(self, step: int, mode: ModeKeys) -> bool:  # noqa: ARG002 - profiles carry the mode's own number
+        """Stop the running profiler; start the next one if the window is open."""
+        here = Point(mode.name.lower(), self._session.tracker.number, "stepstart", self._now_us())
+        was_running = self._profiler is not None
+        self._stop(here)
+        if self._is_open:
+            self._start(here)
+            self._steps += 1
+        elif was_running:
+            self._session.later(self.write)
+        return not self._is_open
+
+    def forward_ends(self) -> None:
+        """Start the second profiler of a step after its first outermost forward."""
+        if self._is_open and self._began is not None and self._began.phase == "stepstart":
+            tracker = self._session.tracker
+            here = Point(tracker.mode.name.lower(), tracker.number, "forwardpassend", self._now_us())
+            self._stop(here)
+            self._start(here)
+
+    def profile_changed(self, profile: Profile) -> None:
+        """Use the changed profiler and timer from the next start on."""
+        self._config = profile.collectors.get(PYTHON, self._config)
+
+    def forked(self) -> None:
+        """Stop and discard the parent's profiler."""
+        self.failed()
+
+    def failed(self) -> None:
+        """Stop and discard the running profiler."""
+        self._is_open = False
+        profiler, self._profiler, self._began = self._profiler, None, None
+        self._done.clear()
+        was_cut, self._cut_us = self._cut_us is not None, None
+        self._cancel_limit()
+        if profiler is not None and not was_cut:
+            profiler.stop()
+
+    # parts
+
+    def _now_us(self) -> int:
+        return self._session.timebase.now_us()
+
+    def _timer(self) -> str:
+        return ROTATION[self._steps % len(ROTATION)] if self._config.timer == "default" else self._config.timer
+
+    def _start(self, point: Point, seconds: float | None = None) -> None:
+        if (other := other_profiler()) is not None:
+            raise RuntimeError(other)
+        profiler: PythonProfiler
+        profiler = Pyinstrument() if self._config.profiler == "pyinstrument" else CProfile(self._timer())
+        profiler.start()
+        self._profiler, self._began = profiler, point
+        if seconds is not None:
+            self._limit = self._new_limit(seconds, lambda: self._reach_limit(point))
+
+    def _reach_limit(self, point: Point) -> None:
+        if not self._session.guard.is_off(PYTHON):
+            self._session.run(self, self._cut, point)
+
+    def _cancel_limit(self) -> None:
+        limit, self._limit = self._limit, None
+        if limit is not None:
+            limit.cancel()
+
+    def _cut(self, point: Point) -> None:
+        """Stop the profiler that was started at `point`; its folder is named after the point where it should end."""
+        if self._profiler is not None and self._began is point and self._cut_us is None:
+            self._cut_us = self._now_us()
+            self._profiler.stop()
+
+    def _stop(self, point: Point) -> None:
+        profiler, began = self._profiler, self._began
+        self._profiler = self._began = None
+        cut_us, self._cut_us = self._cut_us, None
+        self._cancel_limit()
+        if profiler is None or began is None:
+            return
+        if cut_us is None:
+            profiler.stop()
+        else:
+            point = attrs.evolve(point, at_us=cut_us)
+        self._done.append((began, point, profiler))
+
+    def write(self) -> None:
+        """Write the results of stopped profilers.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        session = self._session
+        done, self._done = self._done, []
+        for began, ended, profiler in done:
+            window = StatsWindow(
+                began.mode, began.step, began.phase, began.at_us, ended.mode, ended.step, ended.phase, ended.at_us
+            )
+            for name, content in profiler.files().items():
+                place = stats_path(session.adapter.framework, self._config.profiler, session.source, window, name)
+                path = session.root / place
+                path.parent.mkdir(parents=True, exist_ok=True)
+                temporary = path.with_name(path.name + ".tmp")
+                temporary.write_bytes(content)
+                temporary.rename(path)

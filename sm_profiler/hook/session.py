@@ -1,0 +1,368 @@
+"""The profiling of one process from start to end: configuration, steps, collectors, recording."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import parent_process
+from multiprocessing import util as multiprocessing_util
+from typing import Any
+
+from sm_profiler._version import __version__
+from sm_profiler.config import Profile, load_profile
+from sm_profiler.container import read_resources, rooted
+from sm_profiler.formats.layout import source_name
+from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
+from sm_profiler.hook import settings
+from sm_profiler.hook.adapter import FrameworkAdapter
+from sm_profiler.hook.collector import Collector, overrides
+from sm_profiler.hook.guard import Guard
+from sm_profiler.hook.kernel_clock import kernel_clock
+from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.overhead import OverheadController
+from sm_profiler.hook.recorder import Recorder
+from sm_profiler.hook.steps import Record, StepObserver, StepTracker
+from sm_profiler.hook.timebase import Timebase
+from sm_profiler.hook.windows import Schedule
+from sm_profiler.monitor.limits import memory_total
+
+UNSUPPORTED = "not available in this version"
+
+
+class Session(StepObserver):
+    """Profiles one training process.
+
+    The adapter patches the framework and feeds the tracker; the session turns the tracker's steps into the life cycle
+    of its collectors, and records go through the recorder into the trace files.
+
+    Attributes:
+        profile: the configuration in force.
+        root: folder of the profile.
+        node: name of this machine, `algo-1`.
+        rank: rank of this process, or None; set when recording starts.
+        adapter: the framework's adapter.
+        tracker: finds the steps.
+        schedule: the windows, and the collectors that they turn on and off.
+        controller: keeps the hook within its overhead budget.
+        guard: failures so far.
+        notes: collector → why it has no or partial data, for the report.
+        quiet: nothing more is recorded: the session is closed, failed, or runs in a loader's worker.
+        exiting: the process is about to exit.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        make_adapter: Callable[[Session], FrameworkAdapter],
+        source: settings.ConfigText | None = None,
+    ) -> None:
+        self.profile = profile
+        self.guard = Guard()
+        self.root = rooted(profile.local_path)
+        self.node = read_resources().node
+        self.rank: int | None = None
+        self.notes: dict[str, str] = {}
+        self.timebase = Timebase()
+        self.tracker = StepTracker(self._record_first, self)
+        self.schedule = Schedule(self.is_off, self.run)
+        self.controller = OverheadController(self.tracker, self.schedule.windows, self._shed)
+        self.closed = self.quiet = self.exiting = False
+        self._source = source
+        self._next_profile: Profile | None = None
+        self._recorder: Recorder | None = None
+        self._events: deque[TraceEvent] = deque()  # of the script
+        self._collectors: tuple[Collector, ...] = ()
+        self._at_steps: tuple[Collector, ...] = ()
+        self._batch_sizes: set[int] = set()
+        self._started_us = 0
+        self._loaded_us = self.timebase.now_us()  # the framework has been imported
+        self._may_be_helper = parent_process() is not None
+        self.adapter = make_adapter(self)
+        self.schedule.configure(profile.collectors)
+        os.register_at_fork(after_in_child=self._forked)
+
+    # collectors
+
+    def add(self, collector: Collector) -> None:
+        """Let a collector take part from the next event on."""
+        self._set_collectors((*self._collectors, collector))
+        if collector.follows_steps and collector.name:
+            self.schedule.collectors[collector.name] = collector
+        if self._recorder is not None:
+            self.run(collector, collector.start)
+
+    def discard(self, collector: Collector) -> None:
+        """Take a collector out; one that is not there does no harm."""
+        self._set_collectors(tuple(one for one in self._collectors if one is not collector))
+        if self.schedule.collectors.get(collector.name) is collector:
+            del self.schedule.collectors[collector.name]
+
+    def has(self, name: str) -> bool:
+        """Return whether a collector of this name takes part."""
+        return any(collector.name == name for collector in self._collectors)
+
+    def _set_collectors(self, collectors: tuple[Collector, ...]) -> None:
+        self._collectors = collectors
+        self._at_steps = tuple(one for one in collectors if overrides(one, "step_begins"))
+        self.tracker.reports_step_ends = any(overrides(one, "step_ends") for one in collectors)
+        self.tracker.reports_forward_ends = any(overrides(one, "forward_ends") for one in collectors)
+        self.wake()
+
+    def wake(self) -> None:
+        """Consult all collectors at the next step, even those that may be skipped."""
+        self.tracker.settled = None
+
+    def is_off(self, name: str) -> bool:
+        """Return whether a collector failed or was shed."""
+        return self.guard.is_off(name) or name in self.controller.shed
+
+    def run(self, collector: Collector, action: Callable[..., object], *args: Any) -> bool:
+        """Call a method of a collector; if it raises, switch the collector off and return False."""
+        try:
+            action(*args)
+        except Exception as error:  # noqa: BLE001 - fail open
+            self.switch_off(collector, error)
+            return False
+        return True
+
+    def switch_off(self, collector: Collector, error: BaseException) -> None:
+        """Stop a collector that failed; the training continues."""
+        self.guard.failed(collector.name, error)
+        self.schedule.end(collector.name)
+        with self.guarded(collector.name):
+            collector.failed()
+
+    def _notify(self, event: str, *args: Any, also_failed: bool = False) -> None:
+        for collector in self._collectors:
+            if overrides(collector, event) and (also_failed or not self.guard.is_off(collector.name)):
+                self.run(collector, getattr(collector, event), *args)
+
+    @contextmanager
+    def guarded(self, collector: str) -> Iterator[None]:
+        """Switch a collector off if the body raises."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - fail open
+            self.guard.failed(collector, error)
+
+    def note(self, collector: str, text: str) -> None:
+        """Tell the report why a collector has no or partial data."""
+        self.notes[collector] = text
+
+    def saw_batch_size(self, size: int) -> None:
+        """Report the batch size of a loader that is read with gradients enabled."""
+        self._batch_sizes.add(size)
+
+    # recording
+
+    @property
+    def recorder(self) -> Recorder:
+        """The recorder; the first access starts it, and with it the trace file."""
+        return self._recorder or self._start(time.perf_counter_ns())
+
+    @property
+    def source(self) -> str:
+        """Name of this process in file names: `<rank or pid>-<node>`."""
+        return self.recorder.writer.source
+
+    def later(self, task: Callable[[], None]) -> None:
+        """Run a task on the recorder's thread: file operations would stall the training thread."""
+        self.recorder.tasks.append(task)
+
+    def append(self, record: Record) -> None:
+        """Queue a record; it is dropped unless recording has started, since a process without steps needs no file."""
+        if self._recorder is not None:
+            self._recorder.records.append(record)
+
+    def append_span(self, name: str, start_ns: int, end_ns: int) -> None:
+        """Queue a span of the script."""
+        self.tracker.append((name, name, start_ns, end_ns, self.tracker.number, None))
+        self.step_metered()
+
+    def append_event(self, event: TraceEvent) -> None:
+        """Queue an event of the script."""
+        self._events.append(event)
+        self.step_metered()
+
+    def _record_first(self, record: Record) -> None:
+        """Start the recorder with the tracker's first record; the next ones go straight into its queue."""
+        if self.adapter.is_helper():
+            self.tracker.append = lambda _record: None
+        elif not self.closed:
+            (self._recorder or self._start(record[2])).records.append(record)
+
+    def _start(self, start_ns: int) -> Recorder:
+        self.rank = rank = self.adapter.rank()
+        self._started_us = self.timebase.to_us(start_ns)
+        writer = TraceWriter(
+            self.root,
+            source_name(os.getpid() if rank is None else rank, self.node),
+            max_bytes=self.profile.rotate_max_bytes,
+            close_seconds=self.profile.rotate_close_seconds,
+            fail_threshold=self.profile.fail_threshold,
+            start_us=self._started_us,
+            metadata=self.describe,
+        )
+        self._recorder = recorder = Recorder(
+            writer, self.timebase, self.guard, events=self._events, controller=self.controller, on_beat=self._beat
+        )
+        self.tracker.append = recorder.records.append
+        self._notify("start")
+        recorder.start()
+        atexit.register(self.end)
+        multiprocessing_util.Finalize(None, self.end, exitpriority=10)  # children exit by os._exit
+        return recorder
+
+    def _beat(self) -> None:
+        self._reload_profile()
+        self._notify("beat")
+
+    def _shed(self, name: str) -> None:
+        self.note(name, "shed: the hook cost more than its budget")
+        self.wake()
+
+    # configuration
+
+    def _reload_profile(self) -> None:
+        """Read a configuration file that changed; it takes effect at the next step."""
+        source = self._source
+        if source is None or source.path is None:
+            return
+        try:
+            if source.path.stat().st_mtime_ns == source.changed:
+                return
+            self._source = settings.read_config(source.path)
+            profile = load_profile(self._source.text)
+        except (OSError, ValueError) as error:  # ConfigError is a ValueError
+            self.guard.warn(f"the changed configuration is ignored: {error}")
+            return
+        for problem in profile.problems:
+            self.guard.warn(problem)
+        self.change_profile(profile)
+
+    def change_profile(self, profile: Profile) -> None:
+        """Adopt a profile at the next step."""
+        self._next_profile = profile
+        self.wake()
+
+    # events of the tracker
+
+    def step_began(self, step: int, mode: ModeKeys) -> None:
+        """Turn collectors on and off, and notify them of the step."""
+        tracker = self.tracker
+        tracker.settled = mode  # first: wake() from here on, on any thread, must take effect
+        if self._may_be_helper:
+            if self.adapter.is_helper():
+                self.quiet = True  # a dataset may run a model; that is no step
+                return
+            self._may_be_helper = False
+        if self._next_profile is not None:
+            self.profile, self._next_profile = self._next_profile, None
+            self.schedule.configure(self.profile.collectors)
+            self._notify("profile_changed", self.profile)
+        settled = self.schedule.at_step(step)
+        for collector in self._at_steps:
+            if not self.guard.is_off(collector.name):
+                try:
+                    settled = collector.step_begins(step, mode) and settled
+                except Exception as error:  # noqa: BLE001 - fail open
+                    self.switch_off(collector, error)
+        if not settled:
+            tracker.settled = None
+
+    def step_ended(self) -> None:
+        """Notify collectors."""
+        self._notify("step_ends")
+
+    def forward_ended(self) -> None:
+        """Notify collectors."""
+        self._notify("forward_ends")
+
+    def step_metered(self) -> None:
+        """Bound the queues, in case the recorder's thread is stuck."""
+        if self._recorder is not None:
+            self._recorder.trim()
+
+    def loader_began(self, now_ns: int) -> None:
+        """Notify the adapter."""
+        self.adapter.loader_began(now_ns)
+
+    def batches_unused(self) -> None:
+        """Notify the adapter."""
+        self.adapter.batches_unused()
+
+    # ends
+
+    def close(self) -> None:
+        """End the profile: the last step, open windows, the trace file.  Further calls do nothing."""
+        if self.closed:
+            return
+        with self.guarded("closing"):
+            self.tracker.end_step()
+        self.schedule.close()
+        self._notify("close")
+        self.closed = self.quiet = True
+        if self._recorder is not None:
+            with self.guarded("closing"):
+                self._recorder.close()
+        self._notify("finish", also_failed=True)
+
+    def end(self) -> None:
+        """Close, and end what outlives the session: the process exits, or the hook is uninstalled."""
+        if not self.exiting:
+            self.exiting = True
+            self.close()
+            self._notify("exit")
+
+    def fail(self, error: BaseException) -> None:
+        """Stop recording after an internal error outside any collector; the training continues."""
+        self.quiet = True
+        self.guard.failed("hook", error)
+        self._notify("failed", also_failed=True)
+
+    def _forked(self) -> None:
+        """Start over in a forked child, with a recorder of its own from its first step on."""
+        try:
+            if self._recorder is not None:
+                self._recorder.writer.abandon()
+                self._recorder = None
+            self._events = deque()
+            self.tracker.reset(self._record_first)
+            self.controller.reset()
+            self._may_be_helper = True
+            self.schedule.windows.clear()
+            self.schedule.configure(self.profile.collectors)
+            self._notify("forked", also_failed=True)
+        except Exception as error:  # noqa: BLE001 - fail open
+            self.fail(error)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the metadata record of a trace file."""
+        states = dict(self.notes)
+        for name in settings.requested_collectors(self.profile):
+            if not self.has(name):
+                states.setdefault(name, f"unavailable: {UNSUPPORTED}")
+        states.update({name: f"failed: {reason}" for name, reason in self.guard.failures.items()})
+        recorder, clock = self._recorder, kernel_clock()
+        return {
+            "version": __version__,
+            "framework": self.adapter.framework,
+            "node": self.node,
+            "rank": self.rank,
+            "pid": os.getpid(),
+            "loaded_us": self._loaded_us,
+            "start_us": self._started_us,
+            "clock_offset_us": clock and clock.offset_us,
+            "clock_error_us": clock and clock.error_us,
+            "clock_jumps": self.timebase.jumps,
+            "dropped": recorder.dropped if recorder else 0,
+            "phases_every": self.tracker.every,
+            "collectors": states,
+            "batch_size": next(iter(self._batch_sizes)) if len(self._batch_sizes) == 1 else None,
+            "instance_type": read_resources().instance_type,
+            "memory_total": memory_total(),
+        }

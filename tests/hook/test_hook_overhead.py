@@ -1,0 +1,121 @@
+"""The overhead budget, through the recorder's beat and with a fake clock: what is shed, and how sparse phases become."""
+
+import json
+from collections import deque
+from types import SimpleNamespace
+
+import pytest
+
+from sm_profiler.config import CollectorConfig
+from sm_profiler.formats.trace_writer import TraceWriter
+from sm_profiler.hook.guard import Guard
+from sm_profiler.hook.overhead import BYTES_PER_MINUTE, MAX_EVERY_FOR_BYTES, UNDER_BEATS, OverheadController
+from sm_profiler.hook.recorder import Recorder
+from sm_profiler.hook.steps import METER_EVERY, StepTracker
+from sm_profiler.hook.timebase import Timebase
+from sm_profiler.hook.windows import Window
+
+STEPS = 1000  # a second
+CHEAP, EXPENSIVE = 3_000, 40_000  # own nanoseconds a step; 30 µs are allowed on steps of a millisecond
+
+
+class Training:
+    """A training of 1,000 steps a second whose recorder beats once a second."""
+
+    def __init__(self, folder, **windows) -> None:
+        self.now = 0.0
+        self.tracker = StepTracker(lambda _: None)
+        self.shed, self.windows = [], {name: self.window(active) for name, active in windows.items()}
+        self.controller = OverheadController(
+            self.tracker, self.windows, self.shed.append, clock=lambda: self.now, own_cpu=lambda: 0.0
+        )
+        self.writer = TraceWriter(folder, "0-algo-1")
+        self.recorder = Recorder(
+            self.writer, Timebase(), Guard(), controller=self.controller, events=deque(), on_beat=lambda: None
+        )
+        self.recorder.beat()
+
+    @staticmethod
+    def window(active: bool) -> Window:
+        window = Window(CollectorConfig(start_step=0, num_steps=10**9))
+        window.active = active
+        return window
+
+    def second(self, cost_ns: int, *, steps: int = STEPS, written: int = 0) -> int:
+        self.now += 1.0
+        self.tracker.global_step += steps
+        self.tracker.own_ns += steps // METER_EVERY * cost_ns
+        self.writer.written += written
+        self.recorder.beat()
+        return self.tracker.every
+
+    def seconds(self, count: int, cost_ns: int, **more: int) -> list[int]:
+        return [self.second(cost_ns, **more) for _ in range(count)]
+
+    def overhead(self) -> dict:
+        (event,) = [event for event in self.recorder.events if event.phase == "sm_profiler/overhead"]
+        return json.loads(event.args)
+
+
+@pytest.fixture
+def training(tmp_path):
+    return Training(tmp_path)
+
+
+def test_phases_become_sparser_as_long_as_the_hook_is_over_its_budget(training):
+    """They oscillated between 1 and 2 when two readers shared one verdict that reading cleared."""
+    assert training.seconds(20, EXPENSIVE) == [1] * 4 + [2] * 5 + [4] * 5 + [8] * 5 + [16]
+
+
+def test_phases_stay_sparse_until_the_hook_was_well_under_its_budget_for_a_minute(training):
+    training.seconds(10, EXPENSIVE)
+    assert training.tracker.every == 4
+    assert training.seconds(2 * UNDER_BEATS, 20_000) == [4] * 2 * UNDER_BEATS  # within the budget, more than half of it
+    assert training.seconds(2 * UNDER_BEATS, CHEAP) == [4] * (UNDER_BEATS - 1) + [2] * UNDER_BEATS + [1]
+
+
+def test_a_slow_loop_is_not_judged_by_the_fixed_cost_of_a_beat(training):
+    assert training.seconds(20, 10_000_000, steps=METER_EVERY - 1) == [1] * 20
+
+
+def test_a_budget_exceeded_for_less_than_five_seconds_changes_nothing(training):
+    for _ in range(5):
+        assert training.seconds(4, EXPENSIVE) == [1] * 4
+        training.second(CHEAP)
+    assert training.tracker.every == 1
+
+
+def test_open_windows_are_shed_first_and_once(tmp_path):
+    training = Training(tmp_path, python=False, detailed=True, dataloader=True)
+    assert training.seconds(14, EXPENSIVE) == [1] * 14
+    assert training.shed == ["detailed", "dataloader"]
+    assert training.controller.shed == {"detailed", "dataloader"}
+    assert training.second(EXPENSIVE) == 2
+
+
+def test_too_many_bytes_make_phases_sparser_within_limits(training):
+    too_many = BYTES_PER_MINUTE / 60 * 2
+    assert training.seconds(6, CHEAP, written=too_many) == [2, 4, 8, 16, 16, 16]
+    assert MAX_EVERY_FOR_BYTES == 16
+    assert training.seconds(5, CHEAP, written=10) == [8, 4, 2, 1, 1]
+
+
+def test_the_larger_of_both_demands_wins(training):
+    training.seconds(15, EXPENSIVE)
+    assert training.tracker.every == 8
+    assert training.second(CHEAP, written=BYTES_PER_MINUTE) == 16
+    assert training.seconds(3, CHEAP) == [8, 8, 8]
+
+
+def test_each_beat_records_the_measured_overhead(training):
+    training.recorder.events.clear()
+    training.recorder.writer = SimpleNamespace(written=0, dropped=0)
+    training.now += 1.0
+    training.tracker.global_step += STEPS
+    training.tracker.own_ns += STEPS // METER_EVERY * EXPENSIVE
+    training.recorder._control_overhead()
+    args = training.overhead()
+    assert args["steps"] == STEPS
+    assert args["training_us"] == pytest.approx(40_000, rel=0.02)
+    assert args["background_us"] == 0
+    assert (args["phases_every"], args["dropped"]) == (1, 0)

@@ -1,0 +1,255 @@
+"""The life cycle of a session and its collectors, with an adapter of no framework."""
+
+import gc
+import json
+import os
+
+import pytest
+
+from sm_profiler.config import load_profile
+from sm_profiler.hook import entry
+from sm_profiler.hook.adapter import FrameworkAdapter
+from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.session import Session
+
+FIVE = ("Detailed", "Dataloader", "Python", "Horovod", "SMDataParallel")
+
+DEFAULT = '{"DefaultProfiling": true, }'  # as the SDK writes it
+
+
+class Adapter(FrameworkAdapter):
+    framework = "none"
+    collectors = frozenset({"detailed"})
+    helper = False
+
+    def install(self) -> None:
+        """Nothing to patch."""
+
+    def remove(self) -> None:
+        """Nothing to restore."""
+
+    def is_helper(self) -> bool:
+        return self.helper
+
+
+class Recording(Collector):
+    """Notes every event of its life, and raises in one of them."""
+
+    name = "detailed"
+
+    def __init__(self, broken: str = "") -> None:
+        self.life, self.broken = [], broken
+
+    def _note(self, event: str) -> None:
+        self.life.append(event)
+        if event == self.broken:
+            raise RuntimeError(event)
+
+    def start(self) -> None:
+        self._note("start")
+
+    def enter(self, step: int) -> None:
+        self._note(f"enter {step}")
+
+    def leave(self, step: int) -> None:
+        self._note(f"leave {step}")
+
+    def step_begins(self, step: int, mode: ModeKeys) -> bool:
+        self._note(f"step {step} {mode.name}")
+        return False
+
+    def step_ends(self) -> None:
+        self._note("step ends")
+
+    def forward_ends(self) -> None:
+        self._note("forward ends")
+
+    def profile_changed(self, profile) -> None:
+        self._note(f"profile of {len(profile.collectors)} windows")
+
+    def beat(self) -> None:
+        self._note("beat")
+
+    def forked(self) -> None:
+        self._note("forked")
+
+    def failed(self) -> None:
+        self._note("failed")
+
+    def close(self) -> None:
+        self._note("close")
+
+    def finish(self) -> None:
+        self._note("finish")
+
+    def exit(self) -> None:
+        self._note("exit")
+
+
+def profile(folder, **windows):
+    ranges = {f"{name}ProfilingConfig": json.dumps(given) for name, given in windows.items()}
+    return load_profile(json.dumps({"ProfilingParameters": {"LocalPath": str(folder), **ranges}}))
+
+
+@pytest.fixture
+def session(tmp_path):
+    session = Session(profile(tmp_path, Detailed={"StartStep": 1, "NumSteps": 1}), Adapter)
+    yield session
+    session.end()
+
+
+def step(session, start: int = 1_000_000) -> None:
+    tracker = session.tracker
+    tracker.begin_step(start, gradients=True)
+    tracker.forward_begins(7, start + 10, gradients=True)
+    tracker.forward_ends("Net", start + 20)
+    tracker.end_step(start + 30)
+
+
+def test_a_collector_lives_from_start_to_exit(session, tmp_path):
+    collector = Recording()
+    session.add(collector)
+    step(session)
+    assert collector.life == ["step 0 TRAIN", "start", "forward ends", "step ends"]
+    collector.life.clear()
+    step(session)
+    assert collector.life == ["enter 1", "step 1 TRAIN", "forward ends", "step ends"]
+    collector.life.clear()
+    session.change_profile(profile(tmp_path))
+    step(session)
+    session._beat()
+    assert collector.life == ["profile of 0 windows", "leave 2", "step 2 TRAIN", "forward ends", "step ends", "beat"]
+    collector.life.clear()
+    session.close()
+    session.close()
+    session.end()
+    session.end()
+    assert collector.life == ["close", "finish", "exit"]
+
+
+def test_an_open_window_is_left_when_the_session_closes(session):
+    collector = Recording()
+    session.add(collector)
+    step(session)
+    step(session)
+    collector.life.clear()
+    session.end()
+    assert collector.life == ["leave -1", "close", "finish", "exit"]
+
+
+@pytest.mark.parametrize("event", ["start", "enter 1", "step 1 TRAIN", "step ends", "forward ends", "leave 2", "beat"])
+def test_a_collector_that_fails_is_switched_off_and_the_others_go_on(session, event):
+    broken, sound = Recording(event), Recording()
+    sound.name = "sound"
+    session.add(broken)
+    session.add(sound)
+    for number in range(4):
+        step(session, (number + 1) * 1_000_000)
+        session._beat()
+    assert session.guard.failures == {"detailed": f"RuntimeError: {event}"}
+    at = broken.life.index(event)
+    assert broken.life[at + 1 :] == ["failed"]
+    assert not session.schedule.windows["detailed"].active
+    assert sound.life.count("step ends") == 4
+    assert not session.quiet
+    session.close()
+    assert broken.life[at + 1 :] == ["failed", "finish"]
+
+
+def test_a_failure_of_the_session_stops_all_collectors(session):
+    collector = Recording()
+    session.add(collector)
+    session.fail(RuntimeError("broken"))
+    assert session.quiet
+    assert collector.life == ["failed"]
+
+
+def test_two_collectors_may_react_to_the_same_event(session):
+    """There were single slots, which a second collector overwrote."""
+    first, second = Recording(), Recording()
+    first.name, second.name = "first", "second"
+    session.add(first)
+    session.add(second)
+    step(session)
+    assert first.life == second.life == ["step 0 TRAIN", "start", "forward ends", "step ends"]
+
+
+def test_a_collector_that_is_discarded_is_not_called_again(session):
+    collector = Recording()
+    session.add(collector)
+    session.discard(collector)
+    session.discard(collector)
+    step(session)
+    session.close()
+    assert collector.life == []
+    assert not session.tracker.reports_forward_ends
+
+
+def test_a_forked_child_starts_over(session):
+    collector = Recording()
+    session.add(collector)
+    step(session)
+    step(session)
+    parent = session.recorder
+    collector.life.clear()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        step(session)
+        os.write(writer, json.dumps([collector.life, session.recorder is not parent]).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        life, has_its_own = json.load(file)
+    assert life == ["forked", "step 0 TRAIN", "start", "forward ends", "step ends"]
+    assert has_its_own
+    assert collector.life == []
+
+
+def test_a_helper_process_has_no_steps(session):
+    session._may_be_helper = session.adapter.helper = True
+    step(session)
+    assert session.quiet
+    assert session._recorder is None
+
+
+def test_garbage_collections_are_watched_only_while_recording(tmp_path, monkeypatch):
+    monkeypatch.setenv("SM_PROFILER_CONFIG", json.dumps({"ProfilingParameters": {"LocalPath": str(tmp_path)}}))
+    before = list(gc.callbacks)
+    session = entry.install().session
+    assert gc.callbacks == before
+    step(session)
+    assert len(gc.callbacks) == len(before) + 1
+    entry.uninstall()
+    assert gc.callbacks == before
+
+
+def requested(folder, **windows) -> tuple[Session, dict]:
+    session = Session(profile(folder, **windows), Adapter)
+    session.add(Recording())
+    return session, session.describe()["collectors"]
+
+
+def test_a_collector_that_does_not_exist_is_reported_if_it_was_requested(tmp_path):
+    _, states = requested(tmp_path, SMDataParallel={"StartStep": 3, "NumSteps": 1}, Detailed={"StartStep": 1})
+    assert states == {"smddp": "unavailable: not available in this version"}
+
+
+@pytest.mark.parametrize("given", [{"DefaultProfiling": True}, {"StartStep": 5, "NumSteps": 10}])
+def test_a_framework_profile_of_all_collectors_is_no_request_for_one_that_does_not_exist(tmp_path, given):
+    """The SDK's `FrameworkProfile()` configures all five."""
+    _, states = requested(tmp_path, **dict.fromkeys(FIVE, given))
+    assert states == {}
+
+
+def test_the_log_does_not_mention_collectors_that_were_not_requested(tmp_path, monkeypatch, caplog):
+    parameters = {"LocalPath": str(tmp_path), **{f"{name}ProfilingConfig": DEFAULT for name in FIVE}}
+    del parameters["PythonProfilingConfig"]
+    for more, mentioned in (({"PythonProfilingConfig": DEFAULT}, False), ({}, True)):
+        caplog.clear()
+        monkeypatch.setenv("SM_PROFILER_CONFIG", json.dumps({"ProfilingParameters": {**parameters, **more}}))
+        entry.install()
+        entry.uninstall()
+        assert ("smddp" in caplog.text) is mentioned
