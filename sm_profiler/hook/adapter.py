@@ -1,4 +1,4 @@
-"""What a framework's adapter provides to a session."""
+"""Interface between a session and the adapter of a framework."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class FrameworkAdapter:
 
     `install` patches the framework so that fetches, forwards, backwards and optimizer steps reach the session's
     tracker, and adds the framework's collectors to the session; `remove` restores the framework.  Everything that
-    depends on the framework belongs into its adapter: session, windows and recorder know none.
+    depends on the framework belongs into its adapter; session, windows and recorder depend on none.
 
     Attributes:
         framework: name in file names and metadata, e.g. `pytorch`.

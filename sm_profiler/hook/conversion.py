@@ -1,7 +1,7 @@
-"""What is too slow for a training process is converted by processes of their own, at the lowest priority.
+"""Conversions that are too slow for a training process: each runs as a separate process at low priority.
 
-Each is a module with a `convert(order)`; its order comes as one line of JSON on standard input, which stays open for as
-long as the training may still have something to wait for.
+A conversion is a module with a function `convert(order)`.  It reads its order as one line of JSON from standard input,
+which stays open as long as the training may produce more of the converted data.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.processes import start_module
 
-CONVERT_SECONDS = 60  # what the end of a training waits for a conversion, at most
-MAX_EVENTS = 500_000  # of one conversion
-_TOGETHER = 4096  # events that are written at once
+CONVERT_SECONDS = 60  # the end of a training waits for a conversion no longer than this
+MAX_EVENTS = 500_000  # per conversion
+_BATCH = 4096  # events written at once
 
 
 def start(module: str, order: Mapping[str, object], *, without: Collection[str] = ()) -> subprocess.Popen[bytes]:
@@ -29,8 +29,8 @@ def start(module: str, order: Mapping[str, object], *, without: Collection[str] 
 
     Args:
         module: its name.
-        order: what it is to do.
-        without: variables of the training's environment that it must not see.
+        order: its input.
+        without: variables of the training's environment to remove.
     """
     child = start_module(module, hidden=without, cwd=Path.cwd(), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     if child.stdin:
@@ -40,9 +40,9 @@ def start(module: str, order: Mapping[str, object], *, without: Collection[str] 
 
 
 def finish(child: subprocess.Popen[bytes]) -> bool:
-    """The training ends: let a conversion finish; whether it did in time."""
+    """Let a conversion finish, as the training ends; return whether it did in time."""
     if child.stdin:
-        child.stdin.close()  # it waits for no more
+        child.stdin.close()  # no more data follows
     try:
         child.wait(timeout=CONVERT_SECONDS)
     except subprocess.TimeoutExpired:
@@ -52,15 +52,15 @@ def finish(child: subprocess.Popen[bytes]) -> bool:
 
 
 def carry_out(convert: Callable[[Mapping[str, Any]], None]) -> None:
-    """In the process of its own: read the order and carry it out."""
+    """Read the order and run the conversion, in the separate process."""
     with contextlib.suppress(OSError):
         os.nice(10)
     convert(json.loads(sys.stdin.buffer.readline()))
 
 
 def write_events(writer: TraceWriter, events: Iterable[TraceEvent]) -> None:
-    """Write the first MAX_EVENTS events, and close the file."""
+    """Write the first `MAX_EVENTS` events and close the file."""
     left = islice(events, MAX_EVENTS)
-    while batch := list(islice(left, _TOGETHER)):
+    while batch := list(islice(left, _BATCH)):
         writer.write(batch)
     writer.close()

@@ -1,6 +1,7 @@
-"""Turns a trace that torch.profiler exported into the job's files: the trace itself, and its operators as events.
+"""Convert an exported torch.profiler trace to the job's files: the compressed trace, and its operators as events.
 
-Runs as a process of its own, beside the training: `python -m sm_profiler.hook.convert`, its order as JSON on standard input (`conversion`).
+Runs as a separate process beside the training, `python -m sm_profiler.hook.convert`, with its order as JSON on standard
+input (see `conversion`).
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ GPU_KINDS = {"kernel", "gpu_memcpy", "gpu_memset"}
 
 
 def operators(trace: Mapping[str, Any], steps: list[tuple[int, int]], pid: int) -> Iterator[TraceEvent]:
-    """The operators and kernels of a trace as events.
+    """Yield the operators and kernels of a trace as events.
 
     Args:
-        trace: what torch.profiler exported.
-        steps: number and start (microseconds since the epoch) of each step, in order; -1 ends the last.
-        pid: the process that was profiled.
+        trace: an export of torch.profiler.
+        steps: number and start (microseconds since the epoch) of each step, in order; the number of the last is -1 and marks the end.
+        pid: the profiled process.
     """
     base_us = int(trace.get("baseTimeNanoseconds", 0)) / 1000
     starts = [start for _, start in steps]
@@ -48,7 +49,7 @@ def operators(trace: Mapping[str, Any], steps: list[tuple[int, int]], pid: int) 
 
 
 def convert(order: Mapping[str, Any]) -> None:
-    """Write the files that an order asks for, and remove the raw trace.
+    """Write the files of an order, and remove the raw trace.
 
     Raises:
         OSError: a file cannot be read or written.

@@ -1,7 +1,8 @@
-"""Turns the part of Horovod's own timeline that lies inside a window into the job's files.
+"""Convert the window's part of Horovod's timeline to a timeline of the job.
 
-Runs as a process of its own, beside the training: `python -m sm_profiler.hook.convert_horovod`, its order as JSON on
-standard input, as one line.  Horovod writes an array that grows: its last `]` is overwritten by the next event's comma, or never comes.
+Runs as a separate process beside the training, `python -m sm_profiler.hook.convert_horovod`, with its order as one line
+of JSON on standard input.  Horovod writes a growing array: the next event's comma overwrites the closing `]`, which may
+also be missing.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from sm_profiler.hook.conversion import carry_out, write_events
 
 CHUNK = 1 << 20
 WAIT_SECONDS = 0.5
-NO_TENSOR = "Horovod"  # phase of what belongs to no tensor: markers of cycles
-BETWEEN = " \t\r\n,[]\x00"  # zeros stand where a file was cut
-_NEXT = re.compile(r"[,\[\]]\s*(?=\{\"(?:ph|name)\")")  # an object begins; those within others follow a colon
+NO_TENSOR = "Horovod"  # phase of events without a tensor: markers of cycles
+BETWEEN = " \t\r\n,[]\x00"  # a truncated file has zeros
+_NEXT = re.compile(r"[,\[\]]\s*(?=\{\"(?:ph|name)\")")  # start of an object; nested ones follow a colon
 _DECODER = json.JSONDecoder()
 
 
 class Timeline:
-    """Reads a timeline as it grows.
+    """Parser of a timeline that is still being written.
 
     Attributes:
-        base_us: what its times count from, microseconds since the epoch.
+        base_us: origin of its times, microseconds since the epoch.
         last_us: time of the last event so far.
-        broken: objects that could not be read.
+        broken: number of objects that could not be parsed.
     """
 
     def __init__(self, base_us: float, pid: int) -> None:
@@ -44,8 +45,8 @@ class Timeline:
         self._open: dict[Any, list[tuple[str, float]]] = {}
 
     def take(self, data: bytes) -> Iterator[TraceEvent]:
-        """The events that are whole with what was read now; begins and ends are joined."""
-        text = self._rest + data.decode("latin-1")  # one character a byte: a name may be cut anywhere
+        """Yield the events completed by these bytes; begin and end are joined into one event."""
+        text = self._rest + data.decode("latin-1")  # one character per byte: a name may be split anywhere
         at = 0
         while True:
             while at < len(text) and text[at] in BETWEEN:
@@ -56,7 +57,7 @@ class Timeline:
                 found, end = _DECODER.raw_decode(text, at)
             except ValueError:
                 after = _NEXT.search(text, at + 1)
-                if after is None:  # not whole yet
+                if after is None:  # incomplete so far
                     break
                 self.broken += 1
                 at = after.end()
@@ -89,7 +90,7 @@ class Timeline:
         elif kind in {"X", "i"}:
             yield self._made(phase, _plain(found["name"]), at_us, float(found.get("dur", 0)), args, kind)
 
-    def _made(self, phase: str, name: str, at_us: float, length_us: float, args: Any, kind: str = "X") -> TraceEvent:  # noqa: PLR0913, PLR0917 - what an event is made of
+    def _made(self, phase: str, name: str, at_us: float, length_us: float, args: Any, kind: str = "X") -> TraceEvent:  # noqa: PLR0913, PLR0917 - the parts of an event
         text = json.dumps({"pid": self._pid, **args})
         return TraceEvent(phase, name, int(at_us), max(round(length_us), 0), text, kind)
 
@@ -99,15 +100,15 @@ def _plain(text: str) -> str:
 
 
 def training_ends(seconds: float) -> bool:
-    """Wait so long, or until the training that gave the order ends or wants no more: whether that is so."""
-    return bool(select.select([0], [], [], seconds)[0])  # standard input stays open until then
+    """Wait until the training ends or closes the pipe, at most for some seconds; return whether it did."""
+    return bool(select.select([0], [], [], seconds)[0])  # standard input is open until then
 
 
 def events(order: Mapping[str, Any], *, wait: Callable[[float], bool] = training_ends) -> Iterator[TraceEvent]:
-    """The events that touch the window, in the order in which they end.
+    """Yield the events that overlap the window, in the order in which they end.
 
-    Horovod keeps some of them to itself for a while: they are waited for until one comes from after the window, the
-    training ends, or `patience_s` is over.
+    Horovod buffers events: wait for them until one from after the window appears, the training ends, or `patience_s`
+    has passed.
     """
     start_us, end_us, patience_s = float(order["start_us"]), float(order["end_us"]), float(order["patience_s"])
     timeline = Timeline(float(order["monotonic_us"]), int(order["pid"]))
@@ -125,7 +126,7 @@ def events(order: Mapping[str, Any], *, wait: Callable[[float], bool] = training
 
 
 def convert(order: Mapping[str, Any]) -> None:
-    """Write the files that an order asks for.
+    """Write the files of an order.
 
     Raises:
         OSError: the timeline cannot be read.

@@ -1,4 +1,4 @@
-"""How far this node's clock is from the true time, as the kernel's clock discipline says: adjtimex(2)."""
+"""Offset of this node's clock from the true time, as estimated by the kernel's clock discipline: adjtimex(2)."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class _Timex(ctypes.Structure):
         ("maxerror", ctypes.c_long),
         ("esterror", ctypes.c_long),
         ("status", ctypes.c_int),
-        ("rest", ctypes.c_char * 256),  # the kernel fills in more than is read here
+        ("rest", ctypes.c_char * 256),  # the kernel fills in more fields than are used here
     )
 
 
 @attrs.frozen
 class KernelClock:
-    """What the kernel knows: the offset that it is correcting, and the maximum error, in microseconds."""
+    """Offset that the kernel is correcting, and its maximum error, in microseconds."""
 
     offset_us: float
     error_us: float
 
 
 def kernel_clock() -> KernelClock | None:
-    """The kernel's word on its clock, or None where nobody disciplines it."""
+    """Return the state of the kernel's clock, or None if it is not synchronised."""
     try:
         timex = _Timex()
         state = ctypes.CDLL(None).adjtimex(ctypes.byref(timex))
@@ -42,7 +42,7 @@ def kernel_clock() -> KernelClock | None:
 
 
 def judge(state: int, status: int, offset: int, maxerror: int) -> KernelClock | None:
-    """Adjtimex's answer in microseconds, or None where it says that the clock is not synchronised."""
+    """Convert the result of adjtimex to microseconds; return None if the clock is not synchronised."""
     if state < 0 or state == ERROR or status & UNSYNCHRONISED:
         return None
     return KernelClock(offset / 1000 if status & NANOSECONDS else float(offset), float(maxerror))

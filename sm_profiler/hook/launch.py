@@ -1,4 +1,4 @@
-"""Runs a script with the hook armed where the `.pth` file is not installed (a source checkout): `python -m sm_profiler.hook.launch`."""
+"""Run a script with the hook armed: `python -m sm_profiler.hook.launch`, for source checkouts without the `.pth` file."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class OverheadController:
         return {"steps": steps, "training_us": round(training_us, 1), "background_us": round(background_us, 1)}
 
     def _judge(self, steps: int, cost_us: float, step_us: float) -> None:
-        # A beat has a fixed cost, whatever the number of steps: slow loops would exceed the budget by it alone.
+        # A beat has a fixed cost, which alone would exceed the budget of a slow loop.
         enough = steps >= MIN_STEPS
         budget_us = max(MIN_US, TIME_SHARE * step_us)
         self._over = self._over + 1 if enough and cost_us > budget_us else 0

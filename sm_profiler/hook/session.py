@@ -150,7 +150,7 @@ class Session(StepObserver):
             self.guard.failed(collector, error)
 
     def note(self, collector: str, text: str) -> None:
-        """Tell the report why a collector has no or partial data."""
+        """Let the report explain why a collector has no or partial data."""
         self.notes[collector] = text
 
     def saw_batch_size(self, size: int) -> None:

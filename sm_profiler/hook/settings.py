@@ -15,12 +15,12 @@ from sm_profiler.container import PROFILER_CONFIG, SERVICE_CONFIG_PATH_VARIABLE,
 
 @attrs.frozen
 class ConfigText:
-    """The profile's JSON as it was found.
+    """JSON of a profile.
 
     Attributes:
         text: the JSON.
-        path: the file it stood in, to be read again when it changes; None if it stood in the environment.
-        changed: the file's mtime in nanoseconds, 0 without a file.
+        path: its file, which is read again when it changes; None if it comes from the environment or S3.
+        changed: mtime of the file in nanoseconds, 0 without a file.
     """
 
     text: str
@@ -29,11 +29,11 @@ class ConfigText:
 
 
 def find_config(environment: Mapping[str, str] = os.environ) -> ConfigText | None:
-    """The profile of this job, or None.
+    """Return the profile of this job, or None.
 
     Raises:
-        OSError, UnicodeDecodeError: a file that was named cannot be read.
-        SourceError: an s3:// address that was named cannot be read.
+        OSError, UnicodeDecodeError: the named file cannot be read.
+        SourceError: the named s3:// address cannot be read.
     """
     named = config_from_environment(environment)
     if named:
@@ -48,7 +48,7 @@ def find_config(environment: Mapping[str, str] = os.environ) -> ConfigText | Non
 
 
 def read_config(path: Path) -> ConfigText:
-    """The text of a profile's file, with the time of its last change."""
+    """Read a profile's file."""
     changed = path.stat().st_mtime_ns
     return ConfigText(path.read_text("utf-8-sig"), path, changed)
 
@@ -67,7 +67,7 @@ def requested_collectors(profile: Profile) -> set[str]:
 
 
 def rank_from(environment: Mapping[str, str] = os.environ) -> int | None:
-    """The process's rank by the launcher's variables, or None."""
+    """Return this process's rank from the launcher's variables, or None."""
     for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SMDATAPARALLEL_RANK"):
         if environment.get(name, "").isdigit():
             return int(environment[name])
@@ -75,7 +75,7 @@ def rank_from(environment: Mapping[str, str] = os.environ) -> int | None:
 
 
 def _from_s3(uri: str) -> ConfigText:
-    from sm_profiler.storage import open_storage  # noqa: PLC0415 - boto3 only where an address asks for it
+    from sm_profiler.storage import open_storage  # noqa: PLC0415 - loads boto3
 
     prefix, _, key = uri.rpartition("/")
     return ConfigText(open_storage(prefix).read(key).decode())

@@ -73,7 +73,7 @@ class StepTracker:
         metering: the hook's own time is measured in this step.
         own_ns: own time in metered steps.
         manual: the script marks its own steps.
-        forced_mode: mode set by the script, whatever gradients indicate.
+        forced_mode: mode set by the script; overrides the one that gradients indicate.
         compiles: parts of the loop run compiled, so that optimizers may be invisible.
     """
 

@@ -1,4 +1,4 @@
-"""From the monotonic clock that spans are measured with to the wall clock that files are written in."""
+"""Conversion from the monotonic clock, which measures spans, to the wall clock, which files use."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 import attrs
 
-JUMP_NS = 100_000_000  # more than a clock is ever slewed between two looks
+JUMP_NS = 100_000_000  # more than slewing moves a clock between two checks
 
 
 @attrs.define(eq=False)
 class Timebase:
-    """One anchor joins the two clocks; when the wall clock is set, a new anchor is taken, and nothing else changes.
+    """Offset between the two clocks, measured again only after the wall clock was set.
 
     Attributes:
         offset_ns: wall clock minus monotonic clock.
-        jumps: how often the wall clock was set.
+        jumps: number of times the wall clock was set.
     """
 
     wall_ns: Callable[[], int] = time.time_ns
@@ -28,15 +28,15 @@ class Timebase:
         self.offset_ns = self._measure()
 
     def to_us(self, monotonic_ns: int) -> int:
-        """Microseconds since the epoch."""
+        """Convert a monotonic time to microseconds since the epoch."""
         return (monotonic_ns + self.offset_ns) // 1000
 
     def now_us(self) -> int:
-        """Microseconds since the epoch, now."""
+        """Return the current time in microseconds since the epoch."""
         return self.to_us(self.monotonic_ns())
 
     def has_jumped(self) -> bool:
-        """Whether the wall clock was set since the last look; if so, the anchor is new."""
+        """Return whether the wall clock was set since the last check; if so, measure the offset again."""
         offset = self._measure()
         if abs(offset - self.offset_ns) < JUMP_NS:
             return False
@@ -45,7 +45,7 @@ class Timebase:
         return True
 
     def _measure(self) -> int:
-        """The closest of three readings: between the two clocks the process may have been put aside."""
+        """Return the closest of three readings: the process may be preempted between reading the two clocks."""
         best = (1 << 63, 0)
         for _ in range(3):
             before = self.monotonic_ns()

@@ -1,7 +1,7 @@
-"""Phases as the device ran them, by CUDA events at their boundaries, and the memory that torch holds on the device.
+"""Phases as the device ran them, by CUDA events at their boundaries, and torch's memory on the device.
 
-Events are recorded and asked for on the training thread only, never while a graph is being captured, and nothing waits
-for the device but once, at the start, to learn what its clock says at a known time.
+Events are recorded and queried on the training thread only, and never during the capture of a graph.  The host waits for
+the device only once, at the start, to align the two clocks.
 """
 
 from __future__ import annotations
@@ -16,57 +16,57 @@ import attrs
 from sm_profiler.formats.event_names import DEVICE_BACKWARD, DEVICE_FORWARD, DEVICE_MEMORY, DEVICE_OPTIMIZER
 from sm_profiler.hook.steps import METER_MAX_NS, StepTracker
 
-MAX_EVENTS = 256  # some forty steps: a device that is further behind is not waited for
-MAX_POLLED = 24  # spans a step, so that catching up does not stop the loop
-MIN_NS = 10_000  # what this may cost a step, where SHARE of it is less
+MAX_EVENTS = 256  # some forty steps; spans of a device that is further behind are dropped
+MAX_POLLED = 24  # spans per step, so that catching up does not stall the loop
+MIN_NS = 10_000  # allowed per step, even if SHARE of the step is less
 SHARE = 0.005
 MAX_SPARSE = 64
-ANCHOR_MS = 4000.0  # elapsed times are single floats: beyond this they no longer tell half a microsecond
+ANCHOR_MS = 4000.0  # elapsed times are single-precision floats: beyond this their error exceeds half a microsecond
 
 
-class Event(Protocol):
-    """What is used of `torch.cuda.Event`."""
+class CudaEvent(Protocol):
+    """The part of `torch.cuda.Event` that is used."""
 
     def record(self, stream: Any) -> None:
-        """Note the time at which the stream gets here."""
+        """Store the time at which the stream reaches the event."""
 
     def query(self) -> bool:
-        """Whether it got here."""
+        """Return whether the stream has reached it."""
 
     def synchronize(self) -> None:
-        """Wait until it gets here."""
+        """Wait until the stream reaches it."""
 
     def elapsed_time(self, end: Any) -> float:
-        """Milliseconds from here to `end`, both reached."""
+        """Return the milliseconds to `end`; both must have been reached."""
 
 
 @attrs.frozen
 class Device:
-    """What is used of `torch.cuda` for one device.
+    """The part of `torch.cuda` that is used, for one device.
 
     Attributes:
-        index: its number.
-        event: a new event with timing.
-        stream: the stream that work goes to at present.
-        capturing: whether that stream is being captured into a graph.
-        memory: bytes allocated, bytes reserved, and the most bytes ever allocated.
+        index: number of the device.
+        event: creates an event with timing.
+        stream: returns the current stream.
+        capturing: returns whether that stream is being captured into a graph.
+        memory: returns allocated, reserved and peak allocated bytes.
     """
 
     index: int
-    event: Callable[[], Event]
+    event: Callable[[], CudaEvent]
     stream: Callable[[], Any]
     capturing: Callable[[], bool]
     memory: Callable[[], tuple[int, int, int]]
 
 
 def torch_device(torch: Any, index: int) -> Device:
-    """A device as torch has it."""
+    """Return a device of torch."""
     cuda = torch.cuda
 
     def memory() -> tuple[int, int, int]:
-        told = cuda.memory_stats_as_nested_dict(index)  # its flat form takes several times as long
-        allocated = told["allocated_bytes"]["all"]
-        return allocated["current"], told["reserved_bytes"]["all"]["current"], allocated["peak"]
+        stats = cuda.memory_stats_as_nested_dict(index)  # several times faster than the flat form
+        allocated = stats["allocated_bytes"]["all"]
+        return allocated["current"], stats["reserved_bytes"]["all"]["current"], allocated["peak"]
 
     return Device(
         index,
@@ -77,16 +77,21 @@ def torch_device(torch: Any, index: int) -> Device:
     )
 
 
-Begun: TypeAlias = tuple[Event, int]  # and when the host said so, monotonic nanoseconds
+Begun: TypeAlias = tuple[CudaEvent, int]  # and the host's time of its record(), monotonic nanoseconds
 PHASES = (DEVICE_FORWARD, DEVICE_BACKWARD, DEVICE_OPTIMIZER)
 FORWARD, BACKWARD, OPTIMIZER = range(3)
 
 
 class CudaPhases:
-    """Marks the boundaries of phases on the device's stream, and turns what came back into records.
+    """Marks the boundaries of phases on the device's stream, and records the phases that the device has finished.
 
-    A phase's record runs from where the device reached its beginning to where it reached its end, so the phases of a
+    A record spans the time from the device's reaching the start of a phase to its reaching the end, so the phases of a
     stream follow each other as on the host, only later.
+
+    Attributes:
+        on: phases are marked in this step.
+        every: phases are marked in every n-th step.
+        dropped: number of spans for which no event was left.
     """
 
     def __init__(
@@ -103,22 +108,22 @@ class CudaPhases:
         self._failed = failed
         self._clock = clock
         self._begun: list[Begun | None] = [None, None, None]
-        self._pool: list[Event] = []
-        self._room = most_events  # events that may still be made
-        self._waiting: deque[tuple[int, str, int, Begun, Event]] = deque()
-        self._anchor: Event | None = None  # reached at _anchor_ns by the host's clock
+        self._pool: list[CudaEvent] = []
+        self._room = most_events  # number of events that may still be created
+        self._waiting: deque[tuple[int, str, int, Begun, CudaEvent]] = deque()
+        self._anchor: CudaEvent | None = None  # reached at _anchor_ns of the host's clock
         self._anchor_ns = 0
-        self._spent_ns = 0  # in the metered step that is open
+        self._spent_ns = 0  # in the open metered step
         self._costs: deque[int] = deque(maxlen=5)
-        self._judged: tuple[int, int] | None = None  # step and time of the last look at the cost
-        self.on = False  # in this step
-        self.every = 1  # recorded for every n-th step
-        self.dropped = 0  # spans for which there was no event left
+        self._judged: tuple[int, int] | None = None  # step and time of the last judgement
+        self.on = False
+        self.every = 1
+        self.dropped = 0
 
     # on the training thread, at the boundaries of steps
 
     def step_begins(self) -> None:
-        """Take what the device has reached, and decide about the step that begins."""
+        """Record finished spans, and decide whether to mark the phases of the step that begins."""
         tracker = self._tracker
         try:
             self._keep_cheap(self._clock())
@@ -138,7 +143,7 @@ class CudaPhases:
             self._failed(error)
 
     def poll(self, most: int = MAX_POLLED) -> None:
-        """Record the spans whose ends the device has reached, at most so many; the first that it has not ends it."""
+        """Record at most `most` finished spans, in order, up to the first unfinished one."""
         waiting = self._waiting
         while waiting and most > 0:
             _, _, _, (first, _), last = waiting[0]
@@ -148,7 +153,7 @@ class CudaPhases:
             self._take(*waiting.popleft())
 
     def close(self) -> None:
-        """The training ends: take what is there, without waiting for the rest."""
+        """Record all finished spans, without waiting for the rest."""
         try:
             if not self._device.capturing():
                 self.poll(most=len(self._waiting))
@@ -158,10 +163,10 @@ class CudaPhases:
     # at the boundaries of phases
 
     def begins(self, phase: int, at_ns: int) -> None:
-        """A phase begins on the host."""
+        """Mark the start of a phase."""
         began_ns = self._clock() if self._tracker.metering else 0
         try:
-            self.forget(phase)  # where its end was never told
+            self.forget(phase)  # its end was never reported
             if self._device.capturing():
                 return
             event = self._mark()
@@ -173,7 +178,7 @@ class CudaPhases:
             self._failed(error)
 
     def ends(self, phase: int, name: str) -> None:
-        """A phase ends on the host, of the step that the tracker is in."""
+        """Mark the end of a phase of the current step."""
         began_ns = self._clock() if self._tracker.metering else 0
         try:
             begun = self._begun[phase]
@@ -191,14 +196,14 @@ class CudaPhases:
             self._failed(error)
 
     def forget(self, phase: int) -> None:
-        """What began is no phase after all."""
+        """Discard the start of a phase."""
         left, self._begun[phase] = self._begun[phase], None
         if left is not None:
             self._pool.append(left[0])
 
     # parts
 
-    def _mark(self) -> Event | None:
+    def _mark(self) -> CudaEvent | None:
         if self._pool:
             event = self._pool.pop()
         elif self._room > 0:
@@ -211,7 +216,7 @@ class CudaPhases:
         return event
 
     def _tie_clocks(self) -> None:
-        """The one time that the host waits: first for what the device has to do, then for an event alone."""
+        """Align the clocks; the host waits for the device's pending work, then for one event alone."""
         event = self._device.event()
         event.record(self._device.stream())
         event.synchronize()
@@ -220,17 +225,17 @@ class CudaPhases:
         event.synchronize()
         self._anchor, self._anchor_ns = event, (before + self._clock()) // 2
 
-    def _take(self, phase: int, name: str, step: int, begun: Begun, last: Event) -> None:
+    def _take(self, phase: int, name: str, step: int, begun: Begun, last: CudaEvent) -> None:
         anchor = self._anchor
         if anchor is None:
             return
-        first, said_ns = begun
+        first, host_ns = begun
         after_ms = anchor.elapsed_time(first)
         start_ns = self._anchor_ns + round(after_ms * 1e6)
-        end_ns = start_ns + max(round(first.elapsed_time(last) * 1e6), 0)  # two streams may say that the end came first
-        # The device's clock drifts from the host's.  Without waiting it is held by what must be so: the device gets to
-        # an event after the host has said it, and before the host sees it.
-        shift = max(said_ns - start_ns, 0) or min(self._clock() - end_ns, 0)
+        end_ns = start_ns + max(round(first.elapsed_time(last) * 1e6), 0)  # on two streams the end may come first
+        # The device's clock drifts from the host's.  It is corrected without waiting by two facts: the device reaches an
+        # event after the host has recorded it, and before the host sees it reached.
+        shift = max(host_ns - start_ns, 0) or min(self._clock() - end_ns, 0)
         self._anchor_ns += shift
         self._tracker.append((PHASES[phase], name, start_ns + shift, end_ns + shift, step, None))
         if after_ms > ANCHOR_MS:
@@ -251,7 +256,7 @@ class CudaPhases:
         self._tracker.append((DEVICE_MEMORY, "memory", at_ns, at_ns, self._tracker.number, args))
 
     def _keep_cheap(self, now_ns: int) -> None:
-        """After a metered step: record as many steps as the budget allows, every n-th, n a power of two."""
+        """After a metered step, choose the smallest power of two n such that marking every n-th step is within budget."""
         if not self._spent_ns:
             return
         self._costs.append(self._spent_ns)

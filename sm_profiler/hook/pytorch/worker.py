@@ -1,10 +1,10 @@
-"""How long a loader's workers take for each batch, and its thread for pinning them: noted where it happens, told elsewhere.
+"""Times that a loader's workers take for each batch, and its pinning thread for pinning it.
 
-A worker cannot know which step the loop is in.  So workers of iterators that begin while a dataloader window is configured
-note two times for each batch in a ring that all processes of the loader share, and the process with the loop reads the
-notes of those batches that lie inside the window.  Workers write no files.
+A worker does not have the step number of the loop.  So workers of iterators created while a dataloader window is configured
+write two times per batch into a ring shared by all processes of the loader, and the training process reads those of
+the batches inside its window.  Workers write no files.
 
-This is loaded in workers that were spawned: nothing heavy may be imported here.
+Spawned workers import this module, so it must not import anything heavy.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any
 
 import attrs
 
-CELLS = 8  # of a note: task + 1, worker, pid, start, end; task + 1, start, end of pinning
+CELLS = 8  # per batch: task + 1, worker, pid, start, end; task + 1, start, end of pinning
 WORKER = "torch.utils.data._utils.worker"
 PIN_MEMORY = "torch.utils.data._utils.pin_memory"
 
 
 @attrs.frozen
 class Span:
-    """Who worked on a batch, and when (monotonic nanoseconds)."""
+    """Worker of a batch, and its start and end in monotonic nanoseconds."""
 
     worker: int
     pid: int
@@ -35,10 +35,9 @@ class Span:
 
 
 class FetchTimes:
-    """The last notes of a loader's processes, by the number that the loader gives to each batch of an epoch.
+    """Ring of the latest times, indexed by the number of the batch in its epoch.
 
-    A batch has its place to itself until as many batches later as there are places, so there must be more of them than
-    batches that are under way at once.
+    A slot is overwritten `places` batches later, so there must be more slots than batches in flight.
     """
 
     def __init__(self, places: int) -> None:
@@ -46,20 +45,20 @@ class FetchTimes:
         self._cells: Any = RawArray("q", places * CELLS)
 
     def fetched(self, task: int, span: Span) -> None:
-        """In a worker: a batch was made."""
+        """Store the time of a batch, in a worker."""
         self._put(task % self._places * CELLS, task, (span.worker, span.pid, span.start_ns, span.end_ns))
 
     def pinned(self, task: int, start_ns: int, end_ns: int) -> None:
-        """In the pinning thread: it was put into pinned memory."""
+        """Store the time of its pinning, in the pinning thread."""
         self._put(task % self._places * CELLS + 5, task, (start_ns, end_ns))
 
     def fetch_of(self, task: int) -> Span | None:
-        """What was noted of a batch that came."""
+        """Return the time of a batch, or None if it is not stored."""
         at = task % self._places * CELLS
         return Span(*self._cells[at + 1 : at + 5]) if self._cells[at] == task + 1 else None
 
     def pin_of(self, task: int) -> tuple[int, int] | None:
-        """Start and end of its pinning."""
+        """Return start and end of its pinning, or None."""
         at = task % self._places * CELLS + 5
         return (self._cells[at + 1], self._cells[at + 2]) if self._cells[at] == task + 1 else None
 
@@ -70,7 +69,7 @@ class FetchTimes:
 
 
 class _Queue:
-    """A queue with a note made where something passes; all else is the queue's own."""
+    """Proxy of a queue."""
 
     def __init__(self, queue: Any) -> None:
         self._queue = queue
@@ -80,19 +79,19 @@ class _Queue:
 
 
 class Incoming(_Queue):
-    """Where a worker's tasks come from."""
+    """Queue of a worker's tasks; remembers when the last one arrived."""
 
     came_ns = 0
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
-        """As the queue's own."""
+        """Get a task."""
         got = self._queue.get(*args, **kwargs)
         self.came_ns = perf_counter_ns()
         return got
 
 
 class Outgoing(_Queue):
-    """Where what became of them goes."""
+    """Queue of a worker's results; stores the time of each."""
 
     def __init__(self, queue: Any, incoming: Incoming, note: Callable[[int, int, int], None]) -> None:
         super().__init__(queue)
@@ -100,24 +99,24 @@ class Outgoing(_Queue):
         self._note = note
 
     def put(self, what: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the queue's own; a batch is noted when it is put for the first time."""
+        """Put a result; a batch that is put again is not stored again."""
         end_ns, start_ns = perf_counter_ns(), self._incoming.came_ns
         self._incoming.came_ns = 0
         if start_ns and isinstance(what[0], int):
-            with contextlib.suppress(Exception):  # a worker has nobody to tell, and its batch must go on
+            with contextlib.suppress(Exception):  # the worker must deliver its batch regardless
                 self._note(what[0], start_ns, end_ns)
         return self._queue.put(what, *args, **kwargs)
 
 
 @attrs.define(eq=False)
 class Loop:
-    """Takes the place of the function that a loader's process or thread runs, and runs it.
+    """Replaces the function that a loader's process or thread runs, and runs it with proxies of its queues.
 
     Attributes:
-        times: where the notes go.
-        module, name: where the function stands.
-        queues: which of its arguments are the queues that tasks come from and go to.
-        original: the function; None in a process that was spawned, where it stands in its place.
+        times: ring for the times.
+        module, name: location of the function.
+        queues: positions of the queues of tasks and results among its arguments.
+        original: the function; None in a spawned process, in which it is not replaced.
     """
 
     times: FetchTimes
@@ -127,10 +126,10 @@ class Loop:
     original: Callable[..., Any] | None
 
     def __call__(self, *args: Any) -> Any:
-        """Run it."""
+        """Run the function."""
         module = import_module(self.module)
         original = self.original or getattr(module, self.name)
-        if getattr(module, self.name) is self:  # a process that was forked while this stood there
+        if getattr(module, self.name) is self:  # a process that was forked while the function was replaced
             setattr(module, self.name, original)
         return original(*self._watched(args))
 
@@ -158,11 +157,11 @@ class Loop:
 
 @contextlib.contextmanager
 def watched(times: FetchTimes) -> Iterator[None]:
-    """Processes and threads that a loader's iterator starts meanwhile note their times."""
+    """Let processes and threads that a loader's iterator starts inside the block store their times."""
     put: list[Loop] = []
     try:
         for module, name, queues in ((WORKER, "_worker_loop", (2, 3)), (PIN_MEMORY, "_pin_memory_loop", (0, 1))):
-            with contextlib.suppress(ImportError, AttributeError):  # a torch that has it elsewhere: no notes
+            with contextlib.suppress(ImportError, AttributeError):  # another version of torch: no times
                 original = getattr(import_module(module), name)
                 if not isinstance(original, Loop):
                     loop = Loop(times, module, name, queues, original)
