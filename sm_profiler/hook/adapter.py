@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from sm_profiler.hook.settings import rank_from
 
-if TYPE_CHECKING:
-    from sm_profiler.hook.session import Session
-
 
 class FrameworkAdapter:
-    """Connects one framework with a session.
+    """Connects one framework with a session, the only argument of its constructor.
 
     `install` patches the framework so that fetches, forwards, backwards and optimizer steps reach the session's
     tracker, and adds the framework's collectors to the session; `remove` restores the framework.  Everything that
@@ -24,9 +21,6 @@ class FrameworkAdapter:
 
     framework: ClassVar[str]
     collectors: ClassVar[frozenset[str]] = frozenset()
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
 
     def install(self) -> None:
         """Patch the framework and add its collectors; nothing is recorded before the first step."""

@@ -1,4 +1,4 @@
-"""The monitor and uploader beside the training, where no managed service does both."""
+"""Start of the monitor and uploader beside the training, for jobs without a managed service that does both."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _joined: list[Member] = []
 
 
 def accompany(profile: Profile) -> None:
-    """In a job of the agent backend: make this process one of the job's; the first one of a node starts the monitor."""
+    """Register this process with the monitor of its node, and start the monitor if necessary, in a job of the agent backend."""
     if _joined or multiprocessing.parent_process() is not None:
-        return  # a worker's parent is one of the job's already
+        return  # the parent of a worker is registered already
     if not is_agent_job(profile, os.environ, rooted(PROFILER_CONFIG)):
         return
-    from sm_profiler.monitor.start import join  # noqa: PLC0415 - jobs of the service never need it
+    from sm_profiler.monitor.start import join  # noqa: PLC0415 - not needed in jobs of the service
 
     task = task_of(profile, job_name(os.environ))
     try:
         member = join(task)
-    except Exception as error:  # noqa: BLE001 - whatever is wrong, the training and its hook go on
-        logger.warning("sm-profiler: neither system metrics nor uploads: %s", error)
+    except Exception as error:  # noqa: BLE001 - the training and its hook continue regardless
+        logger.warning("sm-profiler: no system metrics and no uploads: %s", error)
         return
     _joined.append(member)
-    atexit.register(member.leave)  # runs after the hook's own, which is registered later
+    atexit.register(member.leave)  # runs after the hook's exit function, which is registered later
 
 
 def task_of(profile: Profile, job: str, *, sample: bool = True) -> Task:
-    """What this node's monitor is to do for a profile."""
+    """Return the task of this node's monitor for a profile."""
     resources = read_resources()
     return Task(
         root=str(rooted(profile.local_path).absolute()),

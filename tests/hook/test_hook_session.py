@@ -23,6 +23,9 @@ class Adapter(FrameworkAdapter):
     collectors = frozenset({"detailed"})
     helper = False
 
+    def __init__(self, _session: Session) -> None:
+        """Nothing to keep."""
+
     def install(self) -> None:
         """Nothing to patch."""
 

@@ -70,7 +70,7 @@ class PyTorchAdapter(FrameworkAdapter):
     collectors = frozenset({DATALOADER, DETAILED})
 
     def __init__(self, session: Session) -> None:
-        super().__init__(session)
+        self.session = session
         self._known_optimizers: set[int] = set()
         self._handles: list[Any] = []
         self._backward: Any = None
