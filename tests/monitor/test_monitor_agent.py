@@ -291,7 +291,7 @@ def test_a_folder_that_cannot_be_written_costs_a_line(job, s3):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     assert errors.count("\n") == 1
-    assert "neither system metrics nor uploads" in errors
+    assert "no system metrics and no uploads" in errors
 
 
 def test_an_error_of_ours_costs_a_line_and_no_samples(monkeypatch, caplog):
