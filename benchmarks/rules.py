@@ -1,10 +1,10 @@
-"""How fast the rules are: all of them over 1.66 M system rows and 5.5 M events, from columns.
+"""Speed of the rules: all of them over 1.66 M system rows and 5.5 M events, from columns.
 
     python benchmarks/rules.py [--scale 1.0] [--hours 24] [--only folds|hours|apis]
 
-Columns are made in memory (2 nodes, 16 GPUs, one hour, 10 samples a second and node), minute by minute, as a source
-delivers them; making them is not timed.  `--only hours` measures the cost of a window over a day's job; `--only apis`
-compares the two APIs of a rule: columns, and lists of event objects as a user's rule of the old library sees them.
+Columns are generated in memory (2 nodes, 16 GPUs, one hour, 10 samples a second and node), minute by minute, as a source
+delivers them; generating them is not timed.  `--only hours` measures the cost of a window over a day's job; `--only apis`
+compares the two APIs of a rule: columns, and lists of event objects as a rule of the old library gets them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sm_profiler.rules.window import WindowCutter
 
 START_S = 1_700_000_040
 NODES, GPUS, CORES, RANKS = 2, 8, 5, 16
-ASKED = 5  # minutes between questions for all results of a long job
+RESULTS_EVERY = 5  # minutes between two requests for all results of a long job
 SAMPLES = 494  # a node and minute
 PHASES = (
     "Step:ModeKeys.TRAIN",
@@ -58,7 +58,7 @@ class Batch:
 
 
 def system_rows(start_s: int, samples: int, random: np.random.Generator) -> SystemColumns:
-    """Rows of all nodes, one after another, as the files of a minute."""
+    """Return the rows of all nodes, one after another, like the files of a minute."""
     dimensions = ("CPUUtilization", "I/OWaitPercentage", "GPUUtilization", "GPUMemoryUtilization", "", "Algorithm")
     types = ("cpu", "gpu", "memory", "network")
     names = (
@@ -86,7 +86,7 @@ def system_rows(start_s: int, samples: int, random: np.random.Generator) -> Syst
 
 
 def event_rows(start_us: int, count: int, random: np.random.Generator) -> EventColumns:
-    """Events of all processes."""
+    """Return the events of all processes."""
     start = np.sort(np.round(start_us + random.uniform(0, 59e6, count)))
     phase = random.choice(len(PHASES), count, p=[0.05, 0.1, 0.1, 0.2, 0.2, 0.05, 0.3]).astype(np.int32)
     duration = np.round(random.lognormal(10, 0.5, count))
@@ -110,7 +110,7 @@ def peak_mb() -> float:
 
 
 def folds(minutes: int, per_minute: int) -> None:
-    """All rules over one hour: batches are made one after another, so that memory is the rules' own."""
+    """Run all rules over one hour of batches."""
     random = np.random.default_rng(0)
     made = [Batch(minute, SAMPLES, per_minute, random) for minute in range(minutes)]
     rows, events = sum(len(batch.system) for batch in made), sum(len(batch.events) for batch in made)
@@ -146,7 +146,7 @@ def timed(report: ProfilerReport, window: EvaluationWindow, times: dict[str, flo
 
 
 def hours(length: int) -> None:
-    """The cost of a window at the beginning and at the end of a long job, and of asking for all results after one."""
+    """Measure the cost of a window in the first and last hours of a long job, and of all results after it."""
     random = np.random.default_rng(0)
     report = ProfilerReport()
     costs, asking, before = [], [], 0.0
@@ -156,7 +156,7 @@ def hours(length: int) -> None:
         begin = time.process_time()
         report.update(window)
         costs.append(time.process_time() - begin)
-        if minute % ASKED == 0:
+        if minute % RESULTS_EVERY == 0:
             report.results()
             asking.append(time.process_time() - begin - costs[-1])
         if minute == 59:
@@ -164,7 +164,7 @@ def hours(length: int) -> None:
     print("| hour | ms a window | ms to ask for all results after it |\n|---|---|---|")
     for hour in sorted({0, 1, length // 2, length - 1} & set(range(length))):
         window_ms = 1000 * np.median(costs[60 * hour : 60 * hour + 60])
-        results_ms = 1000 * np.median(asking[60 // ASKED * hour : 60 // ASKED * (hour + 1)])
+        results_ms = 1000 * np.median(asking[60 // RESULTS_EVERY * hour : 60 // RESULTS_EVERY * (hour + 1)])
         print(f"| {hour + 1} | {window_ms:.1f} | {results_ms:.1f} |")
     print(
         f"\nMedians of an hour's windows. Memory after the first hour: {before:.0f} MB; at the end: {peak_mb():.0f} MB."
@@ -172,7 +172,7 @@ def hours(length: int) -> None:
 
 
 def apis(per_minute: int) -> None:
-    """CPUBottleneck and StepOutlier over five minutes of a job: columns, and the event API."""
+    """Run CPUBottleneck and StepOutlier over five minutes of a job: columns and the event API."""
     random = np.random.default_rng(0)
     made = [Batch(minute, SAMPLES, per_minute, random) for minute in range(5)]
 
@@ -186,7 +186,7 @@ def apis(per_minute: int) -> None:
     print("| rule | columns, ms a minute of the job | event objects | times as long |\n|---|---|---|---|")
     for kind in (CPUBottleneck, StepOutlier):
         pairs = []
-        for _ in range(3):  # pairs: the machine's mood is the same for both
+        for _ in range(3):  # pairs, so that the machine's load is the same for both
             folds, by_event = kind(), kind()
             columns_ms = took(
                 folds,
@@ -214,7 +214,7 @@ if __name__ == "__main__":
     parser.add_argument("--hours", type=int, default=24)
     parser.add_argument("--only", choices=["folds", "hours", "apis"])
     options = parser.parse_args()
-    if options.only is None:  # each in a process of its own, so that memory is its own
+    if options.only is None:  # each in its own process, for its own peak memory
         for number, part in enumerate(("folds", "hours", "apis")):
             print("\n" if number else "", end="", flush=True)
             subprocess.run([sys.executable, __file__, "--only", part, *sys.argv[1:]], check=True)

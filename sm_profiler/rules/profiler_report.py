@@ -89,7 +89,7 @@ class ReportParameters:
 
 @attrs.frozen
 class ReportDetails:
-    """How often each rule was triggered, and the rules that broke."""
+    """Times that each rule was triggered, and the rules that broke."""
 
     triggered: dict[str, int]
     broken: dict[str, str]

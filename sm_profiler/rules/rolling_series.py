@@ -96,7 +96,7 @@ class RollingSeries:
 
     @property
     def hits(self) -> int:
-        """How often the condition was met."""
+        """Number of times that the condition was met."""
         return self._early_hits + self._late_hits
 
     def count(self, name: str) -> int:

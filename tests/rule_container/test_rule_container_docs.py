@@ -27,7 +27,7 @@ def _aws(monkeypatch):
         yield
 
 
-def test_the_policy_is_narrow():
+def test_policy_has_no_wildcards():
     policy = json.loads(block("json"))
     actions = [
         action
@@ -39,7 +39,7 @@ def test_the_policy_is_narrow():
     boto3.client("iam").create_policy(PolicyName="rules", PolicyDocument=json.dumps(policy))
 
 
-def test_the_template_has_the_same_actions():
+def test_template_has_the_actions_of_the_policy():
     policy = json.loads(block("json"))
     template = block("yaml")
     for statement in policy["Statement"]:
@@ -47,7 +47,7 @@ def test_the_template_has_the_same_actions():
             assert action in template
 
 
-def test_the_template_makes_a_stack():
+def test_template_creates_a_stack():
     client = boto3.client("cloudformation")
     parameters = [
         {"ParameterKey": "Bucket", "ParameterValue": "bucket"},

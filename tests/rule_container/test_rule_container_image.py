@@ -13,11 +13,11 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 REPO = Path(__file__).parents[2]
-CACHE = "SM_PROFILER_TEST_BASE"  # a folder that keeps the Debian base from one test run to the next
+CACHE = "SM_PROFILER_TEST_BASE"  # folder that keeps the Debian base between test runs
 KEYS = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
 USER_RULE = '''
 class BusyGPU:
-    """Fires when a GPU was above a limit in more than half of the samples."""
+    """Fires if a GPU was above a limit in more than half of the samples."""
 
     def __init__(self, limit="50"):
         self.limit, self.samples, self.busy = float(limit), 0, 0
@@ -51,7 +51,7 @@ def need(*tools):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A small Debian with Python, as debootstrap makes it."""
+    """A small Debian with Python, built by debootstrap."""
     need("buildah", "debootstrap")
     cache = os.environ.get(CACHE)
     folder = Path(cache) if cache else tmp_path_factory.mktemp("base")
@@ -69,9 +69,9 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def buildah(base, tmp_path_factory):
-    """The command with storage of its own, and the image built in it."""
+    """The buildah command with its own storage, and the image built in it."""
     storage = tmp_path_factory.mktemp("storage")
-    for driver in ("overlay", "vfs"):  # overlay is faster, and cannot stand on every file system
+    for driver in ("overlay", "vfs"):  # overlay is faster, but not every file system supports it
         options = ["--root", str(storage / driver), "--runroot", str(storage / "run"), "--storage-driver", driver]
         command = ["buildah", *options]
         tried = subprocess.run([*command, "from", "scratch"], capture_output=True, text=True, check=False)
@@ -128,7 +128,7 @@ def job(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def s3(job):
-    """moto's S3 with the job and a user's rule in it; the URL to reach it by."""
+    """URL of moto's S3 with the job and a custom rule in it."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -185,7 +185,7 @@ def outside(root, variables):
     ).returncode
 
 
-def test_same_results_as_outside(buildah, container, s3, tmp_path):
+def test_image_gives_the_same_results(buildah, container, s3, tmp_path):
     code, status, written = evaluate(
         in_container(buildah, container), s3, tmp_path / "in", rule_to_invoke="ProfilerReport"
     )
@@ -205,7 +205,7 @@ def test_same_results_as_outside(buildah, container, s3, tmp_path):
     )
 
 
-def test_a_user_s_rule(buildah, container, s3, tmp_path):
+def test_custom_rule(buildah, container, s3, tmp_path):
     rule = {"rule_to_invoke": "BusyGPU", "source_s3_uri": "s3://bucket/rules/busy_gpu.py"}
     code, status, written = evaluate(in_container(buildah, container), s3, tmp_path / "high", **rule, limit="99")
     assert (code, status["RuleEvaluationStatus"]) == (0, "NoIssuesFound")
@@ -215,7 +215,7 @@ def test_a_user_s_rule(buildah, container, s3, tmp_path):
     assert "samples:" in (written / "BusyGPU.log").read_text()
 
 
-def test_a_rule_of_the_old_library(buildah, container, s3, tmp_path):
+def test_old_api_rule(buildah, container, s3, tmp_path):
     rule = {"rule_to_invoke": "LongSteps", "source_s3_uri": "s3://bucket/rules/long_steps.py", "limit_s": "0.01"}
     code, status, _ = evaluate(in_container(buildah, container), s3, tmp_path / "old", **rule)
     assert (code, status["StatusDetails"]) == (
@@ -224,13 +224,13 @@ def test_a_rule_of_the_old_library(buildah, container, s3, tmp_path):
     )
 
 
-def test_an_unknown_rule_fails_with_a_report(buildah, container, s3, tmp_path):
+def test_unknown_rule_fails_with_a_report(buildah, container, s3, tmp_path):
     code, status, written = evaluate(in_container(buildah, container), s3, tmp_path / "o", rule_to_invoke="Nonsense")
     assert (code, status["RuleEvaluationStatus"]) == (1, "Error")
     assert "Nonsense" in (written / "profiler-report.html").read_text()
 
 
-def test_the_image_runs_as_nobody_special_and_is_small(buildah, container):
+def test_image_is_unprivileged_and_small(buildah, container):
     assert "uid=1000" in run(*buildah, "run", "--isolation", "chroot", container, "--", "id")
     size = int(
         run(*buildah, "run", "--isolation", "chroot", container, "--", "du", "-sm", "/opt/sm-profiler").split()[0]

@@ -21,7 +21,7 @@ START_US = 1_700_000_040_000_000  # a whole minute
 
 
 def make_job(folder: Path, *arguments: object) -> Path:
-    """Write a job; returns its profiler output."""
+    """Write a job; return its profiler output."""
     out = folder / "profiler-output"
     with patch.object(sys, "argv", ["make_job.py", "--out", str(out), *map(str, arguments)]), redirect_stdout(None):
         _generator().main()
@@ -49,7 +49,7 @@ class MemoryBatch:
 
 @attrs.define
 class MemorySource:
-    """A source whose batches are handed to it; `later` are found by one refresh each."""
+    """A source of given batches; each refresh finds one of `later`."""
 
     batches_now: list
     finished: bool = True
@@ -73,7 +73,7 @@ class MemorySource:
 
 
 def differences(one, other, path=""):
-    """Where two report objects differ: types, order of keys, values; floats within 1e-9."""
+    """List the differences of two report objects in types, order of keys and values; floats within 1e-9."""
     if type(one) is not type(other):
         return [f"{path}: {one!r:.60} is no {type(other).__name__}"]
     if isinstance(one, dict):
@@ -99,7 +99,7 @@ def as_json(results):
 
 
 def system(rows):
-    """Columns of (seconds from the start, type, name, dimension, value[, node])."""
+    """Return columns of (seconds from the start, type, name, dimension, value[, node])."""
     rows = [row if len(row) == 6 else (*row, "algo-1") for row in rows]
     if not rows:
         return SystemColumns.empty()
@@ -109,7 +109,7 @@ def system(rows):
 
 
 def events(rows):
-    """Columns of (seconds from the start, duration in seconds, name, phase[, {other columns}])."""
+    """Return columns of (seconds from the start, duration in seconds, name, phase[, {other columns}])."""
     rows = [row if len(row) == 5 else (*row, {}) for row in rows]
     if not rows:
         return EventColumns.empty()
@@ -140,7 +140,7 @@ def events(rows):
 def samples(  # noqa: PLR0913 - a job in numbers
     count, *, gpus=2, cores=4, use=90.0, memory=50.0, cpu=30.0, wait=1.0, every=0.5, nodes=("algo-1",), jitter=0.0
 ):
-    """System rows of a job whose every sample shows the same; `use` and `memory` may be functions (sample, gpu) → value."""
+    """Return system rows of a job with constant metrics; `use` and `memory` may be functions (sample, gpu) → value."""
     rows = []
     for index in range(count):
         at = index * every + 0.001
@@ -159,7 +159,7 @@ def samples(  # noqa: PLR0913 - a job in numbers
 
 
 def batches(rows, happenings=None):
-    """Columns as a source delivers them: minute by minute, events under the minute of their end."""
+    """Split columns as a source delivers them: by minute, events by their end."""
     happenings = EventColumns.empty() if happenings is None else happenings
     minutes = (rows.timestamp * 1e6 // 60e6).astype(int)
     filed = (happenings.end_us // 60e6).astype(int)

@@ -1,4 +1,4 @@
-"""The documents' rules of one's own, as they stand there; and the old API."""
+"""Examples of docs/custom-rules.md, parameters of custom rules, the old API and its actions."""
 
 import json
 import logging
@@ -43,8 +43,8 @@ def trial(tmp_path, job):
     return ProfilerTrial("mine", str(job), str(tmp_path / "out"), follow=False)
 
 
-class TestDocuments:
-    def test_the_new_rule_on_a_folder(self, job, capsys, monkeypatch):
+class TestDocumentedExamples:
+    def test_rule_runs_on_a_folder(self, job, capsys, monkeypatch):
         monkeypatch.chdir(job.parent)
         (job.parent / "memory_margin.py").write_text(NEW)
         monkeypatch.syspath_prepend(job.parent)
@@ -54,7 +54,7 @@ class TestDocuments:
         assert "'RuleTriggered': 1" in found
 
     @pytest.mark.parametrize(("limit", "status"), [("20", Status.ISSUES), ("95", Status.NO_ISSUES)])
-    def test_the_new_rule_in_the_runner(self, job, tmp_path, limit, status):
+    def test_rule_runs_in_the_runner(self, job, tmp_path, limit, status):
         code = tmp_path / "memory_margin.py"
         code.write_text(NEW)
         settings = Settings(
@@ -69,7 +69,7 @@ class TestDocuments:
         ("parameter", "fires"),
         [("limit=20", 1), ("limit=95", 0), ("MemoryMargin_limit=20", 1), ("memorymargin_limit=95", 0)],
     )
-    def test_the_command_on_this_machine(self, job, tmp_path, parameter, fires):
+    def test_runner_command_works_without_aws(self, job, tmp_path, parameter, fires):
         (tmp_path / "memory_margin.py").write_text(NEW)
         (tmp_path / "profiler-output").symlink_to(job)
         *variables, _, _, _ = words = shlex.split(LOCALLY.replace("\\\n", " "))
@@ -87,14 +87,14 @@ class TestDocuments:
         report = tmp_path / "processing/output/rule/profiler-output/profiler-reports/MemoryMargin.json"
         assert json.loads(report.read_text())["RuleTriggered"] == fires
 
-    def test_the_launch_is_a_rule_configuration(self):
+    def test_launch_example_builds_a_rule_configuration(self):
         names = {}
         exec(compile(LAUNCH, "custom-rules.md", "exec"), names)  # noqa: S102 - the document's own lines
         request = names["custom"].to_profiler_rule_config_dict()
         assert request["RuleParameters"]["rule_to_invoke"] == "MemoryMargin"
 
     @pytest.mark.parametrize(("limit", "status"), [("0.1", Status.ISSUES), ("100", Status.NO_ISSUES)])
-    def test_the_old_rule_in_the_runner(self, job, tmp_path, limit, status):
+    def test_old_api_rule_runs_in_the_runner(self, job, tmp_path, limit, status):
         code = tmp_path / "long_steps.py"
         code.write_text(OLD)
         settings = Settings(str(job), tmp_path / "out", rule="LongSteps", code=str(code), parameters={"limit_s": limit})
@@ -102,7 +102,7 @@ class TestDocuments:
 
 
 class Counting(Rule):
-    """Notes what it is given."""
+    """Records its calls."""
 
     def __init__(self, base_trial, action_str="", meets_at=None):
         super().__init__(base_trial, action_str)
@@ -119,7 +119,7 @@ class Sized:
 
 
 class TestParameters:
-    def test_the_environment_gives_what_the_rule_takes(self, caplog):
+    def test_environment_supplies_constructor_parameters(self, caplog):
         environ = {
             "PATH": "/bin",
             "http_proxy": "http://p",
@@ -135,7 +135,7 @@ class TestParameters:
             "ignoring variables that are not parameters of Sized: limti; it has: limit, sized_by",
         ]
 
-    def test_the_configuration_comes_first(self, caplog):
+    def test_configuration_overrides_environment(self, caplog):
         assert own_parameters(Sized, {"Sized_limit": "1"}, {"limit": "2"}) == {"limit": "1"}
         assert own_parameters(Sized, {"limits": "1"}, {"SIZED_LIMIT": "2"}) == {"limits": "1"}
         assert own_parameters(Sized, {}, {"sized_colour": "1"}) == {"colour": "1"}  # refused by build_rule
@@ -143,19 +143,19 @@ class TestParameters:
 
 
 class TestOldApi:
-    def test_windows_follow_one_another_until_the_data_end(self, tmp_path, job):
+    def test_windows_are_consecutive_until_the_end_of_the_data(self, tmp_path, job):
         rule = Counting(trial(tmp_path, job))
         invoke_rule(rule)
         starts = [start for start, *_ in rule.calls]
         assert starts == [starts[0] + 60_000_000 * index for index in range(len(starts))]
         assert len(starts) == 5  # the last, half minute too
 
-    def test_a_job_of_less_than_a_minute_is_looked_at(self, tmp_path):
+    def test_job_shorter_than_a_minute_is_evaluated(self, tmp_path):
         rule = Counting(trial(tmp_path, make_job(tmp_path, "--minutes", 0.5)))
         invoke_rule(rule)
         assert len(rule.calls) == 1
 
-    def test_events_have_the_old_attributes(self, tmp_path, job):
+    def test_events_have_the_attributes_of_the_old_library(self, tmp_path, job):
         rule = Counting(trial(tmp_path, job))
         invoke_rule(rule, end_step=1)
         _, _, system, framework = rule.calls[0]
@@ -175,7 +175,7 @@ class TestOldApi:
         assert loader.event_args["num_workers"] == 4
         assert loader.event_args["pin_memory"] is True
 
-    def test_events_are_all_rows_of_the_range(self, tmp_path, job):
+    def test_events_include_every_row_of_the_range(self, tmp_path, job):
         one, rows = trial(tmp_path, job), read(job).system()
         start, end = one.first_timestamp + 30_000_000, one.first_timestamp + 90_000_000
         inside = (rows.timestamp * 1e6 >= start) & (rows.timestamp * 1e6 <= end)
@@ -185,14 +185,14 @@ class TestOldApi:
         overlapping = (events.start_us <= end) & (events.end_us >= start)
         assert len(one.get_framework_metrics(start, end)) == np.count_nonzero(overlapping)
 
-    def test_looking_back_is_allowed(self, tmp_path, job):
+    def test_earlier_ranges_can_be_requested_again(self, tmp_path, job):
         one = trial(tmp_path, job)
         first = one.first_timestamp
         early = len(one.get_system_metrics(first, first + 60_000_000))
         one.get_system_metrics(first + 86_400_000_000, first + 86_460_000_000)
         assert len(one.get_system_metrics(first, first + 60_000_000)) == early
 
-    def test_a_condition_that_is_met(self, tmp_path, job):
+    def test_met_condition_raises(self, tmp_path, job):
         rule = Counting(trial(tmp_path, job), meets_at=1)
         with pytest.raises(RuleEvaluationConditionMet) as met:
             invoke_rule(rule, raise_eval_cond=True)
@@ -202,7 +202,7 @@ class TestOldApi:
         invoke_rule(quiet)
         assert len(quiet.calls) == 5
 
-    def test_the_trial(self, tmp_path, job):
+    def test_trial_attributes(self, tmp_path, job):
         one = trial(tmp_path, job)
         assert one.job_finished()
         assert one.path == str(job)
@@ -212,7 +212,7 @@ class TestOldApi:
         with pytest.raises(NoMoreProfilerData):
             one.wait_for_data(1e18, 9e17)
 
-    def test_waiting_for_a_running_job(self, tmp_path):
+    def test_waits_for_a_running_job(self, tmp_path):
         job = make_job(tmp_path, "--minutes", 2, "--no-end-marker")
         slept = []
 
@@ -226,7 +226,7 @@ class TestOldApi:
             one.wait_for_data(one.first_timestamp + 600_000_000, one.first_timestamp + 540_000_000)
         assert slept == [10.0]
 
-    def test_built_in_rules_are_rules_of_the_old_api(self, tmp_path, job):
+    def test_built_in_rules_work_with_invoke_rule(self, tmp_path, job):
         slow = make_job(tmp_path, "--scenario", "cpu-bottleneck", "--gpus", 2, "--minutes", 4)
         rule = CPUBottleneck(trial(tmp_path, slow), threshold="30", patience="50")
         assert isinstance(rule, Rule)
@@ -237,11 +237,11 @@ class TestOldApi:
         invoke_rule(calm, raise_eval_cond=True)
         assert calm.report["Datapoints"] > 0
 
-    def test_a_rule_without_a_method_says_so(self, tmp_path, job):
+    def test_rule_without_a_method_is_rejected(self, tmp_path, job):
         with pytest.raises(NotImplementedError, match="neither invoke, invoke_at_step nor invoke_for_timerange"):
             invoke_rule(Rule(trial(tmp_path, job)))
 
-    def test_errors_survive_pickling(self):
+    def test_errors_can_be_pickled(self):
         import pickle
 
         again = pickle.loads(pickle.dumps(RuleEvaluationConditionMet("Mine", 3, end_of_rule=True)))  # noqa: S301 - our own
@@ -269,29 +269,29 @@ class TestActions:
         Actions(text, "Mine").invoke()
         return calls, caplog.text
 
-    def test_stopping_is_opt_in(self, monkeypatch, caplog):
+    def test_stop_training_is_opt_in(self, monkeypatch, caplog):
         calls, text = self.called(monkeypatch, caplog, self.STOP, TRAINING_JOB_NAME="my-job")
         assert not calls
         assert "rule_allow_stop_training" in text
 
-    def test_stopping(self, monkeypatch, caplog):
+    def test_stop_training_stops_the_job(self, monkeypatch, caplog):
         allowed = {"TRAINING_JOB_NAME": "my-job", "SM_PROFILER_ALLOW_STOP_TRAINING": "1"}
         assert self.called(monkeypatch, caplog, self.STOP, **allowed)[0] == [{"TrainingJobName": "my-job"}]
 
-    def test_another_job_is_not_stopped(self, monkeypatch, caplog):
+    def test_stop_training_spares_other_jobs(self, monkeypatch, caplog):
         allowed = {"TRAINING_JOB_NAME": "other", "SM_PROFILER_ALLOW_STOP_TRAINING": "1"}
         assert self.called(monkeypatch, caplog, self.STOP, **allowed)[0] == []
 
     @pytest.mark.parametrize("text", ['{"name": "Email", "endpoint": "a@b.c"}', '[{"name": "sms"}]'])
-    def test_messages_are_not_supported(self, monkeypatch, caplog, text):
+    def test_email_and_sms_are_not_supported(self, monkeypatch, caplog, text):
         assert "is not supported" in self.called(monkeypatch, caplog, text)[1]
 
     @pytest.mark.parametrize("text", [None, "", " ", "[]", "not json", "3", "[3]"])
-    def test_nothing_to_do(self, monkeypatch, caplog, text):
+    def test_invalid_or_empty_actions_are_ignored(self, monkeypatch, caplog, text):
         assert self.called(monkeypatch, caplog, text)[0] == []
 
 
-def test_a_user_s_rule_needs_no_base_class(job):
+def test_rule_needs_no_base_class(job):
     class Latest:
         at = 0
 

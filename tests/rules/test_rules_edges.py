@@ -1,4 +1,4 @@
-"""Rules on jobs that are hardly any, too large, incomplete, or absurd."""
+"""Rules on empty, huge, incomplete and invalid jobs."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def steps(count, *, every=1.0, length=0.5, node="algo-1-0", at=0.0):
 
 
 @COMPATS
-def test_no_data(compat):
+def test_job_without_data(compat):
     results = run_rules(MemorySource([]), compat=compat)
     assert not results.broken
     assert not results.fired
@@ -48,7 +48,7 @@ def test_no_data(compat):
         [(1.0, "", "", "", 0.0)],
     ],
 )
-def test_one_row(compat, rows):
+def test_job_with_one_row(compat, rows):
     results = run_rules(source_of(system(rows)), compat=compat)
     assert not results.broken
     assert not results.fired
@@ -56,13 +56,13 @@ def test_one_row(compat, rows):
 
 
 @COMPATS
-def test_one_event(compat):
+def test_job_with_one_event(compat):
     results = run_rules(source_of(SystemColumns.empty(), events(steps(1))), compat=compat)
     assert not results.broken
     assert not results.fired
 
 
-def test_one_gpu_has_nothing_to_be_balanced_with():
+def test_load_balancing_needs_two_gpus():
     results = run_rules(source_of(samples(400, gpus=1)), parameters=QUICK)
     assert "one GPU per node" in results.as_dict()["LoadBalancing"]["Details"]["not_evaluated"]
 
@@ -76,7 +76,7 @@ def test_512_gpus(compat):
     balance = results.as_dict()["LoadBalancing"]
     assert len(balance["Details"]) == 64
     if compat is None:
-        assert balance["RuleTriggered"] == 64 * 7  # the idle one differs from each other GPU of its node
+        assert balance["RuleTriggered"] == 64 * 7  # the idle GPU differs from every other one of its node
         assert results.results["CPUBottleneck"].datapoints == 64 * 130
         assert list(balance["Details"])[:3] == ["algo-1", "algo-2", "algo-3"]
 
@@ -89,7 +89,7 @@ def test_512_gpus_on_one_node():
 
 @COMPATS
 @pytest.mark.parametrize("family", ["cpu", "gpu", "memory", "network"])
-def test_a_missing_family(compat, family):
+def test_missing_kind_of_metric(compat, family):
     rows = samples(300)
     results = run_rules(source_of(rows[~rows.type.mask(family)], events(steps(140))), parameters=QUICK, compat=compat)
     assert not results.broken
@@ -97,7 +97,7 @@ def test_a_missing_family(compat, family):
 
 
 @COMPATS
-def test_only_gpu_memory_is_missing(compat):
+def test_missing_gpu_memory(compat):
     rows = samples(700, use=20.0)
     rows = rows[~rows.dimension.mask("GPUMemoryUtilization")]
     results = run_rules(source_of(rows), parameters=QUICK, compat=compat)
@@ -106,7 +106,7 @@ def test_only_gpu_memory_is_missing(compat):
 
 
 @COMPATS
-def test_absurd_values(compat):
+def test_invalid_values_break_no_rule(compat):
     rows = samples(300)
     value, timestamp = rows.value.copy(), rows.timestamp.copy()
     value[::7], value[::11], value[::13], value[::17], value[::19] = np.nan, np.inf, -19.61, 1e300, -np.inf
@@ -130,8 +130,8 @@ def test_absurd_values(compat):
 
 
 @COMPATS
-def test_a_clock_that_jumps_does_not_hang(compat):
-    """One row of 1970 and one of 2100: the stretches between are not walked through minute by minute."""
+def test_long_stretch_without_data_is_skipped(compat):
+    """One row of 1970 and one of 2100."""
     rows = SystemColumns.concat([samples(50), samples(50)])
     timestamp = rows.timestamp.copy()
     timestamp[0], timestamp[-1] = 5.0, 4.1e9
@@ -139,7 +139,7 @@ def test_a_clock_that_jumps_does_not_hang(compat):
     assert not run_rules(source_of(odd), compat=compat).broken
 
 
-def test_late_rows_count_once_where_they_arrive():
+def test_late_rows_count_once_on_arrival():
     rows = samples(1200)
     in_time, late = batches(rows)[:8], batches(rows)[0]
     late_rows = late.system[:40]
@@ -150,8 +150,8 @@ def test_late_rows_count_once_where_they_arrive():
     assert results.results["LoadBalancing"].datapoints == sum(int(mask.sum()) for mask in of_gpu0)
 
 
-class TestFaultsOfTheService:
-    """What the default computation does otherwise, one by one."""
+class TestDifferencesFromTheService:
+    """Faults of the service that the default computation does not have."""
 
     def both(self, rows, happenings=None, **parameters):
         given = {**QUICK, **parameters}
@@ -159,7 +159,7 @@ class TestFaultsOfTheService:
         service = run_rules(source_of(rows, happenings), parameters=given, compat="service")
         return right.as_dict(), service.as_dict()
 
-    def test_q1_gpus_are_compared(self):
+    def test_gpus_are_compared_with_each_other(self):
         rows = samples(400, use=lambda _, gpu: 95.0 if gpu else 3.0)
         right, service = self.both(rows)
         assert right["LoadBalancing"]["RuleTriggered"] == 1
@@ -168,7 +168,7 @@ class TestFaultsOfTheService:
         )
         assert service["LoadBalancing"]["RuleTriggered"] == 0
 
-    def test_q2_a_long_start_fires(self):
+    def test_slow_start_fires(self):
         rows, happenings = samples(1200), events(steps(10, at=550))
         right, service = self.both(rows, happenings, MaxInitializationTime_threshold=5)
         assert (
@@ -176,7 +176,7 @@ class TestFaultsOfTheService:
         )  # the windows that ended after 6, 7, 8 and 9 minutes
         assert service["MaxInitializationTime"]["RuleTriggered"] == 0
 
-    def test_q3_q4_batch_size(self):
+    def test_batch_size_reports_last_window_and_own_whiskers(self):
         rows = samples(1200, use=lambda sample, _: 10.0 + sample % 7, memory=lambda sample, _: 40.0 + sample % 5)
         right, service = self.both(rows)
         assert right["BatchSize"]["Details"]["last_timestamp"] > service["BatchSize"]["Details"]["last_timestamp"]
@@ -185,7 +185,7 @@ class TestFaultsOfTheService:
         assert node["gpu0_memory"]["p25"] - 1.5 * (node["gpu0_memory"]["p75"] - node["gpu0_memory"]["p25"]) < 40
         assert node["cpu"]["p50"] == pytest.approx(30.0)
 
-    def test_q5_a_jump_is_measured_between_neighbouring_windows(self):
+    def test_memory_increase_compares_adjacent_windows(self):
         rows = samples(1200, memory=lambda sample, _: 20.0 if sample < 1000 else 40.0)
         right, _ = self.both(rows, GPUMemoryIncrease_patience=100)
         found = right["GPUMemoryIncrease"]
@@ -193,12 +193,12 @@ class TestFaultsOfTheService:
         assert found["RuleTriggered"] == 2 * 15
         assert found["Details"]["algo-1"]["gpu0"]["increase"] > 5
 
-    def test_q6_others_is_the_time_outside_steps(self):
+    def test_others_is_the_time_outside_steps(self):
         right, _ = self.both(samples(400), events(steps(150, every=1.0, length=0.75)))
         phase = right["OverallFrameworkMetrics"]["Details"]["phase"]
         assert phase["others"] == pytest.approx(100 * (149 * 0.25) / (149 + 0.75))
 
-    def test_q7_labels(self):
+    def test_cpu_and_gpu_labels_are_not_swapped(self):
         operators = [(index * 0.5, 0.4, "op", "gpu_functions-dev:0") for index in range(300)]
         operators += [(index * 0.5, 0.1, "op", "cpu_functions") for index in range(300)]
         right, service = self.both(samples(400, use=1.0, cpu=99.0), events(operators))
@@ -207,18 +207,18 @@ class TestFaultsOfTheService:
         assert right["CPUBottleneck"]["Details"]["ratio"]["gpu_functions-dev:0"] > 60
         assert service["CPUBottleneck"]["Details"]["ratio"]["gpu_functions-dev:0"] < 40
 
-    def test_q8_the_last_minute_counts(self):
+    def test_last_minute_counts(self):
         right, service = self.both(samples(200))
         assert right["CPUBottleneck"]["Datapoints"] == 200
         assert service["CPUBottleneck"]["Datapoints"] == 120
 
-    def test_q9_a_step_across_a_minute_counts_once(self):
+    def test_step_across_two_windows_counts_once(self):
         happenings = events([*steps(250, every=0.7, length=0.69)])
         right, service = self.both(samples(600), happenings)
         assert right["StepOutlier"]["Datapoints"] == 250
         assert service["StepOutlier"]["Datapoints"] > 250
 
-    def test_q10_every_phase_is_shown(self):
+    def test_step_outlier_reports_every_phase(self):
         evaluation = [
             (600.0 + index * 0.3, 0.2, "Step:ModeKeys.EVAL", "Step:ModeKeys.EVAL", {"step": index})
             for index in range(150)
@@ -228,13 +228,13 @@ class TestFaultsOfTheService:
         assert phases == ["Step:ModeKeys.EVAL", "Step:ModeKeys.TRAIN"]
         assert len(service["StepOutlier"]["Details"]["step_details"]) == 1
 
-    def test_q11_one_data_point_per_node_and_sample(self):
-        rows = samples(300, nodes=("algo-1", "algo-2"), jitter=0.03)  # reading the GPUs takes long
+    def test_bottleneck_counts_one_data_point_per_node_and_sample(self):
+        rows = samples(300, nodes=("algo-1", "algo-2"), jitter=0.03)  # reading the GPUs is slow
         right, service = self.both(rows)
         assert right["CPUBottleneck"]["Datapoints"] == 600
         assert service["CPUBottleneck"]["Datapoints"] != 480
 
-    def test_q15_few_workers_are_no_fault_where_nobody_waits(self):
+    def test_few_workers_do_not_fire_if_the_loop_does_not_wait(self):
         def loading(wait):
             return [
                 (
@@ -256,16 +256,16 @@ class TestFaultsOfTheService:
 
 
 class TestParameters:
-    def test_strings_are_numbers(self):
+    def test_strings_are_converted(self):
         rule = CPUBottleneck(threshold="40", patience="5.0")
         assert (rule.parameters.threshold, rule.parameters.patience) == (40, 5)
         assert rule.report["RuleParameters"] == "threshold:40\ncpu_threshold:90\ngpu_threshold:10\npatience:5"
 
-    def test_balance_has_another_default_for_the_service(self):
+    def test_service_has_its_own_default_threshold(self):
         assert LoadBalancing().report["RuleParameters"] == "threshold:0.5\npatience:1000"
         assert LoadBalancing(compat="service").report["RuleParameters"] == "threshold:0.2\npatience:1000"
 
-    def test_outliers_accept_the_report_s_name(self):
+    def test_step_outlier_accepts_threshold_for_stddev(self):
         assert StepOutlier(threshold="4").report["RuleParameters"] == "threshold:4\nmode:None\nn_outliers:10\nstddev:4"
 
     @pytest.mark.parametrize(
@@ -285,18 +285,18 @@ class TestParameters:
             (lambda: ProfilerReport(cpubottleneck_patience="x"), "CPUBottleneck: patience must be a number"),
         ],
     )
-    def test_mistakes_are_one_line(self, make, message):
+    def test_errors_are_one_line(self, make, message):
         with pytest.raises(ConfigError) as caught:
             make()
         assert message in str(caught.value)
         assert "\n" not in str(caught.value)
 
-    def test_rule_names_without_regard_to_case(self):
+    def test_rule_names_ignore_case(self):
         report = ProfilerReport(CpUbOtTlEnEcK_threshold="7", opt_out_telemetry="true")
         assert report.rules["CPUBottleneck"].parameters.threshold == 7
 
 
-def test_columns_without_rows_are_not_touched():
+def test_report_without_windows():
     report = ProfilerReport()
     assert report.results()
     assert EventColumns.empty().start_us.shape == (0,)

@@ -1,4 +1,4 @@
-"""The engine: one pass, isolation of what breaks, following a live job, constant memory and cost."""
+"""The engine: one pass, isolated errors, following a live job, bounded memory."""
 
 import json
 import tracemalloc
@@ -58,7 +58,7 @@ class Breaking:
     def result(self): ...
 
 
-def test_all_folds_see_one_pass():
+def test_one_pass_feeds_all_folds():
     rows = samples(1000)
     source, one, two = source_of(rows, events([(1.0, 0.5, "a", "b")])), Counting(), Counting()
     called = []
@@ -71,7 +71,7 @@ def test_all_folds_see_one_pass():
     assert [end - start for start, end in one.seen] == [60_000_000] * 9
 
 
-def test_a_broken_fold_stops_nobody():
+def test_broken_fold_does_not_affect_others():
     fold, broken = Counting(), Breaking()
     found = run_folds(source_of(samples(1000)), [broken, fold])
     assert fold.rows == len(samples(1000))
@@ -79,7 +79,7 @@ def test_a_broken_fold_stops_nobody():
     assert found[0].startswith("ZeroDivisionError: no, not now (test_rules_engine.py:")
 
 
-def test_a_broken_rule_stops_nobody(monkeypatch):
+def test_broken_rule_does_not_affect_others(monkeypatch):
     expected = run_rules(source_of(samples(400)))
     monkeypatch.setattr(CPUBottleneck, "update", Breaking().update)
     results = run_rules(source_of(samples(400)), extra_folds=[Breaking()])
@@ -88,14 +88,14 @@ def test_a_broken_rule_stops_nobody(monkeypatch):
     assert results.as_dict() == rest
 
 
-def test_a_rule_that_breaks_at_the_end_stops_nobody(monkeypatch):
+def test_rule_broken_in_result_does_not_affect_others(monkeypatch):
     monkeypatch.setattr(CPUBottleneck, "result", lambda _: 1 / 0)
     results = run_rules(source_of(samples(400)))
     assert list(results.broken) == ["CPUBottleneck"]
     assert len(results.results) == 10
 
 
-def test_other_lengths_of_windows():
+def test_window_length_is_configurable():
     fold = Counting()
     run_folds(source_of(samples(1000)), [fold], interval_us=15_000_000)
     assert len(fold.seen) == 34
@@ -116,28 +116,28 @@ class TestFollowing:
         )
         return MemorySource([parts.pop(0) for _ in range(now)], finished=False, later=[*parts])
 
-    def test_same_results_as_at_once(self):
+    def test_following_gives_the_same_results(self):
         slept = []
         followed = run_rules(self.source(), follow=Following(sleep=slept.append))
         assert as_json(followed.as_dict()) == as_json(run_rules(self.source(now=10)).as_dict())
         assert set(slept) == {10.0}
 
-    def test_windows_come_as_soon_as_they_are_complete(self):
+    def test_windows_are_yielded_when_complete(self):
         come, source = [], self.source()
         following = Following(sleep=lambda _: come.append(None))
         for window in windows(source, follow=following):
             come += [window.start_us]
-        # With files of minutes 0, 1 and 2 there, the windows 0 and 1 are complete: then it waits.
+        # With files of minutes 0, 1 and 2, the windows 0 and 1 are complete; then it waits.
         assert come[:3] == [START_US, START_US + 60_000_000, None]
         assert come[3:5] == [START_US + 120_000_000, None]
 
-    def test_stopping(self):
+    def test_stop_ends_the_evaluation(self):
         following = Following(stop=lambda: True, sleep=pytest.fail)
         fold = Counting()
         run_folds(self.source(), [fold], follow=following)
         assert fold.rows == sum(len(part.system) for part in self.source().batches_now)
 
-    def test_results_after_each_window(self):
+    def test_results_are_available_after_each_window(self):
         seen = []
         run_rules(
             self.source(now=10), on_window=lambda _, found: seen.append(found.results["LoadBalancing"].datapoints)
@@ -146,7 +146,7 @@ class TestFollowing:
         assert seen[0] < 121
         assert seen[-1] == 1200
 
-    def test_only_new_files_are_read(self):
+    def test_files_are_read_once(self):
         asked = []
 
         class Noted(MemorySource):
@@ -161,8 +161,8 @@ class TestFollowing:
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_job(monkeypatch):
-    monkeypatch.setattr(quantile_sketch, "LIMIT", 512)  # so that hours reach what days do
+def test_memory_is_bounded(monkeypatch):
+    monkeypatch.setattr(quantile_sketch, "LIMIT", 512)  # reached within this test's hours
     monkeypatch.setattr(bottleneck, "MAX_LISTED", 200)
     report = ProfilerReport()
     rng = np.random.default_rng(0)
@@ -184,10 +184,10 @@ def test_memory_does_not_grow_with_the_job(monkeypatch):
         used.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
     assert not report.broken
-    assert used[99] - used[49] < 50 * 5_000  # what a window leaves behind: its counts, and what ran in its bottlenecks
+    assert used[99] - used[49] < 50 * 5_000  # per window: its counts and the breakdown of its bottlenecks
 
 
-def test_the_cutter_holds_little():
+def test_cutter_drops_rows_of_past_windows():
     cutter = WindowCutter()
     held = []
     for part in batches(samples(4000)):
@@ -196,22 +196,22 @@ def test_the_cutter_holds_little():
     assert max(held) <= 5 * 120 * len(samples(1))
 
 
-def test_windows_without_a_minute_of_their_own():
-    """A source that does not say under which minute it files."""
+def test_source_without_minutes():
+    """Files without a time in their names."""
     parts = [MemoryBatch(part.system, part.events, None) for part in batches(samples(500))]
     fold = Counting()
     run_folds(MemorySource(parts), [fold])
     assert fold.rows == len(samples(500))
 
 
-def test_an_event_over_many_windows_counts_once_and_is_seen_in_all():
+def test_long_event_counts_once_and_appears_in_every_window():
     found = list(windows(source_of(samples(600), events([(10.0, 250.0, "long", "Forward")]))))
     assert [len(window.new_events) for window in found] == [1, 0, 0, 0, 0]
     assert [len(window.events) for window in found] == [1, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("as_storage", [False, True])
-def test_reports_are_written(tmp_path, as_storage):
+def test_writes_one_line_per_report(tmp_path, as_storage):
     results = run_rules(source_of(samples(400)))
     written = write_rule_reports(results.as_dict(), open_storage(str(tmp_path)) if as_storage else tmp_path)
     assert len(written) == 11
@@ -221,7 +221,7 @@ def test_reports_are_written(tmp_path, as_storage):
         assert list(json.loads(text)) == ["RuleTriggered", "Violations", "Details", "Datapoints", "RuleParameters"]
 
 
-def test_empty_tables_are_windows_too():
+def test_window_without_rows():
     report = ProfilerReport()
     window = EvaluationWindow(START_US, START_US + 60_000_000, samples(0), EventColumns.empty())
     assert report.update(window) is False

@@ -1,4 +1,4 @@
-"""A user's rule through an Estimator, on the local endpoint."""
+"""A custom rule through an Estimator, on the local endpoint."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from sm_profiler.local import LocalSageMaker
 
 RULE = '''
 class AnySamples:
-    """Fires if there are so many system metrics."""
+    """Fires if there are at least so many system metrics."""
 
     def __init__(self, least="1"):
         self.least, self.count = int(least), 0
@@ -27,7 +27,7 @@ class AnySamples:
 
 @pytest.mark.slow
 @pytest.mark.sdk2
-def test_a_rule_of_one_s_own(tmp_path):
+def test_custom_rule_runs_beside_an_estimator_job(tmp_path):
     folder = tmp_path / "source"
     folder.mkdir()
     (folder / "train.py").write_text("import time\ntime.sleep(3)\nprint('trained')\n")

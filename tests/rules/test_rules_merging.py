@@ -1,4 +1,4 @@
-"""One pass, the event API, and partial folds merged: the same result."""
+"""One pass, the event API and merged partial folds give the same results."""
 
 import json
 from itertools import count
@@ -85,13 +85,13 @@ def assert_same(one, other):
 
 
 def unordered(value):
-    """What ran is listed in order of appearance, which parts of a job cannot know: the order is no part of the value."""
+    """Sort all keys: their order of appearance is lost when parts of a job are merged."""
     return json.loads(json.dumps(value, sort_keys=True))
 
 
 @given(jobs, st.floats(0, 1))
 @RELAXED
-def test_minutes_merged(tmp_path, options, where):
+def test_merging_minutes(tmp_path, options, where):
     found = list(windows(read(job_of(tmp_path, options))))
     cut = int(where * len(found))
     first, second, whole = folded(found[:cut]), folded(found[cut:]), folded(found)
@@ -101,7 +101,7 @@ def test_minutes_merged(tmp_path, options, where):
 
 @given(jobs)
 @RELAXED
-def test_many_parts_merged_from_the_end(tmp_path, options):
+def test_merging_many_parts_in_reverse(tmp_path, options):
     found = list(windows(read(job_of(tmp_path, options))))
     merged = folded(found[-1:])
     for window in reversed(found[:-1]):
@@ -111,7 +111,7 @@ def test_many_parts_merged_from_the_end(tmp_path, options):
 
 @given(jobs.filter(lambda options: options["--nodes"] > 1))
 @RELAXED
-def test_nodes_merged(tmp_path, options):
+def test_merging_nodes(tmp_path, options):
     batches = list(read(job_of(tmp_path, options)).batches())
     start_us = min(batch.minute_us for batch in batches)
     parts = []
@@ -139,8 +139,8 @@ def in_windows(batches, start_us):
 
 @given(jobs)
 @RELAXED
-def test_event_by_event(tmp_path, options):
-    """The old API's way in: lists of objects instead of columns."""
+def test_event_objects_give_the_same_results(tmp_path, options):
+    """The old API passes lists of objects instead of columns."""
     found = list(windows(read(job_of(tmp_path, options))))
     by_event = ProfilerReport(**EAGER)
     for window in found:
@@ -149,7 +149,7 @@ def test_event_by_event(tmp_path, options):
     assert_same(by_event, folded(found))
 
 
-def test_nothing_is_counted_twice_or_left_out(tmp_path):
+def test_every_row_counts_exactly_once(tmp_path):
     job = make_job(
         tmp_path, "--minutes", 3.4, "--gpus", 2, "--nodes", 2, "--steps-per-second", 0.2, "--start-epoch", 1_700_000_011
     )
@@ -164,12 +164,12 @@ def test_nothing_is_counted_twice_or_left_out(tmp_path):
         assert np.all((window.events.start_us <= window.end_us) & (window.events.end_us >= window.start_us))
 
 
-def test_the_service_s_numbers_cannot_be_merged():
+def test_service_results_cannot_be_merged():
     with pytest.raises(ValueError, match="service"):
         ProfilerReport(compat="service").merge(ProfilerReport(compat="service"))
 
 
-def test_run_rules_is_the_same_as_folding(tmp_path):
+def test_run_rules_equals_folding(tmp_path):
     job = make_job(tmp_path, "--minutes", 3, "--gpus", 2)
     results = run_rules(read(job), parameters=EAGER)
     assert as_json(results.as_dict()) == as_json(folded(windows(read(job))).results().as_dict())

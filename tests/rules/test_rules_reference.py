@@ -1,4 +1,4 @@
-"""The rules against the reference implementation's results."""
+"""Results with compat="service" against those of the reference implementation."""
 
 import json
 import shlex
@@ -20,7 +20,7 @@ def case(request, tmp_path_factory):
     return folder, run_rules(read(job), parameters=given, compat="service"), job
 
 
-def test_every_rule_agrees_to_the_digit(case):
+def test_service_results_match_the_reference(case):
     folder, results, _ = case
     assert not results.broken
     expected = {path.stem: json.loads(path.read_text()) for path in (folder / "expected").glob("*.json")}
@@ -29,7 +29,7 @@ def test_every_rule_agrees_to_the_digit(case):
     assert not {name: each for name, each in found.items() if each}
 
 
-def test_a_report_is_one_line_with_its_keys_in_order(case):
+def test_report_keys_are_in_order(case):
     folder, results, _ = case
     reports = results.as_dict()
     for result in reports.values():
@@ -37,16 +37,16 @@ def test_a_report_is_one_line_with_its_keys_in_order(case):
     assert json.dumps(reports["LoadBalancing"]) == (folder / "expected/LoadBalancing.json").read_text().strip()
 
 
-def test_the_default_computation_differs_where_the_service_is_wrong(case):
+def test_default_results_differ_from_the_service(case):
     folder, service, job = case
     parameters = folder / "parameters.json"
     right = run_rules(read(job), parameters=json.loads(parameters.read_text()) if parameters.exists() else None)
     assert not right.broken
-    as_json(right.as_dict())  # it can be written
+    as_json(right.as_dict())  # serializable
     assert right.results["CPUBottleneck"].datapoints != service.results["CPUBottleneck"].datapoints
 
 
-def test_a_job_that_still_runs_is_looked_at_up_to_the_last_whole_window(tmp_path):
+def test_running_job_is_evaluated_up_to_the_last_complete_window(tmp_path):
     """A window is evaluated once its end has come; a finished job's last window need only have begun."""
     words = ("--minutes", 4, "--gpus", 1, "--shutdown-seconds", 90, "--start-epoch", 1_700_000_040)
     finished = make_job(tmp_path / "finished", *words)

@@ -1,4 +1,4 @@
-"""The container's main program: settings, following, stopping, status words, users' rules."""
+"""The container's main program: settings, following, stopping, status, custom rules."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def evaluate(tmp_path, source, **values):
 
 
 class TestStatus:
-    def test_issues(self, tmp_path, job):
+    def test_issues_found(self, tmp_path, job):
         status, details, output = evaluate(tmp_path, job)
         assert (status, details) == (
             Status.ISSUES,
@@ -69,10 +69,10 @@ class TestStatus:
         )
         assert len(list((output / "profiler-reports").iterdir())) == 11
 
-    def test_no_issues(self, tmp_path, calm):
+    def test_no_issues_found(self, tmp_path, calm):
         assert evaluate(tmp_path, calm)[:2] == (Status.NO_ISSUES, "")
 
-    def test_one_rule_decides(self, tmp_path, job):
+    def test_chosen_rule_decides_the_status(self, tmp_path, job):
         status, details, _ = evaluate(tmp_path, job, rule="cpubottleneck", parameters={"patience": "100"})
         assert status is Status.ISSUES
         assert details.startswith("Evaluation of the rule CPUBottleneck at step ")
@@ -81,19 +81,19 @@ class TestStatus:
             is Status.NO_ISSUES
         )
 
-    def test_unknown_rule(self, tmp_path, job):
+    def test_unknown_rule_is_an_error(self, tmp_path, job):
         status, details, output = evaluate(tmp_path, job, rule="Nope")
         assert status is Status.ERROR
         assert "Nope is not a built-in rule" in details
         assert "Nope" in (output / "profiler-report.html").read_text()
 
-    def test_bad_parameter(self, tmp_path, job):
+    def test_bad_parameter_is_an_error(self, tmp_path, job):
         assert evaluate(tmp_path, job, parameters={"CPUBottleneck_threshold": "200"})[:2] == (
             Status.ERROR,
             "CPUBottleneck: threshold must be a valid percentile!",
         )
 
-    def test_a_broken_rule(self, tmp_path, calm, monkeypatch):
+    def test_broken_rule_is_reported(self, tmp_path, calm, monkeypatch):
         monkeypatch.setattr(
             runner_module.ProfilerReport, "results", results := _breaking(runner_module.ProfilerReport.results)
         )
@@ -104,15 +104,15 @@ class TestStatus:
         assert results.called
         assert evaluate(tmp_path, calm, rule="LoadBalancing")[:2] == (Status.ERROR, "LoadBalancing: because")
 
-    def test_nothing_is_given(self, tmp_path):
+    def test_missing_source_is_an_error(self, tmp_path):
         status, details, _ = evaluate(tmp_path, "")
         assert status is Status.ERROR
         assert "no profile to evaluate" in details
 
-    def test_a_source_that_does_not_exist(self, tmp_path):
+    def test_nonexistent_source_is_an_error(self, tmp_path):
         assert evaluate(tmp_path, tmp_path / "nowhere")[0] is Status.ERROR
 
-    def test_a_job_without_data_that_has_ended(self, tmp_path):
+    def test_ended_job_without_data_finds_no_issues(self, tmp_path):
         (tmp_path / "p/system").mkdir(parents=True)
         (tmp_path / "p/system" / END).touch()
         for follow in (True, False):
@@ -120,13 +120,13 @@ class TestStatus:
             assert status is Status.NO_ISSUES
             assert "the job ended without any" in details
 
-    def test_a_report_that_cannot_be_drawn(self, tmp_path, job):
+    def test_failing_report_writer_falls_back_to_a_plain_report(self, tmp_path, job):
         made = settings(tmp_path, job)
         status, _ = Runner(made, write_report=lambda _: 1 / 0).run()
         assert status is Status.ISSUES
         assert "ZeroDivisionError" in (made.output / "profiler-report.html").read_text()
 
-    def test_details_are_not_too_long(self, tmp_path, job):
+    def test_status_details_are_truncated(self, tmp_path, job):
         Runner(settings(tmp_path, job, rule="N" * 3000)).run()
         assert len(json.loads((tmp_path / "out/rule-status.json").read_text())["StatusDetails"]) == 1024
 
@@ -143,7 +143,7 @@ def _breaking(original):
 
 class TestFollowing:
     def live(self, tmp_path, job):
-        """A copy of the job that has only its first two minutes yet; and what is to come."""
+        """Return a copy of the job with its first two minutes only, and the files still to come."""
         folder = tmp_path / "live"
         files = sorted(path for path in (job / "system").rglob("*.json"))
         later = files[2:] + list((job / "framework").rglob("*.json"))
@@ -159,7 +159,7 @@ class TestFollowing:
         temporary.write_bytes(path.read_bytes())
         temporary.rename(target)
 
-    def test_until_the_end_marker(self, tmp_path, job):
+    def test_follows_until_the_end_marker(self, tmp_path, job):
         folder, later = self.live(tmp_path, job)
         drawn = []
         made = settings(tmp_path, folder, follow=True)
@@ -185,7 +185,7 @@ class TestFollowing:
                 == json.loads(path.read_text())["Datapoints"]
             )
 
-    def test_until_the_stop_signal(self, tmp_path, job):
+    def test_follows_until_the_stop_signal_has_aged(self, tmp_path, job):
         folder, _ = self.live(tmp_path, job)
         signal_file = tmp_path / "stop"
         made = settings(tmp_path, folder, follow=True, stop_file=signal_file, grace_s=60)
@@ -200,7 +200,7 @@ class TestFollowing:
         thread.join(30)
         assert ended[0][0] is Status.NO_ISSUES
 
-    def test_stopped_before_any_data(self, tmp_path):
+    def test_stop_before_any_data(self, tmp_path):
         folder = tmp_path / "p/system"
         folder.mkdir(parents=True)
         runner = Runner(settings(tmp_path, folder.parent, follow=True), poll_s=0.02)
@@ -209,7 +209,7 @@ class TestFollowing:
         assert status is Status.STOPPED
         assert "stopped before any arrived" in details
 
-    def test_sigterm_ends_with_a_report(self, tmp_path, job):
+    def test_sigterm_writes_a_report(self, tmp_path, job):
         folder, _ = self.live(tmp_path, job)
         root = tmp_path / "ml"
         environment = {
@@ -230,12 +230,12 @@ class TestFollowing:
 def wait_for(condition, seconds=30):
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "nothing happened"
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.01)
 
 
 class TestSettings:
-    def test_from_the_configuration(self, tmp_path):
+    def test_reads_the_processing_job_configuration(self, tmp_path):
         (tmp_path / "config").mkdir()
         config = {
             "Environment": {"rule_to_invoke": "StepOutlier", "stddev": "4", "scan_interval_us": "60000000"},
@@ -257,8 +257,8 @@ class TestSettings:
         assert found.parameters == {"stddev": "4", "scan_interval_us": "60000000"}
         assert found.output == tmp_path / "processing/output/rule/profiler-output"
 
-    def test_what_rules_start_sends(self, tmp_path):
-        """A processing job's variables stand in its configuration too: the container's own are no rule's parameters."""
+    def test_container_variables_are_not_parameters(self, tmp_path):
+        """A processing job's variables are repeated in its configuration."""
         (tmp_path / "config").mkdir()
         environment = {
             "SM_PROFILER_SOURCE": "s3://b/p",
@@ -273,7 +273,7 @@ class TestSettings:
             assert found.parameters == {"StepOutlier_stddev": "4"}
             assert (found.source, found.job, found.follow) == ("s3://b/p", "my-job", False)
 
-    def test_from_the_environment(self, tmp_path):
+    def test_reads_the_environment(self, tmp_path):
         environment = {
             "SM_PROFILER_ROOT": str(tmp_path),
             "SM_PROFILER_SOURCE": "s3://b/p",
@@ -287,13 +287,13 @@ class TestSettings:
         assert found.parameters == {"CPUBottleneck_threshold": "30"}
         assert (found.stop_file, found.grace_s, found.follow) == (tmp_path / "stop", 5.0, True)
 
-    def test_a_mounted_folder_comes_first(self, tmp_path):
+    def test_prefers_a_mounted_folder(self, tmp_path):
         mounted = tmp_path / "processing/input/profiler"
         (mounted / "system").mkdir(parents=True)
         assert read_settings({"SM_PROFILER_ROOT": str(tmp_path)}).source == str(mounted)
 
     @pytest.mark.parametrize("text", ["{", "[]"])
-    def test_a_broken_configuration_is_an_error_of_the_container(self, tmp_path, text, monkeypatch):
+    def test_broken_configuration_is_a_container_error(self, tmp_path, text, monkeypatch):
         (tmp_path / "config").mkdir()
         (tmp_path / "config/processingjobconfig.json").write_text(text)
         monkeypatch.setenv("SM_PROFILER_ROOT", str(tmp_path))
@@ -301,7 +301,18 @@ class TestSettings:
         status = json.loads((tmp_path / "processing/output/rule/profiler-output/rule-status.json").read_text())
         assert status["RuleEvaluationStatus"] == "Error"
 
-    def test_a_bad_number(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("text", ["10s", "nan", "-1", "0", "inf", "1e99", "²"])
+    def test_bad_poll_interval_is_replaced_by_the_default(self, job, tmp_path, monkeypatch, caplog, text):
+        monkeypatch.setenv("SM_PROFILER_ROOT", str(tmp_path))
+        monkeypatch.setenv("SM_PROFILER_SOURCE", str(job))
+        monkeypatch.setenv("SM_PROFILER_POLL_S", text)
+        assert main() == 0
+        assert f"SM_PROFILER_POLL_S must be a number of seconds up to 3600, not {text!r}: using 10" in caplog.messages
+        output = tmp_path / "processing/output/rule/profiler-output"
+        assert json.loads((output / "rule-status.json").read_text())["RuleEvaluationStatus"] == "IssuesFound"
+        assert (output / "profiler-report.html").exists()
+
+    def test_bad_number_is_a_container_error(self, tmp_path, monkeypatch):
         monkeypatch.setenv("SM_PROFILER_ROOT", str(tmp_path))
         monkeypatch.setenv("rule_stop_grace_time_secs", "soon")
         assert main() == 1
@@ -370,14 +381,14 @@ class NoRule:
 '''
 
 
-class TestUsersRules:
+class TestCustomRules:
     @pytest.fixture
     def code(self, tmp_path):
         path = tmp_path / "my_rules.py"
         path.write_text(RULES)
         return str(path)
 
-    def test_old_api_by_windows(self, tmp_path, job, code):
+    def test_old_api_window_by_window(self, tmp_path, job, code):
         status, details, output = evaluate(tmp_path, job, code=code, rule="Window", parameters={"threshold": "60"})
         assert (status, details) == (
             Status.ISSUES,
@@ -386,12 +397,12 @@ class TestUsersRules:
         assert json.loads((output / "profiler-reports/Window.json").read_text())["Datapoints"] > 0
         assert evaluate(tmp_path, job, code=code, rule="Window", parameters={"threshold": "0"})[0] is Status.NO_ISSUES
 
-    def test_old_api_by_hand(self, tmp_path, job, code):
+    def test_old_api_with_own_loop(self, tmp_path, job, code):
         status, _, output = evaluate(tmp_path, job, code=code, rule="ByHand")
         assert status is Status.ISSUES
         assert (output / "ByHand.log").read_text().startswith("step 0 ")
 
-    def test_new_api(self, tmp_path, job, code):
+    def test_rule_with_update_and_result(self, tmp_path, job, code):
         status, _, output = evaluate(tmp_path, job, code=code, rule="New")
         assert status is Status.ISSUES
         assert len(list((output / "profiler-reports").iterdir())) == 12  # the built-in rules' beside it
@@ -409,10 +420,10 @@ class TestUsersRules:
             ("Missing", "my_rules.py has no class Missing; it has: Window, ByHand, New, Raises, Hangs, Exits, NoRule"),
         ],
     )
-    def test_errors_read_like_errors(self, tmp_path, calm, code, rule, message):
+    def test_errors_are_one_line(self, tmp_path, calm, code, rule, message):
         assert evaluate(tmp_path, calm, code=code, rule=rule)[:2] == (Status.ERROR, message)
 
-    def test_an_unknown_parameter(self, tmp_path, calm, code):
+    def test_unknown_parameter_is_an_error(self, tmp_path, calm, code):
         status, details, _ = evaluate(tmp_path, calm, code=code, rule="New", parameters={"limits": "3"})
         assert (status, details) == (Status.ERROR, "New has no parameter 'limits'; it has: limit")
 
@@ -427,28 +438,32 @@ class TestUsersRules:
             ("import sys\nsys.exit('enough')\n", "cannot import rule.py: SystemExit: enough (line 2)"),
         ],
     )
-    def test_a_file_that_cannot_be_imported(self, tmp_path, calm, text, message):
+    def test_broken_file_is_an_error(self, tmp_path, calm, text, message):
         path = tmp_path / "rule.py"
         path.write_text(text)
         assert evaluate(tmp_path, calm, code=str(path), rule="Any")[:2] == (Status.ERROR, message)
 
-    def test_a_file_named_like_a_module(self, tmp_path, job):
+    def test_file_may_have_the_name_of_a_module(self, tmp_path, job):
         path = tmp_path / "json.py"
         path.write_text(RULES)
         assert evaluate(tmp_path, job, code=str(path), rule="New")[0] is Status.ISSUES
 
-    def test_a_file_that_does_not_exist(self, tmp_path, calm):
+    def test_rule_name_is_a_class_name(self, tmp_path, calm, code):
+        status, details, _ = evaluate(tmp_path, calm, code=code, rule="../../Any")
+        assert (status, details) == (Status.ERROR, "rule_to_invoke must be the name of a class, not '../../Any'")
+
+    def test_missing_file_is_an_error(self, tmp_path, calm):
         assert "does not exist" in evaluate(tmp_path, calm, code="/nowhere/rule.py", rule="Any")[1]
 
-    def test_a_rule_that_does_not_end(self, tmp_path, calm, code):
+    def test_rule_that_does_not_end_is_killed(self, tmp_path, calm, code):
         status, details, output = evaluate(tmp_path, calm, code=code, rule="Hangs", timeout_s=1.0)
         assert status is Status.ERROR
         assert details == "Hangs did not end within 1 s after the job's data"
         assert (output / "profiler-reports/LoadBalancing.json").exists()
 
 
-def test_the_command_line(tmp_path, job):
-    """What the image's entry point does, with the whole report."""
+def test_command_line_writes_the_whole_report(tmp_path, job):
+    """Run the entry point of the image."""
     environment = {
         **os.environ,
         "SM_PROFILER_ROOT": str(tmp_path),

@@ -1,11 +1,11 @@
-"""Each rule fires where it should, and stays quiet where it should not, on jobs of make_job."""
+"""Each rule fires in the scenarios of make_job that it is made for, and in no others."""
 
 import pytest
 from rules_jobs import as_json, make_job, read
 
 from sm_profiler.rules import RULES, run_rules
 
-PATIENT = {  # ten minutes at a sample every 500 ms are 1200 samples: judge after 200
+PATIENT = {  # ten minutes have 1200 samples
     "CPUBottleneck_patience": 200,
     "IOBottleneck_patience": 200,
     "LowGPUUtilization_patience": 200,
@@ -16,7 +16,7 @@ PATIENT = {  # ten minutes at a sample every 500 ms are 1200 samples: judge afte
     "LoadBalancing_patience": 200,
     "MaxInitializationTime_threshold": 4,
 }
-# scenario → the rules that have to fire, and those that may besides
+# scenario → rules that have to fire, rules that may fire
 SCENARIOS = {
     "healthy": (set(), set()),
     "cpu-bottleneck": ({"CPUBottleneck", "LowGPUUtilization"}, set()),
@@ -52,14 +52,14 @@ def judged(request, tmp_path_factory):
     return request.param, run_rules(read(job), parameters=PATIENT)
 
 
-def test_the_right_rules_fire(judged):
+def test_expected_rules_fire(judged):
     scenario, results = judged
     must, may = SCENARIOS[scenario]
     assert not results.broken
     assert must <= set(results.fired) <= must | may
 
 
-def test_what_cannot_be_judged_says_why(judged):
+def test_rules_without_data_report_why(judged):
     scenario, results = judged
     silent = {name for name, each in results.results.items() if each.not_evaluated}
     if scenario == "cpu-only":
@@ -78,6 +78,6 @@ def test_what_cannot_be_judged_says_why(judged):
     as_json(results.as_dict())
 
 
-def test_each_rule_fires_somewhere():
+def test_every_rule_fires_in_a_scenario():
     fire = set().union(*(must for must, _ in SCENARIOS.values()))
     assert fire == {rule.name() for rule in RULES} - {"OverallSystemUsage", "OverallFrameworkMetrics"}
