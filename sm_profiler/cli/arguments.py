@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_profiler.errors import ConfigError
+from sm_profiler.formats.layout import END_MARKERS
 
 SOURCE_HELP = "a folder (of several runs: the newest), an s3:// URI of a profiler-output, or a training job's name"
 
@@ -28,8 +29,15 @@ def newest_run(where: str) -> str:
 
 def last_written(run: Path) -> float:
     """Return when the profile in a run's folder was last written, in seconds since the epoch; 0 if it has no file."""
-    kinds = [base / kind for base in (run, run / "profiler-output") for kind in ("system", "framework")]
-    return max((file.stat().st_mtime for kind in kinds for file in kind.rglob("*") if file.is_file()), default=0.0)
+    bases = (run, run / "profiler-output")
+    found = (
+        file.stat().st_mtime
+        for base in bases
+        for kind in ("system", "framework")
+        for file in (base / kind).rglob("*")
+        if file.is_file() and file.relative_to(base).as_posix() not in END_MARKERS
+    )
+    return max(found, default=0.0)
 
 
 def read_json(path: str | Path) -> dict[str, Any]:

@@ -7,11 +7,12 @@ import signal
 import sys
 import threading
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
 from sm_profiler.cli.command import DONE
 
 PORT = 5127
+MAX_PORT = 65535
 EXAMPLE = """\
 example:
   sm-profiler local                        in one shell
@@ -26,7 +27,11 @@ class Command:
         """Declare the arguments."""
         parser.epilog = EXAMPLE
         parser.add_argument(
-            "--port", type=int, default=PORT, help="port on 127.0.0.1; 0 picks a free one (default: %(default)s)"
+            "--port",
+            type=port,
+            default=PORT,
+            metavar="N",
+            help="port on 127.0.0.1; 0 picks a free one (default: %(default)s)",
         )
         parser.add_argument(
             "--env",
@@ -60,6 +65,14 @@ class Command:
             ended.wait()
             print("stopping the jobs …", file=sys.stderr)
         return DONE
+
+
+def port(text: str) -> int:
+    """Parse a port number."""
+    number = int(text)
+    if not 0 <= number <= MAX_PORT:
+        raise ArgumentTypeError(f"{text} is not between 0 and {MAX_PORT}")
+    return number
 
 
 def _log(line: str) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
+import io
+import os
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,12 +15,14 @@ from typing import TYPE_CHECKING, NoReturn
 from sm_profiler._version import __version__
 from sm_profiler.cli.command import USAGE
 from sm_profiler.errors import ProfilerError
+from sm_profiler.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sm_profiler.cli.command import Command
 
+INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + number of the signal, as shells report it
 # name → help; the class `Command` is in `sm_profiler.cli.<name>`
 COMMANDS = {
     "run": "profile a training script on this machine, without changing it",
@@ -38,7 +43,8 @@ start here:
   sm-profiler demo                     watch the whole loop, no AWS account needed
 
 exit codes: 0 success; 1 a problem was found (validate, compare and report with --fail-on);
-2 wrong usage or unreadable input; 130 interrupted.  run exits with the script's own code.
+2 wrong usage or unreadable input; 130 interrupted; 141 output closed early.
+run exits with the script's own code.
 """
 
 
@@ -47,7 +53,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with the code for wrong usage."""
-        self.exit(USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        self.exit(USAGE, f"{self.prog}: {printable(message)} (see {self.prog} --help)\n")
+
+    def unknown_arguments(self, unknown: Sequence[str]) -> NoReturn:
+        """Exit, with a suggestion if an option looks mistyped."""
+        near = difflib.get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, n=1, cutoff=0.7)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
 def module_of(name: str) -> str:
@@ -69,7 +81,7 @@ def build_parser(chosen: str | None) -> tuple[Parser, Parser | None, Command | N
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"sm-profiler {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", dest="command")
     chosen_parser: Parser | None = None
     loaded: Command | None = None
     for name, text in available().items():
@@ -90,30 +102,57 @@ def unknown_command(name: str) -> str:
     """Return the error for a sub-command that does not exist."""
     near = difflib.get_close_matches(name, available(), n=1)
     hint = f"did you mean {near[0]}?" if near else f"commands: {', '.join(available())}"
-    return f"sm-profiler: no command {name}; {hint}"
+    return f"sm-profiler: no command {printable(name)}; {hint}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; a user's mistake never ends in a traceback."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    chosen = next((word for word in words if not word.startswith("-")), None)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files may not be UTF-8, and terminals may be ASCII
+            stream.reconfigure(errors="backslashreplace")
     try:
-        parser, chosen_parser, command = build_parser(chosen)
-        if command is None and chosen is not None and words[0] == chosen:
-            parser.exit(USAGE, f"{unknown_command(chosen)}\n")
-        options, unknown = parser.parse_known_args(words)
-        if unknown:
-            (chosen_parser or parser).error(f"unrecognized arguments: {' '.join(unknown)}")
-        if command is None:  # argparse has already refused anything else
-            parser.error("no command given")
-        return command.run(options)
+        try:
+            return run(list(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except ProfilerError as error:
-        print(f"sm-profiler: {error}", file=sys.stderr)
-        return USAGE
+        return fail(str(error))
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "sm_profiler":
             raise
-        print(f"sm-profiler: this command needs {error.name}: pip install 'sm-profiler[all]'", file=sys.stderr)
-        return USAGE
+        return fail(f"this command needs {error.name}: pip install 'sm-profiler[all]'")
+    except BrokenPipeError:  # the reader (`| head`) has closed its end
+        discard_output()
+        return BROKEN_PIPE
+    except OSError as error:
+        discard_output()
+        return fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
+
+
+def run(words: list[str]) -> int:
+    """Parse the words and run the sub-command."""
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    parser, chosen_parser, command = build_parser(chosen)
+    if command is None and chosen is not None and words[0] == chosen:
+        parser.exit(USAGE, f"{unknown_command(chosen)}\n")
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        (chosen_parser or parser).unknown_arguments(unknown)
+    if command is None:
+        parser.error(f"no command given; commands: {', '.join(available())}")
+    return command.run(options)
+
+
+def fail(message: str) -> int:
+    """Print one line on standard error and return the exit code."""
+    print(f"sm-profiler: {printable(message)}", file=sys.stderr)
+    return USAGE
+
+
+def discard_output() -> None:
+    """Drop what is still buffered for standard output, which cannot be written."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

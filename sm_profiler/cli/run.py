@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+import attrs
+
+from sm_profiler.cli.arguments import last_written
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.layout import END_MARKERS
+from sm_profiler.printable import printable
 
 if TYPE_CHECKING:
     from sm_profiler.config import Profile
     from sm_profiler.monitor.start import Member
 
 INTERVAL_MS = 500
+FAILED_START_S = 10.0  # a run that fails sooner without a step leaves no folder
 SIGNALS = range(129, 193)  # exit codes of a process ended by a signal, whose job may be resumed
 
 
@@ -57,74 +66,160 @@ class Command:
     def run(self, options: Namespace) -> int:
         """Run the script and return its exit code."""
         from sm_profiler.config import load_profile
-        from sm_profiler.container import AUTO_VARIABLE, CONFIG_VARIABLE, rooted
+        from sm_profiler.container import AUTO_VARIABLE, rooted
         from sm_profiler.formats.trace_writer import recover_traces
 
-        command, name = self._command(options)
-        config = options.config.resolve() if options.config else default_config(name)
-        try:
-            profile = load_profile(config.read_text("utf-8-sig"))
-        except OSError as error:
-            raise ProfilerError(f"{config}: {error.strerror}") from None
+        command, name = find_command(options)
+        config = find_configuration(options.config, name)
+        profile = load_profile(config.text)
         for problem in profile.problems:
             print(f"sm-profiler: {problem}", file=sys.stderr)
         root = rooted(profile.local_path)
-        print(f"sm-profiler: writing the profile to {root}", file=sys.stderr, flush=True)
-        environment = {**os.environ, AUTO_VARIABLE: "1", CONFIG_VARIABLE: str(config)}
+        print(f"sm-profiler: configuration: {config.origin}", file=sys.stderr)
+        print(f"sm-profiler: writing the profile to {printable(root)}", file=sys.stderr, flush=True)
+        environment = {**os.environ, AUTO_VARIABLE: "1", **config.variables}
         member = start_monitor(profile, name, sample=not options.no_monitor)
+        started = time.monotonic()
         code, by_itself = 1, False
         try:
-            code, by_itself = self._run(command, environment)
+            code, by_itself = run_command(command, environment)
         finally:
             if member:
                 member.leave(by_itself=by_itself)
+            failed_start = code != 0 and time.monotonic() - started < FAILED_START_S
+            if config.folder and failed_start and not has_data(config.folder / "framework"):
+                shutil.rmtree(config.folder, ignore_errors=True)
         recover_traces(root)
-        if by_itself and not member:
+        if by_itself and not member and root.is_dir():
             mark_end(root)
-        print(f"sm-profiler: exit code {code}; next: sm-profiler report {shown(root)}", file=sys.stderr)
+        if last_written(root):
+            hint = f"next: sm-profiler report {shlex.quote(str(shown(root)))}"
+        else:
+            hint = f"nothing was recorded in {printable(shown(root))}"
+        print(f"sm-profiler: exit code {code}; {hint}", file=sys.stderr)
         return code
 
-    def _command(self, options: Namespace) -> tuple[list[str], str]:
-        """Return the command to run and a short name for it."""
-        words: list[str] = options.words
-        if words[:1] == ["--"] and not options.module:
-            if len(words) == 1:
-                raise ProfilerError("run: no command after --")
-            return words[1:], Path(words[1]).name
-        if not words:
-            raise ProfilerError("run: no script given, as in sm-profiler run train.py")
-        start = [sys.executable] if entry_installed() else [sys.executable, "-m", "sm_profiler.hook.launch"]
-        if options.module:
-            return [*start, "-m", *words], words[0].rpartition(".")[2]
-        if not Path(words[0]).exists():
-            raise ProfilerError(f"{words[0]}: no such file")
-        return [*start, *words], Path(words[0]).stem
 
-    def _run(self, command: list[str], environment: dict[str, str]) -> tuple[int, bool]:
-        """Return the exit code, and whether the script ended by itself and not by a signal."""
-        try:
-            process = subprocess.Popen(command, env=environment)  # the user's own command
-        except OSError as error:
-            raise ProfilerError(f"{command[0]}: {error.strerror}") from None
-        forwarded: list[int] = []
+def find_command(options: Namespace) -> tuple[list[str], str]:
+    """Return the command to run and a short name for it.
 
-        def forward(number: int, _frame: FrameType | None) -> None:
-            forwarded.append(number)
-            process.send_signal(number)
+    Raises:
+        ProfilerError: there is no such script, module or command.
+    """
+    words: list[str] = options.words
+    if words[:1] == ["--"] and not options.module:
+        if len(words) == 1:
+            raise ProfilerError("run: no command after --")
+        if shutil.which(words[1]) is None:
+            raise ProfilerError(f"{words[1]}: no such command")
+        return words[1:], Path(words[1]).name
+    if not words:
+        raise ProfilerError("run: no script given, as in sm-profiler run train.py")
+    start = [sys.executable] if entry_installed() else [sys.executable, "-m", "sm_profiler.hook.launch"]
+    if options.module:
+        check_module(words[0])
+        return [*start, "-m", *words], words[0].rpartition(".")[2]
+    script = Path(words[0])
+    if not script.exists():
+        raise ProfilerError(f"{words[0]}: no such file")
+    if script.is_dir() and not (script / "__main__.py").is_file():
+        raise ProfilerError(f"{words[0]}: a folder without __main__.py")
+    return [*start, *words], script.resolve().stem
 
-        # The terminal sends Ctrl-C to the script too, which decides how to end.
-        kept = {
-            signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
-            signal.SIGTERM: signal.signal(signal.SIGTERM, forward),
-        }
-        try:
-            code = process.wait()
-        finally:
-            for number, handler in kept.items():
-                signal.signal(number, handler)
-        code = code if code >= 0 else 128 - code
-        # After SIGTERM, a spot instance may resume the job under the same prefix.
-        return code, code not in SIGNALS and not forwarded
+
+def check_module(name: str) -> None:
+    """Check that `python -m name` will find a module, without importing its packages.
+
+    Raises:
+        ProfilerError: there is none.
+    """
+    sys.path.insert(0, str(Path.cwd()))  # as python -m does
+    try:
+        path: Sequence[str] | None = None
+        full = ""
+        for part in name.split("."):
+            full = f"{full}.{part}" if full else part
+            spec = next((found for finder in sys.meta_path if (found := finder.find_spec(full, path))), None)
+            if spec is None:
+                raise ProfilerError(f"no module {full}")
+            path = spec.submodule_search_locations
+        main = f"{name}.__main__"
+        if path is not None and not any(finder.find_spec(main, path) for finder in sys.meta_path):
+            raise ProfilerError(f"{name} is a package without __main__")
+    except (ImportError, AttributeError, ValueError) as error:  # whatever a finder makes of a strange name
+        raise ProfilerError(f"no module {name}: {error}") from error
+    finally:
+        del sys.path[0]
+
+
+@attrs.frozen
+class Configuration:
+    """Configuration of a run.
+
+    Attributes:
+        text: its JSON.
+        origin: where it was found.
+        variables: environment variables that pass it to the script.
+        folder: the run's folder if it was created for this run.
+    """
+
+    text: str
+    origin: str
+    variables: dict[str, str]
+    folder: Path | None = None
+
+
+def find_configuration(given: Path | None, name: str) -> Configuration:
+    """Return the configuration given by option or environment, as the hook finds it, or else the default one.
+
+    Raises:
+        ProfilerError: it cannot be read.
+    """
+    from sm_profiler.container import CONFIG_VARIABLE
+    from sm_profiler.hook.settings import find_config, read_config
+
+    try:
+        if given is not None:
+            return Configuration(read_config(given).text, printable(given), {CONFIG_VARIABLE: str(given.resolve())})
+        found = find_config(os.environ)
+        if found is not None:
+            return Configuration(found.text, printable(found.path or f"${CONFIG_VARIABLE}"), {})
+        path = default_config(name)
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise ProfilerError(f"{error.filename}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ProfilerError(f"the configuration is not UTF-8: {error}") from error
+    return Configuration(text, "default", {CONFIG_VARIABLE: str(path)}, path.parent)
+
+
+def run_command(command: list[str], environment: dict[str, str]) -> tuple[int, bool]:
+    """Return the command's exit code, and whether it ended by itself and not by a signal."""
+    try:
+        process = subprocess.Popen(command, env=environment)  # the user's own command
+    except OSError as error:
+        raise ProfilerError(f"{command[0]}: {error.strerror}") from error
+    except ValueError as error:  # a null byte in an argument
+        raise ProfilerError(f"{command[0]}: {error}") from error
+    forwarded: list[int] = []
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        forwarded.append(number)
+        process.send_signal(number)
+
+    # The terminal sends Ctrl-C to the script too, which decides how to end.
+    kept = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, forward),
+    }
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+    code = code if code >= 0 else 128 - code
+    # After SIGTERM, a spot instance may resume the job under the same prefix.
+    return code, code not in SIGNALS and not forwarded
 
 
 def start_monitor(profile: Profile, name: str, *, sample: bool) -> Member | None:
@@ -164,7 +259,7 @@ def default_config(name: str) -> Path:
     """
     from sm_profiler.debugger import FrameworkProfile, ProfilerConfig
 
-    folder = Path("sm-profiler", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
+    folder = new_folder(Path("sm-profiler").absolute(), f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     config = ProfilerConfig(
         system_monitor_interval_millis=INTERVAL_MS,
         framework_profile_params=FrameworkProfile(local_path=str(folder)),
@@ -172,13 +267,24 @@ def default_config(name: str) -> Path:
     request = config._to_request_dict()  # noqa: SLF001 - the SDK's name for its wire form
     for optional in ("HorovodProfilingConfig", "SMDataParallelProfilingConfig"):
         del request["ProfilingParameters"][optional]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "profilerconfig.json"
-        path.write_text(json.dumps(request, indent=1))
-    except OSError as error:
-        raise ProfilerError(f"{folder}: {error.strerror}") from None
+    path = folder / "profilerconfig.json"
+    path.write_text(json.dumps(request, indent=1))
     return path
+
+
+def new_folder(parent: Path, name: str) -> Path:
+    """Create and return a folder that did not exist, numbered if the name is taken."""
+    for number in itertools.count(1):
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+    raise AssertionError
+
+
+def has_data(folder: Path) -> bool:
+    """Return whether a folder holds more than empty files, as end markers are."""
+    return any(path.is_file() and path.stat().st_size for path in folder.rglob("*"))
 
 
 def entry_installed() -> bool:

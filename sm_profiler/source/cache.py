@@ -104,7 +104,7 @@ class Cache:
     """The copies of one source."""
 
     def __init__(self, uri: str) -> None:
-        name = hashlib.sha256(uri.encode()).hexdigest()[:24]
+        name = hashlib.sha256(uri.encode(errors="surrogateescape")).hexdigest()[:24]
         self.folder = cache_root() / name
 
     @classmethod

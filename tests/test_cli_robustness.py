@@ -1,0 +1,213 @@
+"""Wrong, missing and hostile input of every sub-command ends in one line and the documented exit code."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sm_profiler.cli import main
+from sm_profiler.cli.main import COMMANDS
+from sm_profiler.cli.run import default_config
+
+ESCAPE = "\x1b[31mred\x07"
+NOT_UTF8 = os.fsdecode(b"caf\xe9")
+STRANGE = [
+    "",
+    " ",
+    "nothing",
+    "/dev/null",
+    "/root/x",
+    "s3://",
+    "s3:///x",
+    "file://x",
+    "a" * 5000,
+    "é 漢 x",
+    ESCAPE,
+    NOT_UTF8,
+    "²",
+]
+CALLS = [
+    *(["report", name] for name in STRANGE),
+    *(["compare", name, name] for name in STRANGE),
+    *(["merge-timeline", name, "--out", "t.json"] for name in STRANGE),
+    *(["validate", name] for name in STRANGE),
+    *(["run", name] for name in STRANGE if name != "/dev/null"),  # which is an empty script
+    *(["run", "--", name] for name in STRANGE),
+    *(["run", "-m", name] for name in [*STRANGE, "os.nothing", "..", ".a", "a..b", "email", "json.tool.x"]),
+    *(["run", "--config", name, "script.py"] for name in STRANGE),
+    *(["report", "profile", "--parameters", name] for name in STRANGE),
+    *(["report", "profile", "--prices", name] for name in STRANGE),
+    ["compare", "profile", "profile", "--fail-on", ESCAPE],
+    ["monitor", "--out", "/dev/null/x"],
+    ["monitor", "--out", "m", "--interval-ms", "0"],
+    ["monitor", "--out", "m", "--interval-ms", "9" * 5000],
+    ["monitor", "--out", "m", "--pid", "-1"],
+    ["monitor", "--out", "m", "--pid", "99999999999999999999"],
+    ["monitor", "--out", "m", "--upload", "http://x"],
+    ["local", "--port", "99999"],
+    ["local", "--port", "-1"],
+    ["local", "--port", "²"],
+    ["local", "--folder", "/dev/null/x", "--port", "0"],
+    ["deploy", "--repository", "x", "--context", ESCAPE],
+    ["rules", "start", "--job", ESCAPE, "--image", "i", "--role", "r", "--region", "eu-west-1"],
+    ["rules", "start", "--job", "j", "--image", "i", "--role", "r", "--max-hours", "nan"],
+    ["rules", "start", "--job", "j", "--image", "i", "--role", "r", "--volume-size-in-gb", "many"],
+    *([name, f"--{ESCAPE}"] for name in COMMANDS),
+]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "SM_PROFILER_CONFIG", "SM_PROFILER_RULE_IMAGE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    (tmp_path / "script.py").write_text("print('ran')\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", CALLS, ids=lambda words: ascii(" ".join(words))[1:60])
+def test_mistakes_are_one_line_with_exit_code_2(words, place, capsys):
+    try:
+        code = main(words)
+    except SystemExit as ended:
+        code = ended.code
+    error = capsys.readouterr().err
+    assert code == 2, error
+    lines = error.splitlines()
+    assert len(lines) == 1, error
+    assert lines[0].startswith("sm-profiler")
+    assert lines[0].isprintable()
+    assert "Traceback" not in error
+    assert not list(place.glob("sm-profiler/*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--verison"], "sm-profiler: unrecognized arguments: --verison; did you mean --version?"),
+        (["report", "x", "--folow"], "sm-profiler report: unrecognized arguments: --folow; did you mean --follow?"),
+        ([], "sm-profiler: no command given; commands: run, report"),
+    ],
+)
+def test_mistyped_options_get_a_suggestion(words, line, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(line)
+
+
+def command(words, place, **options):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **options.pop("environment", {})}
+    return subprocess.run(
+        [sys.executable, "-m", "sm_profiler", *words], cwd=place, env=environment, timeout=120, check=False, **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("import no_such_package\n", 1),
+        ("raise SystemExit(3)\n", 3),
+        ("1 +\n", 1),
+        ("import os; os.kill(os.getpid(), 9)\n", 137),
+    ],
+)
+def test_failed_starts_leave_no_folder(script, code, place):
+    (place / "script.py").write_text(script)
+    done = command(["run", "script.py"], place, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert "nothing was recorded" in done.stderr.splitlines()[-1]
+    assert not list(place.glob("sm-profiler/*"))
+
+
+def test_runs_of_the_same_second_have_folders_of_their_own(place):
+    folders = {default_config("train").parent for _ in range(3)}
+    assert len(folders) == 3
+
+
+def test_hint_can_be_pasted_into_a_shell(place):
+    folder = place / "a b'c é"
+    folder.mkdir()
+    config = {"ProfilingIntervalInMilliseconds": 100, "ProfilingParameters": {"LocalPath": str(folder / "p $x")}}
+    (place / "config.json").write_text(json.dumps(config))
+    (place / "script.py").write_text("import time\ntime.sleep(1)\n")
+    done = command(["run", "--config", "config.json", "script.py"], place, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    hint = done.stderr.splitlines()[-1].partition("sm-profiler report ")[2]
+    shown = subprocess.run(["sh", "-c", f"printf %s {hint}"], capture_output=True, text=True, check=True)
+    assert (place / shown.stdout).resolve() == (folder / "p $x").resolve()
+
+
+def test_no_hint_to_report_a_folder_that_could_not_be_written(place):
+    (place / "file").touch()
+    config = {"ProfilingParameters": {"LocalPath": str(place / "file" / "profile")}}
+    (place / "config.json").write_text(json.dumps(config))
+    done = command(["run", "--config", "config.json", "script.py"], place, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "nothing was recorded" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_run_uses_the_configuration_of_the_environment(place):
+    config = {"ProfilingIntervalInMilliseconds": 100, "ProfilingParameters": {"LocalPath": str(place / "mine")}}
+    (place / "config.json").write_text(json.dumps(config))
+    (place / "script.py").write_text("import time\ntime.sleep(1)\n")
+    for variables, origin in [
+        ({"SM_PROFILER_CONFIG": json.dumps(config)}, "$SM_PROFILER_CONFIG"),
+        ({"SM_PROFILER_CONFIG": "config.json"}, "config.json"),
+        ({"SMPROFILER_CONFIG_PATH": str(place / "config.json")}, str(place / "config.json")),
+    ]:
+        done = command(["run", "script.py"], place, environment=variables, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert f"sm-profiler: configuration: {origin}\n" in done.stderr
+        assert "sm-profiler report mine" in done.stderr.splitlines()[-1]
+        assert not list(place.glob("sm-profiler/*"))
+    done = command(
+        ["run", "--no-monitor", "--config", "config.json", "script.py"], place, capture_output=True, text=True
+    )
+    assert "sm-profiler: configuration: config.json\n" in done.stderr
+
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize("words", [["--help"], ["rules", "--help"], ["validate", "config.json"]])
+@pytest.mark.parametrize("closing", ["", "| head -c 1", ">&-", "> /dev/full", "2>&-", "< /dev/null"])
+def test_output_of_any_kind_never_ends_in_a_traceback(words, closing, place):
+    (place / "config.json").write_text('{"S3OutputPath": "s3://bucket/é漢"}')
+    line = f"{sys.executable} -m sm_profiler {' '.join(words)} {closing}"
+    environment = {"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": os.environ["PATH"], **ASCII}  # and no HOME
+    done = subprocess.run(["sh", "-c", line], cwd=place, env=environment, capture_output=True, timeout=60, check=False)
+    assert b"Traceback" not in done.stderr
+    assert b"Exception ignored" not in done.stderr
+    assert done.returncode == (2 if "full" in closing else 0)
+
+
+def test_names_that_are_not_utf8(place):
+    script = place / f"{NOT_UTF8}.py"
+    script.write_text("import time\ntime.sleep(1)\n")
+    done = command(["run", os.fsencode(script)], place, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert b"Traceback" not in done.stderr
+    (folder,) = place.glob("sm-profiler/*")
+    done = command(["report", os.fsencode(folder)], place, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_read_only_folder(place):
+    if os.access("/", os.W_OK):
+        place = Path("/proc")  # not writable for root either
+    else:
+        place.chmod(0o500)
+    (Path("/tmp") / "readonly-script.py").write_text("print(1)\n")
+    done = command(["run", "/tmp/readonly-script.py"], place, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1, done.stderr
