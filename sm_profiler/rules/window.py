@@ -13,6 +13,7 @@ from sm_profiler.formats.columns import EventColumns, Floats, Mask, SystemColumn
 MINUTE_US = 60_000_000
 LOOK_AHEAD_US = 3 * MINUTE_US  # a file is named after the end of its events: later files may hold events of a window
 MAX_EMPTY_WINDOWS = 24 * 60  # longer stretches without data are skipped
+MAX_EMPTY_TOTAL = 7 * MAX_EMPTY_WINDOWS  # empty windows of a job; after these, all stretches without data are skipped
 
 # Order in which the managed service passes the timelines to a rule.
 TIMELINES = ("pythontimeline", "model_timeline", "trace", "horovod_timeline", "smdataparallel_timeline")
@@ -161,6 +162,7 @@ class WindowCutter:
         self._events: list[_Rows] = []
         self._filed_system_us = self._filed_events_us = -1  # names of the last files delivered
         self._last_minute_us: int | None = None  # of system files
+        self._empty_windows = 0  # without new data, so far
         self._last_event_us: float | None = None  # end of the last event: the last trace file is named after it
 
     def add(self, batch: BatchLike) -> None:
@@ -202,6 +204,8 @@ class WindowCutter:
             both = self._filed_system_us >= end_us and (self._last_event_us is None or self._filed_events_us >= end_us)
             if latest_us < end_us + LOOK_AHEAD_US and not (eager and both):
                 return
+            if self._next_data_us() is None:
+                return  # the names of files promise later data than they contain
             yield from self._cut_next()
 
     def rest(self) -> Iterator[EvaluationWindow]:
@@ -220,11 +224,11 @@ class WindowCutter:
             return
         start_us, end_us = self._next_us, self._next_us + self.length_us
         data_us = self._next_data_us()
-        if data_us is None or data_us - start_us > MAX_EMPTY_WINDOWS * self.length_us:
-            self._next_us = (
-                end_us if data_us is None else start_us + int((data_us - start_us) // self.length_us) * self.length_us
-            )
+        empty = 0 if data_us is None else int((data_us - start_us) // self.length_us)
+        if empty > MAX_EMPTY_WINDOWS or (empty > 0 and self._empty_windows >= MAX_EMPTY_TOTAL):
+            self._next_us = start_us + empty * self.length_us
             return
+        self._empty_windows += empty > 0
         system = [part.select(start_us, end_us) for part in self._system]
         events = [part.select(start_us, end_us) for part in self._events]
         self._system = [part for part in self._system if not part.is_done(end_us)]

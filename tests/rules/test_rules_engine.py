@@ -21,6 +21,7 @@ from sm_profiler.rules import (
     windows,
     write_rule_reports,
 )
+from sm_profiler.rules import window as window_module
 from sm_profiler.rules.window import WindowCutter
 from sm_profiler.storage import open_storage
 
@@ -226,3 +227,22 @@ def test_window_without_rows():
     window = EvaluationWindow(START_US, START_US + 60_000_000, samples(0), EventColumns.empty())
     assert report.update(window) is False
     assert not report.broken
+
+
+@pytest.mark.parametrize("minute_us", [2_160_000_000_000_000, 999_999_999_999_999_999])
+def test_far_off_file_names_yield_no_empty_windows(minute_us):
+    named_far_off = MemoryBatch(samples(0), events([(5.0, 1.0, "late", "Forward")]), minute_us)
+    expected = len(list(windows(source_of(samples(600)))))
+    found = list(windows(MemorySource([*batches(samples(600)), named_far_off])))
+    assert len(found) == expected
+    assert sum(len(window.new_events) for window in found) == 1
+
+
+def test_empty_windows_are_bounded(monkeypatch):
+    monkeypatch.setattr(window_module, "MAX_EMPTY_TOTAL", 50)
+    sparse = samples(100)
+    sparse = attrs.evolve(sparse, timestamp=sparse.timestamp[0] + np.arange(len(sparse)) * 20 * 60.0)
+    fold = Counting()
+    run_folds(source_of(sparse), [fold])
+    assert fold.rows == len(sparse)
+    assert len(fold.seen) <= len(sparse) + 50 + 20
