@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
-from sm_profiler.formats.numbering import Numbering
+from sm_profiler.formats.columns import Category, EventColumns, Numbering, SystemColumns
 from sm_profiler.formats.system_reader import SystemRows
 from sm_profiler.formats.trace_rows import TraceRows
 

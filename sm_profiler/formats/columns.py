@@ -1,6 +1,6 @@
-"""Columns: how system metrics and trace events stand in memory, from the reader to every rule and frame.
+"""Columns of system metrics and trace events in memory, from the reader to rules and frames.
 
-A row is never a Python object.  Texts that repeat (names, phases, nodes) are categories: small integers into a tuple of
+A row is never a Python object. Texts that repeat (names, phases, nodes) are categories: small integers into a tuple of
 the distinct texts.
 """
 
@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
-Rows: TypeAlias = Any  # whatever selects rows of a numpy array: a mask, an array of row numbers, a slice
+Rows: TypeAlias = Any  # anything that selects rows of a numpy array: a mask, an array of row numbers, a slice
+
+
+class Numbering(dict[Any, int]):
+    """Numbers of keys by first appearance; `numbering[key]` never fails."""
+
+    def __missing__(self, key: Any) -> int:
+        number = self[key] = len(self)
+        return number
 
 
 @attrs.frozen(eq=False)
@@ -25,7 +33,7 @@ class Category:
 
     Attributes:
         codes: int32, shape (rows,); `values[codes[i]]` is the text of row i.
-        values: the distinct texts; may hold texts that no row of a selection has any more.
+        values: the distinct texts; may include texts of rows that are no longer selected.
     """
 
     codes: NDArray[np.int32]
@@ -45,22 +53,22 @@ class Category:
         return Category(self.codes[rows], self.values)
 
     def mask(self, wanted: str | Callable[[str], bool]) -> Mask:
-        """True for each row whose text equals `wanted`, or for which `wanted(text)` is true (asked once a text)."""
+        """Return True for each row whose text equals `wanted`, or for which `wanted(text)`, called once per text, is true."""
         hit = [wanted(value) if callable(wanted) else value == wanted for value in self.values]
         return np.asarray(hit, np.bool_)[self.codes] if hit else np.zeros(len(self.codes), np.bool_)
 
     def decode(self) -> NDArray[np.object_]:
-        """The texts, one per row."""
+        """Return the text of each row."""
         return np.asarray(self.values, object)[self.codes] if self.values else np.empty(0, object)
 
     def present(self) -> list[str]:
-        """The texts that at least one row has, in order of first appearance among the rows."""
+        """Return the texts of the rows, each once, in order of first appearance."""
         codes, first = np.unique(self.codes, return_index=True)
         return [self.values[code] for code in codes[np.argsort(first)]]
 
     @classmethod
     def concat(cls, parts: Sequence[Category]) -> Category:
-        """The rows of all parts in their order, over one tuple of texts."""
+        """Concatenate categories, with one tuple of texts for all rows."""
         if parts and all(part.values is parts[0].values for part in parts):
             return cls(np.concatenate([part.codes for part in parts]), parts[0].values)
         numbers: dict[str, int] = {}
@@ -72,7 +80,7 @@ class Category:
 
 
 class _Table(attrs.AttrsInstance):
-    """What both kinds of columns can do: length, selection of rows, concatenation."""
+    """Length, selection of rows and concatenation of both kinds of columns."""
 
     def __len__(self) -> int:
         return len(getattr(self, attrs.fields(type(self))[0].name))
@@ -82,7 +90,7 @@ class _Table(attrs.AttrsInstance):
 
     @classmethod
     def concat(cls, parts: Sequence[Any]) -> Any:
-        """The rows of all parts, in their order; no part gives an empty table."""
+        """Concatenate tables; without parts the result is an empty table."""
         if not parts:
             return cls.empty()
         if len(parts) == 1:
@@ -100,14 +108,14 @@ class _Table(attrs.AttrsInstance):
 
 @attrs.frozen(eq=False)
 class SystemColumns(_Table):
-    """System metrics, one row a measurement, in the order of the files (minute, then node) and of their lines.
+    """System metrics, one row per measurement, in the order of the files (minute, then node) and of their lines.
 
     Attributes:
         timestamp: seconds since the epoch, float64.
-        value: percent, bytes/s or 1/s, as the dimension says.
+        value: percent, bytes/s or 1/s, depending on the dimension.
         node: `algo-1` …
         type: cpu, gpu, memory, i/o, network …
-        name: cpu0, gpu3, MemoryUsedPercent …; "" where the record has none.
+        name: cpu0, gpu3, MemoryUsedPercent …; "" for a record without a name.
         dimension: CPUUtilization, I/OWaitPercentage, GPUUtilization, Algorithm …
     """
 
@@ -120,32 +128,30 @@ class SystemColumns(_Table):
 
     @classmethod
     def empty(cls) -> SystemColumns:
-        """A table without rows."""
+        """Return a table without rows."""
         none, text = np.empty(0), Category.of(())
         return cls(none, none, text, text, text, text)
 
 
 @attrs.frozen(eq=False)
 class EventColumns(_Table):
-    """Trace events, one row an event (begin and end already joined), in the order of the files and of their lines.
+    """Trace events, one row per event (begin and end joined), in the order of the files and of their lines.
 
     Attributes:
         start_us: microseconds since the epoch, float64 (exact for whole microseconds, else to a quarter).
         duration_us: microseconds; 0 for instants.
         name: `Step:ModeKeys.TRAIN`, `aten::conv2d` …
         phase: the trace's process name: `Forward`, `DataLoaderIter`, `cpu_functions` …
-        node: node and process as readers show them: `algo-1-0` (node algo-1, rank or process id 0).
-        kind: which timeline it stood in: pythontimeline, model_timeline, trace, horovod_timeline, smdataparallel_timeline.
-        step: the step number of its mode; -1 where unknown.
-        pid: the process that recorded it (`args.pid`); -1 where unknown.
-        tid: the thread; -1 where unknown.
+        node: node and process, `algo-1-0` for node algo-1 and rank (or process id) 0.
+        kind: the timeline of its file: pythontimeline, model_timeline, trace, horovod_timeline, smdataparallel_timeline.
+        step: the step number of its mode; -1 if unknown.
+        pid: the process that recorded it (`args.pid`); -1 if unknown.
+        tid: the thread; -1 if unknown.
         worker_id: of dataloader events; -1 for the main process or unknown.
-        num_workers: of dataloader events; -1 where unknown.
-        pin_memory: of dataloader events: 0, 1, or -1 where unknown.
-        args: the other arguments as one JSON object a row; "" where there are none.  An instant's begin with
-            `{"ph":"i"`.
-        track: the process number under which the trace groups the event (its phase's), which is no operating system
-            process; -1 where unknown.
+        num_workers: of dataloader events; -1 if unknown.
+        pin_memory: of dataloader events: 0, 1, or -1 if unknown.
+        args: the other arguments as one JSON object per row, or "". An instant's begin with `{"ph":"i"`.
+        track: the number under which the trace groups the events of a phase, which is not the id of a process; -1 if unknown.
     """
 
     start_us: Floats
@@ -169,17 +175,17 @@ class EventColumns(_Table):
 
     @property
     def instants(self) -> Mask:
-        """True for each row that is a moment, not a span."""
+        """True for each row that is an instant, not a span."""
         return self.args.mask(lambda text: text.startswith('{"ph":"i"'))
 
     @property
     def end_us(self) -> Floats:
-        """Microseconds since the epoch at which each event ended."""
+        """End of each event, microseconds since the epoch."""
         return self.start_us + self.duration_us
 
     @classmethod
     def empty(cls) -> EventColumns:
-        """A table without rows."""
+        """Return a table without rows."""
         floats, ints, small = np.empty(0), np.empty(0, np.int64), np.empty(0, np.int32)
         text = Category.of(())
         return cls(

@@ -1,6 +1,7 @@
-"""Names of files and folders under a `profiler-output/`: where writers put a file, and what a reader learns from a name.
+"""Names of the files and folders in a `profiler-output/`: paths for writers, parsed names for readers.
 
-Every path here is relative to that folder and has forward slashes.  Hours and minutes are UTC.
+Every path is relative to that folder and has forward slashes. Hours and minutes are UTC. Names come from other people's
+folders and buckets: numbers have bounded lengths, and a name that does not match is no profiler data.
 """
 
 from __future__ import annotations
@@ -37,17 +38,19 @@ MODES = ("train", "eval", "predict", "global", "prestepzero", "posthookclose")
 PHASES = ("start", "stepstart", "forwardpassend", "stepend", "end")
 NO_STEP = "*"
 
-_SYSTEM_FILE = re.compile(r"system/(?:[^/]+/)*(?P<minute>\d{1,11})\.(?P<node>algo-\d+)\.json")
+_WHOLE = r"[0-9]{1,18}"
+_NUMBER = rf"{_WHOLE}(?:\.[0-9]{{1,18}})?"
+_SYSTEM_FILE = re.compile(r"system/(?:[^/]+/)*(?P<minute>[0-9]{1,11})\.(?P<node>algo-[0-9]{1,9})\.json")
 _TRACE_FILE = re.compile(
-    r"framework/(?:[^/]+/)*pevents/(?:[^/]+/)*(?P<end>\d{1,18})_(?P<source>[^/_]+)(?:_[^/]*?)??_?"
+    rf"framework/(?:[^/]+/)*pevents/(?:[^/]+/)*(?P<end>{_WHOLE})_(?P<source>[^/_]+)(?:_[^/]*?)??_?"
     r"(?P<kind>pythontimeline|model_timeline|horovod_timeline|smdataparallel_timeline|[^/_]+)\.json",
 )
 _DETAILED_FILE = re.compile(
-    rf"framework/(?P<framework>[^/]+)/{DETAILED}/(?P<folder>(?P<hour>[^/]+)/(?P<step>\d+))/(?P<rest>.*\.trace\.json(?:\.gz)?)",
+    rf"framework/(?P<framework>[^/]+)/{DETAILED}/(?P<folder>(?P<hour>[^/]+)/(?P<step>{_WHOLE}))/(?P<rest>.*\.trace\.json(?:\.gz)?)",
 )
 _METADATA_FILE = re.compile(
-    rf"framework/(?P<framework>[^/]+)/{DETAILED}/(?P<folder>[^/]+/\d+)/(?:.*/)?"
-    r"(?P<source>[^/]+)_(?P<start>\d+(?:\.\d+)?)_(?P<end>\d+(?:\.\d+)?)\.metadata",
+    rf"framework/(?P<framework>[^/]+)/{DETAILED}/(?P<folder>[^/]+/{_WHOLE})/(?:.*/)?"
+    rf"(?P<source>[^/]+)_(?P<start>{_NUMBER})_(?P<end>{_NUMBER})\.metadata",
 )
 _STATS_FILE = re.compile(
     r"framework/(?P<framework>[^/]+)/(?P<profiler>cprofile|pyinstrument)/(?P<node>[^/]+)/(?P<window>[^/]+)/"
@@ -56,36 +59,36 @@ _STATS_FILE = re.compile(
 )
 _OLD_STATS_FILE = re.compile(
     r"framework/(?P<framework>[^/]+)/(?P<profiler>cprofile|pyinstrument)/"
-    r"(?P<start>\d+(?:\.\d+)?)_(?P<end>\d+(?:\.\d+)?)_(?P<node>[^/_]+)_(?P<step>-?\d+)/"
+    rf"(?P<start>{_NUMBER})_(?P<end>{_NUMBER})_(?P<node>[^/_]+)_(?P<step>-?{_WHOLE})/"
     r"(?P<name>python_stats(?:\.json|\.html)?)",
     re.IGNORECASE,
 )
 _WINDOW = re.compile(
-    r"(?P<m0>[a-z]+)-(?P<s0>\*|-?\d+)-(?P<p0>[a-z]+)-(?P<t0>\d+(?:\.\d+)?)"
-    r"_(?P<m1>[a-z]+)-(?P<s1>\*|-?\d+)-(?P<p1>[a-z]+)-(?P<t1>\d+(?:\.\d+)?)",
+    rf"(?P<m0>[a-z]+)-(?P<s0>\*|-?{_WHOLE})-(?P<p0>[a-z]+)-(?P<t0>{_NUMBER})"
+    rf"_(?P<m1>[a-z]+)-(?P<s1>\*|-?{_WHOLE})-(?P<p1>[a-z]+)-(?P<t1>{_NUMBER})",
 )
 _NODE_OF_SOURCE = re.compile(r"(?P<number>.*)-(?P<node>algo.*)")
 
 
 def hour_folder(at_us: float) -> str:
-    """The name of the folder of an hour, `YYYYMMDDHH` in UTC, for a time in microseconds since the epoch."""
+    """Return the folder name (`YYYYMMDDHH`, UTC) of the hour of a time in microseconds since the epoch."""
     return time.strftime("%Y%m%d%H", time.gmtime(at_us // SECOND_US))
 
 
 def is_ignored(path: str) -> bool:
-    """Whether a file stays behind: neither uploaded nor read."""
+    """Return whether a file is neither uploaded nor read: temporary, or in a `.sagemaker-ignore` folder."""
     parts = path.split("/")
     return parts[-1].endswith(TEMPORARY) or IGNORED_FOLDER in parts
 
 
 def shown_node(source: str) -> str:
-    """`905-algo-1` as readers show it, `algo-1-905`; any other text as it is."""
+    """Return the readers' notation of a node and process: `algo-1-905` for `905-algo-1`; other texts unchanged."""
     match = _NODE_OF_SOURCE.fullmatch(source)
     return f"{match['node']}-{match['number']}" if match else source
 
 
 def source_name(number: int | str, node: str) -> str:
-    """The `<node>` part of a trace file's name, `<rank or pid>-algo-N`; `_` would end it and becomes `-`."""
+    """Return the `<node>` part of a trace file's name, `<rank or pid>-algo-N`; `_`, which would end it, becomes `-`."""
     return f"{number}-{node}".replace("_", "-").replace("/", "-")
 
 
@@ -103,12 +106,12 @@ class SystemFile:
 
     @property
     def path(self) -> str:
-        """Where it stands."""
+        """Its path."""
         return f"{SYSTEM_FOLDER}/{hour_folder(self.minute_s * SECOND_US)}/{self.minute_s}.{self.node}.json"
 
     @property
     def at_us(self) -> int:
-        """The time it is filed under, in microseconds since the epoch: the start of its minute."""
+        """Start of its minute, microseconds since the epoch."""
         return self.minute_s * SECOND_US
 
 
@@ -118,7 +121,7 @@ class TraceFile:
 
     Attributes:
         end_us: end of the last event, microseconds since the epoch.
-        source: who wrote it as the name has it: `0-algo-1`, or `4711-hostname`.
+        source: the process that wrote it: `0-algo-1`, or `4711-hostname`.
         kind: pythontimeline, model_timeline, horovod_timeline, smdataparallel_timeline, or another name.
     """
 
@@ -128,17 +131,17 @@ class TraceFile:
 
     @property
     def path(self) -> str:
-        """Where it stands."""
+        """Its path."""
         return f"{TRACE_FOLDER}/{hour_folder(self.end_us)}/{self.end_us}_{self.source}_{self.kind}.json"
 
     @property
     def node(self) -> str:
-        """`algo-1-0`: node and process as readers show them."""
+        """Node and process in the readers' notation, `algo-1-0`."""
         return shown_node(self.source)
 
     @property
     def at_us(self) -> int:
-        """The time it is filed under, in microseconds since the epoch: the end of its last event."""
+        """End of its last event, microseconds since the epoch."""
         return self.end_us
 
 
@@ -147,10 +150,10 @@ class DetailedTrace:
     """A trace of TensorFlow's or PyTorch's own profiler.
 
     Attributes:
-        path: where it stands.
+        path: its path.
         framework: pytorch or tensorflow.
-        folder: `YYYYMMDDHH/<step>`, which its metadata file shares.
-        hour: `YYYYMMDDHH`, as the folder says.
+        folder: `YYYYMMDDHH/<step>`, shared with its metadata file.
+        hour: `YYYYMMDDHH`.
         step: the step at which the profiler was started.
         host: the file's name up to its first dot.
     """
@@ -165,7 +168,7 @@ class DetailedTrace:
 
 @attrs.frozen
 class TraceMetadata:
-    """What the name of a `.metadata` file says about the trace beside it; times in microseconds since the epoch."""
+    """Name of a `.metadata` file, which describes the trace in its folder; times in microseconds since the epoch."""
 
     path: str
     folder: str
@@ -176,11 +179,11 @@ class TraceMetadata:
 
 @attrs.frozen
 class StatsWindow:
-    """Between which two points of a training run Python was profiled.
+    """The two points of a training run between which Python was profiled.
 
     Attributes:
         start_mode, end_mode: train, eval, predict, global, prestepzero or posthookclose.
-        start_step, end_step: a step number, or None before the loop and after it.
+        start_step, end_step: a step number; None before and after the loop.
         start_phase, end_phase: start, stepstart, forwardpassend, stepend or end.
         start_us, end_us: microseconds since the epoch.
     """
@@ -196,7 +199,7 @@ class StatsWindow:
 
     @property
     def folder(self) -> str:
-        """The name of the window's folder."""
+        """Name of the window's folder."""
         points = (
             (self.start_mode, self.start_step, self.start_phase, self.start_us),
             (self.end_mode, self.end_step, self.end_phase, self.end_us),
@@ -217,7 +220,7 @@ class PythonStats:
 
 
 def parse_window(folder: str) -> StatsWindow | None:
-    """The window that a folder's name tells, or None for a name that is none."""
+    """Parse the folder name of a window; None if it is something else."""
     match = _WINDOW.fullmatch(folder)
     if not match or not {match["m0"], match["m1"]} <= set(MODES) or not {match["p0"], match["p1"]} <= set(PHASES):
         return None
@@ -227,17 +230,17 @@ def parse_window(folder: str) -> StatsWindow | None:
 
 
 def stats_path(framework: str, profiler: str, node: str, window: StatsWindow, name: str = PYTHON_STATS) -> str:
-    """Where the statistics of a window stand."""
+    """Return the path of a window's statistics."""
     return f"{FRAMEWORK}/{framework}/{profiler}/{node}/{window.folder}/{name}"
 
 
 def detailed_folder(framework: str, start_us: int, step: int) -> str:
-    """Where a detailed profile that began at `start_us` with step `step` stands, and its metadata file with it."""
+    """Return the folder of a detailed profile (and of its metadata file) that began at `start_us` with step `step`."""
     return f"{FRAMEWORK}/{framework}/{DETAILED}/{hour_folder(start_us)}/{step:09d}"
 
 
 def metadata_path(framework: str, source: str, start_us: int, end_us: int, step: int) -> str:
-    """Where the metadata file of a detailed profile stands; its name is all that it says."""
+    """Return the path of a detailed profile's metadata file, which is empty: its name is its content."""
     folder = detailed_folder(framework, start_us, step)
     return f"{folder}/{source.replace('_', '-')}_{start_us}_{end_us}{METADATA_SUFFIX}"
 
@@ -246,8 +249,8 @@ Parsed = SystemFile | TraceFile | DetailedTrace | TraceMetadata | PythonStats
 
 
 def parse_path(path: str) -> Parsed | None:
-    """What a file's path tells; None for a file that is no profiler data, or stays behind."""
-    if is_ignored(path):
+    """Parse the path of a file; None if it is no profiler data, or ignored."""
+    if is_ignored(path) or not _is_text(path):
         return None
     if path.startswith(SYSTEM + "/"):
         match = _SYSTEM_FILE.fullmatch(path)
@@ -255,6 +258,15 @@ def parse_path(path: str) -> Parsed | None:
     if match := _TRACE_FILE.fullmatch(path):
         return TraceFile(int(match["end"]), match["source"], match["kind"])
     return _parse_detailed(path) or _parse_stats(path)
+
+
+def _is_text(path: str) -> bool:
+    """Return whether a name is text; bytes of a local name that are not UTF-8 become surrogates, which are not."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _parse_detailed(path: str) -> DetailedTrace | TraceMetadata | None:
@@ -270,7 +282,7 @@ def _parse_detailed(path: str) -> DetailedTrace | TraceMetadata | None:
 def _parse_stats(path: str) -> PythonStats | None:
     if match := _OLD_STATS_FILE.fullmatch(path):
         step, times = int(match["step"]), (int(float(match["start"])), int(float(match["end"])))
-        # Jobs of 2020 profiled whole steps, and before the first one under number -1.
+        # Jobs of 2020 profiled whole steps; what came before the first one has number -1.
         mode, number = ("train", step) if step >= 0 else ("prestepzero", None)
         window = StatsWindow(mode, number, "start", times[0], mode, number, "end", times[1])
         return PythonStats(path, match["framework"], match["profiler"].lower(), match["node"], window, match["name"])

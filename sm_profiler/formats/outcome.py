@@ -1,4 +1,4 @@
-"""What became of a file: the accounting that every reader keeps."""
+"""Accounting of what readers could use of each file, and the limits that files must keep."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import attrs
 
 READ, REPAIRED, REFUSED = "read", "repaired", "refused"
 LAST_US = 253_402_300_800_000_000  # the year 10000; later times, and times before 1970, are damage
+MAX_FILE_BYTES = 4 << 30  # larger files, unpacked or not, are not read to their end
+CHUNK_BYTES = 4 << 20  # records of so many bytes exist as Python objects at the same time
 
 
 @attrs.define
 class Tally:
-    """Counts what a reader had to drop from one file, by reason, and what it had to mend."""
+    """Count of the records dropped from one file, by reason, and list of the repairs."""
 
     dropped: Counter[str] = attrs.field(factory=Counter)
     mended: list[str] = attrs.field(factory=list)
 
     def drop(self, reason: str, count: int = 1) -> None:
-        """Note that records are lost."""
+        """Count lost records."""
         if count:
             self.dropped[reason] += count
 
@@ -27,8 +29,14 @@ class Tally:
         if what not in self.mended:
             self.mended.append(what)
 
+    def add(self, other: Tally) -> None:
+        """Add the counts and repairs of another part of the file."""
+        self.dropped.update(other.dropped)
+        for what in other.mended:
+            self.mend(what)
+
     def close(self, rows: int) -> Outcome:
-        """The outcome of a file of which `rows` rows could be used."""
+        """Return the outcome of a file of which `rows` rows could be used."""
         lost = self.dropped.total()
         parts = [*self.mended, *(f"{reason}: {count}" for reason, count in self.dropped.most_common())]
         status = READ if not parts else REFUSED if not rows else REPAIRED
@@ -37,12 +45,12 @@ class Tally:
 
 @attrs.frozen
 class Outcome:
-    """How the reading of a file ended.
+    """Result of reading a file.
 
     Attributes:
         status: "read", "repaired" or "refused" (nothing could be used).
-        lost: records that had to be dropped.
-        reason: why, in words; "" where there is nothing to say.
+        lost: number of dropped records.
+        reason: explanation as text; "" for a file without faults.
     """
 
     status: str = READ

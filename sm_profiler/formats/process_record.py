@@ -1,4 +1,4 @@
-"""What a process says of itself at the head of its files, as far as it makes sense."""
+"""Validation of the `sm_profiler/process` record at the beginning of a process's trace files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ COLLECTORS = "collectors"
 _LARGEST = 2**63
 
 
-def understood(args: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a `sm_profiler/process` record that are what they should be.
+def validated(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the expected type, so that readers need no checks of their own.
 
-    A file may be damaged, or made by anybody: whoever asks for a number gets a number or nothing.  Of what later
-    versions may add plain values are kept.
+    Unknown arguments, which later versions may add, are kept if they are plain values.
     """
     return {name: value for name, given in args.items() if (value := _value(name, given)) is not None or given is None}
 

@@ -1,4 +1,4 @@
-"""The lower rungs of the repair ladder: whole JSON objects out of damaged text."""
+"""Recovery of whole JSON objects from damaged text, in time proportional to its length."""
 
 from __future__ import annotations
 
@@ -8,18 +8,25 @@ from collections.abc import Iterator
 
 from sm_profiler.formats.outcome import Tally
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _BETWEEN = re.compile(r"[\s,\[\]]*")
-# Where the next record may begin after a damaged one: at the start of a line, or after the end of another object.
-_RESTART = re.compile(r"\n\s*(?=\{)|\}\s*,\s*(?=\{)")
-# Raw line breaks within a text are let through here and become blanks, as they stand for nothing outside of texts.
+# The next record after a damaged one begins on a line of its own, or after the end of another object. Neither pattern
+# can match the same blanks from two starting points, which would take quadratic time.
+_RESTART = re.compile(r"\n[^\S\n]*(?=\{)|\}\s*,\s*(?=\{)")
+# Raw line breaks inside strings are accepted and become blanks, as they mean nothing outside of strings.
 _DECODER = json.JSONDecoder(strict=False)
 _BREAKS = str.maketrans("\t\r\n", "   ")
+_BROKEN_LINE = re.compile(r"[^ \t\r\n,\[\]][^\n]*")
+_BROKEN_LINE_AT_END = re.compile(r"[^ \t\r\n,\[\]}][^\n]*")  # there, braces close the object around the records
+_WINDOW = 1024  # characters in which the end of an object is sought first
+_LONGEST_WORD = 16  # an error so near the end of a window may be due to its end
+_MAX_RESCANS = 4  # lengths of the text that failed attempts may read in total
 
 
 def clean(data: bytes, tally: Tally) -> str:
-    """Text without invalid UTF-8 and raw control characters; both are replaced, neither costs a record."""
-    data = data.removeprefix(b"\xef\xbb\xbf")
+    """Return text with invalid UTF-8 and raw control characters replaced, which costs no record."""
+    data = data.removeprefix(BYTE_ORDER_MARK)
     cleaned = _CONTROL.sub(b" ", data)
     if cleaned != data:
         tally.mend("control characters replaced")
@@ -30,25 +37,26 @@ def clean(data: bytes, tally: Tally) -> str:
         return cleaned.decode(errors="replace")
 
 
-def objects(text: str, tally: Tally, start: int = 0) -> Iterator[str]:
-    """The JSON text of each whole object, one after the other, without line breaks.
+def objects(text: str, tally: Tally) -> Iterator[str]:
+    """Yield the JSON text of each whole object in order, without line breaks.
 
-    Whatever else stands between them is counted as lost: a record a line where the file has a line a record, else one
-    record a stretch.
+    Text between objects is counted as lost: one record per line if the file has one record per line, else one per gap.
+    If most of the text is objects that do not close, which no writer leaves behind, the rest of it is counted as lost.
     """
     by_line = "\n{" in text or "\n" not in text.strip()
-    at = _after_blanks(text, start)
+    budget = _MAX_RESCANS * (len(text) + 1)
+    at = _after_blanks(text, 0)
     while at < len(text):
-        end = _object_end(text, at) if text[at] == "{" else None
+        end, read = _object_end(text, at) if text[at] == "{" else (None, 0)
         if end is not None:
             yield text[at:end].translate(_BREAKS)
         else:
-            restart = _RESTART.search(text, at)
+            budget -= read
+            restart = _RESTART.search(text, at) if budget > 0 else None
             end = restart.end() if restart else len(text)
-            # At the end of a file, brackets close what encloses the records.
-            blank = " \t\r,[]" if restart else " \t\r,[]}"
-            broken = sum(1 for line in text[at:end].split("\n") if line.strip(blank))
-            tally.drop("damaged" if restart else "cut off", broken if by_line else min(broken, 1))
+            broken = sum(1 for _ in (_BROKEN_LINE if restart else _BROKEN_LINE_AT_END).finditer(text, at, end))
+            reason = "damaged" if restart or budget <= 0 else "cut off"
+            tally.drop(reason, broken if by_line else min(broken, 1))
         at = _after_blanks(text, end)
 
 
@@ -57,8 +65,20 @@ def _after_blanks(text: str, at: int) -> int:
     return match.end() if match else at
 
 
-def _object_end(text: str, at: int) -> int | None:
-    try:
-        return _DECODER.raw_decode(text, at)[1]
-    except (ValueError, RecursionError):
-        return None
+def _object_end(text: str, at: int) -> tuple[int | None, int]:
+    """Return the end of the object that begins at `at`, or None, and how many characters a failed attempt read."""
+    size, read = _WINDOW, 0
+    while True:
+        # An error counts the lines before it, so that it must not be given all of the text.
+        window = text[at : at + size]
+        try:
+            return at + _DECODER.raw_decode(window)[1], 0
+        except json.JSONDecodeError as error:
+            may_go_on = error.msg.startswith("Unterminated") or error.pos >= len(window) - _LONGEST_WORD
+            read += len(window) if may_go_on else error.pos
+        except (ValueError, RecursionError):
+            may_go_on = False
+            read += len(window)
+        if not may_go_on or at + size >= len(text):
+            return None, read
+        size *= 4

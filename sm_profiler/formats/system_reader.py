@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -10,9 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sm_profiler.formats.columns import Floats
-from sm_profiler.formats.numbering import Numbering
-from sm_profiler.formats.outcome import LAST_US, Outcome, Tally
+from sm_profiler.formats.columns import Floats, Numbering
+from sm_profiler.formats.outcome import CHUNK_BYTES, LAST_US, REFUSED, Outcome, Tally
 from sm_profiler.formats.salvage import clean, objects
 
 Head = tuple[str, str, str, str]  # type, name, dimension, node
@@ -24,7 +24,7 @@ class SystemRows:
 
     Attributes:
         timestamp, value: as in SystemColumns.
-        head: int32, which of `heads` each row has.
+        head: int32, index into `heads` of each row.
         heads: (type, name, dimension, node).
     """
 
@@ -53,20 +53,39 @@ def read_system(data: bytes, node: str) -> tuple[SystemRows, Outcome]:
 
     Args:
         data: the file.
-        node: the node its name tells, for records that name none.
+        node: the node in the file's name, for records that name none.
 
     Returns:
-        Its rows in their order, and what became of it.  Never raises for what stands in the file.
+        Its rows in their order, and the outcome. No content of a file raises an error.
     """
     tally = Tally()
     if not data.strip():
         tally.mend("empty")
-        return _rows([], node), attrs.evolve(tally.close(0), status="refused")
-    try:
-        records = _DECODER.decode_lines(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        records = _salvage(data, tally)
-    return account(_rows(records, node), tally)
+        nothing = SystemRows(np.empty(0), np.empty(0), np.empty(0, np.int32), ())
+        return nothing, attrs.evolve(tally.close(0), status=REFUSED)
+    heads = Numbering()
+    parts = [_part(records, heads) for records in _records(data, tally)]
+    timestamp, value, head = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    table: Any = tuple((kind, name or "", dimension or "", on or node) for kind, name, dimension, on in heads)
+    return account(SystemRows(timestamp, value, head, table), tally)
+
+
+def _records(data: bytes, tally: Tally) -> Iterator[list[_Record]]:
+    """Yield the records of a file, those of about CHUNK_BYTES at a time."""
+    at = 0
+    while at < len(data):
+        end = len(data)
+        if at + CHUNK_BYTES < end:
+            border = data.rfind(b"\n{", at, at + CHUNK_BYTES)
+            if border < 0:
+                border = data.find(b"\n{", at + CHUNK_BYTES - 1)
+            end = border + 1 or end
+        piece = data if end - at == len(data) else data[at:end]
+        try:
+            yield _DECODER.decode_lines(piece)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            yield _salvage(piece, tally)
+        at = end
 
 
 def _salvage(data: bytes, tally: Tally) -> list[_Record]:
@@ -76,21 +95,20 @@ def _salvage(data: bytes, tally: Tally) -> list[_Record]:
             records.append(_DECODER.decode(item))
         except (msgspec.MsgspecError, ValueError, RecursionError):  # noqa: PERF203 - damaged files only
             tally.drop("no measurement of a known form")
+    if not records and not tally.dropped:
+        tally.mend("no records")
     return records
 
 
-def _rows(records: list[_Record], node: str) -> SystemRows:
-    heads = Numbering()
+def _part(records: list[_Record], heads: Numbering) -> tuple[Floats, Floats, NDArray[np.int32]]:
     count = len(records)
     head = np.fromiter(map(heads.__getitem__, map(_HEAD, records)), np.int32, count)
     timestamp = np.fromiter(map(_TIMESTAMP, records), np.float64, count)
-    value = np.fromiter(map(_VALUE, records), np.float64, count)
-    table: Any = tuple((kind, name or "", dimension or "", on or node) for kind, name, dimension, on in heads)
-    return SystemRows(timestamp, value, head, table)
+    return timestamp, np.fromiter(map(_VALUE, records), np.float64, count), head
 
 
 def account(rows: SystemRows, tally: Tally | None = None) -> tuple[SystemRows, Outcome]:
-    """The rows without those whose time or value is out of every range, and what became of their file."""
+    """Return the rows whose time and value are in range, and the outcome of their file."""
     tally = tally or Tally()
     good = (rows.timestamp >= 0) & (rows.timestamp < LAST_US / 1e6) & np.isfinite(rows.value)
     if not good.all():

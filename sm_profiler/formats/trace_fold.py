@@ -1,9 +1,10 @@
-"""The patient way through a trace: record by record, every kind of record."""
+"""Conversion of a trace record by record, for every kind of record."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from sm_profiler.formats import event_names
 from sm_profiler.formats.outcome import LAST_US, Tally
-from sm_profiler.formats.process_record import understood
+from sm_profiler.formats.process_record import validated
 from sm_profiler.formats.trace_rows import (
     NO_ARGUMENTS,
     Arguments,
@@ -31,10 +32,12 @@ UNKNOWN_PHASE = "Unknown"
 START_KEY = "start_time_since_epoch_in_micros"
 BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)
 ABSOLUTE_US = 1e14  # times after 1973 in microseconds since the epoch; no trace is that long
+MAX_METADATA = 1000  # own metadata records of a file
+MAX_UNJOINED = 100_000  # begins without an end, and ends without a begin, of a file
 
 
-class Event(msgspec.Struct, gc=False):
-    """One record of a trace as it stands in the file; NaN where it has no time or duration."""
+class TraceRecord(msgspec.Struct, gc=False):
+    """One record of a trace as read from its file; NaN if it has no time or duration."""
 
     ph: str = ""
     name: str | None = None
@@ -47,111 +50,132 @@ class Event(msgspec.Struct, gc=False):
 
 
 class Announcements:
-    """What the metadata records of a file say.
+    """Content of the metadata records of a file.
 
     Attributes:
-        base_us: what times count from; None where no record says so.
-        metadata: our own records.
-        count: how many records there were.
+        base_us: origin of the times, microseconds since the epoch; None if no record names it.
+        metadata: sm-profiler's own records, the first MAX_METADATA.
+        count: number of records.
+        lost: number of own records beyond MAX_METADATA.
     """
 
     def __init__(self) -> None:
         self.base_us: float | None = None
         self.metadata: list[dict[str, Any]] = []
-        self.count = 0
+        self.count = self.lost = 0
         self._phases: dict[Any, str] = {}
 
-    def take(self, event: Event, node: str, *, may_change: bool = True, may_start: bool = True) -> bool:
+    def take(self, record: TraceRecord, node: str, *, may_change: bool = True, may_start: bool = True) -> bool:
         """Take one record.
 
         Args:
-            event: the record.
+            record: the record.
             node: the node of the file.
-            may_change: whether it may say something else than an earlier record.
-            may_start: whether it may say what times count from.
+            may_change: accept a record that contradicts an earlier one.
+            may_start: accept an origin of the times.
 
         Returns:
-            Whether it said only what it may; if not, nothing of it was taken.
+            Whether the record was accepted; if not, nothing has changed.
 
         Raises:
-            msgspec.MsgspecError: its arguments hold a number that is out of every range, or are nested too deeply.
+            msgspec.MsgspecError: its arguments hold a number out of range, or are nested too deeply.
         """
-        args = msgspec.json.decode(event.args) if bytes(event.args) else {}
+        args = msgspec.json.decode(record.args) if bytes(record.args) else {}
         if not isinstance(args, dict):
             args = {}
-        if event.name == "process_name":
+        if record.name == "process_name":
             name, start = args.get("name"), args.get(START_KEY)
             if isinstance(name, str):
-                if not may_change and self._phases.get(event.pid, name) != name:
+                if not may_change and self._phases.get(record.pid, name) != name:
                     return False
-                self._phases[event.pid] = name
+                self._phases[record.pid] = name
             if isinstance(start, (int, float)) and not isinstance(start, bool) and 0 <= start < LAST_US:
                 if self.base_us != start and not (may_start and (may_change or self.base_us is None)):
                     return False
                 self.base_us = float(start)
-        elif event.name and event.name.startswith(event_names.OWN):
-            self.metadata.append(
-                {"name": event.name, "ph": "M", "pid": event.pid, "args": understood(args), "node": node}
-            )
+        elif record.name and record.name.startswith(event_names.OWN):
+            if len(self.metadata) < MAX_METADATA:
+                args = validated(args)
+                self.metadata.append({"name": record.name, "ph": "M", "pid": record.pid, "args": args, "node": node})
+            else:
+                self.lost += 1
         self.count += 1
         return True
 
     def phase(self, pid: Any) -> str:
-        """The phase that a record's `pid` stands for."""
+        """Return the phase that a record's `pid` denotes."""
         phase = self._phases.get(pid)
         return phase if phase is not None else pid if isinstance(pid, str) else UNKNOWN_PHASE
 
 
 def head_of(name: str | None, phase: str, pid: Any, tid: Any) -> Head:
-    """The head of a record."""
+    """Return the head of a record."""
     track, thread = whole(pid), whole(tid)
     return name or "", phase, -1 if track is None else track, -1 if thread is None else thread
 
 
-class Fold:
-    """Takes a file's events one by one."""
+class TraceFold:
+    """Rows of a file, built from its records one by one: `prepare` sees all of them, then `add` converts them."""
 
     def __init__(self, node: str, kind: str, start_us: float, tally: Tally) -> None:
         self.node, self.kind, self.base_us, self.tally = node, kind, start_us, tally
         self.announcements = Announcements()
         self._later = Announcements()
-        self._start: list[float] = []
-        self._duration: list[float] = []
-        self._head: list[int] = []
-        self._argument: list[int] = []
+        self._start, self._duration = array("d"), array("d")
+        self._head, self._argument = array("i"), array("i")
         self._heads: dict[Head, int] = {}
         self._argument_of: dict[bytes, int] = {}
         self._arguments: list[Arguments] = []
         self._open: dict[Key, list[OpenEvent]] = {}
         self._loose: list[LooseEnd] = []
+        self._unjoined = 0
+        self._without_phase = 0
+        self._ends_without_phase = False
 
-    def set_base(self, base_ns: float, events: Sequence[Event]) -> None:
-        """Take over the start time that a trace of PyTorch's profiler names, unless its times are absolute already."""
-        if any(event.ph == "X" and event.ts >= ABSOLUTE_US for event in events[:1000]):
+    def set_base(self, base_ns: float, *, absolute: bool) -> None:
+        """Set the origin of the times of a trace of PyTorch's profiler.
+
+        Args:
+            base_ns: the origin that the file names, nanoseconds since the epoch; 0 if it names none.
+            absolute: the times count from the epoch in spite of it.
+        """
+        if absolute:
             self.base_us = 0
         elif base_ns > 0:
             self.base_us = base_ns / 1000
 
-    def add(self, events: Sequence[Event]) -> None:
-        """Take the events of the file, once."""
-        for event in events:
-            if event.ph == "M":
-                with suppress(*BROKEN):  # counted below
-                    self._later.take(event, self.node)
-        take = {"X": self._whole, "M": self._announce, "B": self._begin, "E": self._end, "i": self._instant}
-        take["I"] = self._instant
-        for event in events:
-            handle = take.get(event.ph)
-            # Counters, flows and asynchronous events are no spans of time; an object without `ph` is no event.
+    def prepare(self, records: Iterable[TraceRecord]) -> None:
+        """Learn the phases of a file, which may be announced after their first event."""
+        for record in records:
+            if record.ph == "M":
+                with suppress(*BROKEN):  # `add` counts them
+                    self._later.take(record, self.node)
+
+    def add(self, records: Sequence[TraceRecord]) -> None:
+        """Convert the next records of the file."""
+        take = {"X": self._whole, "M": self._announce, "B": self._begin, "E": self._end}
+        take["i"] = take["I"] = self._instant
+        for record in records:
+            handle = take.get(record.ph)
+            # Counters, flows and asynchronous events are not spans of time.
             if handle is None:
+                self._without_phase += not record.ph
                 continue
             try:
-                handle(event)
+                handle(record)
             except BROKEN:
                 self.tally.drop("no event of a known form")
+        if records:
+            self._ends_without_phase = not records[-1].ph
+
+    def close(self) -> None:
+        """Count what was lost in the file as a whole."""
+        # TensorFlow ends its traces with an empty object.
+        self.tally.drop("no event of a known form", self._without_phase - self._ends_without_phase)
+        self.tally.drop(f"more than {MAX_METADATA} metadata records", self.announcements.lost)
 
     def rows(self) -> TraceRows:
-        """All that was taken."""
+        """Return all rows."""
         left = [event for stack in self._open.values() for event in stack]
         numbers, others = tables_of(self._arguments)
         return TraceRows(
@@ -169,58 +193,70 @@ class Fold:
             tuple(left),
         )
 
-    def _announce(self, event: Event) -> None:
-        self.announcements.take(event, self.node)
+    def _announce(self, record: TraceRecord) -> None:
+        self.announcements.take(record, self.node)
         if self.announcements.base_us is not None:
             self.base_us = self.announcements.base_us
 
-    def _whole(self, event: Event) -> None:
-        if math.isnan(event.ts) or math.isnan(event.dur) or event.name is None:
+    def _whole(self, record: TraceRecord) -> None:
+        if math.isnan(record.ts) or math.isnan(record.dur) or record.name is None:
             self.tally.drop("no name, time or duration")
             return
-        self._put(event, event.ts + self.base_us, event.dur, bytes(event.args))
+        self._put(record, record.ts + self.base_us, record.dur, bytes(record.args))
 
-    def _instant(self, event: Event) -> None:
-        if math.isnan(event.ts):
+    def _instant(self, record: TraceRecord) -> None:
+        if math.isnan(record.ts):
             self.tally.drop("no name, time or duration")
             return
-        self._put(event, event.ts + self.base_us, 0, instant_arguments(bytes(event.args), event.s or ""))
+        self._put(record, record.ts + self.base_us, 0, instant_arguments(bytes(record.args), record.s or ""))
 
-    def _begin(self, event: Event) -> None:
-        start = self._time(event)
+    def _begin(self, record: TraceRecord) -> None:
+        start = self._time(record)
         if start is not None:
-            key, args = self._key(event), bytes(event.args)
+            key, args = self._key(record), bytes(record.args)
             parse_arguments(args)
-            self._open.setdefault(key, []).append(OpenEvent(key, self._head_of(event), start, args.decode()))
+            if not self._may_wait():
+                return
+            self._open.setdefault(key, []).append(OpenEvent(key, self._head_of(record), start, args.decode()))
 
-    def _end(self, event: Event) -> None:
-        end = self._time(event)
+    def _end(self, record: TraceRecord) -> None:
+        end = self._time(record)
         if end is None:
             return
-        key, args = self._key(event), bytes(event.args)
+        key, args = self._key(record), bytes(record.args)
         parse_arguments(args)
         stack = self._open.get(key)
         if not stack:
-            self._loose.append(LooseEnd(key, end, args.decode()))
+            if self._may_wait():
+                self._loose.append(LooseEnd(key, end, args.decode()))
             return
         begin = stack.pop()
+        self._unjoined -= 1
         if end < begin.start_us:
             self.tally.drop("begin and end that end before they begin", 2)
             return
         self._append(begin.start_us, end - begin.start_us, begin.head, args or begin.args.encode())
 
-    def _time(self, event: Event) -> float | None:
-        at = event.ts + self.base_us
+    def _may_wait(self) -> bool:
+        """Return whether one more begin or end may wait for its counterpart; if not, it is counted as lost."""
+        if self._unjoined >= MAX_UNJOINED:
+            self.tally.drop(f"more than {MAX_UNJOINED} begins and ends without a counterpart")
+            return False
+        self._unjoined += 1
+        return True
+
+    def _time(self, record: TraceRecord) -> float | None:
+        at = record.ts + self.base_us
         if not 0 <= at < LAST_US:
             self.tally.drop("time or duration out of range")
             return None
         return at
 
-    def _put(self, event: Event, start: float, duration: float, args: bytes) -> None:
+    def _put(self, record: TraceRecord, start: float, duration: float, args: bytes) -> None:
         if not (0 <= start < LAST_US and 0 <= duration < LAST_US and start + duration < LAST_US):
             self.tally.drop("negative duration" if duration < 0 else "time or duration out of range")
             return
-        self._append(start, duration, self._head_of(event), args)
+        self._append(start, duration, self._head_of(record), args)
 
     def _append(self, start: float, duration: float, head: Head, args: bytes) -> None:
         number = self._argument_of.get(args)
@@ -233,13 +269,12 @@ class Fold:
         self._head.append(self._heads.setdefault(head, len(self._heads)))
         self._argument.append(number)
 
-    def _phase(self, event: Event) -> str:
-        phase = self.announcements.phase(event.pid)
-        # A phase may be announced after its first event.
-        return phase if phase != UNKNOWN_PHASE else self._later.phase(event.pid)
+    def _phase(self, record: TraceRecord) -> str:
+        phase = self.announcements.phase(record.pid)
+        return phase if phase != UNKNOWN_PHASE else self._later.phase(record.pid)
 
-    def _head_of(self, event: Event) -> Head:
-        return head_of(event.name, self._phase(event), event.pid, event.tid)
+    def _head_of(self, record: TraceRecord) -> Head:
+        return head_of(record.name, self._phase(record), record.pid, record.tid)
 
-    def _key(self, event: Event) -> Key:
-        return self._phase(event), event.tid if isinstance(event.tid, (int, str)) else 0
+    def _key(self, record: TraceRecord) -> Key:
+        return self._phase(record), record.tid if isinstance(record.tid, (int, str)) else 0
