@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+import codecs
+import logging
+
+ASCII = "sm_profiler.ascii"  # error handler for streams that cannot show all characters
+_PLAIN = str.maketrans(
+    {
+        "\N{HORIZONTAL ELLIPSIS}": "...", "\N{EN DASH}": "-", "\N{MINUS SIGN}": "-", "\N{RIGHTWARDS ARROW}": "->",
+        "\N{MULTIPLICATION SIGN}": "x", "\N{MIDDLE DOT}": "-", "\N{PLUS-MINUS SIGN}": "+-", "\N{MICRO SIGN}": "u",
+        "\N{FULL BLOCK}": "#", "\N{BLACK SQUARE}": "#", "\N{LEFT DOUBLE QUOTATION MARK}": '"',
+        "\N{RIGHT DOUBLE QUOTATION MARK}": '"', "\N{RIGHT SINGLE QUOTATION MARK}": "'",
+    }
+)  # fmt: skip
+
 
 def printable(text: object) -> str:
     r"""Return a text in one line, without control characters.
@@ -13,3 +26,25 @@ def printable(text: object) -> str:
     if shown.isprintable():
         return shown
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in shown)
+
+
+def logger_for(name: str) -> logging.Logger:
+    """Return the logger of a name, whose messages are made printable: they may contain names from files and S3."""
+    logger = logging.getLogger(name)
+    logger.addFilter(_printable_message)  # has no effect the second time
+    return logger
+
+
+def _printable_message(record: logging.LogRecord) -> bool:
+    record.msg, record.args = printable(record.getMessage()), ()
+    return True
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end].translate(_PLAIN)
+    return text.encode("ascii", "backslashreplace").decode("ascii"), error.end
+
+
+codecs.register_error(ASCII, _plain)

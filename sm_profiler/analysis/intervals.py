@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -12,8 +11,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from sm_profiler.formats.event_names import STEP
+from sm_profiler.printable import logger_for
 
-_log = logging.getLogger(__name__)
+_log = logger_for(__name__)
 
 
 def steps_around(framework: pd.DataFrame) -> NDArray[np.int64]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import islice
@@ -29,10 +28,11 @@ from sm_profiler.analysis.timeline_events import (
 )
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats import layout
+from sm_profiler.printable import logger_for
 from sm_profiler.source import ProfileSource
 from sm_profiler.storage import open_storage
 
-_log = logging.getLogger(__name__)
+_log = logger_for(__name__)
 _CHUNK = 10_000
 _LOW_GPU_FILTER: Mapping[str, Sequence[float]] = {"lowgpu": ()}
 

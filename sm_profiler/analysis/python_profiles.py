@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import hashlib
-import logging
 import os
 import pstats
 import re
@@ -33,9 +32,10 @@ from sm_profiler.analysis.python_stats import (
 )
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
+from sm_profiler.printable import logger_for
 from sm_profiler.storage import FileInfo, LocalStorage, open_storage, read_all
 
-_log = logging.getLogger(__name__)
+_log = logger_for(__name__)
 _PLACE = 2  # framework and profiler, the end of the path of a statistics folder
 DEFAULT_FOLDER = "/tmp/python_stats"  # noqa: S108 - the known default
 ANY = "any"

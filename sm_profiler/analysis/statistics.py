@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any
@@ -13,8 +12,9 @@ import pandas as pd
 from sm_profiler.analysis.intervals import label_times, modes_around, phase_intervals, steps_around
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.event_names import STEP, STEP_GLOBAL, STEP_TRAIN
+from sm_profiler.printable import logger_for
 
-_log = logging.getLogger(__name__)
+_log = logger_for(__name__)
 _LOOP = (STEP_TRAIN, STEP_GLOBAL)
 _STATISTICS = ("mean", "min", "max", "p50", "p95", "p99")
 _QUANTILES = {0.5: "p50", 0.95: "p95", 0.99: "p99"}

@@ -9,6 +9,7 @@ from typing import Any
 
 from sm_profiler.errors import ConfigError
 from sm_profiler.formats.layout import END_MARKERS
+from sm_profiler.printable import printable
 
 SOURCE_HELP = "a folder (of several runs: the newest), an s3:// URI of a profiler-output, or a training job's name"
 
@@ -23,7 +24,7 @@ def newest_run(where: str) -> str:
         return where
     run = max(times, key=lambda each: (times[each], each.name))
     count = f"{len(times)} runs; reading the newest" if len(times) > 1 else "one run"
-    print(f"sm-profiler: {where} holds {count}: {run}", file=sys.stderr)
+    print(f"sm-profiler: {printable(where)} holds {count}: {printable(run)}", file=sys.stderr)
     return str(run)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from sm_profiler._version import __version__
 from sm_profiler.cli.command import USAGE
 from sm_profiler.errors import ProfilerError
-from sm_profiler.printable import printable
+from sm_profiler.printable import ASCII, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; a user's mistake never ends in a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files may not be UTF-8, and terminals may be ASCII
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors=ASCII)
     try:
         try:
             return run(list(sys.argv[1:] if arguments is None else arguments))

@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 
 from sm_profiler.cli.arguments import SOURCE_HELP, newest_run
 from sm_profiler.cli.command import DONE
+from sm_profiler.printable import printable
 
 
 class Command:
@@ -28,7 +29,7 @@ class Command:
         error = max(done.clock_error_us.values(), default=None)
         clocks = f"; clocks agree within {error / 1e3:.3g} ms" if error is not None else ""
         print(
-            f"sm-profiler: {done.events:,} events of {done.processes} processes in {options.out}{clocks}",
+            f"sm-profiler: {done.events:,} events of {done.processes} processes in {printable(options.out)}{clocks}",
             file=sys.stderr,
         )
         print("open it at https://ui.perfetto.dev or in chrome://tracing")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from sm_profiler.cli.arguments import SOURCE_HELP, newest_run, read_json
 from sm_profiler.cli.command import BAD, DONE
+from sm_profiler.printable import printable
 
 if TYPE_CHECKING:
     from sm_profiler.report import Report
@@ -94,7 +95,7 @@ def print_summary(report: Report, page: str) -> None:
     from sm_profiler.report import terminal_summary
 
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-    print(f"sm-profiler: {page}", file=sys.stderr)
+    print(f"sm-profiler: {printable(page)}", file=sys.stderr)
     try:
         print(terminal_summary(report, colour), flush=True)
     except BrokenPipeError:  # the reader (`| head`) is done; nothing may be written at exit either

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,8 +23,9 @@ from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.monitor_launcher import accompany
 from sm_profiler.hook.python_collector import PYTHON, PythonStarter
 from sm_profiler.hook.session import UNSUPPORTED, Session
+from sm_profiler.printable import logger_for
 
-logger = logging.getLogger("sm_profiler")
+logger = logger_for("sm_profiler")
 COMMON = frozenset({PYTHON, HOROVOD})  # collectors that need nothing of the framework
 _installed: list[Hook] = []  # at most one
 

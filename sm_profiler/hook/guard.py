@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
 import attrs
 
-logger = logging.getLogger("sm_profiler")
+from sm_profiler.printable import logger_for
+
+logger = logger_for("sm_profiler")
 
 
 @attrs.define(eq=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import multiprocessing
 import os
 from typing import TYPE_CHECKING
@@ -11,11 +10,12 @@ from typing import TYPE_CHECKING
 from sm_profiler.config import Profile
 from sm_profiler.container import PROFILER_CONFIG, read_resources, rooted
 from sm_profiler.monitor.task import Task, destination_of, is_agent_job, job_name
+from sm_profiler.printable import logger_for
 
 if TYPE_CHECKING:
     from sm_profiler.monitor.start import Member
 
-logger = logging.getLogger("sm_profiler")
+logger = logger_for("sm_profiler")
 _joined: list[Member] = []
 
 

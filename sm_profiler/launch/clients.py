@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,8 +11,9 @@ from sm_profiler.container import AUTO_VARIABLE, CHECKPOINTS
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch.environment import agent_environment
 from sm_profiler.launch.request import require_accepted, require_managed_profiling, to_request
+from sm_profiler.printable import logger_for
 
-logger = logging.getLogger(__name__)
+logger = logger_for(__name__)
 
 _TRAINING = "provide-client-params.sagemaker.CreateTrainingJob"
 _TUNING = "provide-client-params.sagemaker.CreateHyperParameterTuningJob"

@@ -31,8 +31,9 @@ from sm_profiler.monitor.process_registry import Members
 from sm_profiler.monitor.sampler import LONGEST_MS, SHORTEST_MS, Sampler, machine_families
 from sm_profiler.monitor.task import Task
 from sm_profiler.monitor.uploader import Uploader
+from sm_profiler.printable import logger_for
 
-logger = logging.getLogger("sm_profiler")
+logger = logger_for("sm_profiler")
 
 PR_SET_PDEATHSIG = 1
 LOOK_SECONDS = 1.0

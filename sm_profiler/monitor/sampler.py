@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,8 +15,9 @@ from sm_profiler.monitor.gpu import GpuFamily
 from sm_profiler.monitor.limits import Limits
 from sm_profiler.monitor.metric_sources import Cpu, Disk, Family, Memory, Network
 from sm_profiler.monitor.nvml import find_gpus
+from sm_profiler.printable import logger_for
 
-logger = logging.getLogger("sm_profiler")
+logger = logger_for("sm_profiler")
 
 SHORTEST_MS, LONGEST_MS = 100, 60_000
 OWN = "monitor"  # the type of the rows in which the monitor tells of itself

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import time
@@ -15,9 +14,10 @@ from sm_profiler.errors import ProfilerError
 from sm_profiler.monitor.lock import NodeLock, door
 from sm_profiler.monitor.process_registry import Members
 from sm_profiler.monitor.task import Task
+from sm_profiler.printable import logger_for
 from sm_profiler.processes import start_module
 
-logger = logging.getLogger("sm_profiler")
+logger = logger_for("sm_profiler")
 
 END_SECONDS = 60.0  # what a job that ended may have to wait for the upload of its last files
 POLL_SECONDS = 0.05

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
@@ -15,9 +14,10 @@ import attrs
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import END_MARKERS, SystemFile, is_ignored, parse_path
 from sm_profiler.monitor.destination import Destination
+from sm_profiler.printable import logger_for
 from sm_profiler.storage import FileInfo, LocalStorage
 
-logger = logging.getLogger("sm_profiler")
+logger = logger_for("sm_profiler")
 
 LOOK_SECONDS = 2.0
 LOOK_SHARE = 200  # looking for files takes no more than this part of the time

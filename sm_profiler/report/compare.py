@@ -10,13 +10,14 @@ import numpy as np
 
 from sm_profiler.errors import ConfigError
 from sm_profiler.formats.columns import Floats, Ints
+from sm_profiler.printable import printable
 from sm_profiler.report import parts, policy
 from sm_profiler.report.formatting import duration
 from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.model import Report
 from sm_profiler.report.page import render_page
-from sm_profiler.report.svg import clean, shorten
+from sm_profiler.report.svg import shorten
 
 ROUNDS = 2000  # resamples; with these, the ends of an interval vary by less than a tenth of its width
 SEED = 20240229  # fixed, so that the same two runs always give the same interval
@@ -176,11 +177,11 @@ def _signed(value: float | None) -> str:
 
 def terminal_comparison(found: Comparison) -> str:
     """Return the comparison as a table of at most ten lines."""
-    lines = [clean(found.sentence)]
+    lines = [found.sentence]
     for moment, name, steps, verdict in zip(
         ("before:", "after: "), (found.before, found.after), found.steps, found.verdicts, strict=True
     ):
-        lines.append(f"  {moment} {shorten(name, 70)} ({steps} steps, {verdict})")
+        lines.append(f"  {moment} {shorten(printable(name), 70)} ({steps} steps, {verdict})")
     lines += ["  " + f"{row[0]:<20}{row[1]:>10}{row[2]:>10}{row[3]:>10}  {row[4]}".rstrip() for row in _rows(found)]
     return "\n".join(lines)
 

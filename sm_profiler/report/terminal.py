@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import textwrap
 
+from sm_profiler.printable import printable
 from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, in_unit
 from sm_profiler.report.model import Evidence, Report
 from sm_profiler.report.parts import COLOURS
 from sm_profiler.report.slices import loop_slices
-from sm_profiler.report.svg import clean, shorten
+from sm_profiler.report.svg import shorten
 
 MAX_LINES = 15
 _MOODS = {"bad": "33;1", "good": "32;1", "open": "36;1"}
@@ -30,7 +31,7 @@ def terminal_summary(report: Report, colour: bool = False, *, width: int | None 
     code = f"\x1b[{_MOODS[mood]}m{main.kind.value}\x1b[0m" if colour else main.kind.value
     lines = [f"{code}  {main.kind.label} ({main.confidence} confidence)", *_wrap(main.headline, width)]
     lines += _bar(report, width, colour=colour)
-    lines += [shorten(f"  {_evidence(one)}", width) for one in main.evidence[:3]]
+    lines += [shorten(printable(f"  {_evidence(one)}"), width) for one in main.evidence[:3]]
     count, downtime = report.metrics.interruptions
     if count:
         times = "once" if count == 1 else f"{count} times"
@@ -39,7 +40,7 @@ def terminal_summary(report: Report, colour: bool = False, *, width: int | None 
     others = [finding.kind.value for finding in report.verdict.also if not finding.kind.is_healthy]
     if others:
         lines.append(shorten(f"  Also: {', '.join(others)}", width))
-    return "\n".join(clean(line) if not colour else line for line in lines[:MAX_LINES])
+    return "\n".join(lines[:MAX_LINES])
 
 
 def _evidence(one: Evidence) -> str:
@@ -49,7 +50,7 @@ def _evidence(one: Evidence) -> str:
 
 def _wrap(text: str, width: int) -> list[str]:
     return textwrap.wrap(
-        shorten(text, 600), width, initial_indent="  ", subsequent_indent="  ", max_lines=4, placeholder=" …"
+        shorten(printable(text), 600), width, initial_indent="  ", subsequent_indent="  ", max_lines=4, placeholder=" …"
     )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from typing import Any
 
 from sm_profiler.container import ALLOW_STOP_VARIABLE, JOB_NAME_VARIABLE
+from sm_profiler.printable import logger_for
 
-log = logging.getLogger("sm_profiler.rules")
+log = logger_for("sm_profiler.rules")
 
 
 class Actions:

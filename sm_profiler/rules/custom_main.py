@@ -18,6 +18,7 @@ from typing import Any
 
 import sm_profiler
 from sm_profiler.errors import ConfigError, ProfilerError
+from sm_profiler.printable import logger_for
 from sm_profiler.rules.engine import Following, windows
 from sm_profiler.rules.parameters import interval
 from sm_profiler.rules.results import REPORTS
@@ -29,7 +30,7 @@ from sm_profiler.source import open_source
 INTERVAL = "scan_interval_us"
 MAX_REPORT_BYTES = 50_000_000
 UNRELATED_VARIABLES = re.compile(r"\w+_proxy|npm_\w+")  # lower-case variables that are not meant for a rule
-log = logging.getLogger("sm_profiler.rules")
+log = logger_for("sm_profiler.rules")
 
 
 def load_module(path: Path) -> ModuleType:

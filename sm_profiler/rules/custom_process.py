@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ import attrs
 
 from sm_profiler.container import ALLOW_STOP_VARIABLE, JOB_NAME_VARIABLE, STOP_SIGNAL_VARIABLE
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
+from sm_profiler.printable import logger_for
 from sm_profiler.processes import start_module
 from sm_profiler.rules.settings import GRACE, Settings, Status
 from sm_profiler.storage import open_storage
@@ -28,7 +28,7 @@ MAX_OUTPUT_CHARACTERS = 1_000_000  # kept of what a rule prints
 MAX_LINE_CHARACTERS = 8192  # longer lines are split
 MAX_OUTCOME_BYTES = 65_536
 LAST_OUTPUT_S = 5.0  # wait for output after the end of the process
-log = logging.getLogger("sm_profiler.rules")
+log = logger_for("sm_profiler.rules")
 
 
 @attrs.frozen

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 from sm_profiler.errors import ProfilerError
+from sm_profiler.printable import logger_for
 from sm_profiler.rules.actions import Actions
 
 SCAN_INTERVAL_US = 60_000_000
@@ -72,7 +72,7 @@ class Rule:
         self.other_trials = other_trials
         self.trials = [base_trial, *(other_trials or ())]
         self.rule_name = type(self).__name__
-        self.logger = logging.getLogger("sm_profiler.rules")
+        self.logger = logger_for("sm_profiler.rules")
         self._actions = Actions(action_str, self.rule_name)
         self._last_us: int | None = None
         self._start_report()

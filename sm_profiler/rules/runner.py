@@ -22,6 +22,7 @@ import attrs
 from sm_profiler.container import RULE_OUTPUT, rooted
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS
+from sm_profiler.printable import logger_for
 from sm_profiler.rules.custom_process import CustomOutcome, CustomProcess
 from sm_profiler.rules.engine import Fold, Following, run_folds
 from sm_profiler.rules.plain_report import write_plain_report
@@ -43,7 +44,7 @@ from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.storage import open_storage
 
 OK, FAILED = 0, 1
-log = logging.getLogger("sm_profiler.rules")
+log = logger_for("sm_profiler.rules")
 
 
 @attrs.define

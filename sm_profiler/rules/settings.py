@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import os
 import time
@@ -26,6 +25,7 @@ from sm_profiler.container import (
     rooted,
 )
 from sm_profiler.errors import ConfigError
+from sm_profiler.printable import logger_for
 
 PROFILER_OUTPUT = "profiler-output"
 TRUE = {"1", "true", "yes", "on"}
@@ -47,7 +47,7 @@ MAX_SECONDS = 1e9  # thirty years; threading's limit is above it
 MAX_POLL_S = 3600.0
 STATUS_FILE = "rule-status.json"
 MAX_DETAILS = 1024  # characters of StatusDetails
-log = logging.getLogger("sm_profiler.rules")
+log = logger_for("sm_profiler.rules")
 
 
 class Status(str, Enum):
