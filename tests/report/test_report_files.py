@@ -11,7 +11,7 @@ from sm_profiler.formats.process_record import COLLECTORS, NUMBERS, TEXTS
 from sm_profiler.report import Class, build_report, terminal_summary, write_report
 from sm_profiler.report.timeline_export import export_timeline
 from sm_profiler.report.write import to_json
-from sm_profiler.rules import Following
+from sm_profiler.rules import RULES, Following
 from sm_profiler.source import open_source
 
 ROOT = Path(__file__).parents[2]
@@ -94,7 +94,7 @@ def test_terminal_summary_removes_control_characters():
 def test_writes_all_files(reports, tmp_path):
     written = write_report(reports["healthy"], tmp_path)
     assert {"profiler-report.html", "profiler-report.ipynb", "report.json"} < set(written)
-    assert sum(key.startswith("profiler-reports/") for key in written) == 11
+    assert sum(key.startswith("profiler-reports/") for key in written) == len(RULES)
     for key in written:
         assert (tmp_path / key).stat().st_size > 0
 

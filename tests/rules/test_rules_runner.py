@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rules_jobs import make_job
 
-from sm_profiler.rules import RuleResults
+from sm_profiler.rules import RULES, RuleResults
 from sm_profiler.rules import runner as runner_module
 from sm_profiler.rules.runner import Runner, main
 from sm_profiler.rules.settings import Settings, Status, read_settings
@@ -67,7 +67,7 @@ class TestStatus:
             Status.ISSUES,
             "Evaluation of the rule ProfilerReport at step 6 resulted in the condition being met",
         )
-        assert len(list((output / "profiler-reports").iterdir())) == 11
+        assert len(list((output / "profiler-reports").iterdir())) == len(RULES)
 
     def test_no_issues_found(self, tmp_path, calm):
         assert evaluate(tmp_path, calm)[:2] == (Status.NO_ISSUES, "")
@@ -318,7 +318,7 @@ class TestSettings:
         assert main() == 1
 
 
-RULES = '''
+CUSTOM_RULES = '''
 import time
 from sm_profiler.rules import Rule, RuleEvaluationConditionMet
 
@@ -385,7 +385,7 @@ class TestCustomRules:
     @pytest.fixture
     def code(self, tmp_path):
         path = tmp_path / "my_rules.py"
-        path.write_text(RULES)
+        path.write_text(CUSTOM_RULES)
         return str(path)
 
     def test_old_api_window_by_window(self, tmp_path, job, code):
@@ -405,7 +405,7 @@ class TestCustomRules:
     def test_rule_with_update_and_result(self, tmp_path, job, code):
         status, _, output = evaluate(tmp_path, job, code=code, rule="New")
         assert status is Status.ISSUES
-        assert len(list((output / "profiler-reports").iterdir())) == 12  # the built-in rules' beside it
+        assert len(list((output / "profiler-reports").iterdir())) == len(RULES) + 1
         assert evaluate(tmp_path, job, code=code, rule="New", parameters={"limit": "10000000"})[0] is Status.NO_ISSUES
 
     @pytest.mark.parametrize(
@@ -445,7 +445,7 @@ class TestCustomRules:
 
     def test_file_may_have_the_name_of_a_module(self, tmp_path, job):
         path = tmp_path / "json.py"
-        path.write_text(RULES)
+        path.write_text(CUSTOM_RULES)
         assert evaluate(tmp_path, job, code=str(path), rule="New")[0] is Status.ISSUES
 
     def test_rule_name_is_a_class_name(self, tmp_path, calm, code):
