@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import boto3
 import pytest
+from moto import mock_aws
 
 from sm_profiler.cli import main
 from sm_profiler.config import config_from_environment, load_profile
@@ -92,6 +94,17 @@ def test_example_of_a_configuration_as_json(tmp_path, capsys):
     path.write_text(text)
     assert main(["validate", str(path)]) == 0
     assert "Step 5: operators and kernels." in capsys.readouterr().out
+
+
+def test_s3_accepts_the_lifecycle_configuration_of_the_operating_page():
+    text = (ROOT / "docs/operating.md").read_text()
+    (rules,) = re.findall(r"<!-- lifecycle -->\n```json\n(.*?)```", text, re.DOTALL)
+    with mock_aws():
+        client = boto3.client("s3", "us-east-1", aws_access_key_id="a", aws_secret_access_key="b")  # noqa: S106 - no account
+        client.create_bucket(Bucket="my-bucket")
+        client.put_bucket_lifecycle_configuration(Bucket="my-bucket", LifecycleConfiguration=json.loads(rules))
+        (rule,) = client.get_bucket_lifecycle_configuration(Bucket="my-bucket")["Rules"]
+    assert (rule["Expiration"]["Days"], rule["Filter"]["Prefix"]) == (90, "profiles/")
 
 
 def test_every_code_block_is_tested():
