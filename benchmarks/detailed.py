@@ -1,9 +1,9 @@
-"""What a detailed window costs beside torch.profiler alone: from the window's start to the end of the step after it.
+"""Measure the cost of a detailed window against torch.profiler alone, from its start to the end of the step after it.
 
     python benchmarks/detailed.py [--pairs 8]
 
-A convolutional network of some 60 ms a step on one core, five steps of window; every run is a process of its own, the two
-kinds in turn.  torch.profiler alone is start, five steps, stop and export_chrome_trace on the training thread.
+The network is convolutional, at about 60 ms a step on one core, with a window of five steps; every run is a process of its
+own, both kinds alternating.  torch.profiler alone: start, five steps, stop and export_chrome_trace on the training thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIRST, LENGTH, STEPS = 10, 5, 30
 
 
 def train(kind: str, folder: str) -> float:
-    """Train; seconds from the start of step FIRST to the end of the step after the window."""
+    """Train, and return the seconds from the start of step FIRST to the end of the step after the window."""
     if kind == "hook":
         window = json.dumps({"StartStep": FIRST, "NumSteps": LENGTH})
         parameters = {"LocalPath": folder, "DetailedProfilingConfig": window}

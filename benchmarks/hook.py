@@ -1,4 +1,4 @@
-"""What the hook costs a training step: alternating pairs of short runs in one process, with and without it.
+"""Measure the cost of the hook per training step: alternating pairs of short runs in one process, with and without it.
 
     python benchmarks/hook.py [--pairs 300] [--smdebug .envs/smdebug/bin/python]
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 STEPS = 10
-WARM_RUNS = 10  # putting the hook in or out makes the interpreter forget what it had specialised in torch
+WARM_RUNS = 10  # installing or removing the hook resets the bytecode that the interpreter has specialised in torch
 
 
 def network() -> tuple[Callable[..., float], Any, Any]:
@@ -62,7 +62,7 @@ Run = Callable[[], tuple[float, float]]
 
 
 def paired(without: Run, with_it: Run, pairs: int) -> dict[str, list[float]]:
-    """Quartiles of the step's time, of what is added to it, and of the CPU time (all threads) that is added to it, in µs."""
+    """Quartiles of the step's time, of the time added to it, and of the CPU time (all threads) that is added to it, in µs."""
     for _ in range(20):
         without(), with_it()
     base, walls, cpus = [], [], []
@@ -77,7 +77,7 @@ def paired(without: Run, with_it: Run, pairs: int) -> dict[str, list[float]]:
 
 
 def measure_hook(pairs: int) -> dict[str, list[float]]:
-    """Two networks of one kind, and one hook that is put to sleep for the runs without it."""
+    """Two networks of one kind, and one hook that is removed for the runs without it."""
     folder = tempfile.mkdtemp(prefix="sm-profiler-bench-")
     os.environ["SM_PROFILER_CONFIG"] = json.dumps({"ProfilingParameters": {"LocalPath": folder}})
     from sm_profiler.hook import entry
@@ -85,17 +85,17 @@ def measure_hook(pairs: int) -> dict[str, list[float]]:
     run, _, _ = network()
 
     hook = entry.install()
-    adapter = entry._installed["adapter"]
+    adapter = hook.session.adapter
     run()
 
-    # What is measured is the steady state: models found, the global hook gone, the file open.
+    # Measures the steady state: models found, the global hook gone, the file open.
     def warm() -> tuple[float, float]:
         for _ in range(WARM_RUNS):
             run()
         return run()
 
     def on() -> tuple[float, float]:
-        adapter.remove()  # two runs with it may follow each other
+        adapter.remove()  # two runs with it may be consecutive
         adapter.install()
         return warm()
 
@@ -110,7 +110,7 @@ def measure_hook(pairs: int) -> dict[str, list[float]]:
 
 
 def measure_idle_profiler(pairs: int) -> dict[str, list[float]]:
-    """torch.profiler waiting for a window that is far away: its step() a step, nothing else."""
+    """torch.profiler waiting for a distant window: only its step() is called."""
     import torch
 
     run, _, _ = network()
@@ -123,7 +123,7 @@ def measure_idle_profiler(pairs: int) -> dict[str, list[float]]:
 
 
 def measure_off(times: int = 100_000) -> list[float]:
-    """Quartiles of what the wheel's `.pth` line takes where SM_PROFILER_AUTO is not set, in µs; all that is there then."""
+    """Quartiles of the time of the wheel's `.pth` line without SM_PROFILER_AUTO, its only cost then, in µs."""
     os.environ.pop("SM_PROFILER_AUTO", None)
     line = Path(__file__).parents[1].joinpath("packaging/sm_profiler_auto.pth").read_text().strip()
     return quartiles([seconds / times * 1e6 for seconds in timeit.repeat(line, number=times, repeat=9)])
@@ -137,7 +137,7 @@ def measure_writer(seconds: float = 15.0) -> float:
     run, _, _ = network()
     hook = entry.install()
     run()
-    clock = time.pthread_getcpuclockid(hook.recorder._thread.ident)
+    clock = time.pthread_getcpuclockid(hook.session.recorder._thread.ident)
     begun, used = time.perf_counter(), time.clock_gettime(clock)
     while time.perf_counter() < begun + seconds:
         turn = time.perf_counter()
@@ -150,7 +150,7 @@ def measure_writer(seconds: float = 15.0) -> float:
 
 
 def measure_in_smdebug() -> dict[str, list[float]]:
-    """smdebug's hook with its windows over; runs in its own environment, in pairs as well."""
+    """smdebug's hook with its windows over; runs in its own environment, also in pairs."""
     os.environ["SMPROFILER_CONFIG_PATH"] = str(Path(tempfile.mkdtemp(), "profilerconfig.json"))
     folder = tempfile.mkdtemp(prefix="smdebug-bench-")
     config = {

@@ -11,6 +11,9 @@ import attrs
 from sm_profiler.config import Profile, config_from_environment
 from sm_profiler.config.profile import COLLECTORS
 from sm_profiler.container import PROFILER_CONFIG, SERVICE_CONFIG_PATH_VARIABLE, rooted
+from sm_profiler.hook.bounded import run_bounded
+
+S3_SECONDS = 15  # the import of the framework waits no longer for a configuration on S3
 
 
 @attrs.frozen
@@ -34,6 +37,7 @@ def find_config(environment: Mapping[str, str] = os.environ) -> ConfigText | Non
     Raises:
         OSError, UnicodeDecodeError: the named file cannot be read.
         SourceError: the named s3:// address cannot be read.
+        TimeoutError: S3 did not answer in time.
     """
     named = config_from_environment(environment)
     if named:
@@ -75,7 +79,12 @@ def rank_from(environment: Mapping[str, str] = os.environ) -> int | None:
 
 
 def _from_s3(uri: str) -> ConfigText:
-    from sm_profiler.storage import open_storage  # noqa: PLC0415 - loads boto3
+    """Read a configuration from S3; an endpoint that does not answer must not hold up the training."""
 
-    prefix, _, key = uri.rpartition("/")
-    return ConfigText(open_storage(prefix).read(key).decode())
+    def read() -> str:
+        from sm_profiler.storage import open_storage  # noqa: PLC0415 - loads boto3
+
+        prefix, _, key = uri.rpartition("/")
+        return open_storage(prefix).read(key).decode()
+
+    return ConfigText(run_bounded(read, S3_SECONDS, f"no answer from S3 for {S3_SECONDS} seconds: {uri}"))

@@ -103,8 +103,8 @@ class StepTracker:
         self.in_backward = 0
         self.optimizer = 0  # id of the outermost optimizer whose step is running, or 0
         self.forward_key = 0  # id of the outermost module that is running, or 0
-        self._forwards = 0
-        self._optimizers = 0
+        self._ever_forward = False
+        self._ever_optimizer = False
         self.compiles = False
         self._forward_start = 0
         self._backward_start = 0
@@ -179,7 +179,7 @@ class StepTracker:
         if self.optimizer:  # it calls the model itself
             self._optimizer_piece(start_ns)
         self.forward_key = key
-        self._forwards += 1
+        self._ever_forward = True
         self._forward_start = start_ns
 
     def forward_ends(self, name: str, end_ns: int) -> None:
@@ -209,7 +209,7 @@ class StepTracker:
         if self.in_backward == 0:
             self._last_end = self._optimizer_start = end_ns
             self._pieces = True
-            if self.compiles and not self._optimizers:  # the optimizer may be compiled, and cannot be seen
+            if self.compiles and not self._ever_optimizer:  # the optimizer may be compiled, and cannot be seen
                 self._after_optimizer = True
             if self.keep_phases:
                 self.append((BACKWARD, "backward", self._backward_start, end_ns, self.number, None))
@@ -234,7 +234,7 @@ class StepTracker:
                 self._begin_unseen(self._optimizer_start)
             self._last_end = end_ns
             self._after_optimizer = True
-            self._optimizers += 1
+            self._ever_optimizer = True
             if self.keep_phases:
                 self.append((OPTIMIZER, name, self._optimizer_start, end_ns, self.number, None))
 
@@ -256,17 +256,17 @@ class StepTracker:
         self.number = number = counts[mode]
         counts[mode] = number + 1
         self.keep_phases = step % self.every == 0
-        self.metering = metered = step % METER_EVERY == 0
+        self.metering = metering = step % METER_EVERY == 0
         self._with_gradients = gradients
         self._after_fetch = self._saw_backward = self._saw_optimizer = False
         self._after_optimizer = self._after_optimizer and not gradients  # an evaluation in between leaves it set
         self._first_key, self._one_root = 0, True
         self._step_start = self._last_end = start_ns
         self.is_open = True
-        if metered:
-            self._observer.step_metered()
         if mode is not self.settled:
             self._observer.step_began(step, mode)
+        if metering:
+            self._observer.step_metered()
 
     def end_step(self, end_ns: int | None = None) -> None:
         """End the open step with its last phase, or at the given time."""
@@ -325,7 +325,7 @@ class StepTracker:
             return
         stream = self._stream()
         if stream is None:
-            if self._after_optimizer and not (self.is_open and self._forwards):
+            if self._after_optimizer and not (self.is_open and self._ever_forward):
                 self._begin_keeping(self._last_end if self.is_open else start_ns)
         elif stream.credits and self._after_fetch:
             stream.credits -= 1

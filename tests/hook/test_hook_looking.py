@@ -1,6 +1,7 @@
 """How models are looked for: it leaves no trace in torch, and none in what Python shows of warnings."""
 
 import json
+import time
 import warnings
 from itertools import islice
 
@@ -251,4 +252,21 @@ def test_a_dataloader_window_may_be_removed_while_its_workers_run(session):
     assert 8 <= names.count("DataLoaderWorkerFetch") <= 12
     assert names.count("DataLoaderWorker") == 1
     assert "DataLoaderIter" not in names
+    assert session.guard.failures == {}
+
+
+def test_an_expensive_metrics_regex_does_not_stall_the_training(session):
+    """A backtracking engine needs hours for this pattern, on the training thread."""
+    ranges = json.dumps({"StartStep": 0, "NumSteps": 1000, "MetricsRegex": "([a-z_.:]+)+!"})
+    session.change_profile(load_profile(json.dumps({"ProfilingParameters": {"DataloaderProfilingConfig": ranges}})))
+    records = []
+    session.tracker.append = records.append
+    model = torch.nn.Linear(2, 2)
+    model(torch.ones(1, 2)).sum().backward()
+    assert session.schedule.windows["dataloader"].range.metrics_regex == "([a-z_.:]+)+!"
+    began = time.perf_counter()
+    for (inputs,) in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(9, 2))):
+        model(inputs).sum().backward()
+    assert time.perf_counter() - began < 10
+    assert not any(record[0].startswith("DataLoaderIter") for record in records)
     assert session.guard.failures == {}

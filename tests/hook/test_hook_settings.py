@@ -1,8 +1,11 @@
 """Where a job's settings are looked for, in which order, and below which root."""
 
+import socket
+import time
+
 import pytest
 
-from sm_profiler.hook import settings
+from sm_profiler.hook import entry, settings
 
 TEXT = '{"ProfilingParameters": {"LocalPath": "/x"}}'
 
@@ -45,3 +48,35 @@ def test_a_named_file_that_is_missing_is_an_error():
 )
 def test_the_rank_is_what_the_launcher_says(environment, rank):
     assert settings.rank_from(environment) == rank
+
+
+def test_an_s3_endpoint_that_never_answers_switches_the_hook_off_in_time(monkeypatch, caplog):
+    """It blocked `import torch` for 369 seconds."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(64)
+        variables = {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "AWS_ACCESS_KEY_ID": "x",
+            "AWS_SECRET_ACCESS_KEY": "x",
+            "AWS_REGION": "eu-west-1",
+            "SM_PROFILER_CONFIG": "s3://bucket/profile.json",
+        }
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        assert settings.S3_SECONDS == 15
+        monkeypatch.setattr(settings, "S3_SECONDS", 3)
+        began = time.monotonic()
+        assert entry.install() is None
+        assert time.monotonic() - began < 10
+    (line,) = caplog.messages
+    assert line == "sm-profiler: the hook is off: no answer from S3 for 3 seconds: s3://bucket/profile.json"
+
+
+def test_an_error_of_s3_is_reported_as_it_is(monkeypatch, caplog):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("SM_PROFILER_CONFIG", "s3:///profile.json")
+    assert entry.install() is None
+    (line,) = caplog.messages
+    assert line.startswith("sm-profiler: the hook is off: ")
+    assert "no answer" not in line

@@ -9,6 +9,7 @@ import weakref
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from sm_profiler.config.name_pattern import NamePattern
 from sm_profiler.formats.event_names import (
     DATALOADER_FETCH,
     DATALOADER_INITIALIZE,
@@ -17,7 +18,6 @@ from sm_profiler.formats.event_names import (
     DATALOADER_WORKER,
 )
 from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.name_filter import NameFilter
 from sm_profiler.hook.pytorch.forward import compiling_check
 from sm_profiler.hook.pytorch.worker import FetchTimes, watched
 from sm_profiler.hook.steps import METER_MAX_NS, Stream
@@ -61,7 +61,7 @@ class DataLoaderCollector(Collector):
         self._module = torch.utils.data.dataloader
         self._undo: list[tuple[type, str, Any]] = []
         self._alive: weakref.WeakSet[LoaderStream] = weakref.WeakSet()
-        self._filter = NameFilter(_regex(session.profile))
+        self._names = NamePattern(_regex(session.profile))
         self._last_step = -1
 
     def install(self) -> None:
@@ -81,7 +81,7 @@ class DataLoaderCollector(Collector):
 
     def profile_changed(self, profile: Profile) -> None:
         """Use the changed filter; without a configuration the old one applies to workers that are still alive."""
-        self._filter = NameFilter(_regex(profile, self._filter.pattern))
+        self._names = NamePattern(_regex(profile, self._names.text))
 
     def close(self) -> None:
         """Record the lives of the workers that still run."""
@@ -268,7 +268,7 @@ class DataLoaderCollector(Collector):
     def _collect(  # noqa: PLR0913, PLR0917 - the parts of an event
         self, phase: str, name: str, start_ns: int, end_ns: int, stream: LoaderStream, worker: int, pid: int = 0
     ) -> None:
-        if not self._filter.matches(name):
+        if not self._names.matches(name):
             return
         args = {"worker_id": worker, **stream.settings}
         if pid:
