@@ -41,6 +41,9 @@ def last_written(run: Path) -> float:
     return max(found, default=0.0)
 
 
+MAX_CHARACTERS = 16_000_000  # of a JSON file named on the command line
+
+
 def read_json(path: str | Path) -> dict[str, Any]:
     """Read a JSON object from a file named on the command line; `-` is standard input.
 
@@ -48,12 +51,18 @@ def read_json(path: str | Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, or holds something else.
     """
     try:
-        text = sys.stdin.read() if str(path) == "-" else Path(path).read_text("utf-8-sig")
-        found = json.loads(text)
+        if str(path) == "-":
+            text = sys.stdin.read(MAX_CHARACTERS + 1)
+        else:
+            with Path(path).open(encoding="utf-8-sig") as file:
+                text = file.read(MAX_CHARACTERS + 1)
+        found = json.loads(text) if len(text) <= MAX_CHARACTERS else None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(f"{path} is longer than {MAX_CHARACTERS // 1_000_000} million characters")
     if not isinstance(found, dict):
         raise ConfigError(f"{path} must hold a JSON object, not {type(found).__name__}")
     return found

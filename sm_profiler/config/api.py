@@ -5,6 +5,7 @@ All other packages take them from here. Keys are matched in any case, as the man
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -128,6 +129,6 @@ def rule_problems(disabled: object, rules: Sequence[object], existing: Collectio
     if rules and disabled is True:
         problems.append("profiler rules cannot be used while DisableProfiler is true")
     names = [rule.get("RuleConfigurationName") for rule in rules if isinstance(rule, Mapping)]
-    every = [*existing, *(name for name in names if isinstance(name, str))]
-    repeated = sorted({name for name in every if every.count(name) > 1})
+    counts = Counter([*existing, *(name for name in names if isinstance(name, str))])
+    repeated = sorted(name for name, number in counts.items() if number > 1)
     return problems + [f"two rules are named {name}: give one of them another name" for name in repeated]

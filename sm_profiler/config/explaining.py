@@ -58,6 +58,7 @@ _RULE_PARAMETERS = {
 }
 _CONFIG_KEYS = (*CONFIG_KEYS, KMS_KEY)
 _RULES_KEYS = {"profilerruleconfigurations", "profiler_rule_configurations"}  # beside the configuration, in any case
+_MAX_UNKNOWN = 50  # lines on unknown keys of one object; a suggestion takes a fraction of a millisecond each
 _ALWAYS = {"rule_to_invoke", "scan_interval_us", "source_s3_uri"}
 
 
@@ -170,11 +171,13 @@ def _storage(profile: Profile, job: Mapping[str, Any]) -> Iterator[str]:
         return
     if job.get("EnableNetworkIsolation") is True:
         checkpoints = job.get("CheckpointConfig")
-        folder = (checkpoints.get("LocalPath") or CHECKPOINTS) if isinstance(checkpoints, Mapping) else OUTPUT_DATA
-        kept = "the service syncs while the job runs" if checkpoints else "the service stores when the job ends"
+        if isinstance(checkpoints, Mapping):
+            stored = f"{checkpoints.get('LocalPath') or CHECKPOINTS}, which the service syncs while the job runs"
+        else:
+            stored = f"{OUTPUT_DATA}, which the service stores when the job ends"
         yield (
             "The container has no network: the managed service uploads the profile itself; with backend='agent' it is "
-            f"written under {folder}, which {kept}."
+            f"written under {stored}."
         )
     elif profile.s3_output_path:
         yield f"The profile is stored under {profile.s3_output_path.rstrip('/')}/<job name>/profiler-output."
@@ -234,15 +237,24 @@ def _unknown_keys(config: Mapping[str, Any], profile: Profile) -> Iterator[str]:
     if "TrainingJobName" in canonical(given, ("TrainingJobName",)) and not given.keys() & {*_CONFIG_KEYS}:
         return  # a request without a profiler configuration: its keys are not mistakes
     parameters = {name.lower() for name in HOOK_PARAMETERS}
-    for key in given:
-        if key not in (*_CONFIG_KEYS, "ProfilerConfig") and key.lower() not in _RULES_KEYS:
-            hint = "; it belongs in ProfilingParameters" if key.lower() in parameters else ""
-            yield f"{key}: unknown, ignored{hint or _near(key, (*_CONFIG_KEYS, 'ProfilerConfig'))}"
+    accepted = (*_CONFIG_KEYS, "ProfilerConfig")
+    unknown = [key for key in given if key not in accepted and key.lower() not in _RULES_KEYS]
+    for key in unknown[:_MAX_UNKNOWN]:
+        hint = "; it belongs in ProfilingParameters" if key.lower() in parameters else ""
+        yield f"{key}: unknown, ignored{hint or _near(key, accepted)}"
+    yield from _more(unknown)
     named = canonical(profile.parameters, PARAMETER_KEYS)
-    if CPU_PROFILING not in named:
-        for key in named:
-            if key not in HOOK_PARAMETERS:
-                yield f"ProfilingParameters.{key}: unknown, ignored{_near(key, HOOK_PARAMETERS)}"
+    if CPU_PROFILING in named:
+        return
+    unknown = [key for key in named if key not in HOOK_PARAMETERS]
+    for key in unknown[:_MAX_UNKNOWN]:
+        yield f"ProfilingParameters.{key}: unknown, ignored{_near(key, HOOK_PARAMETERS)}"
+    yield from _more(unknown)
+
+
+def _more(unknown: Sequence[str]) -> Iterator[str]:
+    if len(unknown) > _MAX_UNKNOWN:
+        yield f"{len(unknown) - _MAX_UNKNOWN} more unknown keys, ignored"
 
 
 def _near(key: str, names: Sequence[str]) -> str:

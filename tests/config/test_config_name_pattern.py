@@ -56,7 +56,7 @@ patterns = st.recursive(
 names = st.text("aAbB9_ .:\né", max_size=12) | st.sampled_from(NAMES)
 
 
-@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(patterns, names, st.sampled_from(["", "(?s)", "(?m)", "(?x)", "(?i)"]))
 def test_matches_as_re_does(pattern, name, flags):
     try:

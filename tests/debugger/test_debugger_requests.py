@@ -1,6 +1,7 @@
 """Objects from requests, explanations of configurations, and `sm-profiler validate`."""
 
 import json
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -244,7 +245,8 @@ def test_validate_accepts_a_whole_request(tmp_path, capsys):
 def test_validate_prints_the_folder_for_jobs_without_network(tmp_path, capsys, flags, folder):
     path = write(tmp_path, profile()._to_request_dict())
     assert main(["validate", path, "--network-isolation", *flags]) == 0
-    assert f"written under {folder}," in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"written under {folder}, which the service {'syncs' if flags else 'stores'}" in shown
 
 
 def test_validate_lists_all_problems_first(tmp_path, capsys):
@@ -298,6 +300,26 @@ def test_validate_prints_no_control_characters(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 5
     assert all(line.isprintable() for line in lines)
+
+
+@pytest.mark.timeout(20)
+def test_validate_of_hundred_thousand_keys_and_rules_is_quick(tmp_path, capsys):
+    rule = {"RuleConfigurationName": "r", "RuleEvaluatorImage": "i", "RuleParameters": {"a": 1}}
+    request = {
+        "ProfilerConfig": {f"S3OutputPat{number}": number for number in range(100_000)},
+        "ProfilerRuleConfigurations": [
+            {**rule, "RuleConfigurationName": f"r{number % 60_000}"} for number in range(100_000)
+        ],
+    }
+    started = time.process_time()
+    assert main(["validate", write(tmp_path, request)]) == 1
+    assert time.process_time() - started < 8
+    assert "99950 more unknown keys, ignored" in capsys.readouterr().out
+
+
+def test_validate_stops_reading_endless_files(capsys):
+    assert main(["validate", "/dev/zero"]) == 2
+    assert "/dev/zero is longer than 16 million characters" in capsys.readouterr().err
 
 
 def test_validate_documents_its_exit_codes(capsys):
