@@ -15,6 +15,8 @@ from __future__ import annotations
 import struct
 from typing import Any, Final
 
+from sm_profiler.printable import printable
+
 Function = tuple[str, int, str]
 """File, line and name of a function; ("~", 0, name) for a built-in one."""
 Callers = dict[Function, tuple[int, int, float, float]]
@@ -50,11 +52,6 @@ def read_statistics(data: bytes) -> Statistics:
         return _Reader(data).statistics()
     except (IndexError, struct.error) as error:
         raise DamagedStatisticsError("the data ends early") from error
-
-
-def printable(text: str) -> str:
-    """Escape control characters and unpaired surrogates, which terminals and encodings reject."""
-    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
 class _Reader:

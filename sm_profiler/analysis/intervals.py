@@ -76,7 +76,9 @@ def phase_intervals(
     if len(phases) > 1:
         first = np.flatnonzero(np.concatenate([[True], names[1:] != names[:-1]]))
         start, end, names = np.minimum.reduceat(start, first), np.maximum.reduceat(end, first), names[first]
-    return _with_gaps(start, end, names, system["timestamp_us"].min(), system["timestamp_us"].max())
+    at = system["timestamp_us"]
+    begin, finish = (start.min(), end.max()) if at.empty else (at.min(), at.max())
+    return _with_gaps(start, end, names, begin, finish)
 
 
 def label_times(times_us: Any, intervals: pd.DataFrame) -> pd.Categorical:

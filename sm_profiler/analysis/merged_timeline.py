@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import islice
@@ -199,9 +200,16 @@ def _encoded(records: Iterable[Record]) -> Iterator[bytes]:
     yield b"[\n"
     between = b""
     while part := list(islice(records, _CHUNK)):
-        yield between + b",\n".join(encoder.encode(_with_whole_times(record)) for record in part)
+        yield between + b",\n".join(_line(encoder, _with_whole_times(record)) for record in part)
         between = b",\n"
     yield b"\n]\n"
+
+
+def _line(encoder: msgspec.json.Encoder, record: Record) -> bytes:
+    try:
+        return encoder.encode(record)
+    except UnicodeEncodeError:  # an unpaired surrogate; json escapes it
+        return json.dumps(record).encode()
 
 
 def _with_whole_times(record: Record) -> Record:

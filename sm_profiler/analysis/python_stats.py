@@ -16,11 +16,11 @@ from sm_profiler.analysis.cprofile_reader import (
     MAX_BYTES,
     DamagedStatisticsError,
     Statistics,
-    printable,
     read_statistics,
 )
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats import layout
+from sm_profiler.printable import printable
 
 CPROFILE, PYINSTRUMENT = "cprofile", "pyinstrument"
 MAX_SESSION_BYTES = 32 << 20  # JSON takes twenty times its size in memory

@@ -260,6 +260,8 @@ def _resources(
 
 def _described(frame: pd.DataFrame, keys: list[str], column: str) -> pd.DataFrame:
     """Return mean, minimum, maximum and quantiles of a column by group, with the keys as columns."""
+    if frame.empty:
+        return pd.DataFrame(columns=[*keys, *_STATISTICS])
     groups = frame.groupby(keys, observed=True)[column]
     quantiles = groups.quantile(np.array(list(_QUANTILES))).unstack().rename(columns=_QUANTILES)  # noqa: PD010 - one level becomes columns
     described = groups.agg(["mean", "min", "max"]).join(quantiles).astype(float)

@@ -6,6 +6,7 @@ earlier ones share their memory. Times are shown as `2023-11-14T22:13:20:008444`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -36,7 +37,7 @@ def texts(array: pa.Array | pa.ChunkedArray) -> Any:
 
 def category_texts(category: Category) -> Any:
     """Convert a category to a text column."""
-    values, codes = pa.array(category.values, pa.large_string()), category.codes
+    values, codes = _values(category.values), category.codes
     changes = codes[1:] != codes[:-1]
     if (np.count_nonzero(changes) + 1) * _LONG_RUN <= len(codes):
         chunks = _runs(codes, [0, *(np.flatnonzero(changes) + 1).tolist(), len(codes)], values)
@@ -45,6 +46,13 @@ def category_texts(category: Category) -> Any:
     else:
         chunks = _taken(codes, values) if len(codes) else []
     return texts(pa.chunked_array(chunks, pa.large_string()))
+
+
+def _values(values: Sequence[str]) -> pa.Array:
+    try:
+        return pa.array(values, pa.large_string())
+    except UnicodeEncodeError:  # unpaired surrogates; JSON can contain them, UTF-8 cannot
+        return pa.array([text.encode(errors="backslashreplace").decode() for text in values], pa.large_string())
 
 
 def _taken(codes: NDArray[np.int32], values: pa.Array) -> list[pa.Array]:

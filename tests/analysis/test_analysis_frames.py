@@ -375,3 +375,22 @@ def test_statistics_reject_arguments_of_the_wrong_type(job):
     assert empty.get_device_usage_stats().empty
     with pytest.raises(SourceError, match="first training step"):
         empty.get_job_statistics()
+
+
+def test_statistics_of_empty_frames():
+    analysis = PandasFrameAnalysis(system_frame(SystemColumns.empty()), framework_frame(EventColumns.empty()))
+    assert analysis.get_step_statistics().columns.tolist()[:2] == ["training_phase", "duration_mean_us"]
+    assert analysis.get_utilization_stats().empty
+    assert analysis.get_device_usage_stats().empty
+    assert analysis.get_training_phase_intervals() is None
+
+
+def test_training_phases_without_system_metrics():
+    framework = framework_frame(events(("Step:ModeKeys.TRAIN", 100, 10, {"step": 0})))
+    intervals = PandasFrameAnalysis(system_frame(SystemColumns.empty()), framework).get_training_phase_intervals()
+    assert intervals["phase"].tolist()[1] == "Step:ModeKeys.TRAIN"
+
+
+def test_unpaired_surrogates_are_escaped():
+    frame = framework_frame(events(("call \udc80", 100, 10)))
+    assert frame["framework_metric"].tolist() == [r"call \udc80"]

@@ -410,6 +410,13 @@ def test_hostile_names_on_s3(profile, tmp_path, monkeypatch, caplog):
     for name in names:
         key = f"framework/pytorch/cprofile/{name}/{source.parent.name}/python_stats"
         s3.put_object(Bucket="bucket", Key=key, Body=source.read_bytes())
+    digits = "9" * 310
+    for window in (
+        f"train-{digits}-stepstart-{digits}_train-1-stepend-{digits}.{digits}",
+        f"{digits}_{digits}.5_0-algo-1_1",
+    ):
+        s3.put_object(Bucket="bucket", Key=f"framework/pytorch/cprofile/{window}/python_stats", Body=b"")
+        s3.put_object(Bucket="bucket", Key=f"framework/pytorch/cprofile/0-algo-1/{window}/python_stats", Body=b"")
     analysis = cProfileAnalysis(str(tmp_path), s3_path="s3://bucket/")
     paths = [Path(each.stats_path) for each in analysis.python_profile_stats]
     assert len(paths) == len(set(paths)) >= len(names) - 2  # S3 cannot hold . and ..
