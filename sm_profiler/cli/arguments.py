@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from sm_profiler.cli.run_state import STATE_FILE, read_state
 from sm_profiler.errors import ConfigError
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.printable import printable
@@ -14,12 +15,23 @@ from sm_profiler.printable import printable
 SOURCE_HELP = "a folder (of several runs: the newest), an s3:// URI of a profiler-output, or a training job's name"
 
 
-def newest_run(where: str) -> str:
-    """Return the newest run in a folder of runs and name it on standard error; anything else is returned unchanged."""
+def newest_run(where: str, *, running: bool = False) -> str:
+    """Return the newest run in a folder of runs and name it on standard error; anything else is returned unchanged.
+
+    Args:
+        where: the source as named on the command line.
+        running: prefer a run that has not ended, even if it has recorded nothing yet.
+    """
     folder = Path(where)
     if "://" in where or not folder.is_dir() or last_written(folder):
         return where
-    times = {run: time for run in folder.iterdir() if run.is_dir() and (time := last_written(run))}
+    runs = [run for run in folder.iterdir() if run.is_dir()] if not read_state(folder) else []
+    unfinished = [run for run in runs if running and (state := read_state(run)) and not state.is_over]
+    if unfinished:
+        run = max(unfinished, key=lambda each: (each / STATE_FILE).stat().st_mtime)
+        print(f"sm-profiler: following {printable(run)}", file=sys.stderr)
+        return str(run)
+    times = {run: time for run in runs if (time := last_written(run))}
     if not times:
         return where
     run = max(times, key=lambda each: (times[each], each.name))

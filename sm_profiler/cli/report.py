@@ -5,15 +5,21 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentParser, Namespace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import attrs
 
 from sm_profiler.cli.arguments import SOURCE_HELP, newest_run, read_json
 from sm_profiler.cli.command import BAD, DONE
 from sm_profiler.printable import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sm_profiler.report import Report
+    from sm_profiler.source import ProfileSource
 
 EXAMPLES = """\
 examples:
@@ -60,26 +66,53 @@ class Command:
 
         parameters = read_json(options.parameters) if options.parameters else None
         prices = read_json(options.prices) if options.prices else None
-        source = open_source(newest_run(options.source), strict=options.strict)
-        out = options.out or os.path.join("profiler-report", job_name(source.uri))  # noqa: PTH118 - may be an s3:// URI elsewhere
-        job = JobInfo(instance_type=options.instance_type, prices=prices)
-
-        def write_update(report: Report) -> None:
-            write(report, out)
-            print(f"sm-profiler: report updated: {report.verdict.kind.value}", file=sys.stderr, flush=True)
-
-        report = build_report(
-            source,
+        where = newest_run(options.source, running=options.follow)
+        build = partial(
+            build_report,
             parameters=parameters,
             compat=options.compat,
-            job=job,
-            follow=options.follow,
-            on_report=write_update if options.follow else None,
+            job=JobInfo(instance_type=options.instance_type, prices=prices),
         )
-        page = write(report, out)
+        if options.follow:
+            source, report = follow(where, build, strict=options.strict, out=options.out)
+        else:
+            source = open_source(where, strict=options.strict)
+            report = build(source)
+        page = write(report, options.out or default_folder(job_name(source.uri)))
         print_summary(report, page)
         kind = report.verdict.kind
         return BAD if options.fail_on and not kind.is_healthy and kind.value != "INCONCLUSIVE" else DONE
+
+
+def follow(where: str, build: Callable[..., Report], *, strict: bool, out: str | None) -> tuple[ProfileSource, Report]:
+    """Write a report whenever there is new data; return the source and the last report once the job is over."""
+    from sm_profiler.cli.following import Follower
+    from sm_profiler.report.build import job_name
+    from sm_profiler.rules import Following
+
+    follower = Follower(where, strict)
+    name = job_name(str(follower.folder.resolve()) if follower.folder else where)
+
+    def update(report: Report, kind: str = "report") -> None:
+        page = write(report, out or default_folder(name))
+        print(f"sm-profiler: {kind}: {report.verdict.kind.value}, {printable(page)}", file=sys.stderr, flush=True)
+        follower.reported = follower.reported or kind == "report"
+
+    def preview(found: ProfileSource) -> None:
+        report = build(found)
+        update(attrs.evolve(report, metrics=attrs.evolve(report.metrics, name=name)), "preliminary report")
+
+    follower.preview = preview
+    source = follower.open()
+    following = Following(
+        stop=follower.should_stop, poll_s=follower.poll_s, sleep=follower.sleep, caught_up=follower.waiting
+    )
+    return source, build(source, follow=following, on_report=update)
+
+
+def default_folder(name: str) -> str:
+    """Return the folder of a job's report."""
+    return os.path.join("profiler-report", name)  # noqa: PTH118 - as the user sees it, not normalized
 
 
 def write(report: Report, out: str) -> str:

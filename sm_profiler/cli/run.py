@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from sm_profiler.cli.arguments import last_written
+from sm_profiler.cli.run_state import remove_state, write_state
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.printable import printable
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 INTERVAL_MS = 500
 FAILED_START_S = 10.0  # a run that fails sooner without a step leaves no folder
+INTERRUPTED = 128 + signal.SIGINT
 SIGNALS = range(129, 193)  # exit codes of a process ended by a signal, whose job may be resumed
 
 
@@ -79,6 +81,7 @@ class Command:
         print(f"sm-profiler: writing the profile to {printable(root)}", file=sys.stderr, flush=True)
         environment = {**os.environ, AUTO_VARIABLE: "1", **config.variables}
         member = start_monitor(profile, name, sample=not options.no_monitor)
+        write_state(root)
         started = time.monotonic()
         code, by_itself = 1, False
         try:
@@ -93,8 +96,10 @@ class Command:
         if by_itself and not member and root.is_dir():
             mark_end(root)
         if last_written(root):
+            write_state(root, code)
             hint = f"next: sm-profiler report {shlex.quote(str(shown(root)))}"
         else:
+            remove_state(root)
             hint = f"nothing was recorded in {printable(shown(root))}"
         print(f"sm-profiler: exit code {code}; {hint}", file=sys.stderr)
         return code
@@ -218,8 +223,9 @@ def run_command(command: list[str], environment: dict[str, str]) -> tuple[int, b
         for number, handler in kept.items():
             signal.signal(number, handler)
     code = code if code >= 0 else 128 - code
-    # After SIGTERM, a spot instance may resume the job under the same prefix.
-    return code, code not in SIGNALS and not forwarded
+    # After SIGTERM, a spot instance may resume the job under the same prefix; Ctrl-C is the user's end of it.
+    ended = code not in SIGNALS or code == INTERRUPTED
+    return code, ended and not forwarded
 
 
 def start_monitor(profile: Profile, name: str, *, sample: bool) -> Member | None:

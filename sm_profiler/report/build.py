@@ -86,21 +86,21 @@ def build_report(  # noqa: PLR0913 - one argument a part, all but the first are 
         compat: "service" to compute the rules' results as the managed service did.
         job: name, instance type, prices.
         follow: read until the job is over.
-        on_report: while following, called with a report each time all available data has been read.
+        on_report: while following, called with a report each time all new data has been read.
 
     Raises:
         ConfigError: the parameters are invalid.
         SourceError: the data cannot be read.
     """
     folds, job = MetricFolds(), job or JobInfo()
-    latest: list[RuleResults] = []
+    fresh: list[RuleResults] = []
     following = Following() if follow is True else follow
     if following and on_report is not None:
         original = following.caught_up
 
         def caught_up() -> None:
-            if latest:
-                on_report(assemble(source, latest[-1], folds, job))
+            if fresh:
+                on_report(assemble(source, fresh.pop(), folds, job))
             original()
 
         following = attrs.evolve(following, caught_up=caught_up)
@@ -110,7 +110,7 @@ def build_report(  # noqa: PLR0913 - one argument a part, all but the first are 
         compat=compat,
         extra_folds=folds.all(),
         follow=following,
-        on_window=(lambda _, found: latest.__setitem__(slice(None), [found])) if following else None,
+        on_window=(lambda _, found: fresh.__setitem__(slice(None), [found])) if following else None,
     )
     return assemble(source, results, folds, job)
 

@@ -198,7 +198,7 @@ def _kind_of_phase(phase: str) -> int:
     for part in parts.recorded():
         if part.records(phase):
             return column(part.key)
-        if phase == part.device_event:
+        if phase and phase == part.device_event:
             return column(part.key, on_device=True)
     if phase in _OTHER_COLUMNS:
         return column(_OTHER_COLUMNS[phase])

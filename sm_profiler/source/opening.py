@@ -15,6 +15,10 @@ OUTPUT = "profiler-output"
 _JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 
 
+class NoProfilerDataError(SourceError):
+    """A folder or prefix without profiler data, which a running job may still write."""
+
+
 def open_source(  # noqa: PLR0913 - keyword arguments, one an independent choice
     where: str | os.PathLike[str] | Storage,
     *,
@@ -51,7 +55,7 @@ def open_source(  # noqa: PLR0913 - keyword arguments, one an independent choice
             return inner
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
         raise SourceError(f"{storage.uri} is no folder")
-    raise SourceError(f"{storage.uri} holds no profiler data (no files under system/ or framework/)")
+    raise NoProfilerDataError(f"{storage.uri} holds no profiler data (no files under system/ or framework/)")
 
 
 def _storage(where: str | os.PathLike[str], client: Any) -> Storage:

@@ -135,3 +135,10 @@ def test_metrics_of_a_synthetic_job_match_its_options(tmp_path):
     assert metrics.initialization == pytest.approx(0.06 * 180, abs=1.5)
     assert metrics.average_share("evaluation") == pytest.approx(0.2, abs=0.03)
     assert not metrics.running
+
+
+def test_events_without_a_phase_are_ignored():
+    fold = StepFold()
+    rows = [*training(30), ("", "", 1.0, 0.1, "algo-1-0", 0)]
+    fold.update(FakeWindow(START_S * 1_000_000, events(rows), system([])))
+    assert len(fold.result().steps["algo-1-0"]) == 30

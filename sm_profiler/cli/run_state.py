@@ -1,0 +1,69 @@
+"""State of `sm-profiler run` in the profile's folder: how it ended, for a report that follows it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+import attrs
+
+from sm_profiler.formats.layout import IGNORED_FOLDER
+from sm_profiler.monitor.process_registry import start_time
+
+STATE_FILE = f"{IGNORED_FOLDER}/run.json"  # neither uploaded nor read as data
+
+
+@attrs.frozen
+class RunState:
+    """One run.
+
+    Attributes:
+        pid: process of `sm-profiler run`.
+        started: its start time, which distinguishes it from a later process with the same pid.
+        exit_code: exit code of the script; None while it runs.
+    """
+
+    pid: int
+    started: str
+    exit_code: int | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """True if the run has ended, or its process no longer exists."""
+        return self.exit_code is not None or start_time(self.pid) != self.started
+
+    @property
+    def outcome(self) -> str:
+        """How the run ended, as text."""
+        return "ended without an exit code" if self.exit_code is None else f"ended with exit code {self.exit_code}"
+
+
+def write_state(root: Path, exit_code: int | None = None) -> None:
+    """Write the state of this process's run."""
+    state = RunState(os.getpid(), start_time(os.getpid()), exit_code)
+    path = root / STATE_FILE
+    with contextlib.suppress(OSError):  # a follower then waits for the end marker
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(attrs.asdict(state)), "utf-8")
+        temporary.replace(path)
+
+
+def remove_state(root: Path) -> None:
+    """Remove the state of a run that recorded nothing, with its folder if that is empty."""
+    with contextlib.suppress(OSError):
+        (root / STATE_FILE).unlink(missing_ok=True)
+        (root / STATE_FILE).parent.rmdir()
+
+
+def read_state(root: Path) -> RunState | None:
+    """Return the state of the last run in a folder; None if there was none, or it cannot be read."""
+    try:
+        found = json.loads((root / STATE_FILE).read_text("utf-8"))
+        pid, started, code = found["pid"], found["started"], found["exit_code"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    valid = type(pid) is int and 0 < pid < 1 << 31 and isinstance(started, str) and (code is None or type(code) is int)
+    return RunState(pid, started, code) if valid else None

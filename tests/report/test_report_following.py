@@ -1,0 +1,124 @@
+"""`sm-profiler report --follow`: waits for the first data, reports early, and ends when the run has."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+from report_helpers import make_job
+
+from sm_profiler.cli import main
+from sm_profiler.cli.following import Follower, copy_with_open_files
+from sm_profiler.cli.run_state import STATE_FILE, read_state, remove_state, write_state
+from sm_profiler.errors import SourceError
+from sm_profiler.formats.layout import END_MARKERS
+from sm_profiler.report import build_report
+from sm_profiler.source import open_source
+
+
+def without_end(folder):
+    for marker in END_MARKERS:
+        (folder / marker).unlink(missing_ok=True)
+    return folder
+
+
+@pytest.fixture
+def job(tmp_path):
+    return without_end(make_job(tmp_path / "job", "--minutes", "2", "--no-end-marker"))
+
+
+def test_waits_until_an_empty_folder_contains_data(job, tmp_path, capsys):
+    folder = tmp_path / "early"
+    folder.mkdir()
+    follower = Follower(str(folder), sleep=lambda _: shutil.copytree(job, folder, dirs_exist_ok=True))
+    assert follower.open().files
+    assert "waiting for the first complete data" in capsys.readouterr().err
+
+
+def test_does_not_wait_for_a_folder_that_does_not_exist(tmp_path):
+    with pytest.raises(SourceError, match="no folder"):
+        Follower(str(tmp_path / "typo" / "x"), sleep=pytest.fail).open()
+
+
+def test_does_not_wait_for_a_run_that_ended_without_data(tmp_path):
+    write_state(tmp_path, 3)
+    with pytest.raises(SourceError, match="ended with exit code 3"):
+        Follower(str(tmp_path), sleep=pytest.fail).open()
+
+
+@pytest.mark.parametrize("how", ["ended", "killed"])
+def test_ends_with_the_run_without_an_end_marker(job, tmp_path, capsys, how):
+    if how == "ended":
+        write_state(job, 130)
+    else:
+        child = subprocess.run([sys.executable, "-c", f"from pathlib import Path; from sm_profiler.cli.run_state import write_state; write_state(Path({str(job)!r}))"], check=True)  # fmt: skip
+        assert child.returncode == 0
+        assert read_state(job).exit_code is None
+    begun = time.monotonic()
+    assert main(["report", str(job), "--follow", "--out", str(tmp_path / "out")]) == 0
+    assert time.monotonic() - begun < 60
+    errors = capsys.readouterr().err
+    assert ("ended with exit code 130" if how == "ended" else "ended without an exit code") in errors
+    assert (tmp_path / "out" / "report.json").exists()
+
+
+def test_a_preliminary_report_uses_open_files(job, tmp_path):
+    for path in list(job.rglob("*.json")):
+        if path.parent.parent.name == "incremental":
+            path.rename(path.parent.parent / f"{path.name}.tmp")
+        elif path.parent.parent.name == "pevents":
+            source = path.name.partition("_")[2].removesuffix(".json")
+            path.rename(
+                path.parent.parent / f"{source}_{os.getpid()}_{path.stat().st_ino}_{path.stat().st_mtime_ns}.json.tmp"
+            )
+    found = []
+    follower = Follower(str(job), preview=lambda source: found.append(build_report(source)))
+    follower.waiting()
+    (report,) = found
+    assert report.metrics.ranks
+    assert report.metrics.system.rows
+    follower.waiting()
+    assert len(found) == 1  # not again within seconds
+
+
+def test_copies_no_links_and_nothing_large(job, tmp_path, monkeypatch):
+    (job / "system" / "secret.json").symlink_to("/etc/hostname")
+    assert copy_with_open_files(job, tmp_path / "copy")
+    assert not (tmp_path / "copy" / "system" / "secret.json").exists()
+    monkeypatch.setattr("sm_profiler.cli.following.MAX_PREVIEW_BYTES", 10)
+    assert not copy_with_open_files(job, tmp_path / "second")
+
+
+def test_follows_the_run_that_is_not_over(job, tmp_path, capsys):
+    runs = tmp_path / "runs"
+    shutil.copytree(job, runs / "old")
+    write_state(runs / "new")
+    follower = []
+
+    def sleep(_seconds):
+        follower.append(1)
+        shutil.copytree(job, runs / "new", dirs_exist_ok=True)
+
+    from sm_profiler.cli.arguments import newest_run
+
+    assert newest_run(str(runs)) == str(runs / "old")
+    assert newest_run(str(runs), running=True) == str(runs / "new")
+    assert Follower(str(runs / "new"), sleep=sleep).open().files
+    assert follower
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"pid": "1", "started": 1, "exit_code": null}', "[" * 100_000])
+def test_ignores_damaged_state_files(tmp_path, text):
+    (tmp_path / STATE_FILE).parent.mkdir()
+    (tmp_path / STATE_FILE).write_text(text)
+    assert read_state(tmp_path) is None
+    remove_state(tmp_path)
+    assert not (tmp_path / STATE_FILE).exists()
+
+
+def test_state_of_this_process_is_not_over(tmp_path):
+    write_state(tmp_path)
+    assert not read_state(tmp_path).is_over
+    assert open_source(make_job(tmp_path / "job", "--minutes", "1"), cache=False).files
