@@ -151,7 +151,7 @@ def check_module(name: str) -> None:
         main = f"{name}.__main__"
         if path is not None and not any(finder.find_spec(main, path) for finder in sys.meta_path):
             raise ProfilerError(f"{name} is a package without __main__")
-    except (ImportError, AttributeError, ValueError) as error:  # whatever a finder makes of a strange name
+    except (ImportError, AttributeError, ValueError) as error:  # a finder rejects a strange name
         raise ProfilerError(f"no module {name}: {error}") from error
     finally:
         del sys.path[0]
@@ -163,7 +163,7 @@ class Configuration:
 
     Attributes:
         text: its JSON.
-        origin: where it was found.
+        origin: its file or variable, for display.
         variables: environment variables that pass it to the script.
         folder: the run's folder if it was created for this run.
     """

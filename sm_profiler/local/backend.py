@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 GONE = "Requested resource not found."
 
 
+class MalformedRequestError(Exception):
+    """The body of a request is not what its operation expects."""
+
+
 class LocalBackend(SageMakerModelBackend):
     """One account and region; holds our records, so that moto's List, Search and tagging calls work on them."""
 
@@ -104,16 +108,29 @@ class LocalSageMakerResponse(SageMakerResponse):
     @property
     def request_body(self) -> JsonDict:
         """The request as the client sent it, before moto drops fields that it does not support."""
-        found: JsonDict = json.loads(self.body or "{}")
-        return found
+        found = json.loads(self.body or "{}")
+        if not isinstance(found, dict):
+            raise MalformedRequestError("the request must be an object")
+        return without_nulls(found)
+
+    def setup_class(self, *args: Any, **options: Any) -> None:
+        """Parse the request.
+
+        Raises:
+            MalformedRequestError: moto cannot parse it.
+        """
+        try:
+            super().setup_class(*args, **options)
+        except Exception as error:
+            raise MalformedRequestError(f"the request cannot be parsed: {error}") from error
 
     def call_action(self) -> Any:
         """Check the request against the service model, then answer it."""
         try:
             refuse_invalid(self._get_action(), self.request_body)
             return super().call_action()
-        except ValueError as error:
-            return self._answer(ServiceException("SerializationException", f"the request is not JSON: {error}"))
+        except (ValueError, RecursionError) as error:
+            raise MalformedRequestError(f"the request cannot be read: {error}") from error
         except ServiceException as error:
             return self._answer(error)
         except NotImplementedError:
@@ -182,6 +199,15 @@ class LocalSageMakerResponse(SageMakerResponse):
                 raise AWSValidationException(f"The request was rejected because the job is in status {job.status}.")
             job.status = "Stopping"
             job.stop_requested.set()
+
+
+def without_nulls(request: JsonDict) -> JsonDict:
+    """Return a request without null members, which the service takes as absent."""
+    return {
+        name: without_nulls(value) if isinstance(value, dict) else value
+        for name, value in request.items()
+        if value is not None
+    }
 
 
 class LocalIamResponse(IamResponse):

@@ -15,17 +15,22 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, cast
 
+from botocore.model import OperationNotFoundError
 from moto import backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import BaseWSGIServer, make_server
 
 from sm_profiler.errors import ProfilerError
-from sm_profiler.local.backend import swapped_urls
+from sm_profiler.local.backend import MalformedRequestError, swapped_urls
 from sm_profiler.local.endpoint_base import EndpointBase
 from sm_profiler.local.jobs import Jobs
 from sm_profiler.local.services import REGION, ROLE, Services
+from sm_profiler.printable import printable
 
 ADDRESS = "127.0.0.1"  # never another: clients of the endpoint can run code
+MAX_REQUEST = 10_000_000  # bytes of an API call; S3 objects are not limited
+MAX_LOGGED = 500  # characters of an error
+STALLED_S = 120  # without a byte from a client
 ENVIRONMENT_PATH = "/_sm_profiler/environment"
 SERVICES = ("s3", "sagemaker", "iam", "sts", "logs", "ecr")
 TRUST = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":{"Service":"sagemaker.amazonaws.com"},"Action":"sts:AssumeRole"}]}'
@@ -46,28 +51,75 @@ def environment_at(port: int) -> dict[str, str] | None:
 
 
 class RequestGuard:
-    """Refuses requests from web pages, also under another name for 127.0.0.1: they must not start jobs."""
+    """Refuses requests from web pages, which must not start jobs, and requests that would exhaust memory.
 
-    def __init__(self, application: Any, environment: Callable[[], dict[str, str]]) -> None:
-        self._application, self._environment = application, environment
+    Args:
+        application: moto's application.
+        environment: returns the clients' environment.
+        log_event: receives a line for each request that failed unexpectedly.
+    """
+
+    def __init__(
+        self, application: Any, environment: Callable[[], dict[str, str]], log_event: Callable[[str], None]
+    ) -> None:
+        self._application, self._environment, self._log_event = application, environment, log_event
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
         """Answer or refuse one request."""
-        host = environ.get("HTTP_HOST", "").rpartition(":")[0] or environ.get("HTTP_HOST", "")
-        if host not in (ADDRESS, "localhost") or "HTTP_ORIGIN" in environ:
-            start_response("403 Forbidden", [("Content-Type", "text/plain")])
-            return [b"This endpoint answers only programs on this machine.\n"]
+        if problem := self._problem(environ):
+            return _error(start_response, *problem)
         if environ.get("PATH_INFO") == ENVIRONMENT_PATH:
             start_response("200 OK", [("Content-Type", "application/json")])
             return [json.dumps(self._environment()).encode()]
-        return self._application(environ, start_response)
+        try:
+            return self._application(environ, start_response)
+        except MalformedRequestError as error:
+            return _error(start_response, HTTPStatus.BAD_REQUEST, "SerializationException", str(error))
+        except OperationNotFoundError as error:
+            return _error(start_response, HTTPStatus.BAD_REQUEST, "UnknownOperationException", str(error))
+        except Exception as error:  # noqa: BLE001 - moto may fail on any input, and clients need an answer
+            self._log_event(f"request failed: {printable(repr(error)[:MAX_LOGGED])}")
+            return _error(start_response, HTTPStatus.INTERNAL_SERVER_ERROR, "InternalFailure", repr(error))
+
+    @staticmethod
+    def _problem(environ: dict[str, Any]) -> tuple[HTTPStatus, str, str] | None:
+        host = environ.get("HTTP_HOST", "").rpartition(":")[0] or environ.get("HTTP_HOST", "")
+        if host not in (ADDRESS, "localhost") or "HTTP_ORIGIN" in environ:
+            return HTTPStatus.FORBIDDEN, "AccessDeniedException", "this endpoint answers only programs on this machine"
+        if environ.get("PATH_INFO", "").startswith("/moto-api"):  # resets and reconfigures moto
+            return HTTPStatus.NOT_FOUND, "UnknownOperationException", "not available"
+        if environ.get("PATH_INFO") == "/" and environ.get("REQUEST_METHOD") == "POST":
+            return _body_problem(environ)
+        return None  # S3, whose objects are as large as a model
+
+
+def _body_problem(environ: dict[str, Any]) -> tuple[HTTPStatus, str, str] | None:
+    length = environ.get("CONTENT_LENGTH", "")
+    if "HTTP_TRANSFER_ENCODING" in environ or not length.isdecimal():
+        return HTTPStatus.LENGTH_REQUIRED, "SerializationException", "Content-Length is missing or invalid"
+    if "HTTP_CONTENT_ENCODING" in environ:
+        return HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "SerializationException", "compressed requests are not supported"
+    if len(length) > len(str(MAX_REQUEST)) or int(length) > MAX_REQUEST:
+        return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "RequestEntityTooLarge", f"at most {MAX_REQUEST} bytes"
+    return None
+
+
+def _error(start_response: Any, status: HTTPStatus, kind: str, message: str) -> list[bytes]:
+    headers = [("Content-Type", "application/x-amz-json-1.1"), ("x-amzn-ErrorType", kind), ("Connection", "close")]
+    start_response(f"{status.value} {status.phrase}", headers)
+    return [json.dumps({"__type": kind, "message": message[:MAX_LOGGED]}).encode()]
 
 
 class QuietHandler(MotoRequestHandler):
-    """moto's handler without its log of requests."""
+    """moto's handler without its log of requests; a client that stalls is disconnected."""
+
+    timeout = STALLED_S
 
     def log_request(self, *_: Any, **__: Any) -> None:
         """Log nothing."""
+
+    def log_error(self, *_: Any) -> None:
+        """Log nothing: clients receive the error."""
 
 
 _only = threading.Lock()  # moto keeps its state in modules, so a process can have one endpoint
@@ -121,7 +173,9 @@ class Endpoint(EndpointBase):
 
     def _listen(self, folder: Path) -> None:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
-        application = RequestGuard(DomainDispatcherApplication(create_backend_app), lambda: self.environment)
+        application = RequestGuard(
+            DomainDispatcherApplication(create_backend_app), lambda: self.environment, self._log_event
+        )
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

@@ -20,7 +20,6 @@ ACCOUNT = "123456789012"  # moto's
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/sm-profiler-local"
 MAX_TMPDIR = 70  # characters; the name of a socket below it adds up to 35
 ACCESS_KEY, SECRET_KEY = "local", "local"
-_creating = threading.Lock()  # creating a client is not thread-safe
 
 
 @attrs.define(eq=False)
@@ -39,24 +38,32 @@ class Services:
     region: str = REGION
     log_event: Callable[[str], None] = lambda _: None
     _external: list[Path] = attrs.field(factory=list, init=False)
+    _clients: dict[tuple[str, str], Any] = attrs.field(factory=dict, init=False)  # each takes megabytes
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     _numbers: Iterator[int] = attrs.field(factory=itertools.count, init=False)
 
     def client(self, service: str, region: str | None = None) -> Any:
         """Return a boto3 client; address and credentials are explicit, so that the user's AWS settings have no effect."""
-        with _creating:
-            return cast("Any", boto3.session.Session()).client(
-                service,
-                region_name=region or self.region,
-                endpoint_url=self.url,
-                aws_access_key_id=ACCESS_KEY,
-                aws_secret_access_key=SECRET_KEY,
-                config=Config(
-                    s3={"addressing_style": "path"},
-                    retries={"total_max_attempts": 2},
-                    max_pool_connections=20,
-                    proxies={},
-                ),
-            )
+        key = service, region or self.region
+        with self._lock:
+            if key not in self._clients:
+                self._clients[key] = self._new_client(*key)
+            return self._clients[key]
+
+    def _new_client(self, service: str, region: str) -> Any:
+        return cast("Any", boto3.session.Session()).client(
+            service,
+            region_name=region,
+            endpoint_url=self.url,
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+            config=Config(
+                s3={"addressing_style": "path"},
+                retries={"total_max_attempts": 2},
+                max_pool_connections=50,
+                proxies={},
+            ),
+        )
 
     @property
     def bucket(self) -> str:

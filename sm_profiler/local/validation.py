@@ -9,7 +9,12 @@ from sm_profiler.launch.service_model import check_request
 from sm_profiler.local.metrics import expression_problem
 from sm_profiler.local.records import JsonDict, TrainingJobRecord
 
-CHECKED = ("CreateTrainingJob", "UpdateTrainingJob", "CreateProcessingJob")
+CHECKED = (
+    *(f"{verb}TrainingJob" for verb in ("Create", "Describe", "Update", "Stop")),
+    *(f"{verb}ProcessingJob" for verb in ("Create", "Describe", "Stop")),
+    *("ListTrainingJobs", "ListProcessingJobs", "Search", "AddTags", "ListTags"),
+)
+NEEDED = ("AlgorithmSpecification", "ResourceConfig", "OutputDataConfig")
 
 
 def refuse_invalid(operation: str, request: JsonDict) -> None:
@@ -43,11 +48,12 @@ def check_create_training(request: JsonDict) -> None:
     Raises:
         AWSValidationException: with all problems.
     """
-    problems = check_profiler(request.get("ProfilerConfig"), request.get("ProfilerRuleConfigurations", []), [])
+    problems = [f"{name}: required by the local endpoint" for name in NEEDED if name not in request]
+    problems += check_profiler(request.get("ProfilerConfig"), request.get("ProfilerRuleConfigurations", []), [])
     for number, channel in enumerate(request.get("InputDataConfig", [])):
         if channel["ChannelName"] in (".", ".."):  # the service model's pattern allows both
             problems.append(f"InputDataConfig[{number}].ChannelName: {channel['ChannelName']!r} is not a folder name")
-    for number, metric in enumerate(request["AlgorithmSpecification"].get("MetricDefinitions", [])):
+    for number, metric in enumerate(request.get("AlgorithmSpecification", {}).get("MetricDefinitions", [])):
         if problem := expression_problem(metric["Regex"]):
             problems.append(f"AlgorithmSpecification.MetricDefinitions[{number}].Regex: {problem}")
     refuse(problems)
