@@ -109,6 +109,11 @@ class TraceWriter:
     _failures: int = attrs.field(default=0, init=False)
 
     @property
+    def waiting(self) -> int:
+        """Number of events that a failing disk has not taken yet."""
+        return len(self._backlog)
+
+    @property
     def given_up(self) -> bool:
         """Whether the disk failed so often that nothing more is tried."""
         return self._failures >= self.fail_threshold

@@ -30,7 +30,10 @@ def run_bounded(action: Callable[[], Result], seconds: float, message: str) -> R
             outcome.extend((False, error))
 
     thread = threading.Thread(target=run, name="sm-profiler-bounded", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter is shutting down and starts no threads
+        return action()
     thread.join(seconds)
     if not outcome:
         raise TimeoutError(message)

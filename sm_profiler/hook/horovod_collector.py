@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 
 from sm_profiler.formats.layout import FRAMEWORK, IGNORED_FOLDER
 from sm_profiler.hook import conversion
+from sm_profiler.hook.bounded import run_bounded
 from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.recorder import DISK_SECONDS
 from sm_profiler.hook.settings import requested_collectors
 
 if TYPE_CHECKING:
@@ -102,7 +104,7 @@ class HorovodCollector(Collector):
         if self._ours:
             if os.environ.get(VARIABLE) == str(self._timeline):
                 del os.environ[VARIABLE]
-            self._timeline.unlink(missing_ok=True)
+            run_bounded(lambda: self._timeline.unlink(missing_ok=True), DISK_SECONDS, "the disk does not answer")
 
     def forked(self) -> None:
         """Leave the timeline to the parent."""

@@ -19,9 +19,11 @@ import attrs
 
 from sm_profiler.config import CollectorConfig, Profile
 from sm_profiler.formats.layout import StatsWindow, stats_path
+from sm_profiler.hook.bounded import run_bounded
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.python_profilers import CProfile, Pyinstrument, PythonProfiler, TimeLimit
+from sm_profiler.hook.recorder import DISK_SECONDS
 
 if TYPE_CHECKING:
     from sm_profiler.hook.session import Session
@@ -140,7 +142,10 @@ class PythonCollector(Collector):
         """Stop the last profiler and write all results."""
         self._is_open = False
         self._stop(Point("posthookclose", None, "end", self._now_us()))
-        self.write()
+        if self._session.is_recording:
+            self._session.later(self.write)  # the recorder waits for a hanging disk, and not for ever
+        elif self._done:
+            run_bounded(self.write, DISK_SECONDS, "the disk does not answer")
 
     # the window
 

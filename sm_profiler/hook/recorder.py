@@ -13,8 +13,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sm_profiler.formats.event_names import MEMORY, OVERHEAD
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter, span_args
@@ -25,8 +26,12 @@ from sm_profiler.hook.timebase import Timebase
 
 FLUSH_SECONDS = 1.0
 QUEUE_RECORDS = 100_000  # about 20 MB; beyond that the oldest records are dropped and counted
+DISK_SECONDS = 10.0  # close() abandons a disk that does not answer for so long
+TASK_SECONDS = 60.0  # and a task that takes longer
 CHUNK = 256  # events between two points at which the training thread may take the interpreter back
 PAGE = os.sysconf("SC_PAGE_SIZE")
+
+Result = TypeVar("Result")
 
 
 class Recorder:
@@ -62,8 +67,10 @@ class Recorder:
         self._overflow = 0
         self._pid = os.getpid()
         self._stop = threading.Event()
-        self._lock = threading.Lock()  # of the writer: held by the background thread, or by close()
         self._trimming = threading.Lock()
+        self._deadline: float | None = None  # of the disk operation or task that runs
+        self._in_flight = 0  # events that are being written
+        self._abandoned = False  # the disk hangs, and close() has given up
         self._thread: threading.Thread | None = None
         self._disk_reported = False
 
@@ -87,43 +94,71 @@ class Recorder:
                         self._overflow += 1
 
     def close(self) -> None:
-        """Stop the thread, write what is left, finish the file."""
+        """Write what is left and finish the file, unless the disk hangs: then count what is lost and give up."""
         self._stop.set()
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread() and thread.is_alive():
-            thread.join(timeout=10)
-        with self._lock:
-            self._work()
-            self._drain()
-            self.writer.close()
-            self._report_disk()
+        if thread is None or thread is threading.current_thread() or not thread.is_alive():
+            self._finish()
+            return
+        thread.join(timeout=0.05)  # usually enough
+        while thread.is_alive():
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                self._abandon()
+                return
+            thread.join(timeout=0.2)
+
+    def _abandon(self) -> None:
+        self._abandoned = True
+        lost = self._in_flight + len(self.records) + len(self.events) + self.writer.waiting
+        self._overflow += lost
+        self.records.clear()
+        self.events.clear()
+        self._guard.warn(f"the disk does not answer, the profile ends incomplete: {self.dropped} events are lost")
 
     def _run(self) -> None:
         while not self._stop.wait(self._flush_seconds):
-            try:
-                with self._lock:
-                    self.beat()
-            except Exception as error:  # noqa: BLE001, PERF203 - fail open
-                self._guard.failed("recording", error)
+            self._guarded(self.beat)
+        self._guarded(self._finish)
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - fail open
+            self._guard.failed("recording", error)
+
+    def _finish(self) -> None:
+        self._work()
+        self._drain()
+        if not self._abandoned:
+            self._limited(DISK_SECONDS, self.writer.close)
+            self._report_disk()
+
+    def _limited(self, seconds: float, action: Callable[[], Result]) -> Result:
+        """Run an action that may hang; close() gives up once it has taken so long."""
+        self._deadline = time.monotonic() + seconds
+        try:
+            return action()
+        finally:
+            self._deadline = None
 
     def beat(self) -> None:
         """Do one second's work."""
         self._read_memory()
         self._drain()
         if self._timebase.has_jumped():
-            self.writer.finish()  # a file has one time base
+            self._limited(DISK_SECONDS, self.writer.finish)  # a file has one time base
             self.writer.start_us = self._timebase.now_us()
-        self.writer.tick()
+        self._limited(DISK_SECONDS, self.writer.tick)
         self._report_disk()
         self._work()
         self._control_overhead()
         self._on_beat()
 
     def _work(self) -> None:
-        while self.tasks:
+        while self.tasks and not self._abandoned:
             task = self.tasks.popleft()
             try:
-                task()
+                self._limited(TASK_SECONDS, task)
             except Exception as error:  # noqa: BLE001 - one failed task must not stop recording
                 self._guard.failed("writing of a window", error)
 
@@ -137,14 +172,20 @@ class Recorder:
 
     def _drain(self) -> None:
         self.trim()
-        while self.records or self.events:
-            if self.events:
-                self.writer.write([self.events.popleft() for _ in range(min(len(self.events), CHUNK))])
+        while (self.records or self.events) and not self._abandoned:
+            events = [self.events.popleft() for _ in range(min(len(self.events), CHUNK))]
             records = [self.records.popleft() for _ in range(min(len(self.records), CHUNK))]
-            if records and not self.writer.write_spans(records, self._timebase.offset_ns, self._pid):
-                self.writer.write(self._to_events(records))
+            self._in_flight = len(events) + len(records)
+            self._limited(DISK_SECONDS, partial(self._write, events, records))
+            self._in_flight = 0
             if not self._stop.is_set():
                 time.sleep(0.0002)  # lets the training thread have the interpreter
+
+    def _write(self, events: list[TraceEvent], records: list[Record]) -> None:
+        if events:
+            self.writer.write(events)
+        if records and not self.writer.write_spans(records, self._timebase.offset_ns, self._pid):
+            self.writer.write(self._to_events(records))
 
     def _to_events(self, records: Iterable[Record]) -> list[TraceEvent]:
         to_us = self._timebase.to_us

@@ -167,7 +167,13 @@ class Session(StepObserver):
     @property
     def source(self) -> str:
         """Name of this process in file names: `<rank or pid>-<node>`."""
-        return self.recorder.writer.source
+        rank = self.adapter.rank() if self._recorder is None else self.rank
+        return source_name(os.getpid() if rank is None else rank, self.node)
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the recorder runs."""
+        return self._recorder is not None and not self.closed
 
     def later(self, task: Callable[[], None]) -> None:
         """Run a task on the recorder's thread: file operations would stall the training thread."""
@@ -185,22 +191,24 @@ class Session(StepObserver):
 
     def append_event(self, event: TraceEvent) -> None:
         """Queue an event of the script."""
-        self._events.append(event)
-        self.step_metered()
+        if not self.closed:
+            self._events.append(event)
+            self.step_metered()
 
     def _record_first(self, record: Record) -> None:
         """Start the recorder with the tracker's first record; the next ones go straight into its queue."""
         if self.adapter.is_helper():
-            self.tracker.append = lambda _record: None
+            self.tracker.append = _ignore
         elif not self.closed:
             (self._recorder or self._start(record[2])).records.append(record)
 
     def _start(self, start_ns: int) -> Recorder:
-        self.rank = rank = self.adapter.rank()
+        self.rank = self.adapter.rank()
+        source = self.source
         self._started_us = self.timebase.to_us(start_ns)
         writer = TraceWriter(
             self.root,
-            source_name(os.getpid() if rank is None else rank, self.node),
+            source,
             max_bytes=self.profile.rotate_max_bytes,
             close_seconds=self.profile.rotate_close_seconds,
             fail_threshold=self.profile.fail_threshold,
@@ -309,6 +317,7 @@ class Session(StepObserver):
         if self._recorder is not None:
             with self.guarded("closing"):
                 self._recorder.close()
+        self.tracker.append = _ignore
         self._notify("finish", also_failed=True)
 
     def end(self) -> None:
@@ -366,3 +375,7 @@ class Session(StepObserver):
             "instance_type": read_resources().instance_type,
             "memory_total": memory_total(),
         }
+
+
+def _ignore(_record: Record) -> None:
+    """Take a record when nothing is recorded."""

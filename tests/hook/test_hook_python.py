@@ -37,7 +37,7 @@ class Around:
         self.adapter = types.SimpleNamespace(framework="pytorch")
         self.timebase = types.SimpleNamespace(now_us=lambda: int(self.now * 1e6))
         self.tracker = types.SimpleNamespace(mode=ModeKeys.TRAIN, number=0)
-        self.later = self.tasks.append
+        self.later, self.is_recording = self.tasks.append, False
         config = CollectorConfig(start_step=5, num_steps=1, profiler=profiler)
         self.collector = PythonCollector(self, config, limit=self._limit)
 

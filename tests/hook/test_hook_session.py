@@ -256,3 +256,15 @@ def test_the_log_does_not_mention_collectors_that_were_not_requested(tmp_path, m
         entry.install()
         entry.uninstall()
         assert ("smddp" in caplog.text) is mentioned
+
+
+def test_nothing_accumulates_after_closing(session):
+    hook = entry.Hook(session)
+    step(session)
+    session.close()
+    for _ in range(10):
+        with hook.phase("mine"):
+            pass
+        hook.record_trace_events("Mine", "mark")
+    assert not session.recorder.records
+    assert not session.recorder.events
