@@ -137,9 +137,9 @@ class FrameworkProfile(SdkCompatible):
     @classmethod
     def from_request(cls, parameters: Mapping[str, Any]) -> FrameworkProfile:
         """Return the FrameworkProfile in a request's `ProfilingParameters`, their keys in any case."""
-        made = cls()
-        made.profiling_parameters = canonical(parameters, PARAMETER_KEYS)
-        return made
+        profile = cls()
+        profile.profiling_parameters = canonical(parameters, PARAMETER_KEYS)
+        return profile
 
     @property
     def metrics_configs(self) -> dict[str, MetricsConfigBase]:

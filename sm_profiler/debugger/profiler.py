@@ -55,6 +55,6 @@ class Profiler(SdkCompatible):
     @classmethod
     def from_request(cls, parameters: Mapping[str, Any]) -> Profiler:
         """Return the Profiler in a request's `ProfilingParameters`, their keys in any case."""
-        made = cls()
-        made.profiling_parameters = canonical(parameters, PARAMETER_KEYS)
-        return made
+        profiler = cls()
+        profiler.profiling_parameters = canonical(parameters, PARAMETER_KEYS)
+        return profiler

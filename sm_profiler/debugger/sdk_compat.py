@@ -75,9 +75,9 @@ class SdkCompatible:
 
 
 def _restored(cls: type, state: dict[str, Any]) -> Any:
-    made: Any = object.__new__(cls)
-    made.__dict__.update(state)
-    return made
+    restored: Any = object.__new__(cls)
+    restored.__dict__.update(state)
+    return restored
 
 
 # --- names outside profiling ---------------------------------------------------------------------------------------

@@ -93,24 +93,24 @@ class _Adder:
             return {**params, "Environment": self._environment(params)}
         output = (params.get("OutputDataConfig") or {}).get("S3OutputPath")
         require_managed_profiling(self.region, (params.get("ResourceConfig") or {}).get("InstanceType"))
-        made = to_request(
+        added = to_request(
             self.profiler_config, self.rules, region=self.region, session=self.session, s3_output_path=output
         )
         before = params.get("ProfilerConfig") or {}
         if before.get("ProfilingParameters"):  # a bare one is an SDK v2 Estimator's default
             logger.warning("sm-profiler: the request's own ProfilerConfig is replaced by the attached one")
-        ours = made.get("ProfilerRuleConfigurations", [])
+        ours = added.get("ProfilerRuleConfigurations", [])
         names = {rule["RuleConfigurationName"] for rule in ours}
         theirs = [
             rule
             for rule in params.get("ProfilerRuleConfigurations") or ()
             if rule["RuleConfigurationName"] not in names
         ]
-        changed = {**params, **made}
+        changed = {**params, **added}
         if theirs:
             changed["ProfilerRuleConfigurations"] = [*theirs, *ours]
             require_accepted(changed)
-        if "ProfilingParameters" in made["ProfilerConfig"]:
+        if "ProfilingParameters" in added["ProfilerConfig"]:
             changed["Environment"] = {AUTO_VARIABLE: "1", **(params.get("Environment") or {})}
         return changed
 

@@ -34,14 +34,14 @@ def attach_model_trainer(
         raise _unknown(f"ModelTrainer has no {METHOD}")
     add = _add_to_environment if backend == "agent" else _add_to_request
 
-    def made(self: Any, *arguments: Any, **keywords: Any) -> Any:
+    def build(self: Any, *arguments: Any, **keywords: Any) -> Any:
         request = getattr(kind, METHOD)(self, *arguments, **keywords)
         add(_Request(request), self, profiler_config, rules)
         return request
 
     # A subclass for this one instance, since a copy of the ModelTrainer would share a wrapped method and send the
     # original's requests.
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, METHOD: made}
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, METHOD: build}
     object.__setattr__(trainer, "__class__", _new_class(kind, names))
 
     def restore() -> None:
@@ -53,8 +53,8 @@ def attach_model_trainer(
 
 def _new_class(kind: type, names: dict[str, Any]) -> type:
     metaclass: Any = type(kind)  # pydantic's
-    made: type = metaclass(kind.__name__, (kind,), names)
-    return made
+    subclass: type = metaclass(kind.__name__, (kind,), names)
+    return subclass
 
 
 class _Request:
@@ -81,12 +81,12 @@ class _Request:
 def _add_to_request(request: _Request, trainer: Any, profiler_config: Any, rules: Sequence[Any]) -> None:
     session = getattr(trainer.sagemaker_session, "boto_session", None)
     require_managed_profiling(getattr(session, "region_name", None), request.get("ResourceConfig", "InstanceType"))
-    made = to_request(
+    added = to_request(
         profiler_config, rules, session=session, s3_output_path=request.get("OutputDataConfig", "S3OutputPath")
     )
-    if "ProfilingParameters" in made["ProfilerConfig"]:
+    if "ProfilingParameters" in added["ProfilerConfig"]:
         request.set("Environment", {AUTO_VARIABLE: "1", **(request.get("Environment") or {})})
-    request.request.update(made if request.pascal else request_to_shapes(made))
+    request.request.update(added if request.pascal else request_to_shapes(added))
 
 
 def _add_to_environment(request: _Request, trainer: Any, profiler_config: Any, _rules: Sequence[Any]) -> None:

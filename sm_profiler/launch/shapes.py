@@ -55,10 +55,10 @@ def request_to_shapes(request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         # one object that both create (ProfilerConfig) and update (ProfilerConfigForUpdate) accept
         kind = type("ProfilerConfig", (shapes.ProfilerConfig, shapes.ProfilerConfigForUpdate), {"__module__": __name__})
-        made: dict[str, Any] = {"profiler_config": kind(**_snake(config, _CONFIG))}
+        converted: dict[str, Any] = {"profiler_config": kind(**_snake(config, _CONFIG))}
         rules = request.get("ProfilerRuleConfigurations")
         if rules:
-            made["profiler_rule_configurations"] = [
+            converted["profiler_rule_configurations"] = [
                 shapes.ProfilerRuleConfiguration(**_snake(rule, _RULE)) for rule in rules
             ]
     except (AttributeError, TypeError, ValueError) as error:
@@ -66,7 +66,7 @@ def request_to_shapes(request: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             f"the shapes of SDK {sdk_version()} differ from those of {TESTED}, the tested version: {line}"
         ) from error
-    return made
+    return converted
 
 
 def sdk_version() -> str:
