@@ -385,7 +385,7 @@ def test_a_training_that_waits_for_such_a_device_is_judged_by_the_devices_times(
     (rank,) = report.metrics.ranks
     assert rank.on_device
     assert report.verdict.main.kind.value == kind
-    turns = rank.iterations.known
-    assert np.median(rank.iterations.forward[turns]) == pytest.approx(0.006, rel=0.25)
-    assert np.median(rank.iterations.backward[turns]) == pytest.approx(0.010, rel=0.25)
-    assert np.median(rank.iterations.outside[turns]) >= pause
+    known = rank.iterations.known
+    assert np.median(rank.iterations.of("forward")[known]) == pytest.approx(0.006, rel=0.25)
+    assert np.median(rank.iterations.of("backward")[known]) == pytest.approx(0.010, rel=0.25)
+    assert np.median(rank.iterations.of("outside")[known]) >= pause

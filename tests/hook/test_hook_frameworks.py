@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from test_hook_training import PHASES, environment
 
 SCRIPT = Path(__file__).with_name("framework_loops.py")
@@ -20,7 +21,8 @@ ACCELERATE = ["accelerate_accumulation", "accelerate_bf16"]
 LIGHTNING = ["lightning_trainer", "lightning_without_length", "lightning_manual"]
 PLAIN = ["scaled", "averaged", "lbfgs_without_loader", "alternating"]
 COMPILED = ["compiled_inductor", "compiled_model", "compiled_step"]
-RANKS = ["sharded", "fully_sharded", "distributed"]
+# FSDP 2 works on the CPU from PyTorch 2.6 on.
+RANKS = [*(["sharded"] if hasattr(torch, "accelerator") else []), "fully_sharded", "distributed"]
 WINDOW = '{"StartStep": 2, "NumSteps": 3, "MetricsRegex": ".*"}'
 WINDOWS = {
     "DataloaderProfilingConfig": WINDOW,
@@ -46,6 +48,7 @@ def told(process: subprocess.Popen, folder: Path, rank: int = 0, seconds: float 
         code = process.wait(timeout=seconds)
     finally:
         process.kill()
+        process.wait()
     log = (folder / f"log-{rank}").read_text(encoding="utf-8")
     assert code == 0, log[-4000:]
     assert "sm-profiler" not in log
@@ -113,6 +116,7 @@ def two_ranks(folder: Path, profile: Path | None) -> list[dict[str, dict]]:
     finally:
         for process in ranks:
             process.kill()
+            process.wait()
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from test_hook_training import environment, events
 
 from sm_profiler.hook.pytorch.worker import FetchTimes, Incoming, Outgoing, Span, watched
@@ -73,7 +74,9 @@ def run(folder, what, window='{"StartStep": 2, "NumSteps": 6, }'):
 
 
 @pytest.mark.parametrize("what", ["forked", "persistent", "spawned", "pinned"])
-def test_each_batch_of_the_window_says_who_made_it_and_how_long_that_took(tmp_path, what):
+def test_each_batch_of_the_window_names_its_worker_and_its_fetch_time(tmp_path, what):
+    if what == "pinned" and not hasattr(torch, "accelerator"):
+        pytest.skip("the script makes up a device through torch.accelerator, which begins with PyTorch 2.6")
     said, rows = run(tmp_path, what)
     assert said["init"]
     fetches = [row for row in rows if row["phase"] == FETCH]

@@ -137,7 +137,10 @@ def averaged(truth: Truth, folder: Path) -> None:
 
 def sharded(truth: Truth, folder: Path) -> None:
     """FSDP 2: accumulation, clipping, an evaluation."""
-    from torch.distributed.fsdp import fully_shard
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except ImportError:  # before PyTorch 2.6
+        from torch.distributed._composable.fsdp import fully_shard
 
     with process_group(folder):
         model = Counted(truth)
