@@ -1,4 +1,4 @@
-"""What the monitor costs: percent of one core, while it samples in real time.  `python benchmarks/monitor.py [SECONDS]`"""
+"""Cost of the monitor in percent of one core, sampling in real time: `python benchmarks/monitor.py [SECONDS]`."""
 
 import os
 import statistics
@@ -8,11 +8,9 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
-
 from sm_profiler.monitor.limits import Limits
 from sm_profiler.monitor.metric_sources import Cpu, Disk, Memory, Network
-from sm_profiler.monitor.sampler import Sampler, machine_families
+from sm_profiler.monitor.sampler import Sampler, machine_sources
 from sm_profiler.monitor.uploader import Uploader
 
 SECONDS = float(sys.argv[1]) if len(sys.argv) > 1 else 20.0
@@ -20,13 +18,13 @@ BAR_PERCENT = 0.5  # of one core, at 500 ms
 LARGE = 96  # cores, as a p4d.24xlarge has
 
 
-def sampled(interval_ms: int, families: list | None = None) -> tuple[float, int, int]:
-    """(percent of a core, ticks, late ticks) of a sampler that runs in real time, all threads and the kernel's part included."""
+def sampled(interval_ms: int, sources: list | None = None) -> tuple[float, int, int]:
+    """Return (percent of a core, ticks, late ticks) of sampling in real time, all threads and the kernel's part included."""
     with tempfile.TemporaryDirectory() as folder:
-        families = families or machine_families()
-        for family in families:  # files are opened, GPUs are looked for
-            family.measure(time.monotonic())
-        sampler = Sampler(Path(folder), "algo-1", interval_ms / 1000, families)
+        sources = sources or machine_sources()
+        for source in sources:  # opens files, finds GPUs
+            source.measure(time.monotonic())
+        sampler = Sampler(Path(folder), "algo-1", interval_ms / 1000, sources)
         stop = threading.Event()
         threading.Timer(SECONDS, stop.set).start()
         cpu, began = time.process_time(), time.monotonic()
@@ -35,7 +33,7 @@ def sampled(interval_ms: int, families: list | None = None) -> tuple[float, int,
 
 
 def large_machine(folder: Path) -> list:
-    """The families with a file in place of /proc/stat that has 96 cores; their numbers stand still, which costs the same."""
+    """Return the sources with a file of 96 cores in place of /proc/stat; constant numbers cost the same."""
     real = Path("/proc/stat").read_text()
     core = next(line for line in real.splitlines() if line.startswith("cpu0 ")).removeprefix("cpu0")
     rest = real[real.index("intr") :]
@@ -44,32 +42,19 @@ def large_machine(folder: Path) -> list:
     return [Cpu(limits, folder / "stat"), Memory(limits), Disk(), Network()]
 
 
-class Psutil:
-    """The same counters through psutil, as they were read before."""
-
-    name = "psutil"
-
-    def measure(self, _now: float) -> list:
-        psutil.cpu_times(percpu=True)
-        psutil.virtual_memory()
-        psutil.disk_io_counters()
-        psutil.net_io_counters(pernic=True)
-        return []
-
-
-def reading(families: list, turns: int = 300) -> float:
-    """Milliseconds of CPU time that reading all families once takes, median."""
+def reading(sources: list, turns: int = 300) -> float:
+    """Return the milliseconds of CPU time for one reading of all sources, median."""
     taken = []
     for turn in range(turns):
         before = time.thread_time()
-        for family in families:
-            family.measure(float(turn))
+        for source in sources:
+            source.measure(float(turn))
         taken.append(1000 * (time.thread_time() - before))
     return statistics.median(taken)
 
 
-def looking(files: int) -> float:
-    """Milliseconds that a look for new files takes among so many that are up."""
+def listing(files: int) -> float:
+    """Return the milliseconds for listing so many files that are all uploaded."""
     with tempfile.TemporaryDirectory() as folder:
         for number in range(files):
             path = Path(folder, f"framework/pevents/{number // 500:010}/{number}_0-algo-1_pythontimeline.json")
@@ -100,11 +85,10 @@ def main() -> None:
     limits = Limits()
     ours = reading([Cpu(limits), Memory(limits), Disk(), Network()])
     print()
-    print("| reading all families once | ms of CPU time |")
+    print("| reading all sources once | ms of CPU time |")
     print("|---|---|")
     print(f"| /proc directly | {ours:.3f} |")
-    print(f"| psutil | {reading([Psutil()]):.3f} |")
-    print(f"| uploader: a look among 10,000 files that are up | {looking(10_000):.0f} |")
+    print(f"| uploader: listing 10,000 uploaded files | {listing(10_000):.0f} |")
     print()
     print(f"bar: {BAR_PERCENT} % of one core at 500 ms")
 

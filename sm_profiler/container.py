@@ -91,7 +91,7 @@ class Resources:
 
     @property
     def is_first_node(self) -> bool:
-        """Whether this node has the lowest number; True if the nodes are unknown."""
+        """True if this node has the lowest number, or the nodes are unknown."""
         return not self.hosts or self.node == min(self.hosts, key=_host_number)
 
 

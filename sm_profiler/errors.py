@@ -1,13 +1,13 @@
-"""The errors a user can meet; each carries one clear line."""
+"""The errors that users see; each has a message of one line."""
 
 
 class ProfilerError(Exception):
-    """Something the user can act on; the message is one line and says what to do."""
+    """A problem that the user can solve; the message describes what to do."""
 
 
 class ConfigError(ProfilerError, ValueError):
-    """A profiler configuration that cannot be understood or would be refused."""
+    """A profiler configuration that is not valid."""
 
 
 class SourceError(ProfilerError):
-    """Profiler data that cannot be found, reached or read."""
+    """Profiler data that cannot be found, reached, read or written."""

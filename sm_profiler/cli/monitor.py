@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from sm_profiler.cli.command import BAD, DONE
 from sm_profiler.errors import ProfilerError
+from sm_profiler.signals import SignalEvent, StopEvent
 
 if TYPE_CHECKING:
     from sm_profiler.monitor.uploader import Uploader
@@ -53,12 +54,13 @@ class Command:
     def run(self, options: Namespace) -> int:
         """Sample until stopped."""
         from sm_profiler.container import read_resources
-        from sm_profiler.monitor.lock import NodeLock
-        from sm_profiler.monitor.process_registry import start_time
-        from sm_profiler.monitor.sampler import LONGEST_MS, SHORTEST_MS, Sampler
+        from sm_profiler.monitor.node_state import NodeLock, start_time
+        from sm_profiler.monitor.sampler import MAX_INTERVAL_MS, MIN_INTERVAL_MS, Sampler
 
-        if not SHORTEST_MS <= options.interval_ms <= LONGEST_MS:
-            raise ProfilerError(f"--interval-ms {options.interval_ms}: must be between {SHORTEST_MS} and {LONGEST_MS}")
+        if not MIN_INTERVAL_MS <= options.interval_ms <= MAX_INTERVAL_MS:
+            raise ProfilerError(
+                f"--interval-ms {options.interval_ms}: must be between {MIN_INTERVAL_MS} and {MAX_INTERVAL_MS}"
+            )
         started = start_time(options.pid) if options.pid else ""
         if options.pid and not started:
             raise ProfilerError(f"--pid {options.pid}: no such process")
@@ -84,17 +86,14 @@ class Command:
         return DONE if uploader is None or flush(uploader) else BAD
 
 
-def stop_on_signals() -> threading.Event:
+def stop_on_signals() -> SignalEvent:
     """Return an event that SIGINT and SIGTERM set."""
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    stop = SignalEvent()
+    stop.set_on(signal.SIGINT, signal.SIGTERM)
     return stop
 
 
-def until_stopped(
-    stop: threading.Event, work: list[Callable[[threading.Event], None]], is_over: Callable[[], bool]
-) -> None:
+def until_stopped(stop: SignalEvent, work: list[Callable[[StopEvent], None]], is_over: Callable[[], bool]) -> None:
     """Run each function in a thread until `stop` is set or `is_over` returns true."""
     threads = [threading.Thread(target=target, args=(stop,)) for target in work]
     for thread in threads:
@@ -110,16 +109,15 @@ def make_uploader(options: Namespace) -> Uploader | None:
     """Return the uploader if `--upload` is given."""
     if not options.upload:
         return None
-    from sm_profiler.monitor.destination import S3Destination
-    from sm_profiler.monitor.uploader import Uploader
+    from sm_profiler.monitor.uploader import Uploader, open_destination
 
-    return Uploader(options.out, S3Destination(options.upload, options.kms_key))
+    return Uploader(options.out, open_destination(options.upload, options.kms_key))
 
 
 def flush(uploader: Uploader) -> bool:
     """Upload the remaining files within the time that a container has."""
     uploader.wait = time.sleep
     done = uploader.drain(uploader.clock() + FLUSH_SECONDS)
-    left = "" if done else f", {len(uploader.pending())} failed: {uploader.error}"
+    left = "" if done else f", {uploader.remaining()} failed: {uploader.error}"
     print(f"{uploader.uploaded} files uploaded to {uploader.destination.uri}{left}")
     return done

@@ -30,7 +30,7 @@ from sm_profiler.printable import printable
 
 if TYPE_CHECKING:
     from sm_profiler.config import Profile
-    from sm_profiler.monitor.start import Member
+    from sm_profiler.monitor.start import Registration
 
 INTERVAL_MS = 500
 FAILED_START_S = 10.0  # a run that fails sooner without a step leaves no folder
@@ -80,20 +80,20 @@ class Command:
         print(f"sm-profiler: configuration: {config.origin}", file=sys.stderr)
         print(f"sm-profiler: writing the profile to {printable(root)}", file=sys.stderr, flush=True)
         environment = {**os.environ, AUTO_VARIABLE: "1", **config.variables}
-        member = start_monitor(profile, name, sample=not options.no_monitor)
+        registration = start_monitor(profile, name, sample=not options.no_monitor)
         write_state(root)
         started = time.monotonic()
         code, by_itself = 1, False
         try:
             code, by_itself = run_command(command, environment)
         finally:
-            if member:
-                member.leave(by_itself=by_itself)
+            if registration:
+                registration.leave(by_itself=by_itself)
             failed_start = code != 0 and time.monotonic() - started < FAILED_START_S
             if config.folder and failed_start and not has_data(config.folder / "framework"):
                 shutil.rmtree(config.folder, ignore_errors=True)
         recover_traces(root)
-        if by_itself and not member and root.is_dir():
+        if by_itself and not registration and root.is_dir():
             mark_end(root)
         if last_written(root):
             write_state(root, code)
@@ -228,7 +228,7 @@ def run_command(command: list[str], environment: dict[str, str]) -> tuple[int, b
     return code, ended and not forwarded
 
 
-def start_monitor(profile: Profile, name: str, *, sample: bool) -> Member | None:
+def start_monitor(profile: Profile, name: str, *, sample: bool) -> Registration | None:
     """Start this node's monitor, which also uploads if the profile has an S3 path, in a process of its own."""
     from sm_profiler.container import TOOLKIT_JOB_NAME_VARIABLE
     from sm_profiler.hook.monitor_launcher import task_of
@@ -240,13 +240,13 @@ def start_monitor(profile: Profile, name: str, *, sample: bool) -> Member | None
     if profile.disabled or not (task.interval_ms or task.destination):
         return None
     try:
-        member = join(task)
+        registration = join(task)
     except ProfilerError as error:
         print(f"sm-profiler: system metrics are off: {error}", file=sys.stderr)
         return None
     if task.destination:
         print(f"sm-profiler: uploading to {task.destination}", file=sys.stderr, flush=True)
-    return member
+    return registration
 
 
 def mark_end(root: Path) -> None:

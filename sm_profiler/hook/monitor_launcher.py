@@ -13,10 +13,10 @@ from sm_profiler.monitor.task import Task, destination_of, is_agent_job, job_nam
 from sm_profiler.printable import logger_for
 
 if TYPE_CHECKING:
-    from sm_profiler.monitor.start import Member
+    from sm_profiler.monitor.start import Registration
 
 logger = logger_for("sm_profiler")
-_joined: list[Member] = []
+_joined: list[Registration] = []
 
 
 def accompany(profile: Profile) -> None:
@@ -29,12 +29,12 @@ def accompany(profile: Profile) -> None:
 
     task = task_of(profile, job_name(os.environ))
     try:
-        member = join(task)
+        registration = join(task)
     except Exception as error:  # noqa: BLE001 - the training and its hook continue regardless
         logger.warning("sm-profiler: no system metrics and no uploads: %s", error)
         return
-    _joined.append(member)
-    atexit.register(member.leave)  # runs after the hook's exit function, which is registered later
+    _joined.append(registration)
+    atexit.register(registration.leave)  # runs after the hook's exit function, which is registered later
 
 
 def task_of(profile: Profile, job: str, *, sample: bool = True) -> Task:

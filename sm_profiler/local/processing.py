@@ -37,7 +37,8 @@ from sm_profiler.local.records import (
     now,
 )
 from sm_profiler.local.services import Services
-from sm_profiler.local.transfer import Mirror, download
+from sm_profiler.local.transfer import download, open_uploader
+from sm_profiler.monitor.uploader import Uploader
 from sm_profiler.rules.settings import STATUS_FILE
 
 POLL_S = 0.5
@@ -57,7 +58,7 @@ class ProcessingRun(threading.Thread):
         self.services, self.job = services, job
         self.root = job.folder / "ml"
         self.process: JobProcess | None = None
-        self._mirrors: list[Mirror] = []
+        self._uploaders: list[Uploader] = []
 
     def close(self) -> None:
         """Stop the job because the endpoint ends."""
@@ -125,7 +126,7 @@ class ProcessingRun(threading.Thread):
             if target is not None:
                 folder = self._folder(target["LocalPath"])
                 folder.mkdir(parents=True, exist_ok=True)
-                self._mirrors.append(Mirror(s3, folder, target["S3Uri"].rstrip("/"), log.write))
+                self._uploaders.append(open_uploader(s3, folder, target["S3Uri"].rstrip("/"), log.write))
 
     def _folder(self, local_path: str) -> Path:
         """Return the counterpart of a LocalPath, which must be below /opt/ml."""
@@ -167,9 +168,9 @@ class ProcessingRun(threading.Thread):
         }
 
     def _upload(self) -> None:
-        for mirror in self._mirrors:
+        for uploader in self._uploaders:
             with contextlib.suppress(Exception):  # retried in the next round
-                mirror.upload_new()
+                uploader.upload_new()
 
 
 class RuleRun(threading.Thread):
@@ -222,13 +223,13 @@ class RuleRun(threading.Thread):
             folder.mkdir(parents=True, exist_ok=True)
         _write_json(self.root, PROCESSING_CONFIG, self.container_config())
         log = _log_stream(self.services, self.job.region, self.rule.processing_job_name)
-        mirror = Mirror(self.services.client("s3", self.job.region), output, self.output_uri, log.write)
+        uploader = open_uploader(self.services.client("s3", self.job.region), output, self.output_uri, log.write)
         self.process = JobProcess(RULE_COMMAND, self.environment(), self.folder, log.write, RULE_GRACE_S)
         while (code := self.process.wait(RULE_POLL_S)) is None:
-            mirror.upload_new()
+            uploader.upload_new()
             if time.monotonic() > self._deadline or self._closing.is_set():
                 self.process.stop()
-        mirror.upload_new()
+        uploader.upload_new()
         log.close()
         self.rule.set(*self._final_status(code, log.tail))
 

@@ -12,12 +12,11 @@ from typing import Any
 
 from sm_profiler.config.profile import DEFAULT_INTERVAL_MS
 from sm_profiler.container import DEFAULT_PROFILER_OUTPUT, ROOT_VARIABLE
-from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.local.host import Host, machine_environment
 from sm_profiler.local.process import JobProcess
 from sm_profiler.local.records import TrainingJobRecord
 from sm_profiler.local.services import Services
-from sm_profiler.local.transfer import Mirror
+from sm_profiler.monitor.uploader import Uploader, open_destination
 
 UPLOAD_EVERY_S = 1.0
 
@@ -32,13 +31,15 @@ class Profiling:
         self._monitors: list[JobProcess] = []
         self._monitor_output: deque[str] = deque(maxlen=20)
         self._interval_ms = 0
-        self._mirrors: dict[str, Mirror] = {}
+        self._uploaders: dict[str, Uploader] = {}
         self._done = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._upload, daemon=True)
 
     def start(self) -> None:
-        """Start sampling and uploading."""
+        """Start sampling and uploading; a bucket that cannot be used is reported at once."""
+        if (uri := self._job.profiler_uri) is not None:
+            self._job.profile_stored = self._uploader(self._hosts[0].folder, uri).check()
         self.follow_config()
         self._thread.start()
 
@@ -100,11 +101,14 @@ class Profiling:
             return
         for host in self._hosts:
             for folder in (host.folder / "metrics", local_path(host, self._job.profiler_config)):
-                mirror = self._mirrors.setdefault(
-                    str(folder), Mirror(self._s3, folder, f"{uri}/profiler-output", self._log)
-                )
-                if folder.is_dir():
-                    mirror.upload_new()
+                uploader = self._uploaders.get(str(folder))
+                if uploader is None:
+                    uploader = self._uploaders[str(folder)] = self._uploader(folder, uri)
+                if uploader.upload_new():
+                    self._job.profile_stored = True
+
+    def _uploader(self, folder: Path, uri: str) -> Uploader:
+        return Uploader(folder, open_destination(f"{uri}/profiler-output", client=self._s3), report=self._log)
 
     def finish(self) -> None:
         """Stop sampling, upload the remaining files, write the end markers."""
@@ -116,11 +120,14 @@ class Profiling:
             return
         try:
             self._round()
-            marker = Mirror(self._s3, self._job.folder, f"{uri}/profiler-output", self._log)
-            for name in END_MARKERS:
-                marker.put_marker(name)
-        except Exception as error:  # noqa: BLE001 - a missing bucket must not fail the training
-            self._log(f"the profile could not be uploaded to {uri}: {error}")
+            markers = self._uploader(self._job.folder, uri)
+            problem = "" if markers.put_markers() else markers.error
+        except Exception as error:  # noqa: BLE001 - uploads must not fail the training
+            problem = str(error)
+        left = sum(uploader.remaining() for uploader in self._uploaders.values())
+        if problem or left:
+            self._job.profile_stored = False
+            self._log(f"{left} files of the profile could not be uploaded to {uri}: {problem}")
 
 
 def local_path(host: Host, config: dict[str, Any] | None) -> Path:

@@ -147,6 +147,7 @@ class TrainingJobRecord(JobRecord):
     """A training job; its properties are the names that moto's Search and List calls read."""
 
     profiler_config: JsonDict | None = None
+    profile_stored: bool = True  # False if the profile's bucket does not exist or refuses uploads
     rules: list[RuleRecord] = attrs.field(factory=list)
     secondary: str = "Starting"
     transitions: list[JsonDict] = attrs.field(factory=list)
@@ -216,7 +217,7 @@ class TrainingJobRecord(JobRecord):
                 "SecondaryStatusTransitions": [dict(entry) for entry in self.transitions],
                 "CreationTime": self.creation_time,
                 "LastModifiedTime": self.last_modified_time,
-                "ProfilingStatus": "Enabled" if self.profiling else "Disabled",
+                "ProfilingStatus": "Enabled" if self.profiling and self.profile_stored else "Disabled",
             }
             if self.profiler_config is not None:
                 shown["ProfilerConfig"] = dict(self.profiler_config)

@@ -9,11 +9,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import attrs
 import boto3
-from botocore.config import Config
+
+from sm_profiler.storage.s3_client import create_client
 
 REGION = "us-east-1"
 ACCOUNT = "123456789012"  # moto's
@@ -51,18 +52,15 @@ class Services:
             return self._clients[key]
 
     def _new_client(self, service: str, region: str) -> Any:
-        return cast("Any", boto3.session.Session()).client(
+        return create_client(
             service,
+            session=boto3.session.Session(),
+            attempts=2,
+            proxies={},
             region_name=region,
             endpoint_url=self.url,
             aws_access_key_id=ACCESS_KEY,
             aws_secret_access_key=SECRET_KEY,
-            config=Config(
-                s3={"addressing_style": "path"},
-                retries={"total_max_attempts": 2},
-                max_pool_connections=50,
-                proxies={},
-            ),
         )
 
     @property

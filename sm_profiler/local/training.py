@@ -25,7 +25,7 @@ from sm_profiler.local.processing import RuleRun
 from sm_profiler.local.profiling import Profiling
 from sm_profiler.local.records import MAX_REASON, TrainingJobRecord, now
 from sm_profiler.local.services import Services
-from sm_profiler.local.transfer import Mirror, download, pack, s3_keys, upload_file
+from sm_profiler.local.transfer import download, open_uploader, pack, s3_keys, upload_file
 
 POLL_S = 0.2
 DEFAULT_MAX_RUNTIME_S = 86400
@@ -254,7 +254,7 @@ class TrainingRun(threading.Thread):
         checkpoints = self.job.request.get("CheckpointConfig", {}).get("S3Uri")
         if checkpoints:
             for host in self.hosts:
-                Mirror(s3, host.path(CHECKPOINTS), checkpoints.rstrip("/"), self.streams[0].write).upload_new()
+                open_uploader(s3, host.path(CHECKPOINTS), checkpoints.rstrip("/"), self.streams[0].write).upload_new()
 
     def _finish(self) -> None:
         for process in self.processes:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import posixpath
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import attrs
-
 from sm_profiler.errors import ProfilerError
-from sm_profiler.formats.layout import is_ignored
+from sm_profiler.monitor.uploader import Uploader, open_destination
 
 
 def split_uri(uri: str) -> tuple[str, str]:
@@ -97,54 +94,15 @@ def upload_file(client: Any, path: Path, uri: str) -> None:
     client.upload_file(str(path), bucket, key)
 
 
-def _files(folder: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
-    for path in sorted(folder.rglob("*")):
-        if is_ignored(path.relative_to(folder).as_posix()):
-            continue
-        with contextlib.suppress(OSError):  # renamed or removed meanwhile
-            found = path.stat()
-            if path.is_file() and not path.is_symlink():
-                yield path, (found.st_mtime_ns, found.st_size)
+def open_uploader(client: Any, folder: Path, uri: str, report: Callable[[str], None]) -> Uploader:
+    """Return an uploader of all closed files of a folder; links are skipped.
 
-
-@attrs.define
-class Mirror:
-    """Uploads a growing folder: every closed file, and again after it changes.
-
-    Attributes:
+    Args:
         client: an S3 client.
-        folder: the folder; may be created later.
-        uri: target of its files, without a trailing slash.
-        on_problem: receives one line for each file that cannot be uploaded.
+        folder: the folder, which need not exist yet.
+        uri: target of its files.
+        report: receives one line for each kind of problem.
     """
-
-    client: Any
-    folder: Path
-    uri: str
-    on_problem: Callable[[str], None]
-    _seen: dict[Path, tuple[int, int]] = attrs.field(factory=dict, init=False)
-    _failed: set[Path] = attrs.field(factory=set, init=False)
-
-    def upload_new(self) -> int:
-        """Upload files that are new or changed since the last call and return their number."""
-        count = 0
-        for path, state in _files(self.folder):
-            if self._seen.get(path) == state:
-                continue
-            try:
-                upload_file(self.client, path, f"{self.uri}/{path.relative_to(self.folder).as_posix()}")
-            except FileNotFoundError:
-                continue  # renamed when it was closed; the next call finds it
-            except Exception as error:  # noqa: BLE001 - boto3 raises many kinds; the next call retries this file
-                if path not in self._failed:
-                    self._failed.add(path)
-                    self.on_problem(f"could not upload {path.name} to {self.uri}: {error}")
-                continue
-            self._seen[path] = state
-            count += 1
-        return count
-
-    def put_marker(self, name: str) -> None:
-        """Write an empty object, which marks the end of the data."""
-        bucket, key = split_uri(f"{self.uri}/{name}")
-        self.client.put_object(Bucket=bucket, Key=key, Body=b"")
+    return Uploader(
+        folder, open_destination(uri, client=client), folders=("",), wanted=lambda _key: True, report=report
+    )

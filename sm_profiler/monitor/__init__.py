@@ -1,1 +1,1 @@
-"""Beside the training: what the machine does meanwhile, and how the files get to S3."""
+"""The monitor: samples the machine beside the training and uploads the profile to S3."""

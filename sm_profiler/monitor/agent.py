@@ -1,9 +1,9 @@
-"""The monitor's own process: samples the machine, uploads files, and goes when the job goes.
+"""The monitor's process: samples the machine and uploads files until the job ends.
 
     python -m sm_profiler.monitor.agent LOCK_FD TASK_JSON
 
-It is started by `sm_profiler.monitor.start`, holds the node's lock from the start, and watches the processes of the job: the
-kernel tells it at once when its parent has died, and a look once a second tells of the others.
+`sm_profiler.monitor.start` starts it with the node's lock held. It watches the job's processes: the kernel signals the end
+of its parent at once, and the others are checked once a second.
 """
 
 from __future__ import annotations
@@ -22,53 +22,58 @@ from pathlib import Path
 
 import attrs
 
-from sm_profiler.errors import ProfilerError
+from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.formats.trace_writer import recover_traces
-from sm_profiler.monitor.destination import Destination, S3Destination
-from sm_profiler.monitor.lock import NodeLock, door
-from sm_profiler.monitor.process_registry import Members
-from sm_profiler.monitor.sampler import LONGEST_MS, SHORTEST_MS, Sampler, machine_families
+from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
+from sm_profiler.monitor.sampler import MAX_INTERVAL_MS, MIN_INTERVAL_MS, Sampler, machine_sources
 from sm_profiler.monitor.task import Task
-from sm_profiler.monitor.uploader import Uploader
+from sm_profiler.monitor.uploader import Destination, Uploader, open_destination
 from sm_profiler.printable import logger_for
+from sm_profiler.signals import SignalEvent
 
 logger = logger_for("sm_profiler")
 
 PR_SET_PDEATHSIG = 1
-LOOK_SECONDS = 1.0
-CONNECT_AGAIN_SECONDS = 10.0
-AGAIN_SECONDS = 5.0
-# How long to go on uploading: after the script's end (its last process waits), after SIGTERM (SageMaker kills 120 s later),
-# and after the job was killed, when nobody waits any more.
+CHECK_SECONDS = 1.0
+RECONNECT_SECONDS = 10.0
+RESTART_SECONDS = 5.0
+# How long to go on uploading after the script has ended (its last process waits), after SIGTERM (SageMaker kills the
+# container 120 s later), and after the job was killed (no process waits).
 END_SECONDS, TERM_SECONDS, KILLED_SECONDS = 60.0, 100.0, 20.0
+# ... and after the script has ended if no upload has ever succeeded, for example without credentials.
+UNREACHED_SECONDS = 5.0
+MARKER_SECONDS = 10.0
 
 
 @attrs.define(eq=False)
 class Agent:
-    """One node's monitor and uploader.
+    """The monitor and uploader of one node.
 
     Attributes:
         task: what to do.
         lock: the node's lock, held.
-        members: the job's processes on this node.
-        connect: makes the destination; may fail.
-        sampler: makes the sampler.
-        clock: seconds, never running backwards.
-        wake: set to look at once.
-        terminated: SIGTERM came.
+        registry: the job's processes on this node.
+        connect: returns the destination; may fail.
+        sampler: returns the sampler.
+        clock: monotonic clock in seconds.
+        sleep: waits for some seconds.
+        wake: set to check the job's processes at once.
+        terminated: whether SIGTERM has arrived.
     """
 
     task: Task
     lock: NodeLock
-    members: Members
+    registry: ProcessRegistry
     connect: Callable[[], Destination]
     sampler: Callable[[], Sampler]
     clock: Callable[[], float] = time.monotonic
-    wake: threading.Event = attrs.field(factory=threading.Event)
+    sleep: Callable[[float], object] = time.sleep
+    wake: SignalEvent = attrs.field(factory=SignalEvent)
     terminated: bool = False
     _uploader: Uploader | None = attrs.field(default=None, init=False)
-    _hopeless: bool = attrs.field(default=False, init=False)
+    _cannot_upload: bool = attrs.field(default=False, init=False)
+    _reported_client: bool = attrs.field(default=False, init=False)
 
     @property
     def root(self) -> Path:
@@ -76,26 +81,30 @@ class Agent:
         return Path(self.task.root)
 
     def terminate(self) -> None:
-        """Come to an end, as SIGTERM says."""
+        """End soon; may be called by a signal handler."""
         self.terminated = True
         self.wake.set()
 
     def run(self) -> None:
-        """Until the job is over; the lock is given back at the end."""
+        """Sample and upload until the job ends, then release the lock."""
         if self.task.first:
-            for key in END_MARKERS:  # of an attempt before this one
-                (self.root / key).unlink(missing_ok=True)
+            for key in END_MARKERS:  # of an earlier attempt
+                with contextlib.suppress(OSError):
+                    (self.root / key).unlink()
         while True:
             stop = threading.Event()
-            threads = [threading.Thread(target=go_on, args=(work, stop), daemon=True) for work in self._work()]
+            threads = [threading.Thread(target=keep_running, args=(work, stop), daemon=True) for work in self._work()]
             for thread in threads:
                 thread.start()
             self._watch()
+            deadline = self.clock() + self._seconds_left()
+            if self._uploader is not None:
+                self._uploader.deadline = deadline
             stop.set()
             for thread in threads:
-                thread.join()
-            self._finish()
-            if self._may_go():
+                thread.join(max(deadline - self.clock(), 0.0))
+            self._finish(deadline)
+            if self._may_leave():
                 return
 
     def _work(self) -> list[Callable[[threading.Event], None]]:
@@ -107,61 +116,72 @@ class Agent:
         return work
 
     def _upload(self, stop: threading.Event) -> None:
-        """Make the client here: loading boto3 takes a while, and sampling should not wait for it."""
-        while not self._connected() and not self._hopeless and not stop.wait(CONNECT_AGAIN_SECONDS):
+        """Upload until `stop` is set; the client is created in this thread because loading boto3 would delay sampling."""
+        while not self._connected() and not self._cannot_upload and not stop.wait(RECONNECT_SECONDS):
             pass
         if self._uploader is not None:
+            self._uploader.deadline = float("inf")
+            self._uploader.check()
             self._uploader.run(stop)
 
     def _connected(self) -> bool:
-        if self._uploader is None and not self._hopeless:
+        if self._uploader is None and not self._cannot_upload:
             try:
-                self._uploader = Uploader(self.root, self.connect())
+                self._uploader = Uploader(self.root, self.connect(), self.clock)
+            except SourceError as error:  # the region or the credentials may be unavailable for a moment
+                if not self._reported_client:
+                    self._reported_client = True
+                    logger.warning("sm-profiler: %s (retrying)", error)
             except ProfilerError as error:
-                self._hopeless = True
-                logger.warning("sm-profiler: nothing is uploaded: %s", error)
-            except Exception as error:  # noqa: BLE001 - regions and credentials can be wrong for a moment
-                logger.warning("sm-profiler: no S3 client: %s", error)
+                self._cannot_upload = True
+                logger.warning("sm-profiler: uploads are off: %s", error)
         return self._uploader is not None
 
     def _watch(self) -> None:
-        known: set[int] = set()
+        """Wait until the job's processes have ended, or SIGTERM arrives."""
+        seen: set[int] = set()
         dead: set[str] = set()
-        while not self.terminated and (living := set(self.members.living())):
-            if living - known:
-                # Who was dead before these came does not decide how the job ends: launchers start ranks again.
-                self.members.forget(dead)
-            known, dead = known | living, self.members.dead()
-            self.wake.wait(LOOK_SECONDS)
+        while not self.terminated and (living := set(self.registry.living())):
+            if living - seen:
+                # Launchers restart ranks: processes that were dead before do not decide how the job ends.
+                self.registry.forget(dead)
+            seen, dead = seen | living, self.registry.dead()
+            self.wake.wait(CHECK_SECONDS)
             self.wake.clear()
 
-    def _finish(self) -> None:
-        """Upload what is left; then say that nothing more will come, if that is so."""
-        ended = self.members.all_ended()
-        seconds = TERM_SECONDS if self.terminated else END_SECONDS if ended else KILLED_SECONDS
-        all_up = self._last_files(self.clock() + seconds)
-        # SIGTERM may come at any moment of this, and then the job may be continued elsewhere.
-        if not (ended and all_up and self.task.first) or self.terminated or self.members.living():
+    def _seconds_left(self) -> float:
+        if self.terminated:
+            return TERM_SECONDS
+        if not self.registry.all_ended():
+            return KILLED_SECONDS
+        return END_SECONDS if self._uploader is not None and self._uploader.reached else UNREACHED_SECONDS
+
+    def _finish(self, deadline: float) -> None:
+        """Upload the remaining files, and write the end markers if nothing more can follow."""
+        ended = self.registry.all_ended()
+        complete = self._upload_rest(deadline)
+        # SIGTERM may arrive at any moment of this, and then the job may be resumed elsewhere.
+        if not (ended and complete and self.task.first) or self.terminated or self.registry.living():
             return
         for key in END_MARKERS:
             with contextlib.suppress(OSError):
                 (self.root / key).parent.mkdir(parents=True, exist_ok=True)
                 (self.root / key).touch()
         if self._uploader is not None:
-            until = self.clock() + END_SECONDS / 6
+            until = self.clock() + MARKER_SECONDS
             while not self.terminated and not self._uploader.put_markers() and self.clock() < until:
-                self.wake.wait(LOOK_SECONDS)
+                self.wake.wait(CHECK_SECONDS)
 
-    def _last_files(self, deadline: float) -> bool:
-        """Upload until nothing is left; after SIGTERM until the job's processes are gone too, which may write to the last."""
+    def _upload_rest(self, deadline: float) -> bool:
+        """Upload until no file is left; after SIGTERM until the job's processes, which may still write, have ended too."""
         while True:
-            living = self.members.living()
+            living = self.registry.living()
             if not living:
                 recover_traces(self.root, self.task.node)
-            all_up = self._drain(deadline)
+            complete = self._drain(deadline)
             if not (self.terminated and living) or self.clock() >= deadline:
-                return all_up
-            self.wake.wait(LOOK_SECONDS)
+                return complete
+            self.wake.wait(CHECK_SECONDS)
             self.wake.clear()
 
     def _drain(self, deadline: float) -> bool:
@@ -171,74 +191,78 @@ class Agent:
         uploader = self._uploader
         if uploader is None:
             return False
-        uploader.wait = time.sleep
+        uploader.wait = self.sleep
+        last = self.clock() + END_SECONDS if self.registry.all_ended() else deadline
         if uploader.drain(deadline):
             return True
-        left = len(uploader.pending())
+        # The first success may come late: a short job, or a network that was down until now.
+        if uploader.reached and last > deadline and uploader.drain(last):
+            return True
         logger.warning(
-            "sm-profiler: %d files could not be uploaded to %s and stand in %s: %s",
-            left, uploader.destination.uri, self.root, uploader.error,
+            "sm-profiler: %d files could not be uploaded to %s and are kept in %s: %s",
+            uploader.remaining(), uploader.destination.uri, self.root, uploader.error,
         )  # fmt: skip
         return False
 
-    def _may_go(self) -> bool:
-        """Leave, unless a process has come meanwhile."""
+    def _may_leave(self) -> bool:
+        """Release the lock and return True, unless a process has joined meanwhile."""
         try:
-            with door(self.root, self.task.node):
-                if self.members.living() and not self.terminated:
+            with entry_lock(self.root, self.task.node):
+                if self.registry.living() and not self.terminated:
                     return False
                 if not self.terminated:
-                    self.members.forget(self.members.dead())
+                    self.registry.forget(self.registry.dead())
                 self.lock.release()
         except OSError:
             self.lock.release()
         return True
 
 
-def go_on(work: Callable[[threading.Event], None], stop: threading.Event) -> None:
-    """Do the work; whatever goes wrong costs one line, and it is begun again a little later."""
-    said = False
+def keep_running(work: Callable[[threading.Event], None], stop: threading.Event) -> None:
+    """Run `work`, and restart it if it fails; the first failure is reported in one line."""
+    reported = False
     while True:
         try:
             work(stop)
-        except Exception as error:  # noqa: BLE001 - an error of ours must not leave a job without samples and uploads
-            if not said:
-                said = True
-                logger.warning("sm-profiler: begun again after %s: %s", type(error).__name__, error)
-            if not stop.wait(AGAIN_SECONDS):
+        except Exception as error:  # noqa: BLE001 - an internal error must not leave a job without samples and uploads
+            if not reported:
+                reported = True
+                logger.warning("sm-profiler: restarting after %s: %s", type(error).__name__, error)
+            if not stop.wait(RESTART_SECONDS):
                 continue
         return
 
 
-def wake_when_parent_dies(number: int) -> None:
-    """Let the kernel send this process a signal when the thread that started it is gone."""
+def signal_when_parent_ends(number: int) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
-def main(words: list[str]) -> None:
-    """Run with the words of the command line."""
+def main(arguments: list[str]) -> None:
+    """Run with the arguments of the command line."""
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
-    fd, task = int(words[0]), Task.from_json(words[1])
+    fd, task = int(arguments[0]), Task.from_json(arguments[1])
     fcntl.fcntl(fd, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
-    with contextlib.suppress(OSError):  # a rank may be pinned to a core that should be its own
+    with contextlib.suppress(OSError):  # undo the pinning of a rank whose core should be its own
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     root = Path(task.root)
-    members = Members(root, task.node)
-    interval_s = min(max(task.interval_ms, SHORTEST_MS), LONGEST_MS) / 1000
+    interval_s = min(max(task.interval_ms, MIN_INTERVAL_MS), MAX_INTERVAL_MS) / 1000
     agent = Agent(
         task,
         NodeLock(root, task.node, fd),
-        members,
-        lambda: S3Destination(task.destination, task.kms_key_id or None),
-        lambda: Sampler(root, task.node, interval_s, machine_families(task.interface)),
+        ProcessRegistry(root, task.node),
+        lambda: open_destination(task.destination, task.kms_key_id or None),
+        lambda: Sampler(root, task.node, interval_s, machine_sources(task.interface)),
     )
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the script, which decides what becomes of it
-    signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
-    signal.signal(signal.SIGHUP, lambda *_: agent.terminate())
-    signal.signal(signal.SIGUSR1, lambda *_: agent.wake.set())
-    wake_when_parent_dies(signal.SIGUSR1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the script
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: agent.terminate())
+    agent.wake.set_on(signal.SIGUSR1)
+    signal_when_parent_ends(signal.SIGUSR1)
     agent.run()
+    logging.shutdown()
+    os._exit(0)  # requests that hang must not keep this process alive
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What this container may use of the machine: cgroup v1, v2 and both side by side, nested or not."""
+"""CPU and memory limits of this container, from cgroup v1, v2 or both side by side, nested or not."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import attrs
 
-UNLIMITED = 1 << 60  # cgroup v1 says "no limit" with a number near 2^63
+UNLIMITED = 1 << 60  # cgroup v1 writes a number near 2^63 if there is no limit
 MICRO = 1e-6
 NANO = 1e-9
 
 
 @attrs.frozen
 class MemoryUse:
-    """Memory of a container in bytes: what it uses, page cache that can be dropped not counted, and what it may use."""
+    """Memory of a container in bytes: used (without page cache that can be dropped) and limit."""
 
     used: int
     limit: int
@@ -25,12 +25,12 @@ class MemoryUse:
 class Limits:
     """The container's limits, read from the cgroups that this process is in.
 
-    A limit holds for everything below it, so the tightest on the way to the root counts.  In a container the root of what is
-    mounted is usually the container's own cgroup, and the path that the kernel names leads nowhere.
+    A limit applies to everything below it, so the tightest one on the way to the root counts. In a container the mounted
+    root is usually the container's own cgroup, and the path in the membership file does not exist.
 
     Attributes:
-        root: where cgroup file systems are mounted.
-        membership: the file that names this process's cgroups.
+        root: mount point of the cgroup file systems.
+        membership: the file that lists this process's cgroups.
     """
 
     root: Path = attrs.field(default=Path("/sys/fs/cgroup"), converter=Path)
@@ -46,11 +46,11 @@ class Limits:
 
     @property
     def cpu_quota(self) -> float | None:
-        """How many cores' time the container may use, e.g. 2.5; None without a limit."""
+        """CPU quota in cores, e.g. 2.5; None without a limit."""
         return self._cpu[1] if self._cpu else None
 
     def cpu_seconds(self) -> float | None:
-        """CPU time that everything under the quota has used, in seconds; None without a quota."""
+        """Return the CPU time used under the quota, in seconds; None without a quota."""
         if self._cpu is None:
             return None
         folder = self._cpu[0]
@@ -62,9 +62,9 @@ class Limits:
         return None
 
     def cores(self) -> frozenset[int] | None:
-        """The cores of the container, or None where nothing says so.
+        """Return the container's cores, or None if they are not listed.
 
-        A process may be pinned to fewer, as launchers do with ranks; that says nothing about the container.
+        This process's affinity does not count: launchers pin ranks to fewer cores than the container has.
         """
         for folder in self._folders("cpuset"):
             for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
@@ -74,7 +74,7 @@ class Limits:
         return None
 
     def memory(self) -> MemoryUse | None:
-        """Use and limit of memory; None without a limit."""
+        """Return used memory and limit; None without a limit."""
         if self._memory is None:
             return None
         folder, second = self._memory
@@ -86,7 +86,7 @@ class Limits:
         return MemoryUse(max(used - cache, 0), limit)
 
     def _read_membership(self) -> dict[str, str]:
-        """Controller → path of this process's cgroup; the unified hierarchy is called ''."""
+        """Map each controller to the path of this process's cgroup; the unified hierarchy is ''."""
         paths = {}
         for line in (_text(self.membership) or "").splitlines():
             _, _, rest = line.partition(":")
@@ -96,7 +96,7 @@ class Limits:
         return paths
 
     def _folders(self, controller: str) -> Iterator[Path]:
-        """The cgroups that hold for a controller, this process's own first, up to the root of what is mounted."""
+        """Yield the cgroups that apply to a controller, from this process's own up to the mounted root."""
         second = self._paths.get("", "/")
         for mount, path in (
             (self.root / controller, self._paths.get(controller, "/")),
@@ -135,25 +135,20 @@ class Limits:
 
 
 def memory_total() -> int:
-    """Bytes of memory that this container, or without a limit this machine, may use."""
+    """Return the memory limit of this container, or without one the memory of this machine, in bytes."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     allowed = Limits().memory()
     return min(machine, allowed.limit) if allowed else machine
 
 
 def core_list(text: str) -> frozenset[int]:
-    """`0-3,8` as numbers."""
+    """Return the numbers in a list such as `0-3,8`."""
     cores: set[int] = set()
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
         if first.isdigit():
             cores.update(range(int(first), int(last or first) + 1))
     return frozenset(cores)
-
-
-def machine_cores() -> int:
-    """How many cores the machine has."""
-    return os.cpu_count() or 1
 
 
 def _quota(folder: Path) -> float | None:

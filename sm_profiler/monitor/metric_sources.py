@@ -1,4 +1,4 @@
-"""What is measured of the machine: one small class a family, each a source of rows at a tick."""
+"""Metric sources of the machine: CPU, memory, disk and network, each of which yields rows at every tick."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ NETWORK = Path("/sys/class/net")
 ALGORITHM, PLATFORM = "Algorithm", "Platform"
 
 
-class Family(Protocol):
-    """One family of metrics; all its rows of a tick share a time."""
+class MetricSource(Protocol):
+    """One group of metrics; all rows of a tick have the same time."""
 
     name: str
 
     def measure(self, now: float) -> Iterable[Measurement]:
-        """The rows of this tick; rates are absent at the first one.  `now` in seconds, never running backwards."""
+        """Return the rows of this tick; rates are absent at the first one. `now` is in monotonic seconds."""
 
 
 class Cpu:
-    """Use and I/O wait of each core that this container may use, in percent.
+    """Utilization and I/O wait of each core that this container may use, in percent.
 
-    Under a CPU quota there are no cores that are the container's own: it is shown as so many cores as the quota gives time
-    for, all equally busy, 100 % being the quota.
+    Under a CPU quota the container has no cores of its own: it is reported as the number of cores that the quota amounts
+    to, all equally busy, with 100 % being the quota.
     """
 
     name = "cpu"
@@ -42,7 +42,7 @@ class Cpu:
         self._used: tuple[float, float] | None = None
 
     def measure(self, now: float) -> list[Measurement]:
-        """Two rows a core, none at the first tick."""
+        """Return two rows per core, none at the first tick."""
         times, last = core_times(self._file.read()), self._last
         self._last = times
         shown = [core for core in times if core in last and (self._cores is None or core in self._cores)]
@@ -65,7 +65,7 @@ class Cpu:
         if last is None or now <= last[0]:
             return []
         busy = 100 * max(used - last[1], 0.0) / (quota * (now - last[0]))
-        idle = max(100.0 - busy, 0.0)  # a core that waits for I/O is idle otherwise
+        idle = max(100.0 - busy, 0.0)  # a core that waits for I/O is otherwise idle
         rows = []
         for core in range(math.ceil(quota)):
             rows.append(Measurement("cpu", f"cpu{core}", "CPUUtilization", busy))
@@ -74,17 +74,17 @@ class Cpu:
 
 
 def shares(before: tuple[int, int, int], after: tuple[int, int, int]) -> tuple[float, float]:
-    """Percent of the time between two readings of a core that it was busy, and that it waited for I/O."""
+    """Return the percentages of time that a core was busy, and waited for I/O, between two readings."""
     total = after[0] - before[0]
     if total <= 0:
         return 0.0, 0.0
-    # The kernel's idle and wait counters can run backwards by a tick.
+    # The kernel's idle and wait counters may decrease by a tick.
     idle, waiting = max(after[1] - before[1], 0), max(after[2] - before[2], 0)
     return 100 * max(total - idle - waiting, 0) / total, 100 * min(waiting, total) / total
 
 
 class Memory:
-    """Used memory in percent of what this container may use."""
+    """Used memory in percent of this container's limit."""
 
     name = "memory"
 
@@ -92,8 +92,8 @@ class Memory:
         self._limits = limits
         self._file = ProcFile(meminfo)
 
-    def measure(self, now: float) -> list[Measurement]:  # noqa: ARG002 - the protocol's
-        """One row."""
+    def measure(self, now: float) -> list[Measurement]:  # noqa: ARG002 - of the protocol
+        """Return one row."""
         total, available = memory_bytes(self._file.read())
         used, limited = total - available, self._limits.memory()
         if limited is not None and limited.limit < total:
@@ -102,7 +102,7 @@ class Memory:
 
 
 class Disk:
-    """Operations and bytes a second over all disks."""
+    """Operations and bytes per second over all disks."""
 
     name = "i/o"
 
@@ -111,12 +111,12 @@ class Disk:
         self._last: tuple[float, dict[str, tuple[int, int, int]]] | None = None
 
     def measure(self, now: float) -> list[Measurement]:
-        """Three rows, none at the first tick or without disks."""
+        """Return three rows, none at the first tick or without disks."""
         counts, last = disk_counts(self._file.read()), self._last
         self._last = (now, counts)
         if last is None or now <= last[0] or not counts:
             return []
-        operations, read, written = _grown(last[1], counts, 3)
+        operations, read, written = _growth(last[1], counts, 3)
         seconds = now - last[0]
         return [
             Measurement("i/o", "IOPS", "", operations / seconds),
@@ -126,12 +126,12 @@ class Disk:
 
 
 class Network:
-    """Bytes a second: the training's interface, and those of the platform where there are more.
+    """Bytes per second of the training's network interface, and of the platform's if there are others.
 
     Args:
-        algorithm: the interface over which the hosts of the job talk, as resourceconfig.json names it; by default all are.
+        algorithm: the interface that connects the job's nodes, from resourceconfig.json; by default all interfaces count.
         net_dev: the file with the counters.
-        network: the folder that tells hardware from virtual interfaces.
+        network: the folder that distinguishes hardware from virtual interfaces.
     """
 
     name = "network"
@@ -145,7 +145,7 @@ class Network:
         self._last: tuple[float, dict[str, tuple[int, int]]] | None = None
 
     def measure(self, now: float) -> list[Measurement]:
-        """Two rows a dimension, none at the first tick."""
+        """Return two rows per dimension, none at the first tick."""
         counts = card_counts(self._file.read())
         if list(counts) != self._seen:
             self._seen = list(counts)
@@ -156,7 +156,7 @@ class Network:
             return []
         seconds, rows = now - last[0], []
         for dimension, names in self._dimensions().items():
-            received, sent = _grown(last[1], {name: counts[name] for name in names}, 2)
+            received, sent = _growth(last[1], {name: counts[name] for name in names}, 2)
             rows.append(Measurement("network", "ReceiveBytesPerSecond", dimension, received / seconds))
             rows.append(Measurement("network", "TransmitBytesPerSecond", dimension, sent / seconds))
         return rows
@@ -168,8 +168,8 @@ class Network:
         return {ALGORITHM: [self._algorithm], PLATFORM: others}
 
 
-def _grown(before: Mapping[str, tuple[int, ...]], after: Mapping[str, tuple[int, ...]], width: int) -> list[int]:
-    """By how much `width` counters grew, over all devices; one that is new, or began again, adds nothing this time."""
+def _growth(before: Mapping[str, tuple[int, ...]], after: Mapping[str, tuple[int, ...]], width: int) -> list[int]:
+    """Return how much `width` counters grew over all devices; a device that is new or was reset adds nothing."""
     totals = [0] * width
     for name, counts in after.items():
         for at, (old, new) in enumerate(zip(before.get(name, counts), counts, strict=True)):

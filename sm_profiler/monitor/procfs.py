@@ -1,4 +1,4 @@
-"""Counters of the kernel, read from /proc directly: a third of what psutil costs, and nothing to install in a container."""
+"""Kernel counters, read from /proc directly at a third of the cost of psutil."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 import re
 from pathlib import Path
 
-SECTOR_BYTES = 512  # /proc/diskstats counts in these, whatever the disk's own sectors are
+SECTOR_BYTES = 512  # the unit of /proc/diskstats, independent of the disk's sector size
 _READ = 1 << 16
-# Devices that stand on others, or on memory: counting them too would count a byte twice, or one that no disk saw.
+# Devices built on others or on memory: with them, bytes would count twice, or without ever reaching a disk.
 _STACKED_DISK = re.compile(r"loop|ram|zram|dm-|md|sr|fd|nbd")
 _VIRTUAL_CARD = re.compile(
     r"lo$|ifb|docker|br-|veth|virbr|cni|flannel|cali|dummy|tunl|sit|ip6|gre|bond.*\.|vxlan|tap|tun"
@@ -16,36 +16,36 @@ _VIRTUAL_CARD = re.compile(
 
 
 class ProcFile:
-    """A file of /proc, opened once and read again and again."""
+    """A file of /proc that stays open between reads."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd = -1
 
     def read(self) -> bytes:
-        """What stands in it now.
+        """Return the current content.
 
         Raises:
-            OSError: there is no such file.
+            OSError: the file does not exist.
         """
         if self._fd < 0:
             self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         else:
             os.lseek(self._fd, 0, os.SEEK_SET)
         parts = []
-        while part := os.read(self._fd, _READ):  # lists come a page at a time
+        while part := os.read(self._fd, _READ):  # long files are returned page by page
             parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def core_times(stat: bytes) -> dict[int, tuple[int, int, int]]:
-    """Core → (all, idle, I/O wait) ticks since the machine started, from /proc/stat."""
+    """Map each core to its (total, idle, I/O wait) ticks since boot, from /proc/stat."""
     cores = {}
     at = stat.find(b"\ncpu") + 1
     end = stat.find(b"\nintr", at)
@@ -53,14 +53,14 @@ def core_times(stat: bytes) -> dict[int, tuple[int, int, int]]:
         if not line.startswith(b"cpu"):
             break
         name, *numbers = line.split()
-        # user nice system idle iowait irq softirq steal; guests' time, which follows, is part of user and nice already
+        # user nice system idle iowait irq softirq steal; the guest times that follow are part of user and nice
         ticks = [int(number) for number in numbers[:8]]
-        cores[int(name[3:])] = (sum(ticks), ticks[3], ticks[4] if len(ticks) > 4 else 0)  # noqa: PLR2004 - its place in the line
+        cores[int(name[3:])] = (sum(ticks), ticks[3], ticks[4] if len(ticks) > 4 else 0)  # noqa: PLR2004 - column of iowait
     return cores
 
 
 def memory_bytes(meminfo: bytes) -> tuple[int, int]:
-    """(total, available) bytes, from /proc/meminfo."""
+    """Return (total, available) bytes, from /proc/meminfo."""
     fields = dict(line.split(b":", 1) for line in meminfo.splitlines()[:5] if b":" in line)
     total = int(fields[b"MemTotal"].split()[0])
     available = fields.get(b"MemAvailable") or fields[b"MemFree"]
@@ -68,14 +68,14 @@ def memory_bytes(meminfo: bytes) -> tuple[int, int]:
 
 
 def disk_counts(diskstats: bytes) -> dict[str, tuple[int, int, int]]:
-    """Disk → (operations, bytes read, bytes written) of whole disks that stand on no other, from /proc/diskstats."""
+    """Map each physical disk to its (operations, bytes read, bytes written), from /proc/diskstats."""
     found: dict[str, tuple[int, int, int]] = {}
     stacked: dict[str, tuple[int, int, int]] = {}
     whole = ""
     for line in diskstats.splitlines():
         fields = line.split()
         name = fields[2].decode()
-        # A disk's partitions follow it: sda1 after sda, nvme0n1p1 after nvme0n1.
+        # Partitions follow their disk: sda1 after sda, nvme0n1p1 after nvme0n1.
         if whole and name.startswith(whole) and name[len(whole) :].lstrip("p").isdigit():
             continue
         whole = name
@@ -89,7 +89,7 @@ def disk_counts(diskstats: bytes) -> dict[str, tuple[int, int, int]]:
 
 
 def card_counts(net_dev: bytes) -> dict[str, tuple[int, int]]:
-    """Network interface → (bytes received, bytes sent), from /proc/net/dev."""
+    """Map each network interface to its (bytes received, bytes sent), from /proc/net/dev."""
     found = {}
     for line in net_dev.splitlines()[2:]:
         name, _, rest = line.partition(b":")
@@ -99,6 +99,6 @@ def card_counts(net_dev: bytes) -> dict[str, tuple[int, int]]:
 
 
 def real_cards(names: list[str], network: Path) -> list[str]:
-    """Which interfaces carry traffic of their own: those with hardware behind them, else (in a container) all but known virtual ones."""
+    """Return the interfaces with hardware behind them; in a container without any, all but known virtual ones."""
     hardware = [name for name in names if (network / name / "device").exists()]
     return hardware or [name for name in names if not _VIRTUAL_CARD.match(name)]

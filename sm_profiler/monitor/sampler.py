@@ -1,8 +1,7 @@
-"""Samples every family at each tick and writes the rows, until told to stop."""
+"""Sampling: every metric source is read at fixed times, and its rows are written to the minute's file."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,110 +9,142 @@ from pathlib import Path
 import attrs
 
 from sm_profiler.formats.system_writer import Measurement, SystemWriter, recover_minutes
-from sm_profiler.monitor.clock import Ticker
-from sm_profiler.monitor.gpu import GpuFamily
+from sm_profiler.monitor.gpu import GpuSource, find_gpus
 from sm_profiler.monitor.limits import Limits
-from sm_profiler.monitor.metric_sources import Cpu, Disk, Family, Memory, Network
-from sm_profiler.monitor.nvml import find_gpus
+from sm_profiler.monitor.metric_sources import Cpu, Disk, Memory, MetricSource, Network
 from sm_profiler.printable import logger_for
+from sm_profiler.signals import StopEvent
 
 logger = logger_for("sm_profiler")
 
-SHORTEST_MS, LONGEST_MS = 100, 60_000
-OWN = "monitor"  # the type of the rows in which the monitor tells of itself
+MIN_INTERVAL_MS, MAX_INTERVAL_MS = 100, 60_000
+OWN = "monitor"  # type of the rows that describe the monitor itself
 OWN_EVERY_S = 60.0
-PATIENCE = 5  # failures in a row, then a family is left out
+MAX_FAILURES = 5  # in a row, after which a source is left out
 
 
-def machine_families(interface: str = "") -> list[Family]:
-    """Every family that this machine has.
+@attrs.define(eq=False)
+class Ticker:
+    """Ticks every `interval` seconds of a monotonic clock; a late tick does not delay the ones after it.
+
+    Attributes:
+        interval: seconds.
+        late: ticks that were late by more than half an interval.
+        missed: ticks that were skipped because the next one was due already.
+    """
+
+    interval: float
+    clock: Callable[[], float] = time.monotonic
+    late: int = 0
+    missed: int = 0
+    _due: float = attrs.field(default=0.0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._due = self.clock() + self.interval
+
+    def wait_seconds(self) -> float:
+        """Return the time until the next tick; 0 if it is due."""
+        return max(self._due - self.clock(), 0.0)
+
+    def advance(self) -> None:
+        """Finish a tick; the next one is due a whole number of intervals later, in the future."""
+        behind = self.clock() - self._due
+        if behind > self.interval / 2:
+            self.late += 1
+        skipped = max(int(behind // self.interval), 0)
+        self.missed += skipped
+        self._due += self.interval * (skipped + 1)
+
+
+def machine_sources(interface: str = "") -> list[MetricSource]:
+    """Return all metric sources of this machine.
 
     Args:
-        interface: the network interface over which the hosts of the job talk, or "".
+        interface: the network interface that connects the job's nodes, or "".
     """
     limits = Limits()
-    return [Cpu(limits), GpuFamily(find_gpus), Memory(limits), Disk(), Network(interface)]
+    return [Cpu(limits), GpuSource(find_gpus), Memory(limits), Disk(), Network(interface)]
 
 
 @attrs.define(eq=False)
 class Sampler:
-    """One node's monitor.
+    """Samples one node.
 
     Attributes:
         root: the `profiler-output` folder on this machine.
         node: `algo-1`.
         interval_s: seconds between ticks.
-        families: what is measured; one that keeps failing is named once and left out.
-        wall: seconds since the epoch.
-        monotonic: seconds, never running backwards.
+        sources: what is measured; a source that keeps failing is reported once and left out.
+        wall: clock in seconds since the epoch.
+        monotonic: monotonic clock in seconds.
         cpu_seconds: CPU time of this thread, for the monitor's own cost.
-        ticks: ticks so far.
+        ticks: number of ticks so far.
     """
 
     root: Path
     node: str
     interval_s: float
-    families: Sequence[Family] = attrs.field(factory=machine_families)
+    sources: Sequence[MetricSource] = attrs.field(factory=machine_sources)
     wall: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
     cpu_seconds: Callable[[], float] = time.thread_time
     ticks: int = 0
     _writer: SystemWriter = attrs.field(init=False)
     _ticker: Ticker | None = attrs.field(default=None, init=False)
-    _failed: dict[str, int] = attrs.field(factory=dict, init=False)
-    _said_disk: bool = attrs.field(default=False, init=False)
-    _told: tuple[float, float, int, int] | None = attrs.field(default=None, init=False)
+    _failures: dict[str, int] = attrs.field(factory=dict, init=False)
+    _reported_disk: bool = attrs.field(default=False, init=False)
+    _last_own: tuple[float, float, int, int] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._writer = SystemWriter(self.root, self.node)
 
-    def run(self, stop: threading.Event) -> None:
-        """Sample until `stop` is set; the open minute is finished then."""
+    def run(self, stop: StopEvent) -> None:
+        """Sample until `stop` is set, then close the open minute."""
         recover_minutes(self.root, self.node)
         self._ticker = ticker = Ticker(self.interval_s, self.monotonic)
         self.tick()
         while not stop.wait(ticker.wait_seconds()):
             self.tick()
             ticker.advance()
-        self._tell_of_itself(self.monotonic())
+        self._write_own_rows(self.monotonic())
         self._writer.finish()
 
     def tick(self) -> None:
-        """Measure and write each family once."""
+        """Read and write each source once."""
         self.ticks += 1
-        for family in self.families:
-            failures = self._failed.get(family.name, 0)
-            if failures >= PATIENCE:
+        for source in self.sources:
+            failures = self._failures.get(source.name, 0)
+            if failures >= MAX_FAILURES:
                 continue
             try:
-                rows = family.measure(self.monotonic())
-            except Exception as error:  # noqa: BLE001 - one family that fails must not take the others with it
-                self._failed[family.name] = failures + 1
-                if failures + 1 == PATIENCE or isinstance(error, ImportError):
-                    self._failed[family.name] = PATIENCE
-                    what = f"{type(error).__name__}: {error}"
-                    logger.warning("sm-profiler: %s is not measured: %s", family.name, what)
+                rows = source.measure(self.monotonic())
+            except Exception as error:  # noqa: BLE001 - the other sources must go on
+                self._failures[source.name] = failures + 1
+                if failures + 1 == MAX_FAILURES or isinstance(error, ImportError):
+                    self._failures[source.name] = MAX_FAILURES
+                    reason = f"{type(error).__name__}: {error}"
+                    logger.warning("sm-profiler: no %s metrics: %s", source.name, reason)
                 continue
             if failures:
-                self._failed[family.name] = 0
+                self._failures[source.name] = 0
             self._writer.write(self.wall(), rows)
         now = self.monotonic()
-        if self._told is None or now - self._told[0] >= OWN_EVERY_S:
-            self._tell_of_itself(now)
+        if self._last_own is None or now - self._last_own[0] >= OWN_EVERY_S:
+            self._write_own_rows(now)
         self._writer.tick(self.wall())
-        if self._writer.error and not self._said_disk:
-            self._said_disk = True
+        if self._writer.error and not self._reported_disk:
+            self._reported_disk = True
             logger.warning("sm-profiler: system metrics cannot be written: %s", self._writer.error)
 
-    def _tell_of_itself(self, now: float) -> None:
-        """Once a minute: the share of a core that this thread took, and the ticks that came late or not at all."""
-        ticker, last = self._ticker, self._told
+    def _write_own_rows(self, now: float) -> None:
+        """Write this thread's share of a core, and the ticks that were late or missed, since the last call."""
+        ticker, last = self._ticker, self._last_own
         late, missed = (ticker.late, ticker.missed) if ticker else (0, 0)
-        self._told = (now, self.cpu_seconds(), late, missed)
+        self._last_own = (now, self.cpu_seconds(), late, missed)
         if last is None or now <= last[0]:
             return
         rows = [
-            Measurement(OWN, "MonitorCPUPercent", "", 100 * (self._told[1] - last[1]) / (now - last[0])),
+            Measurement(OWN, "MonitorCPUPercent", "", 100 * (self._last_own[1] - last[1]) / (now - last[0])),
             Measurement(OWN, "MonitorLateTicks", "", late - last[2]),
             Measurement(OWN, "MonitorMissedTicks", "", missed - last[3]),
         ]

@@ -1,4 +1,4 @@
-"""From inside a process of the job: start this node's monitor unless it runs, and let it finish before the last one goes."""
+"""Joining and leaving a job from one of its processes: the first starts the node's monitor, the last waits for it to finish."""
 
 from __future__ import annotations
 
@@ -11,85 +11,85 @@ from pathlib import Path
 import attrs
 
 from sm_profiler.errors import ProfilerError
-from sm_profiler.monitor.lock import NodeLock, door
-from sm_profiler.monitor.process_registry import Members
+from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
 from sm_profiler.monitor.task import Task
 from sm_profiler.printable import logger_for
 from sm_profiler.processes import start_module
 
 logger = logger_for("sm_profiler")
 
-END_SECONDS = 60.0  # what a job that ended may have to wait for the upload of its last files
+END_SECONDS = 60.0  # how long the last process of a job waits for the upload of the last files
+NOTICE_SECONDS = 5.0  # wait after which it reports what it waits for
 POLL_SECONDS = 0.05
 
 
 @attrs.define(eq=False)
-class Member:
-    """One process's part in the job of its node.
+class Registration:
+    """One process's registration in the job of its node.
 
     Attributes:
-        task: what the monitor does.
+        task: the monitor's task.
         pid: the process.
-        child: the monitor, where it was this process that started it.
+        monitor: the monitor's process, if this process started it.
     """
 
     task: Task
     pid: int
-    child: subprocess.Popen[bytes] | None = None
+    monitor: subprocess.Popen[bytes] | None = None
 
     def leave(self, *, by_itself: bool = True, seconds: float = END_SECONDS) -> None:
-        """This process ends.  The last one of the node waits until the monitor has finished, `seconds` at most.
+        """Leave the job; the last process of the node waits until the monitor has finished.
 
         Args:
-            by_itself: whether the script came to its end, rather than to a signal; only then end markers are written.
+            by_itself: whether the script ended by itself, not by a signal; end markers are written only then.
             seconds: the longest wait.
         """
         if os.getpid() != self.pid:
             return  # a forked child runs its parent's exit functions
         root, node = Path(self.task.root), self.task.node
-        members = Members(root, node)
-        members.leave(self.pid, by_itself=by_itself)
-        if members.living():
+        registry = ProcessRegistry(root, node)
+        registry.leave(self.pid, by_itself=by_itself)
+        if registry.living():
             return
-        lock, began, said = NodeLock(root, node), time.monotonic(), False
-        while lock.is_held() and not self._is_over():
+        lock, began, noticed = NodeLock(root, node), time.monotonic(), False
+        while lock.is_held() and not self._has_ended():
             waited = time.monotonic() - began
             if waited > seconds:
-                logger.warning("sm-profiler: the last files are not uploaded yet; they stand in %s", root)
+                logger.warning("sm-profiler: the last files are not uploaded yet; they are kept in %s", root)
                 return
-            if waited > 5 and not said:  # noqa: PLR2004 - who waits so long wants to know why
-                said = True
+            if waited > NOTICE_SECONDS and not noticed:
+                noticed = True
                 logger.warning("sm-profiler: uploading the last files to %s", self.task.destination or root)
             time.sleep(POLL_SECONDS)
-        self._is_over()
+        self._has_ended()
 
-    def _is_over(self) -> bool:
-        return self.child is not None and self.child.poll() is not None
+    def _has_ended(self) -> bool:
+        return self.monitor is not None and self.monitor.poll() is not None
 
 
-def join(task: Task, environment: Mapping[str, str] = os.environ) -> Member:
-    """Make this process one of the job's, and start the monitor unless one runs on this node.
+def join(task: Task, environment: Mapping[str, str] = os.environ) -> Registration:
+    """Register this process as one of the job's, and start the monitor unless it is running on this node.
 
     Raises:
         ProfilerError: the folder cannot be written, or no process can be started.
     """
     root = Path(task.root)
-    member = Member(task, os.getpid())
+    registration = Registration(task, os.getpid())
     try:
-        with door(root, task.node):
-            members, lock = Members(root, task.node), NodeLock(root, task.node)
-            alone = lock.acquire()
-            if alone:
-                members.forget(members.dead())  # of an attempt before this one
-            members.register(member.pid)
-            if alone:
+        with entry_lock(root, task.node):
+            registry, lock = ProcessRegistry(root, task.node), NodeLock(root, task.node)
+            is_first = lock.acquire()
+            if is_first:
+                registry.forget(registry.dead())  # of an earlier attempt
+            registry.register(registration.pid)
+            if is_first:
                 try:
-                    member.child = _start(task, lock, environment)
+                    registration.monitor = _start(task, lock, environment)
                 finally:
                     lock.release()  # the child holds it now
     except OSError as error:
         raise ProfilerError(f"{error.filename or root}: {error.strerror or error}") from None
-    return member
+    return registration
 
 
 def _start(task: Task, lock: NodeLock, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

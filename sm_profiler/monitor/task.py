@@ -1,4 +1,4 @@
-"""What the monitor's process is to do, and when a job wants one."""
+"""The monitor's task, as the command line of its process carries it, and when a job needs a monitor."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ OUTPUT = "profiler-output"
 
 @attrs.frozen
 class Task:
-    """What one node's monitor is to do.
+    """The task of one node's monitor.
 
     Attributes:
         root: the `profiler-output` folder on this machine, absolute.
         node: `algo-1`.
-        interval_ms: milliseconds between samples; 0 for none.
-        destination: the `s3://` URI of the `profiler-output` that files are uploaded to; "" for no uploads.
-        kms_key_id: the key that uploads are encrypted with; "" for the bucket's own settings.
-        first: whether this is the first of the job's hosts, which writes the end markers.
-        interface: the network interface over which the hosts talk, or "".
+        interval_ms: milliseconds between samples; 0 for no sampling.
+        destination: the `s3://` URI of the `profiler-output` to upload to; "" for no uploads.
+        kms_key_id: the key that encrypts uploads; "" for the bucket's own settings.
+        first: whether this is the job's first node, which writes the end markers.
+        interface: the network interface that connects the nodes, or "".
     """
 
     root: str
@@ -39,25 +39,25 @@ class Task:
     interface: str = ""
 
     def to_json(self) -> str:
-        """As text for a command line."""
+        """Return the task as text for a command line."""
         return json.dumps(attrs.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Task:
-        """From such a text."""
+        """Return the task in such a text."""
         return cls(**json.loads(text))
 
 
 def is_agent_job(profile: Profile, environment: Mapping[str, str], service_config: Path) -> bool:
-    """Whether this job is profiled by us alone: switched on and configured by its environment.
+    """Return whether this job uses the agent backend: only its environment switches the profiler on and configures it.
 
-    It has a place on S3; or none but a training job's name, which is a job without network, whose files the service stores.
+    Such a job has an S3 path. The exception is a training job without network access, whose files the service stores.
 
     Args:
         profile: the job's profile.
         environment: the process's variables.
-        service_config: where the managed service leaves its configuration; where that asks for the same place, the service
-            samples and uploads already.
+        service_config: the managed service's configuration file. If it has the same S3 path, the service already samples
+            and uploads.
     """
     if environment.get(AUTO_VARIABLE) != "1" or profile.disabled or config_from_environment(environment) is None:
         return False
@@ -67,22 +67,22 @@ def is_agent_job(profile: Profile, environment: Mapping[str, str], service_confi
         service = load_profile(service_config.read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError, ConfigError):
         return True
-    place, services = profile.s3_output_path, service.s3_output_path
-    return service.disabled or (place is not None and (services or "").rstrip("/") != place.rstrip("/"))
+    own, services = profile.s3_output_path, service.s3_output_path
+    return service.disabled or (own is not None and (services or "").rstrip("/") != own.rstrip("/"))
 
 
 def job_name(environment: Mapping[str, str]) -> str:
-    """The training job's name as the service tells it; outside of it one made from the time."""
-    named = environment.get(JOB_NAME_VARIABLE) or environment.get(TOOLKIT_JOB_NAME_VARIABLE)
-    if named:
-        return named
+    """Return the training job's name; outside of the service, a name made from the current time."""
+    name = environment.get(JOB_NAME_VARIABLE) or environment.get(TOOLKIT_JOB_NAME_VARIABLE)
+    if name:
+        return name
     try:
-        told = json.loads(environment.get(TOOLKIT_VARIABLE, ""))["job_name"]
-    except (ValueError, KeyError, TypeError):
-        told = None
-    return str(told) if told else time.strftime("local-%Y%m%d-%H%M%S")
+        name = json.loads(environment.get(TOOLKIT_VARIABLE, ""))["job_name"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        name = None
+    return str(name) if name else time.strftime("local-%Y%m%d-%H%M%S")
 
 
 def destination_of(s3_output_path: str, job: str) -> str:
-    """Where a job's profile goes."""
+    """Return the URI of a job's `profiler-output`."""
     return f"{s3_output_path.rstrip('/')}/{job}/{OUTPUT}"

@@ -1,172 +1,331 @@
-"""Uploads closed files while the job runs.  The disk is the queue: nothing is lost while S3 does not answer, it only waits."""
+"""The uploader: sends closed files to S3 while the job runs. Files wait on disk until S3 accepts them."""
 
 from __future__ import annotations
 
-import random
-import threading
+import os
+import stat
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any, BinaryIO, Protocol
 
 import attrs
 
-from sm_profiler.errors import SourceError
-from sm_profiler.formats.layout import END_MARKERS, SystemFile, is_ignored, parse_path
-from sm_profiler.monitor.destination import Destination
-from sm_profiler.printable import logger_for
-from sm_profiler.storage import FileInfo, LocalStorage
+from sm_profiler.errors import ProfilerError, SourceError
+from sm_profiler.formats.layout import END_MARKERS, FRAMEWORK, SYSTEM, SystemFile, is_ignored, parse_path
+from sm_profiler.printable import logger_for, printable
+from sm_profiler.signals import StopEvent
+from sm_profiler.storage import FileInfo, LocalStorage, MissingFileError
+from sm_profiler.storage.base import AccessDeniedError, UnavailableError, jittered_pause
 
 logger = logger_for("sm_profiler")
 
-LOOK_SECONDS = 2.0
-LOOK_SHARE = 200  # looking for files takes no more than this part of the time
-QUEUE_FILES = 256  # taken up at a time; what is more waits on disk
+POLL_SECONDS = 2.0
+POLL_SHARE = 200  # listing the folder takes at most this fraction of the time
+QUEUE_FILES = 256  # files per round
 PARALLEL = 4
-FIRST_PAUSE_S, LONGEST_PAUSE_S, LAST_PAUSE_S = 0.5, 60.0, 2.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_LAST_PAUSE_S = 0.5, 60.0, 2.0
+MAX_WARNINGS = 5
+
+
+class Destination(Protocol):
+    """The part of an S3 storage that uploads need. Each call is one attempt; callers are responsible for retries."""
+
+    @property
+    def uri(self) -> str:
+        """The destination's URI."""
+
+    def read(self, key: str) -> bytes:
+        """Return the bytes stored under a key."""
+
+    def write(self, key: str, data: bytes) -> None:
+        """Store bytes."""
+
+    def upload(self, key: str, file: BinaryIO, size: int) -> None:
+        """Store an open file."""
+
+
+def open_destination(uri: str, kms_key_id: str | None = None, client: Any = None) -> Destination:
+    """Open an S3 prefix for uploads.
+
+    Args:
+        uri: `s3://bucket/prefix`.
+        kms_key_id: encrypt objects with this key; default: the bucket's settings apply.
+        client: a boto3 S3 client; default: one created from the environment.
+
+    Raises:
+        SourceError: no client can be created.
+        ProfilerError: the URI is not valid, or boto3 is not installed.
+    """
+    scheme, _, rest = uri.partition("://")
+    bucket, _, prefix = rest.partition("/")
+    if scheme != "s3" or not bucket:
+        raise ProfilerError(f"{uri}: not an s3:// URI")
+    try:
+        from sm_profiler.storage.s3 import S3Storage  # noqa: PLC0415 - needs boto3, which sampling does without
+    except SourceError as error:
+        raise ProfilerError(str(error)) from None
+    return S3Storage(bucket, prefix, client=client, kms_key_id=kms_key_id, attempts=1)
+
+
+def is_profile_key(key: str) -> bool:
+    """Return whether a file is profiler data: nothing else in the folder leaves the machine."""
+    return key.isprintable() and parse_path(key) is not None
+
+
+class UnsafeFileError(ProfilerError):
+    """A file that is not uploaded because it is a link, or not a regular file."""
 
 
 @attrs.define(eq=False)
 class Uploader:
-    """Uploads what is closed below a folder, and again what changed.
+    """Uploads the closed files below a folder, and again those that changed.
 
     Attributes:
-        root: the `profiler-output` folder on this machine.
-        destination: where it goes.
-        clock: seconds, never running backwards.
-        wait: waits some seconds; a true answer means that it should come to an end.
-        uploaded: files uploaded so far.
-        failures: attempts that failed so far.
-        error: the last failure in words, or "".
+        root: the folder, for example `profiler-output` on this machine.
+        destination: where the files go.
+        clock: monotonic clock in seconds.
+        wait: waits for some seconds, or until the uploader must stop.
+        folders: prefixes of the keys to look for.
+        wanted: returns whether a closed file is uploaded, given its key.
+        report: takes one line about a problem.
+        deadline: when to stop waiting for requests in flight, on `clock`.
+        uploaded: number of files uploaded so far.
+        failures: number of failed attempts so far.
+        reached: whether the destination has ever accepted a file, or answered that it is only overloaded.
+        error: the last failure, or "".
     """
 
     root: Path
     destination: Destination
     clock: Callable[[], float] = time.monotonic
     wait: Callable[[float], object] = time.sleep
+    folders: Sequence[str] = (f"{SYSTEM}/", f"{FRAMEWORK}/")
+    wanted: Callable[[str], bool] = is_profile_key
+    report: Callable[[str], None] = logger.warning
+    deadline: float = float("inf")
     uploaded: int = 0
     failures: int = 0
+    reached: bool = False
     error: str = ""
     _done: dict[str, tuple[str, int]] = attrs.field(factory=dict, init=False)
     _failed: dict[str, int] = attrs.field(factory=dict, init=False)
-    _in_a_row: int = attrs.field(default=0, init=False)
-    _said: set[str] = attrs.field(factory=set, init=False)
+    _earlier: dict[str, bytes | None] = attrs.field(factory=dict, init=False)
+    _in_flight: dict[str, tuple[FileInfo, Future[Exception | None]]] = attrs.field(factory=dict, init=False)
+    _unlisted: bool = attrs.field(default=False, init=False)
+    _failed_rounds: int = attrs.field(default=0, init=False)
+    _reported: set[str] = attrs.field(factory=set, init=False)
 
-    def run(self, stop: threading.Event) -> None:
-        """Upload until `stop` is set; what is left then is for `drain`."""
+    def run(self, stop: StopEvent) -> None:
+        """Upload until `stop` is set; the rest is left to `drain`."""
         self.wait = stop.wait
         while not stop.is_set():
             began = self.clock()
             pending = self.pending()
-            looked = self.clock() - began
+            seconds = self.clock() - began
             if pending and not self.round(pending):
-                self._sit_out(self.pause(LONGEST_PAUSE_S), stop)
+                self._back_off(self.pause(LONGEST_PAUSE_S), stop)
             elif len(pending) <= QUEUE_FILES:
-                stop.wait(max(LOOK_SECONDS, LOOK_SHARE * looked))
+                stop.wait(max(POLL_SECONDS, POLL_SHARE * seconds))
 
     def drain(self, deadline: float) -> bool:
-        """Upload everything that is closed now, and try again until `deadline` (on `clock`); whether all is up."""
-        while pending := self.pending():
+        """Upload all files that are closed now, retrying until `deadline` (on `clock`); return whether all are uploaded."""
+        self.deadline = deadline
+        while (pending := self.pending()) or self._in_flight or self._unlisted:
             if self.clock() >= deadline:
                 return False
-            if not self.round(pending, deadline):
-                self.wait(min(self.pause(LAST_PAUSE_S), max(deadline - self.clock(), 0.0)))
+            if not pending and self._in_flight:
+                self._await_requests()
+            elif not pending or not self.round(pending):
+                self.wait(min(self.pause(LONGEST_LAST_PAUSE_S), max(deadline - self.clock(), 0.0)))
         return True
 
+    def upload_new(self) -> int:
+        """Try each new or changed file once; return the number of files uploaded."""
+        before = self.uploaded
+        pending = self.pending()
+        for at in range(0, len(pending), QUEUE_FILES):
+            self.round(pending[at : at + QUEUE_FILES], keep_going=True)
+        return self.uploaded - before
+
     def pending(self) -> list[FileInfo]:
-        """Closed files that are not up, or have changed since: those that failed least first, then the oldest."""
+        """Return closed files that are new or changed: those with the fewest failures first, then the oldest."""
+        self._collect()
+        storage = LocalStorage(self.root)
+        self._unlisted = True
         try:
             files = [
                 info
-                for info in LocalStorage(self.root).list()
-                if not is_ignored(info.key)
+                for folder in self.folders
+                for info in storage.list(folder)
+                if self._done.get(info.key) != (info.etag, info.size)
+                and info.key not in self._in_flight
                 and info.key not in END_MARKERS
-                and self._done.get(info.key) != (info.etag, info.size)
+                and self._is_wanted(info.key)
             ]
         except SourceError as error:
-            self._warn(str(error))
+            self._report(str(error), str(error))
             return []
+        self._unlisted = False
         return sorted(files, key=lambda info: (self._failed.get(info.key, 0), info.mtime, info.key))
 
-    def round(self, pending: list[FileInfo], deadline: float | None = None) -> bool:
-        """Try the first files of the queue; False where the destination takes nothing, so that a pause is due."""
-        with ThreadPoolExecutor(PARALLEL, "sm-profiler-upload") as pool:
+    def remaining(self) -> int:
+        """Return the number of files that are not uploaded yet, those in flight included."""
+        return len(self.pending()) + len(self._in_flight)
+
+    def round(self, pending: list[FileInfo], *, keep_going: bool = False) -> bool:
+        """Try the first files of the queue; return False if the destination accepts none, so that a pause is due.
+
+        Args:
+            pending: the queue.
+            keep_going: try every file, even if the first ones fail.
+        """
+        pool = ThreadPoolExecutor(PARALLEL, "sm-profiler-upload")
+        try:
             for at in range(0, min(len(pending), QUEUE_FILES), PARALLEL):
-                if deadline is not None and self.clock() >= deadline:
+                if self.clock() >= self.deadline:
                     return True
-                files = pending[at : at + PARALLEL]
-                results = list(pool.map(self._attempt, files))
-                for info, result in zip(files, results, strict=True):
-                    self._account(info, result)
-                if "" in results:
-                    self._in_a_row = 0
-                elif any(results):
-                    self._in_a_row += 1
+                before = self.uploaded, self.failures
+                for info in pending[at : at + PARALLEL]:
+                    self._in_flight[info.key] = info, pool.submit(self._attempt, info)
+                self._await_requests()
+                self._collect()
+                if self.uploaded > before[0]:
+                    self._failed_rounds = 0
+                elif self.failures > before[1] and not keep_going:
+                    self._failed_rounds += 1
                     return False
+        finally:
+            pool.shutdown(wait=False)
         return True
 
-    def _account(self, info: FileInfo, result: str | None) -> None:
-        if result == "":
-            self._failed.pop(info.key, None)
-            self._done[info.key] = (info.etag, info.size)
-            self.uploaded += 1
-        elif result:
-            self.failures += 1
-            self._failed[info.key] = self._failed.get(info.key, 0) + 1
-            self._warn(result)
-
-    def _sit_out(self, seconds: float, stop: threading.Event) -> None:
-        """Wait, but not if a file comes that never failed: perhaps it is the others, not the destination."""
-        until = self.clock() + seconds
-        while (left := until - self.clock()) > 0 and not stop.wait(min(left, LOOK_SECONDS)):
-            if any(info.key not in self._failed for info in self.pending()):
-                return
-
     def pause(self, longest: float) -> float:
-        """How long to wait before the next attempt, in seconds: twice as long each time, and never quite the same."""
-        seconds: float = min(FIRST_PAUSE_S * 2.0 ** min(self._in_a_row - 1, 20), longest)
-        return seconds * random.uniform(0.5, 1.0)  # noqa: S311 - spreads the nodes' retries, guards nothing
+        """Return the seconds to wait before the next attempt."""
+        return jittered_pause(self._failed_rounds, FIRST_PAUSE_S, longest)
 
-    def put_markers(self) -> bool:
-        """Say that nothing more will come; whether that worked."""
+    def check(self) -> bool:
+        """Report at once if the destination cannot be used, for example without a bucket or credentials; return whether it can."""
         try:
-            for key in END_MARKERS:
-                self.destination.put(key, b"")
+            self.destination.read(END_MARKERS[0])
+        except (MissingFileError, AccessDeniedError):  # a role may be allowed to write only
+            pass
         except Exception as error:  # noqa: BLE001 - boto3 raises many kinds
-            self._warn(_one_line(error))
+            self._fail(END_MARKERS[0], error)
             return False
         return True
 
-    def _attempt(self, info: FileInfo) -> str | None:
-        """Upload a file: "" if it is up, None if it is gone, else what went wrong."""
-        path = self.root / info.key
+    def put_markers(self) -> bool:
+        """Upload the end markers, after which nothing more follows; return whether that worked."""
         try:
-            earlier = self._earlier(info.key)
-            if earlier:
-                data = path.read_bytes()
-                if data != earlier:
-                    self.destination.put(info.key, data if data.startswith(earlier) else earlier + data)
-            else:
-                self.destination.put(info.key, path)
-        except FileNotFoundError:
-            return None
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
-            return _one_line(error)
-        return ""
+            for key in END_MARKERS:
+                self.destination.write(key, b"")
+        except Exception as error:  # noqa: BLE001 - boto3 raises many kinds
+            self._fail(END_MARKERS[0], error)
+            return False
+        return True
 
-    def _earlier(self, key: str) -> bytes | None:
-        """What an attempt that was interrupted in this very minute has uploaded under this name."""
+    def _is_wanted(self, key: str) -> bool:
+        try:
+            return not is_ignored(key) and self.wanted(key)
+        except (ValueError, ArithmeticError):  # a name that only resembles a profile's
+            return False
+
+    def _await_requests(self) -> None:
+        """Wait until all requests have ended, or the deadline passes: a hanging one must not delay the job's end."""
+        waiting = {future for _, future in self._in_flight.values()}
+        while waiting and self.clock() < self.deadline:
+            waiting = wait(waiting, 0.1).not_done
+
+    def _collect(self) -> None:
+        """Account for the requests that have ended."""
+        for key, (info, future) in list(self._in_flight.items()):
+            if not future.done():
+                continue
+            del self._in_flight[key]
+            error = future.exception() or future.result()
+            if isinstance(error, FileNotFoundError):
+                continue  # renamed or removed since it was listed
+            if isinstance(error, Exception) and not isinstance(error, UnsafeFileError):
+                self.failures += 1
+                self._failed[key] = self._failed.get(key, 0) + 1
+                self._fail(key, error)
+                continue
+            self._done[key] = (info.etag, info.size)
+            self._failed.pop(key, None)
+            self._earlier.pop(key, None)
+            if error is None:
+                self.uploaded += 1
+                self.reached = True
+            else:
+                self._report(str(error), "unsafe")
+
+    def _back_off(self, seconds: float, stop: StopEvent) -> None:
+        """Pause, but not if a new file appears: perhaps the failed ones are to blame, not the destination."""
+        until = self.clock() + seconds
+        while (left := until - self.clock()) > 0 and not stop.wait(min(left, POLL_SECONDS)):
+            if any(info.key not in self._failed for info in self.pending()):
+                return
+
+    def _attempt(self, info: FileInfo) -> Exception | None:
+        """Upload a file; return what went wrong."""
+        try:
+            with open_regular(self.root, info.key) as file:
+                earlier = self._earlier_part(info.key)
+                if not earlier:
+                    self.destination.upload(info.key, file, os.fstat(file.fileno()).st_size)
+                    return None
+                data = file.read()
+                if not earlier.endswith(data):
+                    self.destination.write(info.key, data if data.startswith(earlier) else earlier + data)
+        except Exception as error:  # noqa: BLE001 - any failure is reported and retried
+            return error
+        return None
+
+    def _earlier_part(self, key: str) -> bytes | None:
+        """Return the part of this very minute that an interrupted attempt of the job has already uploaded.
+
+        It is read once: later, the object may be the one that this attempt has written.
+        """
         if key in self._done or not isinstance(parse_path(key), SystemFile):
             return None
-        return self.destination.get(key)
+        if key not in self._earlier:
+            try:
+                self._earlier[key] = self.destination.read(key)
+            except MissingFileError:
+                self._earlier[key] = None
+            except AccessDeniedError:  # a role may be allowed to write only
+                return None
+        return self._earlier[key]
 
-    def _warn(self, text: str) -> None:
+    def _fail(self, key: str, error: Exception) -> None:
+        self.reached |= isinstance(error, UnavailableError)
+        text = " ".join(str(error).split()) or type(error).__name__
         self.error = text
-        kind = text[:40]
-        if kind not in self._said and len(self._said) < 5:  # noqa: PLR2004 - a log is no place for an outage's every second
-            self._said.add(kind)
-            logger.warning("sm-profiler: upload to %s: %s (tried again)", self.destination.uri, text)
+        if not isinstance(error, SourceError):
+            text = f"{self.destination.uri}/{key}: {text}"
+        self._report(f"upload failed, retrying: {text}", self.error.replace(key, ""))
+
+    def _report(self, text: str, kind: str) -> None:
+        """Report each kind of problem once, and only a few kinds: an outage must not flood the log."""
+        if kind not in self._reported and len(self._reported) < MAX_WARNINGS:
+            self._reported.add(kind)
+            self.report(f"sm-profiler: {printable(text)}")
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+def open_regular(root: Path, key: str) -> BinaryIO:
+    """Open a regular file below a root without following symbolic links, whose targets may be anything on this machine.
+
+    Raises:
+        FileNotFoundError: the file no longer exists.
+        UnsafeFileError: the file or a folder on the way is a link, or the file is not a regular one.
+    """
+    path = root / key
+    if path.is_symlink() or Path(os.path.realpath(path.parent)) != Path(os.path.realpath(root), key).parent:
+        raise UnsafeFileError(f"{path} is a symbolic link or inside one: not uploaded")
+    # Non-blocking, for a pipe; no link, for a file that was replaced a moment ago.
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise UnsafeFileError(f"{path} is not a regular file: not uploaded")
+    return file

@@ -1,4 +1,4 @@
-"""Files under a folder or an S3 prefix, behind one small protocol; boto3 is loaded only when an S3 URI is opened."""
+"""Files in a folder or under an S3 prefix, behind one protocol; boto3 is loaded when an S3 URI is opened."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ def open_storage(
     region: str | None = None,
     requester_pays: bool | None = None,
 ) -> Storage:
-    """The storage behind a folder's path, a `file://` URI or an `s3://bucket/prefix` URI.
+    """Open the storage at a folder's path, a `file://` URI or an `s3://bucket/prefix` URI.
 
     Args:
-        where: the folder or URI; nothing is read yet, and it need not exist.
-        client: a boto3 S3 client to use instead of one made from the environment.
-        region: the region of the S3 client that is made; default: boto3's own.
-        requester_pays: agree to pay for requests to a requester-pays bucket; default: whether the environment variable
-            SM_PROFILER_REQUESTER_PAYS is 1.
+        where: the folder or URI; it need not exist, and nothing is read yet.
+        client: a boto3 S3 client; default: one created from the environment.
+        region: the region of the S3 client that is created; default: boto3's own.
+        requester_pays: agree to pay for requests to a requester-pays bucket; default: the environment variable
+            SM_PROFILER_REQUESTER_PAYS, if it is 1.
 
     Raises:
-        SourceError: the URI cannot be understood, or boto3 is not installed.
+        SourceError: the URI is not valid, or boto3 is not installed.
     """
     text = os.fspath(where)
     scheme, separator, rest = text.partition("://")
     if not separator or scheme == "file":
         return LocalStorage(rest if separator else text)
     if scheme not in {"s3", "s3a", "s3n"}:
-        raise SourceError(f"{text}: only folders and s3:// URIs can be opened")
+        raise SourceError(f"{text}: not a folder or s3:// URI")
     bucket, _, prefix = rest.partition("/")
     if not bucket:
-        raise SourceError(f"{text}: the bucket's name is missing")
-    from sm_profiler.storage.s3 import S3Storage  # noqa: PLC0415 - boto3 takes a third of a second to load
+        raise SourceError(f"{text}: the bucket name is missing")
+    from sm_profiler.storage.s3 import S3Storage  # noqa: PLC0415 - loading boto3 takes a third of a second
 
     if requester_pays is None:
         requester_pays = os.environ.get("SM_PROFILER_REQUESTER_PAYS") == "1"

@@ -1,7 +1,8 @@
-"""What a storage is."""
+"""The storage protocol: files below one root, local or on S3."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -11,18 +12,26 @@ from sm_profiler.errors import SourceError
 
 
 class MissingFileError(SourceError):
-    """A file that does not exist, or no more."""
+    """A file that does not exist, or no longer exists."""
+
+
+class AccessDeniedError(SourceError):
+    """A file or bucket that the credentials give no access to."""
+
+
+class UnavailableError(SourceError):
+    """A storage that is throttling or failing; the same request may succeed later."""
 
 
 @attrs.frozen
 class FileInfo:
-    """A file as a listing shows it.
+    """One entry of a listing.
 
     Attributes:
-        key: its path below the storage's root, with forward slashes.
+        key: path below the storage's root, with forward slashes.
         size: bytes.
         mtime: last change in seconds since the epoch.
-        etag: what the storage calls its content; "" where it has no name for it.
+        etag: the storage's identifier of this content; "" if it has none.
     """
 
     key: str
@@ -36,33 +45,39 @@ class Storage(Protocol):
 
     @property
     def uri(self) -> str:
-        """Where the root is, as a user would write it."""
+        """The root, as a user would write it."""
 
     @property
     def parallel_reads(self) -> int:
-        """How many reads at the same time are worth while."""
+        """Number of parallel reads that are worthwhile."""
 
     def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[FileInfo]:
-        """All files whose key begins with `prefix` and comes after `start_after`, in the order of their keys.
+        """Yield all files whose key begins with `prefix` and follows `start_after`, in the order of their keys.
 
         Raises:
             SourceError: the storage cannot be listed; a root that does not exist has no files.
         """
 
     def read(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
-        """The bytes of a file, from `start` up to and without `end` where they are given.
+        """Return the bytes of a file, or those from `start` up to but not including `end`.
 
         Raises:
-            MissingFileError: there is no such file.
-            SourceError: it cannot be read.
+            MissingFileError: the file does not exist.
+            SourceError: the file cannot be read.
         """
 
     def write(self, key: str, data: bytes) -> None:
-        """Put a file, at once and whole: no reader sees a part of it.
+        """Store a file atomically: no reader sees a part of it.
 
         Raises:
-            SourceError: it cannot be written.
+            SourceError: the file cannot be written.
         """
 
     def exists(self, key: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether there is such a file."""
+
+
+def jittered_pause(failures: int, first: float, longest: float) -> float:
+    """Return the seconds to wait after the given number of failures: doubling, `longest` at most, with jitter."""
+    seconds: float = min(first * 2.0 ** min(max(failures - 1, 0), 20), longest)
+    return seconds * random.uniform(0.5, 1.0)  # noqa: S311 - spreads retries, guards nothing

@@ -1,4 +1,4 @@
-"""Reading many files: as many at a time as the storage is good for, never more bytes ahead than agreed."""
+"""Parallel reading of many files, with a bound on the bytes that are read ahead."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ AHEAD_BYTES = 128 << 20
 def read_all(
     storage: Storage, files: Iterable[FileInfo], *, ahead_bytes: int = AHEAD_BYTES
 ) -> Iterator[tuple[FileInfo, bytes | SourceError]]:
-    """Read files in their order; a file that cannot be read comes as the error that says why.
+    """Yield files in the given order, each with its bytes or the error that kept it from being read.
 
-    At most `ahead_bytes` are held or under way besides the file that is yielded (one file more, where a single one is
-    larger).  Large objects are fetched in ranges at the same time.
+    Besides the file that is yielded, at most `ahead_bytes` are held or in transit, or a single file if that is larger.
+    Large objects are fetched in parallel ranges.
     """
     if storage.parallel_reads <= 1:
         for info in files:
-            yield info, _attempt(lambda key=info.key: storage.read(key))  # type: ignore[misc]  # bound per turn
+            yield info, _attempt(lambda key=info.key: storage.read(key))  # type: ignore[misc]  # bound at once
         return
     waiting: deque[tuple[FileInfo, list[Future[bytes | SourceError]]]] = deque()
     held = 0
@@ -54,7 +54,7 @@ def _parts(storage: Storage, info: FileInfo) -> list[Callable[[], bytes]]:
     if info.size <= RANGE_BYTES:
         return [lambda: storage.read(info.key)]
     starts = range(0, info.size, RANGE_BYTES)
-    return [lambda at=at: storage.read(info.key, at, min(at + RANGE_BYTES, info.size)) for at in starts]  # type: ignore[misc]  # bound per turn
+    return [lambda at=at: storage.read(info.key, at, min(at + RANGE_BYTES, info.size)) for at in starts]  # type: ignore[misc]  # bound at once
 
 
 def _joined(info: FileInfo, futures: list[Future[bytes | SourceError]]) -> bytes | SourceError:
@@ -66,5 +66,5 @@ def _joined(info: FileInfo, futures: list[Future[bytes | SourceError]]) -> bytes
         parts.append(part)
     whole = parts[0] if len(parts) == 1 else b"".join(parts)
     if len(parts) > 1 and len(whole) != info.size:
-        return SourceError(f"{info.key} changed while it was read")
+        return SourceError(f"{info.key} changed while it was being read")
     return whole

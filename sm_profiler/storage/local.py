@@ -12,19 +12,19 @@ from sm_profiler.storage.base import FileInfo, MissingFileError
 
 
 def safe_path(root: Path, key: str) -> Path:
-    """The path of a key below a root.
+    """Return the path of a key below a root.
 
     Raises:
-        SourceError: the key would lead out of it.
+        SourceError: the key is not a relative path, or leaves the root.
     """
     parts = key.split("/")
     if not key or "\0" in key or "\\" in key or any(part in {"", ".", ".."} for part in parts):
-        raise SourceError(f"{key!r} is no name of a file below {root}")
+        raise SourceError(f"{key!r} is not a file name below {root}")
     return root.joinpath(*parts)
 
 
 class LocalStorage:
-    """The files below a local folder; folders reached through links are not entered."""
+    """The files below a local folder; symbolic links to folders are not followed."""
 
     parallel_reads = 1
 
@@ -37,7 +37,7 @@ class LocalStorage:
         return str(self.root)
 
     def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[FileInfo]:
-        """All files whose key begins with `prefix` and comes after `start_after`, in the order of their keys."""
+        """Yield all files whose key begins with `prefix` and follows `start_after`, in the order of their keys."""
         folder = prefix.rpartition("/")[0]
         start = safe_path(self.root, folder) if folder else self.root
         yield from self._walk(start, folder + "/" if folder else "", prefix, start_after or "")
@@ -59,12 +59,12 @@ class LocalStorage:
                 try:
                     status = entry.stat()
                 except OSError:
-                    continue  # renamed or removed since the folder was read
+                    continue  # renamed or removed since the folder was listed
                 if entry.is_file():
                     yield FileInfo(key, status.st_size, status.st_mtime, f"{status.st_mtime_ns:x}-{status.st_ino:x}")
 
     def read(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
-        """The bytes of a file, from `start` up to and without `end` where they are given."""
+        """Return the bytes of a file, or those from `start` up to but not including `end`."""
         path = safe_path(self.root, key)
         try:
             with path.open("rb") as file:
@@ -77,7 +77,7 @@ class LocalStorage:
             raise SourceError(f"{path} cannot be read: {error.strerror}") from error
 
     def write(self, key: str, data: bytes) -> None:
-        """Put a file whole, through a temporary name beside it."""
+        """Store a file atomically, through a temporary file beside it."""
         path = safe_path(self.root, key)
         temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
         try:
@@ -91,5 +91,5 @@ class LocalStorage:
             raise SourceError(f"{path} cannot be written: {error.strerror}") from error
 
     def exists(self, key: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether there is such a file."""
         return safe_path(self.root, key).is_file()

@@ -12,11 +12,11 @@ from test_hook_training import environment
 
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.monitor.agent import Agent
-from sm_profiler.monitor.lock import NodeLock
-from sm_profiler.monitor.process_registry import Members
+from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry
 from sm_profiler.monitor.task import Task
 from sm_profiler.rules import engine
 from sm_profiler.source import open_source
+from sm_profiler.storage import MissingFileError
 
 LATER_S = 90
 # The hook takes the time from time.time_ns(); this node's clock is simply said to be later than it is.
@@ -35,15 +35,20 @@ class Shared:
     def __init__(self, folder: Path) -> None:
         self.folder, self.uri, self.puts = folder, str(folder), []
 
-    def put(self, key, what):
+    def write(self, key, data):
         path = self.folder / key
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(what if isinstance(what, bytes) else what.read_bytes())
+        path.write_bytes(data)
         self.puts.append(key)
 
-    def get(self, key):
+    def upload(self, key, file, _size):
+        self.write(key, file.read())
+
+    def read(self, key):
         path = self.folder / key
-        return path.read_bytes() if path.exists() else None
+        if not path.exists():
+            raise MissingFileError(key)
+        return path.read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +74,11 @@ def trained(tmp_path_factory):
 def ends(folder: Path, node: str, shared: Shared) -> None:
     """The node's script has come to its end: what its monitor does then."""
     root = folder / node / "output" / "profiler"
-    members = Members(root, node)
-    members.register(os.getpid())
-    members.leave(os.getpid())
+    registry = ProcessRegistry(root, node)
+    registry.register(os.getpid())
+    registry.leave(os.getpid())
     task = Task(str(root), node, destination=shared.uri, first=node == "algo-1")
-    Agent(task, NodeLock(root, node), members, lambda: shared, lambda: None).run()
+    Agent(task, NodeLock(root, node), registry, lambda: shared, lambda: None).run()
 
 
 def nodes_of(source) -> set[str]:
@@ -112,7 +117,9 @@ def test_who_follows_a_job_waits_for_the_other_nodes(trained, tmp_path, monkeypa
     shared = Shared(tmp_path / "job")
     for node in ("algo-1", "algo-2"):  # minutes that both have brought so far
         for path in (trained / node).rglob("*_pythontimeline.json"):
-            shared.put(f"framework/pevents/2023111422/1700000000000000_{path.name.partition('_')[2]}", path)
+            shared.write(
+                f"framework/pevents/2023111422/1700000000000000_{path.name.partition('_')[2]}", path.read_bytes()
+            )
     ends(trained, "algo-1", shared)
     source = open_source(shared.folder, cache=False)
     assert source.finished
@@ -141,9 +148,11 @@ def test_a_job_that_ended_long_ago_is_not_waited_for(trained, tmp_path):
     shared = Shared(tmp_path / "job")
     for node in ("algo-1", "algo-2"):
         for path in (trained / node).rglob("*_pythontimeline.json"):
-            shared.put(f"framework/pevents/2023111422/1700000000000000_{path.name.partition('_')[2]}", path)
+            shared.write(
+                f"framework/pevents/2023111422/1700000000000000_{path.name.partition('_')[2]}", path.read_bytes()
+            )
     for key in END_MARKERS:
-        shared.put(key, b"")
+        shared.write(key, b"")
 
     def sleep(_):
         raise AssertionError("waited")

@@ -1,4 +1,4 @@
-"""Real processes: who starts the monitor, when it goes, and what is on S3 then."""
+"""Real processes: when the monitor starts and ends, and what is on S3 afterwards."""
 
 import json
 import logging
@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from sm_profiler.monitor.agent import go_on
-from sm_profiler.monitor.lock import NodeLock
-from sm_profiler.monitor.process_registry import Members
+from sm_profiler.monitor.agent import Agent, keep_running
+from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry
+from sm_profiler.monitor.task import Task
+from sm_profiler.storage.base import UnavailableError
 
 MARKERS = ["framework/training_job_end.ts", "system/training_job_end.ts"]
-# A training without torch: it joins as the hook does, writes a trace file, and does what `body` says.
+# A training without torch: it joins as the hook does, writes a trace file, and runs `body`.
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
@@ -60,7 +61,7 @@ class Job:
         return process
 
     def agents(self) -> list[int]:
-        """The monitors of this job that run."""
+        """Return the running monitors of this job."""
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
@@ -109,7 +110,7 @@ def test_a_job_that_ends_has_everything_on_s3_and_the_markers(job, s3):
     process = job.start("time.sleep(1); writer.close()")
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
-    job.until(lambda: not job.agents(), 10)  # the script waited for it
+    job.until(lambda: not job.agents(), 10)  # the script waited for the monitor
     names = uploaded(s3)
     assert kinds(names) == {"system", "framework", "marker"}
     assert len([name for name in names if name.endswith("pythontimeline.json")]) == 1
@@ -118,7 +119,7 @@ def test_a_job_that_ends_has_everything_on_s3_and_the_markers(job, s3):
     assert (job.root / MARKERS[0]).exists()
 
 
-def test_one_monitor_for_all_ranks_whichever_comes_first_and_as_long_as_one_lives(job, s3):
+def test_all_ranks_share_one_monitor_until_the_last_ends(job, s3):
     first = job.start("time.sleep(60)", RANK="1")
     others = [job.start(f"time.sleep({seconds}); writer.close()", RANK=str(seconds)) for seconds in (2, 3)]
     assert len(job.agents()) == 1
@@ -132,13 +133,13 @@ def test_one_monitor_for_all_ranks_whichever_comes_first_and_as_long_as_one_live
     job.until(lambda: not job.agents(), 10)
     times = [row["Timestamp"] for row in job.rows() if row["Type"] == "memory"]
     assert len(times) == len(set(times)) > 20
-    # One rank was killed: nobody may say that the job has ended, and what that rank had written is there.
+    # One rank was killed: there are no end markers, but the rank's records are uploaded.
     names = uploaded(s3)
     assert kinds(names) == {"system", "framework"}
     assert len([name for name in names if "pevents" in name]) == 3
 
 
-def test_killed_with_all_its_might(job, s3):
+def test_a_killed_job_is_uploaded_without_end_markers(job, s3):
     process = job.start("time.sleep(60)")
     job.until(job.rows)
     process.kill()
@@ -148,7 +149,7 @@ def test_killed_with_all_its_might(job, s3):
     assert not list(job.root.rglob("*.tmp"))
 
 
-def test_sigterm_flushes_and_writes_no_marker_though_the_script_ends_well(job, s3):
+def test_sigterm_uploads_without_end_markers_even_if_the_script_succeeds(job, s3):
     process = job.start("""
 def stop(*_):
     while not Path(os.environ["PROFILE"] + "-go").exists():
@@ -164,7 +165,7 @@ while True:
     job.until(job.rows)
     for pid in (agent, process.pid):  # as a spot interruption that reaches all of the container
         os.kill(pid, signal.SIGTERM)
-    job.until(lambda: kinds(uploaded(s3)) == {"system"}, 60)  # at once, and not when the script is ready at last
+    job.until(lambda: kinds(uploaded(s3)) == {"system"}, 60)  # at once, not when the script ends
     Path(f"{job.root}-go").touch()
     assert process.wait(60) == 0
     job.until(lambda: not job.agents(), 10)
@@ -172,7 +173,7 @@ while True:
     assert not (job.root / MARKERS[0]).exists()
 
 
-def test_a_run_taken_up_again_revokes_the_marker_of_the_one_before(job, s3):
+def test_a_resumed_run_removes_the_end_markers_of_the_run_before(job, s3):
     assert job.start("writer.close()").wait(60) == 0
     assert (job.root / MARKERS[0]).exists()
     process = job.start("time.sleep(60)")
@@ -180,7 +181,7 @@ def test_a_run_taken_up_again_revokes_the_marker_of_the_one_before(job, s3):
     process.kill()
 
 
-def test_a_script_that_fails_has_ended(job, s3):
+def test_a_failed_script_gets_end_markers(job, s3):
     process = job.start("writer.close(); raise SystemExit(3)")
     assert process.wait(60) == 3
     assert "marker" in kinds(uploaded(s3))
@@ -195,14 +196,14 @@ def test_a_forked_child_does_not_end_the_job(job, s3):
     assert process.wait(60) == 0
 
 
-def test_a_rank_that_its_launcher_starts_again_does_not_spoil_the_end(job, s3):
+def test_a_rank_restarted_by_its_launcher_does_not_prevent_end_markers(job, s3):
     launcher = job.start(
         "while not Path(os.environ['PROFILE'] + '-go').exists(): time.sleep(0.05)\nwriter.close()", RANK="9"
     )
     killed = job.start("time.sleep(60)")
     killed.kill()
     killed.wait()
-    time.sleep(2.5)  # the monitor looks once a second
+    time.sleep(2.5)  # the monitor checks once a second
     again = job.start("while not Path(os.environ['PROFILE'] + '-go').exists(): time.sleep(0.05)\nwriter.close()")
     time.sleep(2.5)
     Path(f"{job.root}-go").touch()
@@ -210,7 +211,7 @@ def test_a_rank_that_its_launcher_starts_again_does_not_spoil_the_end(job, s3):
     job.until(lambda: "marker" in kinds(uploaded(s3)))
 
 
-def test_a_later_host_writes_no_markers(job, s3):
+def test_only_the_first_node_writes_end_markers(job, s3):
     folder = job.folder / "ml/input/config"
     folder.mkdir(parents=True)
     (folder / "resourceconfig.json").write_text(json.dumps({"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}))
@@ -230,7 +231,7 @@ def test_a_later_host_writes_no_markers(job, s3):
     ],
     ids=["same place", "other place", "disabled", "garbage"],
 )
-def test_where_the_service_samples_we_do_not(job, s3, service, runs):
+def test_no_monitor_if_the_service_samples_already(job, s3, service, runs):
     folder = job.folder / "ml/input/config"
     folder.mkdir(parents=True)
     (folder / "profilerconfig.json").write_text(json.dumps(service))
@@ -245,7 +246,7 @@ def test_where_the_service_samples_we_do_not(job, s3, service, runs):
 
 
 @pytest.mark.parametrize("why", ["not switched on", "no S3OutputPath", "disabled"])
-def test_no_agent_job(job, s3, why):
+def test_no_monitor_without_the_agent_backend(job, s3, why):
     config = json.loads(job.environment["SM_PROFILER_CONFIG"])
     if why == "no S3OutputPath":
         del config["S3OutputPath"]
@@ -260,7 +261,7 @@ def test_no_agent_job(job, s3, why):
     assert process.wait(60) == 0
 
 
-def test_a_job_without_network_is_sampled_and_nothing_uploaded(job, s3):
+def test_a_job_without_network_is_sampled_without_uploads(job, s3):
     config = json.loads(job.environment["SM_PROFILER_CONFIG"])
     del config["S3OutputPath"]
     job.environment["SM_PROFILER_CONFIG"] = json.dumps(config)
@@ -272,20 +273,20 @@ def test_a_job_without_network_is_sampled_and_nothing_uploaded(job, s3):
     assert uploaded(s3) == []
 
 
-def test_without_s3_the_script_ends_after_all(job, aws, monkeypatch):
-    job.environment["AWS_ENDPOINT_URL"] = "http://127.0.0.1:9"  # nobody listens there
+def test_an_unreachable_s3_does_not_keep_the_script_from_ending(job, aws, monkeypatch):
+    job.environment["AWS_ENDPOINT_URL"] = "http://127.0.0.1:9"
     process = job.start(
-        "from sm_profiler.monitor import start\nstart.Member.leave.__kwdefaults__['seconds'] = 1.0\nwriter.close()"
+        "from sm_profiler.monitor import start\nstart.Registration.leave.__kwdefaults__['seconds'] = 1.0\nwriter.close()"
     )
     assert process.wait(30) == 0
-    for pid in job.agents():  # it would try for a minute
+    for pid in job.agents():  # they would retry for some seconds
         os.kill(pid, signal.SIGKILL)
     errors = process.stderr.read()
     assert "not uploaded yet" in errors
     assert str(job.root) in errors
 
 
-def test_a_folder_that_cannot_be_written_costs_a_line(job, s3):
+def test_an_unwritable_folder_is_one_line(job, s3):
     job.root.write_text("a file in its place")
     process = job.start("")
     _, errors = process.communicate(timeout=60)
@@ -294,8 +295,8 @@ def test_a_folder_that_cannot_be_written_costs_a_line(job, s3):
     assert "no system metrics and no uploads" in errors
 
 
-def test_an_error_of_ours_costs_a_line_and_no_samples(monkeypatch, caplog):
-    monkeypatch.setattr("sm_profiler.monitor.agent.AGAIN_SECONDS", 0.0)
+def test_internal_errors_are_reported_once_and_work_is_restarted(monkeypatch, caplog):
+    monkeypatch.setattr("sm_profiler.monitor.agent.RESTART_SECONDS", 0.0)
     stop, calls = threading.Event(), []
 
     def work(_stop):
@@ -304,17 +305,17 @@ def test_an_error_of_ours_costs_a_line_and_no_samples(monkeypatch, caplog):
             raise KeyError("ours")
 
     with caplog.at_level(logging.WARNING):
-        go_on(work, stop)
+        keep_running(work, stop)
     assert len(calls) == 4
     assert len(caplog.records) == 1
 
 
-def test_the_monitors_process_is_light():
+def test_the_monitor_loads_no_heavy_modules():
     program = "import sys, sm_profiler.monitor.agent; print([n for n in ('numpy', 'boto3', 'psutil', 'torch') if n in sys.modules])"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_a_lock_goes_with_its_process(tmp_path):
+def test_the_lock_is_exclusive_per_node(tmp_path):
     lock, other = NodeLock(tmp_path, "algo-1"), NodeLock(tmp_path, "algo-1")
     assert lock.acquire()
     assert other.is_held()
@@ -326,23 +327,91 @@ def test_a_lock_goes_with_its_process(tmp_path):
     other.release()
 
 
-def test_a_pid_that_is_used_again_is_another_process(tmp_path):
+def test_a_reused_pid_is_another_process(tmp_path):
     def stat(pid, started, state="S"):
         (tmp_path / "proc" / str(pid)).mkdir(parents=True, exist_ok=True)
         (tmp_path / "proc" / str(pid) / "stat").write_text(f"{pid} (a ) b) {state} " + "0 " * 18 + f"{started} 0 0")
 
-    members = Members(tmp_path, "algo-1", tmp_path / "proc")
+    registry = ProcessRegistry(tmp_path, "algo-1", tmp_path / "proc")
     stat(7, 100)
     stat(8, 200)
-    members.register(7)
-    members.register(8)
-    assert sorted(members.living()) == [7, 8]
+    registry.register(7)
+    registry.register(8)
+    assert sorted(registry.living()) == [7, 8]
     stat(7, 300)
-    assert members.living() == [8]
-    members.leave(8)
-    assert members.living() == []
-    assert not members.all_ended()  # 7 never said that it has
-    members.forget(members.dead())
-    members.register(8)
+    assert registry.living() == [8]
+    registry.leave(8)
+    assert registry.living() == []
+    assert not registry.all_ended()  # 7 did not leave
+    registry.forget(registry.dead())
+    registry.register(8)
     stat(8, 200, "Z")
-    assert members.living() == []
+    assert registry.living() == []
+
+
+@pytest.mark.parametrize("problem", ["no credentials", "unreachable"])
+def test_without_a_single_upload_the_end_waits_five_seconds_at_most(job, aws, problem):
+    if problem == "no credentials":
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            del job.environment[name]
+        job.environment |= {"AWS_CONFIG_FILE": "/nonexistent", "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent"}
+    else:
+        job.environment["AWS_ENDPOINT_URL"] = "http://127.0.0.1:9"
+    process = job.start("time.sleep(1); print(time.monotonic(), flush=True); writer.close()")
+    output, errors = process.communicate(timeout=60)
+    assert time.monotonic() - float(output) < 20  # 5 s, and loading boto3 under load
+    assert process.returncode == 0
+    assert "files could not be uploaded" in errors
+    assert str(job.root) in errors
+    assert not (job.root / MARKERS[0]).exists()
+
+
+def test_a_missing_bucket_is_reported_within_seconds(job, s3):
+    config = json.loads(job.environment["SM_PROFILER_CONFIG"])
+    config["S3OutputPath"] = "s3://no-such-bucket/out"
+    job.environment["SM_PROFILER_CONFIG"] = json.dumps(config)
+    process = job.start("time.sleep(60)")
+    assert "the bucket does not exist" in process.stderr.readline()
+
+
+@pytest.mark.parametrize("overloaded", [True, False])
+def test_an_s3_that_accepts_files_late_gets_the_whole_minute(tmp_path, overloaded):
+    """It starts to answer 2 s after the job's end, and accepts files only after the wait without any answer."""
+
+    class Late:
+        uri, files = "s3://bucket/x", {}
+
+        def read(self, _key):
+            raise UnavailableError("SlowDown") if overloaded else ConnectionError("no route to host")
+
+        def write(self, key, data):
+            if clock.now < 2 and not overloaded:
+                raise ConnectionError("no route to host")
+            if clock.now < 8:
+                raise UnavailableError("SlowDown")
+            self.files[key] = data
+
+        def upload(self, key, file, _size):
+            self.write(key, file.read())
+
+    class Clock:
+        now = 0.0
+
+        def __call__(self):
+            return self.now
+
+        def sleep(self, seconds):
+            self.now += seconds
+
+    clock, destination = Clock(), Late()
+    trace = "framework/pevents/2026112111/1_0-algo-1_pythontimeline.json"
+    (tmp_path / trace).parent.mkdir(parents=True)
+    (tmp_path / trace).write_text("[]")
+    registry = ProcessRegistry(tmp_path, "algo-1")
+    registry.register(os.getpid())
+    registry.leave(os.getpid())
+    task = Task(str(tmp_path), "algo-1", destination="s3://bucket/x")
+    agent = Agent(task, NodeLock(tmp_path, "algo-1"), registry, lambda: destination, lambda: None, clock)
+    agent.sleep = clock.sleep
+    agent.run()
+    assert sorted(destination.files) == sorted([trace, *MARKERS])

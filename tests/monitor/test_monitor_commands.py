@@ -49,7 +49,7 @@ def test_monitor_samples_and_uploads_until_a_signal(tmp_path, s3, number):
     assert {key.rpartition("/")[0].rpartition("/")[0] for key in keys(s3)} == {"x/profiler-output/system/incremental"}
 
 
-def test_monitor_goes_with_the_process_it_watches(tmp_path):
+def test_monitor_ends_with_the_process_it_watches(tmp_path):
     watched = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     monitor = command("monitor", "--out", tmp_path, "--interval-ms", 200, "--pid", watched.pid)
     monitor.stdout.readline()
@@ -67,7 +67,7 @@ def test_monitor_goes_with_the_process_it_watches(tmp_path):
         (["--upload", "/tmp/x"], "not an s3:// URI"),
     ],
 )
-def test_monitor_says_in_one_line_what_is_wrong(tmp_path, words, said):
+def test_monitor_errors_are_one_line(tmp_path, words, said):
     monitor = command("monitor", "--out", tmp_path, *words)
     errors = monitor.communicate(timeout=60)[1]
     assert monitor.returncode == 2
@@ -87,7 +87,7 @@ def run(tmp_path, script, *words, **config):
     return command("run", "--config", profile(tmp_path, **config), *words, "train.py", cwd=tmp_path)
 
 
-def test_run_samples_beside_the_script_and_marks_the_end(tmp_path):
+def test_run_samples_the_machine_and_writes_end_markers(tmp_path):
     process = run(tmp_path, "import time; time.sleep(1)")
     process.communicate(timeout=60)
     assert process.returncode == 0
@@ -96,7 +96,7 @@ def test_run_samples_beside_the_script_and_marks_the_end(tmp_path):
 
 
 @pytest.mark.parametrize("sample", [True, False], ids=["monitor", "no monitor"])
-def test_run_uploads_where_the_config_says_where(tmp_path, s3, sample):
+def test_run_uploads_to_the_configured_path(tmp_path, s3, sample):
     process = run(tmp_path, "print('hello')", *([] if sample else ["--no-monitor"]), S3OutputPath="s3://profiles/out")
     said, errors = process.communicate(timeout=60)
     assert (process.returncode, said) == (0, "hello\n")
@@ -107,7 +107,7 @@ def test_run_uploads_where_the_config_says_where(tmp_path, s3, sample):
     assert bool([name for name in names if name.startswith("system/incremental")]) is sample
 
 
-def test_run_without_monitor_and_place_starts_nothing(tmp_path):
+def test_run_without_sampling_and_uploads_starts_no_monitor(tmp_path):
     process = run(tmp_path, "", "--no-monitor")
     process.communicate(timeout=60)
     assert process.returncode == 0
@@ -115,7 +115,7 @@ def test_run_without_monitor_and_place_starts_nothing(tmp_path):
     assert all((tmp_path / "profile" / marker).exists() for marker in MARKERS)
 
 
-def test_run_that_is_terminated_keeps_the_samples_and_marks_no_end(tmp_path, s3):
+def test_a_terminated_run_keeps_its_samples_and_writes_no_end_markers(tmp_path, s3):
     process = run(tmp_path, "import time; print('on', flush=True); time.sleep(60)", S3OutputPath="s3://profiles/out")
     assert process.stdout.readline() == "on\n"
     time.sleep(0.5)

@@ -8,8 +8,7 @@ import pynvml
 import pytest
 
 from sm_profiler.monitor import gpu
-from sm_profiler.monitor.gpu import GpuFamily
-from sm_profiler.monitor.nvml import GPM_METRICS, PCIE_COUNTERS, find_gpus
+from sm_profiler.monitor.gpu import GPM_METRICS, PCIE_COUNTERS, GpuSource, find_gpus
 
 
 class FakeNvml:
@@ -100,10 +99,10 @@ def rows(family, now):
 
 
 def family_of(nvml):
-    return GpuFamily(lambda: find_gpus(nvml))
+    return GpuSource(lambda: find_gpus(nvml))
 
 
-def test_every_tick_has_use_and_memory_of_every_gpu_as_the_service_writes_them():
+def test_every_tick_has_utilization_and_memory_of_every_gpu():
     family = family_of(FakeNvml())
     for now in (0.0, 0.1, 0.2):
         found = rows(family, now)
@@ -112,7 +111,7 @@ def test_every_tick_has_use_and_memory_of_every_gpu_as_the_service_writes_them()
         assert found["gpu0", "GPUMemoryUtilization"] == 25
 
 
-def test_details_come_once_a_second():
+def test_details_are_read_once_a_second():
     nvml = FakeNvml()
     family = family_of(nvml)
     first = rows(family, 0.0)
@@ -155,30 +154,30 @@ def test_throttle_reasons(bits, which):
     assert throttled == ({which} if which else set())
 
 
-def test_gpm_gives_averages_between_two_samples_where_the_gpu_has_it():
+def test_gpm_returns_averages_between_two_samples():
     nvml = FakeNvml()
     family = family_of(nvml)
     assert ("gpu0", gpu.SM_ACTIVE) not in rows(family, 0.0)
     second = rows(family, 1.0)
     assert second["gpu0", gpu.SM_ACTIVE] == 81.5
     assert second["gpu0", gpu.PCIE_SENT] == 2 << 20
-    assert ("gpu0", gpu.TENSOR_ACTIVE) not in second  # this GPU said that it cannot tell
+    assert ("gpu0", gpu.TENSOR_ACTIVE) not in second  # not supported by this GPU
     assert nvml.samples == 4
 
 
-def test_what_a_gpu_does_not_support_is_left_out_and_not_asked_for_again():
+def test_unsupported_readings_are_left_out_and_not_retried():
     nvml = FakeNvml({"nvmlDeviceGetTemperature", "nvmlDeviceGetUtilizationRates", "nvmlGpmQueryDeviceSupport"})
     family = family_of(nvml)
     for now in range(5):
         found = rows(family, float(now))
         assert ("gpu0", gpu.TEMPERATURE) not in found
-        assert ("gpu0", gpu.UTILISATION) not in found
+        assert ("gpu0", gpu.UTILIZATION) not in found
         assert ("gpu0", gpu.POWER) in found
     assert nvml.calls.count("nvmlDeviceGetTemperature") == 2  # once a GPU
     assert nvml.calls.count("nvmlDeviceGetUtilizationRates") == 2
 
 
-def test_an_older_nvml_has_the_reasons_under_their_old_name():
+def test_older_nvml_has_throttle_reasons_under_another_name():
     class Old(FakeNvml):
         fake_nvmlDeviceGetCurrentClocksEventReasons = None
 
@@ -188,7 +187,7 @@ def test_an_older_nvml_has_the_reasons_under_their_old_name():
     assert rows(family_of(Old()), 0.0)["gpu0", gpu.THROTTLED_POWER] == 100
 
 
-def test_one_failure_is_forgiven():
+def test_a_single_failure_is_retried():
     nvml = FakeNvml()
     family = family_of(nvml)
     rows(family, 0.0)
@@ -207,17 +206,17 @@ def test_one_failure_is_forgiven():
 
 
 def test_a_machine_without_a_driver_loads_nothing(monkeypatch):
-    monkeypatch.setattr("sm_profiler.monitor.nvml.driver_present", lambda: False)
-    assert rows(GpuFamily(find_gpus), 0.0) == {}
+    monkeypatch.setattr("sm_profiler.monitor.gpu.driver_present", lambda: False)
+    assert rows(GpuSource(find_gpus), 0.0) == {}
 
 
-def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr("sm_profiler.monitor.nvml.driver_present", lambda: True)
+def test_a_missing_package_is_reported(monkeypatch):
+    monkeypatch.setattr("sm_profiler.monitor.gpu.driver_present", lambda: True)
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
     with pytest.raises(ImportError, match=r"sm-profiler\[gpu\]"):
         find_gpus()
 
 
-def test_names_of_constants_are_the_real_modules():
+def test_constants_exist_in_the_real_module():
     for name in (*PCIE_COUNTERS.values(), *(name for name, _ in GPM_METRICS.values())):
         assert isinstance(getattr(pynvml, name), int)

@@ -1,4 +1,4 @@
-"""The sampler on fake clocks: what it writes, when, and what it does when something fails."""
+"""The sampler on fake clocks: when it ticks, what it writes, and how it handles failures."""
 
 import json
 import logging
@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from sm_profiler.formats.system_writer import Measurement
-from sm_profiler.monitor.sampler import Sampler
+from sm_profiler.monitor.sampler import Sampler, Ticker
 
 START = 1_795_261_080.0  # the start of a minute
 
@@ -54,9 +54,9 @@ class Broken:
         return [Measurement("gpu", "gpu0", "GPUUtilization", 1.0)]
 
 
-def sample(tmp_path, interval, seconds, *families, late=0.0, **more):
+def sample(tmp_path, interval, seconds, *sources, late=0.0, **more):
     time = Time(seconds, late=late)
-    sampler = Sampler(tmp_path, "algo-1", interval, families or [Steady()], time.wall, time, **more)
+    sampler = Sampler(tmp_path, "algo-1", interval, sources or [Steady()], time.wall, time, **more)
     sampler.run(time)
     return sampler, rows_of(tmp_path)
 
@@ -67,7 +67,7 @@ def rows_of(tmp_path):
 
 
 @pytest.mark.parametrize("interval", [0.1, 0.2, 0.5, 1.0, 5.0, 60.0])
-def test_ticks_stand_on_the_clock_and_minutes_in_files_of_their_own(tmp_path, interval):
+def test_each_minute_has_a_file_with_its_ticks(tmp_path, interval):
     sampler, rows = sample(tmp_path, interval, 300.05)
     assert sampler.ticks == int(300 / interval) + 1
     ticks = [row["Timestamp"] for row in rows if row["Type"] == "cpu"]
@@ -77,7 +77,7 @@ def test_ticks_stand_on_the_clock_and_minutes_in_files_of_their_own(tmp_path, in
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_values_have_two_decimals_and_the_layout_of_the_service(tmp_path):
+def test_values_have_two_decimals_in_the_layout_of_the_service(tmp_path):
     _, rows = sample(tmp_path, 1.0, 1.5)
     assert rows[0] == {
         "Type": "cpu", "Name": "cpu0", "Dimension": "CPUUtilization", "Value": 33.33, "NodeId": "algo-1", "Timestamp": START,
@@ -85,7 +85,7 @@ def test_values_have_two_decimals_and_the_layout_of_the_service(tmp_path):
     assert rows[0]["Timestamp"] == rows[1]["Timestamp"]  # one family, one time
 
 
-def test_late_ticks_and_own_cost_are_in_the_data(tmp_path):
+def test_records_late_ticks_and_its_own_cost(tmp_path):
     spent = iter(number * 0.1 for number in range(10**6))
     _, rows = sample(tmp_path, 1.0, 90.0, late=0.7, cpu_seconds=lambda: next(spent))
     own = [(row["Name"], row["Value"]) for row in rows if row["Type"] == "monitor"]
@@ -96,21 +96,21 @@ def test_late_ticks_and_own_cost_are_in_the_data(tmp_path):
     assert ticks[-1] - int(ticks[-1]) == pytest.approx(0.7)  # late, but no later than the first one
 
 
-def test_a_family_that_keeps_failing_is_named_once_and_the_others_go_on(tmp_path, caplog):
+def test_a_source_that_keeps_failing_is_reported_once_and_left_out(tmp_path, caplog):
     broken = Broken(OSError("gone"))
     with caplog.at_level(logging.WARNING):
         _, rows = sample(tmp_path, 1.0, 60.5, broken, Steady())
     assert broken.calls == 5
-    assert [record.getMessage() for record in caplog.records] == ["sm-profiler: broken is not measured: OSError: gone"]
+    assert [record.getMessage() for record in caplog.records] == ["sm-profiler: no broken metrics: OSError: gone"]
     assert len([row for row in rows if row["Type"] == "cpu"]) == 61
 
 
-def test_a_family_may_fail_for_a_moment(tmp_path):
+def test_a_source_may_fail_for_a_moment(tmp_path):
     _, rows = sample(tmp_path, 1.0, 10.5, Broken(OSError("busy"), times=3))
     assert len([row for row in rows if row["Type"] == "gpu"]) == 11 - 3
 
 
-def test_a_folder_that_cannot_be_written_costs_one_warning(tmp_path, caplog):
+def test_an_unwritable_folder_is_one_warning(tmp_path, caplog):
     (tmp_path / "system").write_text("a file in place of the folder")
     time = Time(10)
     with caplog.at_level(logging.WARNING):
@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_be_written_costs_one_warning(tmp_path, caplog):
     assert "cannot be written" in caplog.records[0].getMessage()
 
 
-def test_a_clock_that_jumps_back_loses_nothing(tmp_path):
+def test_a_clock_set_back_loses_nothing(tmp_path):
     time = Time(1000)
     sampler = Sampler(tmp_path, "algo-1", 1.0, [Steady()], time.wall, time)
     for now in (10, 70, 20, 130):
@@ -133,7 +133,7 @@ def test_a_clock_that_jumps_back_loses_nothing(tmp_path):
     assert len([row for row in rows_of(tmp_path) if row["Type"] == "cpu"]) == 4
 
 
-def test_what_a_killed_monitor_left_is_published_by_the_next(tmp_path):
+def test_the_next_monitor_publishes_the_open_minute_of_a_killed_one(tmp_path):
     time = Time(1000)
     killed = Sampler(tmp_path, "algo-1", 1.0, [Steady()], time.wall, time)
     killed.tick()
@@ -141,3 +141,42 @@ def test_what_a_killed_monitor_left_is_published_by_the_next(tmp_path):
     time.now, time.end = 120.0, 120.5
     Sampler(tmp_path, "algo-1", 1.0, [Steady()], time.wall, time).run(time)
     assert [row["Timestamp"] for row in rows_of(tmp_path) if row["Type"] == "cpu"] == [START, START + 120]
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.mark.parametrize("interval", [0.1, 0.2, 0.5, 1, 5, 60])
+def test_ticks_do_not_drift(interval):
+    clock = Clock()
+    ticker = Ticker(interval, clock)
+    for number in range(1, 10_001):
+        clock.now += ticker.wait_seconds()
+        assert clock.now == pytest.approx(100 + number * interval, abs=1e-6)
+        clock.now += 0.003  # what a tick takes, and the scheduler adds
+        ticker.advance()
+    assert (ticker.late, ticker.missed) == (0, 0)
+
+
+def test_late_ticks_are_counted_and_delay_nothing():
+    clock = Clock()
+    ticker = Ticker(0.5, clock)
+    clock.now += 0.8
+    assert ticker.wait_seconds() == 0
+    ticker.advance()
+    assert (ticker.late, ticker.missed) == (1, 0)
+    assert clock.now + ticker.wait_seconds() == pytest.approx(101.0)
+
+
+def test_missed_ticks_are_skipped_and_counted():
+    clock = Clock()
+    ticker = Ticker(0.5, clock)
+    clock.now += 2.7  # due at 100.5, 101, 101.5, 102, 102.5
+    ticker.advance()
+    assert (ticker.late, ticker.missed) == (1, 4)
+    assert clock.now + ticker.wait_seconds() == pytest.approx(103.0)

@@ -24,7 +24,7 @@ def test_lists_in_the_order_of_keys(storage):
     assert list(open_storage("/no/such/folder").list()) == []
 
 
-def test_reads_and_writes_whole(storage, tmp_path):
+def test_reads_and_writes_atomically(storage, tmp_path):
     assert storage.read("a/b/c") == b"a/b/c"
     assert storage.read("a/b/c", 2, 4) == b"b/"
     assert storage.exists("b")
@@ -38,11 +38,11 @@ def test_reads_and_writes_whole(storage, tmp_path):
 @pytest.mark.parametrize("key", ["../x", "a/../../x", "/etc/passwd", "", "a//b", "a/./b", "a\\..\\b", "a\0b", ".."])
 def test_keys_cannot_escape(storage, key):
     for call in (lambda: storage.write(key, b""), lambda: storage.read(key), lambda: storage.exists(key)):
-        with pytest.raises(SourceError, match="is no name of a file"):
+        with pytest.raises(SourceError, match="is not a file name below"):
             call()
 
 
-def test_links_to_folders_are_not_entered(storage, tmp_path):
+def test_links_to_folders_are_not_followed(storage, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "secret").write_text("1")
     (tmp_path / "root" / "link").symlink_to(tmp_path / "elsewhere")

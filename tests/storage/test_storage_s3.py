@@ -1,12 +1,15 @@
 import re
+import socket
 import threading
 import time
 
+import botocore.session
 import pytest
 
 from sm_profiler.errors import SourceError
-from sm_profiler.storage import MissingFileError, download, open_storage, read_all, s3
+from sm_profiler.storage import MissingFileError, download, open_storage, read_all, s3_client
 from sm_profiler.storage.s3 import ATTEMPTS, S3Storage
+from sm_profiler.storage.s3_client import CONNECT_SECONDS, READ_SECONDS, create_client, is_aws
 
 
 @pytest.fixture
@@ -33,7 +36,7 @@ def storage(endpoint, pauses):
     return storage
 
 
-def test_lists_its_prefix_and_no_more(storage):
+def test_lists_only_its_prefix(storage):
     assert storage.uri == "s3://jobs/job-1/profiler-output"
     assert [info.key for info in storage.list()] == ["framework/c", "system/a", "system/b", "system/sub/d"]
     assert [info.key for info in storage.list("system/", "system/a")] == ["system/b", "system/sub/d"]
@@ -73,7 +76,7 @@ def test_reads_whole_and_in_part(storage):
 @pytest.mark.parametrize(
     ("status", "code"), [("503 Slow Down", "SlowDown"), ("500 Oops", "InternalError"), ("429 Too Many", "Other")]
 )
-def test_tries_again_with_growing_pauses(endpoint, storage, pauses, status, code):
+def test_retries_with_growing_pauses(endpoint, storage, pauses, status, code):
     endpoint.fail(status, code, times=4)
     assert storage.read("system/a") == b"system/a" * 100
     assert len(pauses) == 4
@@ -81,7 +84,7 @@ def test_tries_again_with_growing_pauses(endpoint, storage, pauses, status, code
     assert len(set(pauses)) == 4  # they vary
 
 
-def test_gives_up_after_some_attempts(endpoint, storage, pauses):
+def test_fails_after_the_last_attempt(endpoint, storage, pauses):
     endpoint.fail("503 Slow Down", "SlowDown")
     endpoint.requests.clear()
     with pytest.raises(SourceError, match="SlowDown") as caught:
@@ -112,7 +115,7 @@ def test_truncated_bodies_are_fetched_again(endpoint, storage, pauses):
     ("403 Forbidden", "InvalidAccessKeyId", "access key does not exist"),
     ("403 Forbidden", "SignatureDoesNotMatch", "secret key is wrong"),
 ])  # fmt: skip
-def test_errors_say_what_is_wrong(endpoint, storage, pauses, status, code, said):  # noqa: PLR0913, PLR0917 - fixtures and cases
+def test_errors_explain_the_cause(endpoint, storage, pauses, status, code, said):  # noqa: PLR0913, PLR0917 - fixtures and cases
     endpoint.fail(status, code)
     for call in (lambda: list(storage.list()), lambda: storage.read("system/a")):
         with pytest.raises(SourceError, match=said) as caught:
@@ -121,7 +124,7 @@ def test_errors_say_what_is_wrong(endpoint, storage, pauses, status, code, said)
     assert pauses == []  # none of these gets better by waiting
 
 
-def test_wrong_region_is_named(endpoint, storage):
+def test_a_wrong_region_is_reported_with_the_right_one(endpoint, storage):
     endpoint.fail("400 Bad Request", "AuthorizationHeaderMalformed", extra="<Region>eu-west-1</Region>")
     with pytest.raises(SourceError, match="another region, eu-west-1: set AWS_REGION=eu-west-1"):
         list(storage.list())
@@ -168,7 +171,7 @@ def test_an_endpoint_cannot_add_keys_outside_the_prefix(endpoint, storage):
     assert [info.key for info in S3Storage("jobs", "job-1/profiler-output", client=Lying()).list()] == ["ok"]
 
 
-def test_reads_many_at_once_in_order_with_bounded_memory(endpoint, storage, monkeypatch):
+def test_reads_in_parallel_in_order_with_bounded_memory(endpoint, storage, monkeypatch):
     for number in range(40):
         storage.write(f"many/{number:02}", bytes([number]) * 1000)
     active, most, lock = [0], [0], threading.Lock()
@@ -194,7 +197,7 @@ def test_reads_many_at_once_in_order_with_bounded_memory(endpoint, storage, monk
     assert most[0] <= 3
 
 
-def test_large_objects_come_in_ranges(endpoint, storage, monkeypatch):
+def test_large_objects_are_read_in_ranges(endpoint, storage, monkeypatch):
     monkeypatch.setattr(download, "RANGE_BYTES", 1000)
     data = bytes(range(256)) * 40
     storage.write("large", data)
@@ -204,7 +207,7 @@ def test_large_objects_come_in_ranges(endpoint, storage, monkeypatch):
     assert sum(method == "GET" and "large" in path for method, path, _ in endpoint.requests) == 11
 
 
-def test_files_deleted_in_between_are_told_apart(endpoint, storage):
+def test_files_deleted_meanwhile_are_reported_as_missing(endpoint, storage):
     infos = list(storage.list("system/"))
     endpoint.client().delete_object(Bucket="jobs", Key="job-1/profiler-output/system/a")
     read = {info.key: data for info, data in read_all(storage, infos)}
@@ -213,10 +216,45 @@ def test_files_deleted_in_between_are_told_apart(endpoint, storage):
 
 
 @pytest.mark.parametrize("uri", ["s3://", "https://x/y", "s3:///key"])
-def test_uris_that_are_none(uri):
+def test_rejects_invalid_uris(uri):
     with pytest.raises(SourceError):
         open_storage(uri)
 
 
 def test_other_endpoints_get_path_style(endpoint):
-    assert s3._make_client(None).meta.config.s3["addressing_style"] == "path"
+    assert create_client().meta.config.s3["addressing_style"] == "path"
+
+
+def test_endpoints_of_all_partitions_are_recognized():
+    partitions = botocore.session.get_session().get_data("partitions")["partitions"]
+    for partition in partitions:
+        region = next(iter(partition["regions"]))
+        for suffix in (partition["outputs"]["dnsSuffix"], partition["outputs"]["dualStackDnsSuffix"]):
+            assert is_aws(f"https://s3.{region}.{suffix}"), suffix
+    assert not is_aws("https://s3.myamazonaws.com")
+    assert not is_aws("http://127.0.0.1:9000")
+
+
+@pytest.mark.parametrize("region", ["us-east-1", "cn-north-1", "us-gov-west-1", "us-iso-east-1"])
+def test_aws_endpoints_get_a_host_name_per_bucket(monkeypatch, region):
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    config = create_client(region_name=region).meta.config
+    assert (config.s3 or {}).get("addressing_style") != "path"
+
+
+def test_readers_have_timeouts_and_leave_retries_to_the_storage(endpoint):
+    config = open_storage("s3://jobs/x")._client.meta.config
+    assert (config.connect_timeout, config.read_timeout) == (CONNECT_SECONDS, READ_SECONDS) == (5, 30)
+    assert config.retries["total_max_attempts"] == 1
+
+
+def test_an_endpoint_that_accepts_and_never_answers_ends_in_one_line(endpoint, monkeypatch, pauses):
+    monkeypatch.setattr(s3_client, "READ_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        began = time.monotonic()
+        with pytest.raises(SourceError, match=r"[Tt]imeout|timed out") as caught:
+            list(open_storage("s3://jobs/x").list())
+    assert time.monotonic() - began < 10
+    assert "\n" not in str(caught.value)
+    assert len(pauses) == ATTEMPTS - 1

@@ -1,4 +1,4 @@
-"""The same columns come from a folder and from S3, whatever happens in between."""
+"""A folder and S3 yield the same columns, in spite of faults on the way."""
 
 import subprocess
 import sys
@@ -49,7 +49,7 @@ def assert_same(one, other):
 
 
 @pytest.mark.parametrize(("where", "processes"), [(PREFIX, 1), (f"{PREFIX}/", 2), ("team/job-7", 1)])
-def test_same_from_s3(uploaded, job, where, processes):
+def test_s3_and_folder_read_the_same(uploaded, job, where, processes):
     remote, local = open_source(f"s3://jobs/{where}", cache=False, processes=processes), open_source(job, cache=False)
     assert remote.uri == f"s3://jobs/{PREFIX}"
     assert_same(remote.system(), local.system())
@@ -58,7 +58,7 @@ def test_same_from_s3(uploaded, job, where, processes):
     assert remote.finished
 
 
-def test_same_under_throttling_and_truncation(endpoint, uploaded, job):
+def test_throttling_and_truncation_change_nothing(endpoint, uploaded, job):
     count = [0]
 
     def rule(method, _path, _query):
@@ -82,7 +82,7 @@ def test_same_under_throttling_and_truncation(endpoint, uploaded, job):
     assert_same(remote.system(), local.system())
 
 
-def test_objects_that_come_late_and_go_early(endpoint, uploaded, job):
+def test_late_and_deleted_objects(endpoint, uploaded, job):
     keys = sorted(path.relative_to(job).as_posix() for path in (job / "system" / "incremental").rglob("*.json"))
     late, gone = keys[1], keys[2]
     uploaded.delete_object(Bucket="jobs", Key=f"{PREFIX}/{late}")
@@ -101,7 +101,7 @@ def test_objects_that_come_late_and_go_early(endpoint, uploaded, job):
     assert sum(len(batch.system) for batch in source.batches()) == counts[late]
 
 
-def test_refresh_asks_for_little(endpoint, uploaded):
+def test_refresh_needs_few_requests(endpoint, uploaded):
     source = open_source(f"s3://jobs/{PREFIX}", cache=False)
     list(source.batches())
     endpoint.requests.clear()
@@ -110,7 +110,7 @@ def test_refresh_asks_for_little(endpoint, uploaded):
     assert all("start-after" in query for _, _, query in endpoint.requests)
 
 
-def test_copy_of_s3_is_used_until_an_object_changes(endpoint, uploaded, job, monkeypatch, tmp_path):
+def test_the_cached_copy_is_used_until_an_object_changes(endpoint, uploaded, job, monkeypatch, tmp_path):
     monkeypatch.setenv("SM_PROFILER_CACHE", str(tmp_path))
     for module in ("cache", "profile"):
         monkeypatch.setattr(f"sm_profiler.source.{module}.WORTH_BYTES", 0)
@@ -124,7 +124,7 @@ def test_copy_of_s3_is_used_until_an_object_changes(endpoint, uploaded, job, mon
     assert len(open_source(f"s3://jobs/{PREFIX}").system()) < len(first)
 
 
-def test_failures_reach_the_user_in_one_line(endpoint, uploaded):
+def test_failures_are_one_line(endpoint, uploaded):
     with pytest.raises(SourceError, match="holds no profiler data"):
         open_source("s3://jobs/nothing-here")
     endpoint.fail("403 Forbidden", "AccessDenied", part=".json")

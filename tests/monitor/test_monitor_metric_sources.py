@@ -39,7 +39,7 @@ def stat(*cores: tuple[int, ...]) -> str:
 
 
 class TestCpu:
-    def test_shares_of_each_core_and_nothing_at_the_first_tick(self, tmp_path):
+    def test_utilization_of_each_core_from_the_second_tick(self, tmp_path):
         path = tmp_path / "stat"
         path.write_text(stat((100, 0, 50, 1000, 10, 0, 0, 0, 7, 0), (0, 0, 0, 1000, 0, 0, 0, 0, 0, 0)))
         cpu = Cpu(unlimited(tmp_path), path)
@@ -51,7 +51,7 @@ class TestCpu:
             ("cpu1", "CPUUtilization"): 0, ("cpu1", "I/OWaitPercentage"): 0,
         }  # fmt: skip
 
-    def test_counters_that_run_backwards_stay_within_0_and_100(self, tmp_path):
+    def test_decreasing_counters_stay_between_0_and_100_percent(self, tmp_path):
         path = tmp_path / "stat"
         path.write_text(stat((100, 0, 0, 1000, 50, 0, 0, 0)))
         cpu = Cpu(unlimited(tmp_path), path)
@@ -59,7 +59,7 @@ class TestCpu:
         path.write_text(stat((150, 0, 0, 1000, 40, 0, 0, 0)))  # I/O wait went back, as it does
         assert set(values(cpu.measure(1.0)).values()) == {100.0, 0.0}
 
-    def test_a_core_that_came_online_has_no_rate_yet(self, tmp_path):
+    def test_a_new_core_has_no_rate_at_first(self, tmp_path):
         path = tmp_path / "stat"
         path.write_text(stat((0, 0, 0, 100, 0, 0, 0, 0)))
         cpu = Cpu(unlimited(tmp_path), path)
@@ -76,7 +76,7 @@ class TestCpu:
         ],
         ids=["v2", "v1", "v1-effective"],
     )
-    def test_only_the_containers_cores(self, tmp_path, files):
+    def test_reports_only_the_containers_cores(self, tmp_path, files):
         path = tmp_path / "stat"
         path.write_text(stat(*[(0, 0, 0, 100, 0, 0, 0, 0)] * 4))
         cpu = Cpu(limits(tmp_path, files), path)
@@ -87,7 +87,7 @@ class TestCpu:
         assert rows["cpu1", "CPUUtilization"] == 50
 
     @pytest.mark.parametrize("version", [1, 2])
-    def test_a_quota_is_what_percent_refers_to(self, tmp_path, version):
+    def test_percentages_refer_to_the_quota(self, tmp_path, version):
         files = (
             {"cpu.max": "150000 100000\n", "cpu.stat": "usage_usec 1000000\nuser_usec 5\n"}
             if version == 2
@@ -109,7 +109,7 @@ class TestCpu:
         assert rows["cpu1", "CPUUtilization"] == pytest.approx(80)
         assert rows["cpu1", "I/OWaitPercentage"] == pytest.approx(10)
 
-    def test_a_quota_above_the_machine_is_none(self, tmp_path):
+    def test_a_quota_above_the_machine_is_ignored(self, tmp_path):
         path = tmp_path / "stat"
         path.write_text(stat((0, 0, 0, 100, 0, 0, 0, 0)))
         cpu = Cpu(limits(tmp_path, {"cpu.max": "400000 100000", "cpu.stat": "usage_usec 1"}), path)
@@ -117,13 +117,13 @@ class TestCpu:
         path.write_text(stat((10, 0, 0, 190, 0, 0, 0, 0)))
         assert values(cpu.measure(1.0))["cpu0", "CPUUtilization"] == 10
 
-    def test_one_hundred_and_ninety_two_cores_and_a_long_line_of_interrupts(self):
+    def test_reads_192_cores_and_a_long_interrupt_line(self):
         text = stat(*[(1, 0, 0, 100, 0, 0, 0, 0)] * 192).replace("intr 12345", "intr 12345" + " 0" * 20_000)
         assert len(core_times(text.encode())) == 192
 
 
 class TestLimits:
-    def test_a_nested_group_of_v2_has_the_tightest_limit_on_the_way_up(self, tmp_path):
+    def test_the_tightest_limit_of_nested_v2_groups_applies(self, tmp_path):
         found = limits(
             tmp_path,
             {
@@ -137,7 +137,7 @@ class TestLimits:
         assert (memory.used, memory.limit) == (500, 1000)
         assert found.cpu_quota == 2
 
-    def test_a_nested_group_of_v1(self, tmp_path):
+    def test_the_tightest_limit_of_nested_v1_groups_applies(self, tmp_path):
         found = limits(
             tmp_path,
             {
@@ -152,7 +152,7 @@ class TestLimits:
         assert (memory.used, memory.limit) == (2000, 4000)
         assert (found.cpu_quota, found.cpu_seconds()) == (0.5, 2.5)
 
-    def test_inside_a_container_the_named_path_leads_nowhere_and_the_root_is_its_own(self, tmp_path):
+    def test_a_container_uses_the_mounted_root(self, tmp_path):
         found = limits(
             tmp_path,
             {"memory/memory.limit_in_bytes": "4000", "memory/memory.usage_in_bytes": "1000"},
@@ -161,7 +161,7 @@ class TestLimits:
         assert found.memory().limit == 4000
 
     @pytest.mark.parametrize("text", ["", "max", "garbage", "-1", str((1 << 63) - 4096)])
-    def test_no_limit(self, tmp_path, text):
+    def test_without_a_limit(self, tmp_path, text):
         found = limits(tmp_path, {"memory.max": text, "memory/memory.limit_in_bytes": text, "cpu.max": text})
         assert (found.memory(), found.cpu_quota, found.cpu_seconds(), found.cores()) == (None, None, None, None)
 
@@ -174,18 +174,18 @@ class TestLimits:
 
 
 class TestMemory:
-    def test_of_the_machine(self, tmp_path):
+    def test_memory_of_the_machine(self, tmp_path):
         (tmp_path / "meminfo").write_text(MEMINFO)
         assert values(Memory(unlimited(tmp_path), tmp_path / "meminfo").measure(0.0)) == {("MemoryUsedPercent", ""): 25}
 
-    def test_of_the_container(self, tmp_path):
+    def test_memory_of_the_container(self, tmp_path):
         (tmp_path / "meminfo").write_text(MEMINFO)
         found = limits(
             tmp_path, {"memory.max": "8000", "memory.current": "5000", "memory.stat": "inactive_file 1000\n"}
         )
         assert values(Memory(found, tmp_path / "meminfo").measure(0.0)) == {("MemoryUsedPercent", ""): 50}
 
-    def test_a_limit_above_the_machines_memory_is_none(self, tmp_path):
+    def test_a_limit_above_the_machines_memory_is_ignored(self, tmp_path):
         (tmp_path / "meminfo").write_text(MEMINFO)
         found = limits(tmp_path, {"memory.max": str(1 << 50), "memory.current": "5000"})
         assert values(Memory(found, tmp_path / "meminfo").measure(0.0)) == {("MemoryUsedPercent", ""): 25}
@@ -199,7 +199,7 @@ def diskstats(*disks: tuple[str, int, int, int, int]) -> str:
 
 
 class TestDisk:
-    def test_whole_disks_once(self, tmp_path):
+    def test_counts_whole_disks_once(self, tmp_path):
         path = tmp_path / "diskstats"
         names = ("loop0", "nvme0n1", "nvme0n1p1", "nvme1n1", "sda", "sda1", "dm-0")
         path.write_text(diskstats(*[(name, 0, 0, 0, 0) for name in names]))
@@ -212,10 +212,10 @@ class TestDisk:
             ("WriteThroughputInBytesPerSecond", ""): 3 * 16 * 512 / 2,
         }
 
-    def test_where_there_are_only_mapped_disks_these_count(self):
+    def test_mapped_disks_count_if_there_are_no_others(self):
         assert list(disk_counts(diskstats(("loop0", 1, 1, 1, 1), ("dm-0", 1, 1, 1, 1)).encode())) == ["dm-0"]
 
-    def test_a_disk_that_began_again_or_came_adds_nothing(self, tmp_path):
+    def test_new_and_reset_disks_add_nothing(self, tmp_path):
         path = tmp_path / "diskstats"
         path.write_text(diskstats(("sda", 100, 100, 100, 100)))
         disk = Disk(path)
@@ -223,7 +223,7 @@ class TestDisk:
         path.write_text(diskstats(("sda", 1, 1, 1, 1), ("sdb", 50, 50, 50, 50)))
         assert set(values(disk.measure(1.0)).values()) == {0}
 
-    def test_a_machine_without_disks(self, tmp_path):
+    def test_without_disks(self, tmp_path):
         (tmp_path / "diskstats").write_text("")
         disk = Disk(tmp_path / "diskstats")
         assert disk.measure(0.0) == disk.measure(1.0) == []
@@ -245,16 +245,16 @@ class TestNetwork:
         path.write_text(net_dev(**{name: (1000 + got, 1000 + sent) for name, (got, sent) in cards.items()}))
         return values(network.measure(2.0))
 
-    def test_in_a_container(self, tmp_path):
+    def test_interfaces_in_a_container(self, tmp_path):
         assert self.measure(tmp_path, lo=(500, 500), ifb0=(9, 9), eth0=(200, 100)) == {
             ("ReceiveBytesPerSecond", "Algorithm"): 100, ("TransmitBytesPerSecond", "Algorithm"): 50,
         }  # fmt: skip
 
-    def test_on_a_host_hardware_counts_and_bridges_do_not(self, tmp_path):
+    def test_only_hardware_interfaces_count_on_a_host(self, tmp_path):
         found = self.measure(tmp_path, hardware=("ens5",), lo=(9, 9), docker0=(70, 70), weird=(70, 70), ens5=(200, 100))
         assert found["ReceiveBytesPerSecond", "Algorithm"] == 100
 
-    def test_the_jobs_interface_and_the_platforms(self, tmp_path):
+    def test_separates_the_jobs_interface_from_the_platforms(self, tmp_path):
         found = self.measure(tmp_path, "eth1", lo=(9, 9), eth0=(20, 40), eth1=(200, 100))
         assert found == {
             ("ReceiveBytesPerSecond", "Algorithm"): 100, ("TransmitBytesPerSecond", "Algorithm"): 50,
@@ -262,14 +262,14 @@ class TestNetwork:
         }  # fmt: skip
 
 
-def test_a_file_of_proc_is_read_whole_and_again(tmp_path):
+def test_a_proc_file_is_read_completely_and_repeatedly(tmp_path):
     (tmp_path / "long").write_bytes(b"x" * 200_000)
     file = ProcFile(tmp_path / "long")
     assert len(file.read()) == len(file.read()) == 200_000
     file.close()
 
 
-def test_this_machine_answers():
+def test_measures_this_machine():
     for family in (Cpu(Limits()), Memory(Limits()), Disk(), Network()):
         family.measure(0.0)
     assert 0 < Memory(Limits()).measure(0.0)[0].value < 100

@@ -1,0 +1,156 @@
+"""Files through which the processes of one node cooperate: the lock of the node's monitor, and the registry of the job's processes."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from sm_profiler.formats.layout import IGNORED_FOLDER
+
+PROC = Path("/proc")
+ENTRY_SECONDS = 2.0
+ENDED = ".ended"  # the interpreter ran to its end
+CUT = ".cut"  # a signal ended the process
+
+
+class NodeLock:
+    """The lock on a node's monitor in one output folder: one process samples and uploads.
+
+    The lock belongs to the open file and is released when the last process that holds `fd` ends, in any way. A child that
+    inherits `fd` keeps the lock after its parent has closed its own copy.
+    """
+
+    def __init__(self, root: Path, node: str, fd: int = -1) -> None:
+        self._path = Path(root, IGNORED_FOLDER, f"monitor-{node}.lock")
+        self.fd = fd
+
+    def acquire(self) -> bool:
+        """Take the lock and return True; False if another process holds it.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        fd = _locked(self._path)
+        if fd is None:
+            return False
+        self.fd = fd
+        return True
+
+    def is_held(self) -> bool:
+        """Return whether any process holds the lock now."""
+        try:
+            fd = _locked(self._path)
+        except OSError:
+            return False
+        if fd is not None:
+            os.close(fd)
+        return fd is None
+
+    def release(self) -> None:
+        """Close this process's copy; a child that inherited the lock keeps it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+@contextlib.contextmanager
+def entry_lock(root: Path, node: str) -> Iterator[None]:
+    """Serialize joining and leaving, so that no process joins a monitor that is about to end.
+
+    Raises:
+        OSError: the folder cannot be written, or another process holds the lock for too long.
+    """
+    path = Path(root, IGNORED_FOLDER, f"entry-{node}.lock")
+    until = time.monotonic() + ENTRY_SECONDS
+    while (fd := _locked(path)) is None:
+        if time.monotonic() > until:
+            raise TimeoutError(f"{path} is held by another process")
+        time.sleep(0.005)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+class ProcessRegistry:
+    """The processes of a job on one node.
+
+    The monitor runs while one of them is alive, and the way they ended decides whether it writes end markers. Each process
+    has a file named after its pid and start time, so that a reused pid is not mistaken for it.
+    """
+
+    def __init__(self, root: Path, node: str, proc: Path = PROC) -> None:
+        self._folder = Path(root, IGNORED_FOLDER, f"processes-{node}")
+        self._proc = proc
+
+    def register(self, pid: int) -> None:
+        """Add a process.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / f"{pid}-{start_time(pid, self._proc)}").touch()
+
+    def leave(self, pid: int, *, by_itself: bool = True) -> None:
+        """Record that a process is about to end, by itself or by a signal."""
+        path = self._folder / f"{pid}-{start_time(pid, self._proc)}"
+        with contextlib.suppress(OSError):
+            path.rename(path.with_name(path.name + (ENDED if by_itself else CUT)))
+
+    def living(self) -> list[int]:
+        """Return the processes that are alive and have not left."""
+        return [int(name.partition("-")[0]) for name in self._names() if self._lives(name)]
+
+    def all_ended(self) -> bool:
+        """Return whether every registered process ended by itself."""
+        names = self._names()
+        return bool(names) and all(name.endswith(ENDED) for name in names)
+
+    def dead(self) -> set[str]:
+        """Return the file names of processes that have ended, in any way."""
+        return {name for name in self._names() if not self._lives(name)}
+
+    def forget(self, names: set[str]) -> None:
+        """Remove processes whose end no longer matters for the job's."""
+        for name in names:
+            with contextlib.suppress(OSError):
+                (self._folder / name).unlink()
+
+    def _lives(self, name: str) -> bool:
+        pid, _, started = name.partition("-")
+        return pid.isdecimal() and started.isdecimal() and start_time(int(pid), self._proc) == started
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self._folder)  # noqa: PTH208 - only names are needed, ten times a second
+        except OSError:
+            return []
+
+
+def start_time(pid: int, proc: Path = PROC) -> str:
+    """Return when a process started, in the kernel's ticks since boot; "" if it is not running."""
+    try:
+        fields = (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in {b"Z", b"X"} else fields[19].decode()
+
+
+def _locked(path: Path) -> int | None:
+    """Return an open file with an exclusive lock; None if another process holds it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
