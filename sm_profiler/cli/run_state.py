@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 
 from sm_profiler.formats.layout import IGNORED_FOLDER
-from sm_profiler.monitor.process_registry import start_time
+from sm_profiler.monitor.node_state import start_time
 
 STATE_FILE = f"{IGNORED_FOLDER}/run.json"  # neither uploaded nor read as data
 
