@@ -32,7 +32,7 @@ from sm_profiler.analysis.python_stats import (
 )
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
-from sm_profiler.printable import logger_for, printable
+from sm_profiler.printable import logger_for
 from sm_profiler.storage import FileInfo, LocalStorage, open_storage, read_all
 
 _log = logger_for(__name__)
@@ -116,10 +116,10 @@ class PythonStatsReader:
         new = [info for info, _ in files if self._downloaded.get(info.key, (None, ""))[0] != info]
         too_large = [info for info in new if info.size > MAX_BYTES]
         for info in too_large:
-            _log.warning("%s is left out: it is larger than %d MB", printable(info.key), MAX_BYTES >> 20)
+            _log.warning("%s is left out: it is larger than %d MB", info.key, MAX_BYTES >> 20)
         for info, data in read_all(self._storage, [info for info in new if info.size <= MAX_BYTES]):
             if isinstance(data, SourceError):
-                _log.warning("%s is left out: %s", printable(info.key), data)
+                _log.warning("%s is left out: %s", info.key, data)
                 continue
             path = self._path(info.key, stats[info.key])
             _write(path, data)
