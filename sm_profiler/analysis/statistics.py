@@ -94,7 +94,8 @@ class PandasFrameAnalysis:
         Returns:
             A dictionary with start_time, end_time, training_loop_start, training_loop_end (text); job_duration,
             training_loop_duration, initialization, finalization (microseconds); initialization_%, training_loop_%,
-            finalization_% (percent).
+            finalization_% (percent of job_duration). As in smdebug, initialization starts with the minute of the first
+            system metrics, which may be up to a minute before start_time.
 
         Raises:
             SourceError: there are no system metrics, or the first training step was not recorded.
