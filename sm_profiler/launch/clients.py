@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sm_profiler.config.api import MAX_VARIABLES, MAX_VARIABLES_TUNING
@@ -91,27 +91,29 @@ class _Adder:
         """Add the profiler's parameters to those of CreateTrainingJob."""
         if self.backend == "agent":
             return {**params, "Environment": self._environment(params)}
-        output = (params.get("OutputDataConfig") or {}).get("S3OutputPath")
-        require_managed_profiling(self.region, (params.get("ResourceConfig") or {}).get("InstanceType"))
+        output = _member(params, "OutputDataConfig", "S3OutputPath")
+        require_managed_profiling(self.region, _member(params, "ResourceConfig", "InstanceType"))
         added = to_request(
             self.profiler_config, self.rules, region=self.region, session=self.session, s3_output_path=output
         )
-        before = params.get("ProfilerConfig") or {}
-        if before.get("ProfilingParameters"):  # a bare one is an SDK v2 Estimator's default
+        if _member(params, "ProfilerConfig", "ProfilingParameters"):  # a bare one is an SDK v2 Estimator's default
             logger.warning("sm-profiler: the request's own ProfilerConfig is replaced by the attached one")
         ours = added.get("ProfilerRuleConfigurations", [])
-        names = {rule["RuleConfigurationName"] for rule in ours}
+        names = [rule["RuleConfigurationName"] for rule in ours]
+        existing = params.get("ProfilerRuleConfigurations")
         theirs = [
             rule
-            for rule in params.get("ProfilerRuleConfigurations") or ()
-            if rule["RuleConfigurationName"] not in names
+            for rule in (existing if isinstance(existing, list) else ())
+            if not isinstance(rule, Mapping) or rule.get("RuleConfigurationName") not in names
         ]
         changed = {**params, **added}
         if theirs:
             changed["ProfilerRuleConfigurations"] = [*theirs, *ours]
             require_accepted(changed)
         if "ProfilingParameters" in added["ProfilerConfig"]:
-            changed["Environment"] = {AUTO_VARIABLE: "1", **(params.get("Environment") or {})}
+            environment = params.get("Environment")
+            if environment is None or isinstance(environment, Mapping):  # botocore reports anything else
+                changed["Environment"] = {AUTO_VARIABLE: "1", **(environment or {})}
         return changed
 
     def tuning(self, params: dict[str, Any], **_more: Any) -> dict[str, Any]:
@@ -124,23 +126,30 @@ class _Adder:
             return params
         changed = dict(params)
         if "TrainingJobDefinition" in params:
-            one = params["TrainingJobDefinition"]
-            changed["TrainingJobDefinition"] = {**one, "Environment": self._environment(one, MAX_VARIABLES_TUNING)}
-        if "TrainingJobDefinitions" in params:
-            changed["TrainingJobDefinitions"] = [
-                {**one, "Environment": self._environment(one, MAX_VARIABLES_TUNING)}
-                for one in params["TrainingJobDefinitions"]
-            ]
+            changed["TrainingJobDefinition"] = self._definition(params["TrainingJobDefinition"])
+        if isinstance(params.get("TrainingJobDefinitions"), list):
+            changed["TrainingJobDefinitions"] = [self._definition(one) for one in params["TrainingJobDefinitions"]]
         return changed
 
+    def _definition(self, definition: Any) -> Any:
+        if not isinstance(definition, dict):
+            return definition  # botocore reports it
+        return {**definition, "Environment": self._environment(definition, MAX_VARIABLES_TUNING)}
+
     def _environment(self, params: dict[str, Any], limit: int = MAX_VARIABLES) -> dict[str, Any]:
-        output, checkpoints = params.get("OutputDataConfig") or {}, params.get("CheckpointConfig")
+        checkpoints = _member(params, "CheckpointConfig", "LocalPath") or CHECKPOINTS
         return agent_environment(
             self.profiler_config,
             params.get("Environment"),
-            s3_output_path=output.get("S3OutputPath"),
-            kms_key_id=output.get("KmsKeyId"),
+            s3_output_path=_member(params, "OutputDataConfig", "S3OutputPath"),
+            kms_key_id=_member(params, "OutputDataConfig", "KmsKeyId"),
             network_isolation=params.get("EnableNetworkIsolation") is True,
-            checkpoint_path=checkpoints.get("LocalPath", CHECKPOINTS) if checkpoints else None,
+            checkpoint_path=checkpoints if params.get("CheckpointConfig") else None,
             max_variables=limit,
         )
+
+
+def _member(params: Mapping[str, Any], name: str, member: str) -> Any:
+    """Return a member of a parameter, or None if either is missing or the parameter is not an object."""
+    value = params.get(name)
+    return value.get(member) if isinstance(value, Mapping) else None

@@ -41,9 +41,12 @@ def agent_environment(  # noqa: PLR0913 - one argument for each setting of a job
         max_variables: the API's limit for the number of variables.
 
     Raises:
-        ConfigError: the configuration does not fit into the environment, or contains a pipeline variable.
+        ConfigError: the configuration does not fit into the environment or contains a pipeline variable, or the
+            environment is not an object.
     """
     config = config_request(profiler_config, None if network_isolation else s3_output_path)
+    if environment is not None and not isinstance(environment, Mapping):
+        raise ConfigError(f"the job's environment must be an object, not {type(environment).__name__}")
     own = dict(environment or {})
     if config.get("DisableProfiler") is True:
         return own
@@ -52,7 +55,7 @@ def agent_environment(  # noqa: PLR0913 - one argument for each setting of a job
     elif kms_key_id is not None:
         config[KMS_KEY] = kms_key_id
     carried = {**environment_for(_to_json(config)), AUTO_VARIABLE: "1"}
-    changed = sorted(name for name, value in own.items() if _OURS.match(name) and carried.get(name) != value)
+    changed = sorted(name for name, value in own.items() if _OURS.match(str(name)) and carried.get(name) != value)
     if changed:
         warnings.warn(
             f"the job's environment had {', '.join(changed)}: replaced by the attached configuration", stacklevel=3
@@ -74,7 +77,7 @@ def _isolated(config: Mapping[str, Any], checkpoint_path: str | None) -> dict[st
     """
     moved = {key: value for key, value in config.items() if key != "S3OutputPath"}
     if isinstance(moved.get("ProfilingParameters"), Mapping) and moved["ProfilingParameters"]:
-        folder = f"{(checkpoint_path or OUTPUT_DATA).rstrip('/')}/sm-profiler"
+        folder = f"{str(checkpoint_path or OUTPUT_DATA).rstrip('/')}/sm-profiler"
         moved["ProfilingParameters"] = {**moved["ProfilingParameters"], "LocalPath": folder}
     return moved
 

@@ -31,8 +31,9 @@ from sm_profiler.config.name_pattern import NamePattern
 from sm_profiler.debugger.images import registered_image, settings_path
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch import agent_environment, check_request, to_request
+from sm_profiler.launch.clients import _Adder
 
-TESTS = 11
+TESTS = 12
 MANY = settings(
     max_examples=int(os.environ.get("SM_PROFILER_FUZZ", "400")) // TESTS,
     deadline=None,
@@ -261,6 +262,39 @@ def test_requests(config, rules, path):
     result(agent_environment, config, {"MINE": "1"}, s3_output_path=path)
     assert all(isinstance(line, str) for line in result(check_request, "CreateTrainingJob", config) or ())
     result(check_request, "CreateTrainingJob", {"ProfilerRuleConfigurations": rules})
+
+
+PARAMETERS = [
+    *(
+        "OutputDataConfig",
+        "ResourceConfig",
+        "Environment",
+        "CheckpointConfig",
+        "EnableNetworkIsolation",
+        "ProfilerConfig",
+    ),
+    *("ProfilerRuleConfigurations", "TrainingJobDefinition", "TrainingJobDefinitions", "TrainingJobName", "RoleArn"),
+]
+
+
+@pytest.fixture(scope="module")
+def handlers():
+    """Handlers of attached boto3 clients, which change requests before botocore validates them."""
+    config = debugger.ProfilerConfig(framework_profile_params=debugger.FrameworkProfile())
+    rules = [debugger.ProfilerRule.custom("mine", "image:1", "ml.m5.large", 10)]
+    return [
+        _Adder(config, rules if backend == "service" else [], backend, "us-east-1", None)
+        for backend in ("service", "agent")
+    ]
+
+
+@MANY
+@given(st.dictionaries(st.sampled_from(PARAMETERS), values, max_size=6))
+def test_attached_clients(handlers, params):
+    for handler in handlers:
+        for change in (handler.training, handler.tuning):
+            changed = result(change, dict(params))
+            assert changed is None or set(params) <= set(changed)
 
 
 FACADE = {
