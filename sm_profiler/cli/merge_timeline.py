@@ -28,8 +28,9 @@ class Command:
         done = export_timeline(open_source(newest_run(options.source)), options.out)
         error = max(done.clock_error_us.values(), default=None)
         clocks = f"; clocks agree within {error / 1e3:.3g} ms" if error is not None else ""
+        left_out = f"; {done.left_out:,} overlapping events left out" if done.left_out else ""
         print(
-            f"sm-profiler: {done.events:,} events of {done.processes} processes in {printable(options.out)}{clocks}",
+            f"sm-profiler: {done.events:,} events of {done.processes} processes in {printable(options.out)}{clocks}{left_out}",
             file=sys.stderr,
         )
         print("open it at https://ui.perfetto.dev or in chrome://tracing")

@@ -42,6 +42,9 @@ SERIES = {
 }
 
 
+MAX_LANES = 64  # of one name; more overlapping events than this are counted, not written
+
+
 @attrs.define
 class _Lane:
     """Slices of one thread; `stack` contains the ends of the open ones."""
@@ -79,11 +82,13 @@ class Export:
     Attributes:
         events: slices, instants and counters.
         processes: processes of the job.
+        left_out: slices that overlap with MAX_LANES others, which are not written.
         clock_error_us: process → possible error of its clock, if the hook measured it.
     """
 
     events: int = 0
     processes: int = 0
+    left_out: int = 0
     clock_error_us: dict[str, float] = attrs.field(factory=dict)
 
 
@@ -113,11 +118,14 @@ class TimelineWriter:
             self._meta("process_sort_index", found.number, 0, {"sort_index": order or found.number})
         return found
 
-    def _lane(self, process: _Process, lane: str, start: float, end: float) -> int:
+    def _lane(self, process: _Process, lane: str, start: float, end: float) -> int | None:
+        """Return the thread for a slice; None if too many others overlap with it."""
         lanes = process.lanes.setdefault(lane, [])
         for one in lanes:
             if one.takes(start, end):
                 return one.thread
+        if len(lanes) >= MAX_LANES:
+            return None
         process.threads += 1
         fresh = _Lane(process.threads)
         fresh.takes(start, end)
@@ -154,11 +162,14 @@ class TimelineWriter:
             process = processes.get(node) or processes.setdefault(node, self._process(events.node.values[node]))
             start, length = round(start_us - self._origin, 3), max(round(duration_us, 3), 0.0)
             thread = self._lane(process, _lane_name(phases[phase], tid, worker), start, round(start + length, 3))
+            if thread is None:
+                self.export.left_out += 1
+                continue
             args = f',"args":{{"step":{step}}}' if step >= 0 else ""
             self._write(
                 f'{{"name":{names[name]},"cat":{categories[phase]},"ph":"X","pid":{process.number},"tid":{thread},"ts":{start:.15g},"dur":{length:.15g}{args}}}'
             )
-        self.export.events += len(order)
+            self.export.events += 1
 
     def add_system(self, system: SystemColumns) -> None:
         """Write system metrics as counters of their node."""
@@ -202,6 +213,7 @@ class TimelineWriter:
             "source": clean(source),
             "start_time_since_epoch_in_micros": round(self._origin),
             "clock_error_us": self.export.clock_error_us,
+            "events_left_out": self.export.left_out,
         }
         self._out.write(f'\n],"otherData":{json.dumps(about)}}}\n')
         return self.export

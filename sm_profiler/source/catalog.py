@@ -23,6 +23,7 @@ TIMELINES = (
     layout.SMDATAPARALLEL_TIMELINE,
 )
 TRAILING_US = 5 * layout.MINUTE_US
+MAX_AHEAD_US = 24 * 60 * layout.MINUTE_US  # a clock that is ahead of this one by more is not believed
 _HOST = re.compile(r"algo-(\d{1,9})(?!\d)")
 _CLOCKS_US = layout.MINUTE_US  # how far the clock that names files may be ahead of the one that stamps them
 
@@ -160,6 +161,8 @@ class Catalog:
             if item is not None:
                 self.items[info.key] = item
                 found.append(item)
+                if item.at_us > max(time.time(), info.mtime) * layout.SECOND_US + MAX_AHEAD_US:
+                    continue  # the name's time is wrong: files to come have earlier ones
                 self._latest[part] = max(self._latest[part], item.at_us)
                 host = item.host
                 self._latest_of_host[host] = max(self._latest_of_host.get(host, 0), item.at_us)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import time
 from collections import defaultdict
 
 import pytest
@@ -9,7 +10,7 @@ from report_helpers import events, make_job, training
 
 from sm_profiler.cli import main
 from sm_profiler.errors import SourceError
-from sm_profiler.report.timeline_export import TimelineWriter, export_timeline
+from sm_profiler.report.timeline_export import MAX_LANES, TimelineWriter, export_timeline
 from sm_profiler.source import open_source
 
 METADATA = {
@@ -111,6 +112,20 @@ def test_crossing_and_late_events_get_other_lanes(tmp_path):
     trace, _ = write(tmp_path, a, late)
     check(trace)
     assert len({event["tid"] for event in trace["traceEvents"] if event["ph"] == "X"}) == 3
+
+
+def test_many_overlapping_events_share_few_lanes(tmp_path):
+    count = 3000
+    staircase = [("Forward", "f", 1.0 + step / 1e4, 1.0, "algo-1-0", step) for step in range(count)]
+    begun = time.process_time()
+    trace, done = write(tmp_path, events(staircase))
+    assert time.process_time() - begun < 10
+    check(trace)
+    written = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert len({event["tid"] for event in written}) == MAX_LANES
+    assert len(written) + done.left_out == count
+    assert done.events == len(written)
+    assert trace["otherData"]["events_left_out"] == done.left_out
 
 
 def test_contains_clock_errors(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.columns import EventColumns, SystemColumns
+from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.source import open_source
 
 
@@ -165,3 +166,20 @@ def test_a_metadata_file_that_comes_late_corrects_the_start(tmp_path):
     source.refresh()
     assert source.events().start_us.tolist() == [1_700_000_000_000_005]
     assert source.events().node.decode().tolist() == ["algo-1-0"]
+
+
+@pytest.mark.parametrize("name", ["2160000000000000", "999999999999999999"])
+def test_far_off_names_neither_hide_new_files_nor_revoke_the_end(tmp_path, name):
+    make = "[]"
+    for file in (f"framework/pevents/2023111422/{name}_0-algo-1_pythontimeline.json",):
+        path = tmp_path / file
+        path.parent.mkdir(parents=True)
+        path.write_text(make)
+    source = open_source(tmp_path, cache=False)
+    (tmp_path / "framework/pevents/2023111422/1700000000200000_0-algo-1_pythontimeline.json").write_text(make)
+    assert source.refresh() == 1
+    for marker in END_MARKERS:
+        (tmp_path / marker).parent.mkdir(exist_ok=True)
+        (tmp_path / marker).touch()
+    source.refresh()
+    assert source.finished
