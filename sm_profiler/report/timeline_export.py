@@ -257,7 +257,7 @@ def export_timeline(source: Any, where: str | Path) -> Export:
     try:
         with _text(path) as out:
             writer = TimelineWriter(out, float(source.first_timestamp_us or 0))
-            for batch in source.batches():
+            for batch in source.batches(unsettled=True):
                 writer.add_events(batch.events)
                 writer.add_system(batch.system)
             return writer.finish(list(source.metadata()), source.uri)

@@ -44,7 +44,7 @@ class SourceLike(Protocol):
     def refresh(self) -> int:
         """Look for new files."""
 
-    def batches(self) -> Iterable[BatchLike]:
+    def batches(self, *, unsettled: bool = False) -> Iterable[BatchLike]:
         """Return what no earlier call has returned, in the order of time."""
 
 
@@ -97,7 +97,7 @@ def windows(
     while True:
         finished = source.finished  # before the rows are read: rows written before the end marker are then complete
         cutter.service_limit_us = service_limit_us(source, interval_us)
-        for batch in source.batches():
+        for batch in source.batches(unsettled=not following):
             cutter.add(batch)
             yield from cutter.ready()
         if not following or (finished and not others_may_follow(source)) or following.stop():
@@ -106,6 +106,9 @@ def windows(
         following.caught_up()
         following.sleep(following.poll_s)
         source.refresh()
+    if following:
+        for batch in source.batches(unsettled=True):
+            cutter.add(batch)
     yield from cutter.rest()
 
 

@@ -140,8 +140,12 @@ class ProfileSource:
         self._pending.update(new)
         return count
 
-    def batches(self) -> Iterator[Batch]:
-        """What `refresh` found and no earlier call has delivered, minute by minute, in time order.
+    def batches(self, *, unsettled: bool = False) -> Iterator[Batch]:
+        """Yield what `refresh` found and no earlier call has delivered, minute by minute, in time order.
+
+        Args:
+            unsettled: include damaged files of a running job that changed within the last seconds. They may still be
+                written, so a caller that follows the job leaves them for later.
 
         Raises:
             SourceError: a file cannot be fetched, or `strict` is set and records are lost.
@@ -155,7 +159,7 @@ class ProfileSource:
         for minute, group in groupby(pieces, key=lambda each: each.item.at_us // layout.MINUTE_US):
             system, events = Gathered(is_system=True), Gathered(is_system=False)
             for piece in group:
-                if not self._is_settled(piece):
+                if not (unsettled or self._is_settled(piece)):
                     continue
                 self._pending.pop(piece.item.info.key, None)
                 self._delivered.add(piece.item.info.key)

@@ -67,7 +67,7 @@ class MemorySource:
         self.batches_now = [self.later.pop(0)]
         return 1
 
-    def batches(self):
+    def batches(self, *, unsettled=False):  # noqa: ARG002 - none of its files is damaged
         found, self.batches_now = self.batches_now, []
         return iter(found)
 

@@ -152,9 +152,9 @@ class TestFollowing:
         asked = []
 
         class Noted(MemorySource):
-            def batches(self):
+            def batches(self, *, unsettled=False):
                 asked.append(len(self.batches_now))
-                return super().batches()
+                return super().batches(unsettled=unsettled)
 
         source = self.source()
         run_rules(Noted(source.batches_now, False, source.later), follow=Following(sleep=lambda _: None))

@@ -100,6 +100,7 @@ def test_files_that_stay_damaged_are_taken_at_last(live):
     (path,) = live(1)
     target = live.root / path.relative_to(live.job)
     target.write_bytes(target.read_bytes()[:-50])
+    assert list(open_source(live.root, cache=False).batches(unsettled=True))
     source = open_source(live.root, cache=False)
     assert list(source.batches()) == []
     long_ago = time.time() - 3600
