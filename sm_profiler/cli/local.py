@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-import threading
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
 from sm_profiler.cli.command import DONE
+from sm_profiler.signals import SignalEvent
 
 PORT = 5127
 MAX_PORT = 65535
@@ -49,9 +49,8 @@ class Command:
         if options.env and options.port and (environment := environment_at(options.port)):
             print(_exports(environment))
             return DONE
-        ended = threading.Event()
-        for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(name, lambda *_: ended.set())
+        ended = SignalEvent()
+        ended.set_on(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         with Endpoint(options.port, options.folder, log_event=_log) as local:
             if not options.env:
                 print(f"SageMaker, S3, IAM, STS and CloudWatch Logs: {local.url}\njob files: {local.folder}\n")

@@ -12,13 +12,13 @@ import sys
 import threading
 
 from sm_profiler.errors import ProfilerError
+from sm_profiler.signals import SignalEvent
 
 
 def main(port: str, folder: str) -> int:
     """Serve and return the exit code."""
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+    ended = SignalEvent()
+    ended.set_on(signal.SIGTERM, signal.SIGINT)
     try:
         from sm_profiler.local.server import Endpoint  # noqa: PLC0415 - a missing moto is reported in one line
 
@@ -38,7 +38,7 @@ def main(port: str, folder: str) -> int:
     return 0
 
 
-def _watch_caller(ended: threading.Event) -> None:
+def _watch_caller(ended: SignalEvent) -> None:
     while os.read(0, 1024):
         pass
     ended.set()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -104,20 +105,28 @@ class Supervisor:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.child.pid, signal.SIGKILL)
 
-    def watch_endpoint(self) -> None:
-        """Stop when standard input ends: the endpoint requests it, or has ended."""
-        os.read(0, 1)
+    def watch(self, terminated: int) -> None:
+        """Stop when standard input ends (the endpoint requests it, or has ended), or after SIGTERM."""
+        select.select([0, terminated], [], [])
         self.stop()
 
     def run(self) -> int:
         """Wait for the command; return its exit code when no process of it is left."""
-        signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=self.stop, daemon=True).start())
+        terminated, wake = os.pipe()
+        os.set_blocking(wake, False)
+        # The handler only writes to a pipe: starting a thread takes locks that the main thread may hold.
+        signal.signal(signal.SIGTERM, lambda *_: _wake(wake))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-        threading.Thread(target=self.watch_endpoint, daemon=True).start()
+        threading.Thread(target=self.watch, args=(terminated,), daemon=True).start()
         code = self.child.wait()
         kill_rest(self.child.pid)
         return code if code >= 0 else 128 - code
+
+
+def _wake(pipe: int) -> None:
+    with contextlib.suppress(BlockingIOError):  # a full pipe wakes too
+        os.write(pipe, b"\0")
 
 
 def main(arguments: list[str]) -> int:

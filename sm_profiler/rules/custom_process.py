@@ -20,6 +20,7 @@ from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.printable import logger_for
 from sm_profiler.processes import start_module
 from sm_profiler.rules.settings import GRACE, Settings, Status
+from sm_profiler.signals import StopEvent
 from sm_profiler.storage import open_storage
 
 IGNORED_FOLDER = ".sagemaker-ignore"  # the service does not upload it
@@ -112,7 +113,7 @@ class CustomProcess:
                     kept += len(line)
                     log.info("[%s] %s", self._rule, line.rstrip("\n"))
 
-    def wait(self, timeout_s: float, stopped: threading.Event) -> CustomOutcome:
+    def wait(self, timeout_s: float, stopped: StopEvent) -> CustomOutcome:
         """Wait for the end of the rule, at most `timeout_s` seconds or until `stopped` is set."""
         end = time.monotonic() + timeout_s
         while self._process.poll() is None:

@@ -40,6 +40,7 @@ from sm_profiler.rules.settings import (
     write_status,
 )
 from sm_profiler.rules.window import EvaluationWindow
+from sm_profiler.signals import SignalEvent
 from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.storage import open_storage
 
@@ -90,12 +91,12 @@ class Runner:
         self._write_report = write_report
         self._folds = list(make_folds())
         self._poll_s = poll_s
-        self._stopped = threading.Event()
+        self._stopped = SignalEvent()
         self._windows = 0  # evaluated
         self._reported_windows = -1
 
     def stop(self) -> None:
-        """End soon, with a report of the data seen so far."""
+        """End soon, with a report of the data seen so far; may be called by a signal handler."""
         self._stopped.set()
 
     def run(self) -> tuple[Status, str]:
