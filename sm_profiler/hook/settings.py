@@ -14,6 +14,7 @@ from sm_profiler.container import PROFILER_CONFIG, SERVICE_CONFIG_PATH_VARIABLE,
 from sm_profiler.hook.bounded import run_bounded
 
 S3_SECONDS = 15  # the import of the framework waits no longer for a configuration on S3
+_MAX_DIGITS = 9  # of a rank
 
 
 @attrs.frozen
@@ -73,8 +74,9 @@ def requested_collectors(profile: Profile) -> set[str]:
 def rank_from(environment: Mapping[str, str] = os.environ) -> int | None:
     """Return this process's rank from the launcher's variables, or None."""
     for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SMDATAPARALLEL_RANK"):
-        if environment.get(name, "").isdigit():
-            return int(environment[name])
+        number = environment.get(name, "")
+        if number.isascii() and number.isdigit() and len(number) <= _MAX_DIGITS:
+            return int(number)
     return None
 
 

@@ -13,7 +13,7 @@ import sys
 import warnings
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sm_profiler import debugger
@@ -30,10 +30,11 @@ from sm_profiler.config.api import METRICS_KEYS, PARAMETER_KEYS
 from sm_profiler.config.name_pattern import NamePattern
 from sm_profiler.debugger.images import registered_image, settings_path
 from sm_profiler.errors import ConfigError
+from sm_profiler.hook.settings import rank_from
 from sm_profiler.launch import agent_environment, check_request, to_request
 from sm_profiler.launch.clients import _Adder
 
-TESTS = 12
+TESTS = 13
 MANY = settings(
     max_examples=int(os.environ.get("SM_PROFILER_FUZZ", "400")) // TESTS,
     deadline=None,
@@ -232,6 +233,20 @@ def test_environment(variables):
     if text:
         result(load_profile, text)
         assert config_from_environment(result(environment_for, text)) == text
+
+
+@MANY
+@given(
+    st.dictionaries(
+        st.sampled_from(["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]),
+        texts | numbers.filter(lambda number: abs(number) < 10**300).map(str),
+    )
+)
+@example({"RANK": "²"})
+@example({"RANK": "9" * 5000})
+def test_rank(variables):
+    rank = result(rank_from, variables)
+    assert rank is None or 0 <= rank < 10**9
 
 
 @MANY
