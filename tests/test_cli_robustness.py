@@ -175,6 +175,15 @@ def test_run_uses_the_configuration_of_the_environment(place):
     assert "sm-profiler: configuration: config.json\n" in done.stderr
 
 
+@pytest.mark.parametrize("stdin", ["<&-", "< /dev/null", "< /dev/urandom"])
+def test_standard_input_of_any_kind_is_one_line(stdin, place):
+    line = f"{sys.executable} -m sm_profiler validate - {stdin}"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(["sh", "-c", line], cwd=place, env=environment, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 

@@ -64,6 +64,8 @@ def read_json(path: str | Path) -> dict[str, Any]:
     """
     try:
         if str(path) == "-":
+            if sys.stdin is None:  # closed
+                raise ConfigError("standard input is closed")
             text = sys.stdin.read(MAX_CHARACTERS + 1)
         else:
             with Path(path).open(encoding="utf-8-sig") as file:

@@ -24,5 +24,5 @@ def one_line_errors(refused: str) -> Iterator[None]:
         yield
     except ClientError as error:
         raise ProfilerError(f"{refused}: {' '.join(str(error).split())}") from error
-    except BotoCoreError as error:
+    except (BotoCoreError, ValueError) as error:  # ValueError: an endpoint in the settings that is not a URL
         raise ProfilerError(" ".join(str(error).split())) from error

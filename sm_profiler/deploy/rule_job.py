@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,7 @@ import boto3
 from sm_profiler.container import JOB_NAME_VARIABLE, RULE_OUTPUT, SOURCE_VARIABLE
 from sm_profiler.deploy.aws import one_line_errors
 from sm_profiler.errors import ConfigError
+from sm_profiler.launch.service_model import check_request
 from sm_profiler.rules import RULES
 from sm_profiler.rules.settings import DEFAULT_RULE
 from sm_profiler.source.job import describe, profiler_output
@@ -74,6 +76,8 @@ def start_rules(  # noqa: PLR0913 - keyword arguments, each an independent choic
     """
     if not source:
         rule = check_rule(rule)
+    if not 0 < max_hours < math.inf:
+        raise ConfigError(f"max_hours {max_hours}: must be a positive number")
     with one_line_errors("AWS refused"):
         client: Any = boto3.client("sagemaker", region_name=region)
     training = describe(job, client=client)
@@ -104,6 +108,8 @@ def start_rules(  # noqa: PLR0913 - keyword arguments, each an independent choic
         "StoppingCondition": {"MaxRuntimeInSeconds": int(max_hours * 3600)},
         **({"NetworkConfig": {"VpcConfig": training["VpcConfig"]}} if training.get("VpcConfig") else {}),
     }
+    if problems := check_request("CreateProcessingJob", request):
+        raise ConfigError("; ".join(problems))
     if not dry_run:
         with one_line_errors("the processing job was refused"):
             client.create_processing_job(**request)

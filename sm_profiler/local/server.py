@@ -162,10 +162,13 @@ class Endpoint(EndpointBase):
             self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
         else:
             folder = Path(self._wanted).absolute()
-            folder.mkdir(parents=True, exist_ok=True)
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             self._listen(folder)
             self._make_defaults()
+        except OSError as error:
+            self.stop()
+            raise ProfilerError(f"{error.filename or folder}: {error.strerror}") from error
         except BaseException:
             self.stop()
             raise
@@ -180,10 +183,9 @@ class Endpoint(EndpointBase):
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 listener.bind((ADDRESS, self._port))
-            except OSError as error:
-                raise ProfilerError(
-                    f"port {self._port} of {ADDRESS}: {error.strerror}; choose another with --port"
-                ) from error
+            except (OSError, OverflowError) as error:
+                reason = getattr(error, "strerror", None) or error
+                raise ProfilerError(f"port {self._port} of {ADDRESS}: {reason}; choose another with --port") from error
             listener.listen(128)
             self._server = make_server(
                 ADDRESS, self._port, application, threaded=True, request_handler=QuietHandler, fd=listener.fileno()

@@ -199,3 +199,20 @@ def test_rules_start_needs_an_explicit_role(capsys):
         assert main([*words, *choice, "--dry-run"]) == 0
         roles[choice[0]] = json.loads(capsys.readouterr().out)["RoleArn"]
     assert roles == {"--role": "arn:aws:iam::123456789012:role/rules", "--training-role": role}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"AWS_ENDPOINT_URL": "nonsense"}, {"AWS_PROFILE": "no-such-profile"}, {"AWS_DEFAULT_REGION": "\x1b[31m"}],
+)
+@pytest.mark.parametrize(
+    "words", [["deploy", "--repository", "r"], ["rules", "start", "--job", "j", "--image", "i", "--role", "r"]]
+)
+def test_broken_aws_settings_are_one_line(settings, words, builder, monkeypatch, capsys):
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    context = ["--context", str(builder)] if words[0] == "deploy" else []
+    assert main([*words, *context]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("sm-profiler: ")
+    assert error.isprintable()

@@ -204,3 +204,13 @@ def test_a_process_outlives_the_thread_that_started_it(tmp_path):
     finally:
         started[0].stop()
         started[0].wait()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"port": 99999}, "port 99999"), ({"port": -1}, "port -1"), ({"folder": "/dev/null/x"}, "/dev/null")],
+)
+def test_endpoint_that_cannot_start_raises_one_line(options, reason):
+    with pytest.raises(ProfilerError, match=reason) as caught:
+        LocalSageMaker(**options).start()
+    assert "\n" not in str(caught.value)
