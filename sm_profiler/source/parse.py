@@ -20,11 +20,12 @@ from sm_profiler.formats.trace_reader import read_trace
 from sm_profiler.processes import Helper
 from sm_profiler.source.catalog import Item
 from sm_profiler.source.wire import Request, Rows, receive_rows, send_request
-from sm_profiler.storage import LocalStorage, MissingFileError, Storage, read_all
+from sm_profiler.storage import AccessDeniedError, LocalStorage, MissingFileError, Storage, read_all
 
 WORTH_BYTES = 32 << 20  # below this a process takes longer to start than it saves
 ALONE_BYTES = 256 << 20  # below this this process parses too, as the last helper would start for little
 AHEAD_BYTES = 64 << 20
+DENIED = "access denied"
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, which Python 3.10 and others than Linux do not name
 _PIPE_BYTES = 1 << 20
 
@@ -56,7 +57,7 @@ def parse_all(
         ahead_bytes: how many bytes of files may be under way or waiting besides the file that is yielded.
 
     Raises:
-        SourceError: a file cannot be fetched; one that was removed meanwhile is refused instead.
+        SourceError: a file cannot be fetched; one that was removed meanwhile, or that may not be read, is refused instead.
     """
     items = list(items)
     wanted = processes if processes is not None else _processors()
@@ -104,6 +105,8 @@ def _processors() -> int:
 def _parse_here(item: Item, data: bytes | SourceError) -> Parsed:
     if isinstance(data, MissingFileError):
         return item, None, Outcome(REFUSED, 0, "removed before it was read")
+    if isinstance(data, AccessDeniedError):
+        return item, None, Outcome(REFUSED, 0, DENIED)
     if isinstance(data, SourceError):
         raise data
     return item, *parse_bytes(_request(item), data)
@@ -152,14 +155,17 @@ def _result(
 def _read_here(item: Item, storage: Storage) -> Future[Parsed]:
     read: Future[Parsed] = Future()
     try:
-        try:
-            data: bytes | SourceError = storage.read(item.info.key)
-        except MissingFileError as missing:
-            data = missing
-        read.set_result(_parse_here(item, data))
+        read.set_result(_parse_here(item, _fetch(storage, item.info.key)))
     except SourceError as error:
         read.set_exception(error)
     return read
+
+
+def _fetch(storage: Storage, key: str) -> bytes | SourceError:
+    try:
+        return storage.read(key)
+    except (MissingFileError, AccessDeniedError) as error:
+        return error
 
 
 class _Workers:
@@ -201,4 +207,4 @@ class _Workers:
             helper.process.kill()  # out of step, or gone (killed for memory, for example)
         finally:
             self._free.put(helper)
-        return _parse_here(item, local.read(item.info.key) if local else data)
+        return _parse_here(item, _fetch(local, item.info.key) if local else data)

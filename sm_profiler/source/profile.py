@@ -17,7 +17,7 @@ from sm_profiler.formats.outcome import READ, REFUSED
 from sm_profiler.source.cache import WORTH_BYTES, Cache, Copy, Reading
 from sm_profiler.source.catalog import Catalog, Item
 from sm_profiler.source.column_builder import Gathered, Piece
-from sm_profiler.source.parse import AHEAD_BYTES, parse_all
+from sm_profiler.source.parse import AHEAD_BYTES, DENIED, parse_all
 from sm_profiler.source.progress import progress_bar
 from sm_profiler.source.streams import Streams
 from sm_profiler.storage import FileInfo, Storage
@@ -148,7 +148,7 @@ class ProfileSource:
                 written, so a caller that follows the job leaves them for later.
 
         Raises:
-            SourceError: a file cannot be fetched, or `strict` is set and records are lost.
+            SourceError: a file cannot be fetched, none may be read, or `strict` is set and records are lost.
         """
         items = sorted(self._pending.values(), key=lambda item: item.order)
         copies = {system: self._copy(system=system) for system in (True, False)} if not self._delivered else {}
@@ -169,6 +169,7 @@ class ProfileSource:
                     kept.append(noted)
             if system or events:
                 yield Batch(system.columns(), events.columns(), minute * layout.MINUTE_US)
+        self._check_access(items)
         if kept:
             for is_system in (True, False):
                 own = sorted(
@@ -207,6 +208,7 @@ class ProfileSource:
             noted = self._note(piece, streams)
             gathered.add(noted)
             readings.append(noted.reading)
+        self._check_access(items)
         columns = gathered.columns()
         if copy is None or len(copy.readings) < len(items):
             self._save(readings, streams, columns)
@@ -251,6 +253,12 @@ class ProfileSource:
                 piece = ready.pop(item.info.key, None)
                 yield piece if piece is not None else Piece.parsed(*next(fresh))
                 advance(item)
+
+    def _check_access(self, items: Sequence[Item]) -> None:
+        """Raise an error if none of the files may be read: these credentials are wrong, rather than a file's permissions."""
+        readings = [self._quality.get(item.info.key) for item in items]
+        if readings and all(reading is not None and reading.reason == DENIED for reading in readings):
+            raise SourceError(f"{self.uri}: access denied to each of its {len(items)} files, which can only be listed")
 
     def _is_settled(self, piece: Piece) -> bool:
         """Whether a file is taken as it is: a damaged one may still be on its way while the job runs."""

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from sm_profiler.formats.outcome import REFUSED, Outcome
-from sm_profiler.source.parse import parse_bytes
+from sm_profiler.source.parse import DENIED, parse_bytes
 from sm_profiler.source.wire import receive_request, send_rows
 
 
@@ -28,8 +28,12 @@ def main() -> None:
                     data = Path(request.path).read_bytes()
                 rows, outcome = parse_bytes(request, data)
             except OSError as error:
-                rows, outcome = parse_bytes(request, b"")[0], Outcome(REFUSED, 0, str(error.strerror))
+                rows, outcome = parse_bytes(request, b"")[0], Outcome(REFUSED, 0, _reason(error))
             send_rows(answers, rows, outcome)
+
+
+def _reason(error: OSError) -> str:
+    return DENIED if isinstance(error, PermissionError) else str(error.strerror)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ import os
 from typing import Any
 
 from sm_profiler.errors import SourceError
-from sm_profiler.storage.base import FileInfo, MissingFileError, Storage
+from sm_profiler.storage.base import AccessDeniedError, FileInfo, MissingFileError, Storage
 from sm_profiler.storage.download import read_all
 from sm_profiler.storage.local import LocalStorage
 
-__all__ = ["FileInfo", "LocalStorage", "MissingFileError", "Storage", "open_storage", "read_all"]
+__all__ = ["AccessDeniedError", "FileInfo", "LocalStorage", "MissingFileError", "Storage", "open_storage", "read_all"]
 
 
 def open_storage(

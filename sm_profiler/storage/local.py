@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sm_profiler.errors import SourceError
-from sm_profiler.storage.base import FileInfo, MissingFileError
+from sm_profiler.storage.base import AccessDeniedError, FileInfo, MissingFileError
 
 
 def safe_path(root: Path, key: str) -> Path:
@@ -73,6 +73,8 @@ class LocalStorage:
                 return file.read() if end is None else file.read(max(0, end - (start or 0)))
         except FileNotFoundError as error:
             raise MissingFileError(f"{path} does not exist") from error
+        except PermissionError as error:
+            raise AccessDeniedError(f"{path} cannot be read: {error.strerror}") from error
         except OSError as error:
             raise SourceError(f"{path} cannot be read: {error.strerror}") from error
 

@@ -50,7 +50,7 @@ BROKEN_CONNECTION = (
 )
 REQUEST_ERRORS = (ClientError, BotoCoreError, ValueError, *BROKEN_CONNECTION)
 MISSING = frozenset({"NoSuchKey", "NotFound", "404"})
-DENIED = frozenset({"AccessDenied", "403", "AllAccessDisabled"})
+DENIED = frozenset({"AccessDenied", "403", "AllAccessDisabled", "InvalidObjectState"})  # the last: an archived object
 EXPLANATIONS = {
     "NoSuchBucket": "the bucket does not exist",
     "AccessDenied": "access denied: these credentials may not {verb} it",
@@ -141,7 +141,7 @@ def explain(error: BaseException, uri: str, verb: str = "read") -> SourceError:
     code, status = error_codes(error)
     if code in MISSING:
         return MissingFileError(f"{uri} does not exist")
-    kind = UnavailableError if is_answer(error) else AccessDeniedError if code in DENIED else SourceError
+    kind = UnavailableError if is_answer(error) else AccessDeniedError if code in DENIED or code.startswith("KMS.") else SourceError
     explanation = EXPLANATIONS.get(code) or EXPLANATIONS.get(status)
     if explanation is None or not isinstance(error, ClientError):
         return kind(f"{uri}: {one_line(error)}")

@@ -1,5 +1,7 @@
 """A folder and S3 yield the same columns, in spite of faults on the way."""
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -132,6 +134,26 @@ def test_failures_are_one_line(endpoint, uploaded):
     with pytest.raises(SourceError, match="access denied") as caught:
         source.system()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("code", ["AccessDenied", "KMS.DisabledException", "InvalidObjectState"])
+def test_one_denied_object_is_refused_and_counted(endpoint, uploaded, job, code):
+    denied = min(path.relative_to(job).as_posix() for path in (job / "system").rglob("*.json"))
+    endpoint.fail("403 Forbidden", code, part=denied.rpartition("/")[2])
+    source = open_source(f"s3://jobs/{PREFIX}", cache=False)
+    assert len(source.system()) > 0
+    refused = {quality.path: quality.reason for quality in source.quality() if quality.status == "refused"}
+    assert refused == {denied: "access denied"}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_one_unreadable_file_is_refused_and_counted(job, tmp_path):
+    copy = shutil.copytree(job, tmp_path / "job")
+    denied = min((copy / "system").rglob("*.json"))
+    denied.chmod(0)
+    source = open_source(copy, cache=False)
+    assert len(source.system()) > 0
+    assert [quality.reason for quality in source.quality() if quality.status == "refused"] == ["access denied"]
 
 
 class Jobs:
