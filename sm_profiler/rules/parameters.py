@@ -10,7 +10,8 @@ import attrs
 
 from sm_profiler.errors import ConfigError
 
-Number = int | float
+MIN_INTERVAL_US = 100_000
+MAX_INTERVAL_US = 100 * 365 * 86_400_000_000  # a longer one is one window anyway
 P = TypeVar("P", bound=attrs.AttrsInstance)
 
 
@@ -26,9 +27,12 @@ def as_number(value: object) -> object:
 
 
 def _check_number(field: attrs.Attribute[Any], value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"{field.name} must be a number, not {str(value)[:60]!r}")
-    return float(value)
+    try:
+        if not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # an int above the largest float
+        pass
+    raise ConfigError(f"{field.name} must be a number, not {str(value)[:60]!r}")
 
 
 def _is_percentile(_: object, field: attrs.Attribute[Any], value: object) -> None:
@@ -53,7 +57,7 @@ def _as_count(value: object) -> object:
 
 
 def _as_text(value: object) -> object:
-    return None if value in {None, "", "None"} else value
+    return None if value is None or (isinstance(value, str) and value in {"", "None"}) else value
 
 
 def _is_text(_: object, field: attrs.Attribute[Any], value: object) -> None:
@@ -85,12 +89,14 @@ def interval(value: object) -> int:
     """Convert a length of time in microseconds.
 
     Raises:
-        ConfigError: it is not a whole number above zero.
+        ConfigError: it is not a whole number, or shorter than a sampling interval.
     """
     number = _as_count(value)
     if isinstance(number, bool) or not isinstance(number, int) or number <= 0:
         raise ConfigError("scan_interval_us must be a positive integer!")
-    return number
+    if number < MIN_INTERVAL_US:
+        raise ConfigError(f"scan_interval_us must be at least {MIN_INTERVAL_US}, the shortest sampling interval")
+    return min(number, MAX_INTERVAL_US)
 
 
 def build(kind: type[P], rule: str, values: Mapping[str, object]) -> P:

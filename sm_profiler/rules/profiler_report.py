@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from sm_profiler.errors import ConfigError, ProfilerError
+from sm_profiler.printable import printable
 from sm_profiler.rules import parameters as params
 from sm_profiler.rules.batch_size import BatchSize
 from sm_profiler.rules.bottleneck import CPUBottleneck, IOBottleneck
@@ -72,10 +73,12 @@ class ReportParameters:
                 continue
             rule_name, _, parameter = key.partition("_")
             if not parameter:
-                raise ConfigError(f"Key ({key}) does not follow naming scheme: <rule_name>_<parameter_name>")
+                raise ConfigError(
+                    f"Key ({printable(key)[:100]}) does not follow naming scheme: <rule_name>_<parameter_name>"
+                )
             if rule_name.lower() not in by_name:
                 raise ConfigError(
-                    f"{key} is an invalid key with invalid rule name! Rules: {', '.join(r.name() for r in RULES)}"
+                    f"{printable(key)[:100]} is an invalid key with invalid rule name! Rules: {', '.join(r.name() for r in RULES)}"
                 )
             if parameter == INTERVAL:
                 interval_us = params.interval(value)

@@ -141,7 +141,13 @@ def explain(error: BaseException, uri: str, verb: str = "read") -> SourceError:
     code, status = error_codes(error)
     if code in MISSING:
         return MissingFileError(f"{uri} does not exist")
-    kind = UnavailableError if is_answer(error) else AccessDeniedError if code in DENIED or code.startswith("KMS.") else SourceError
+    kind = (
+        UnavailableError
+        if is_answer(error)
+        else AccessDeniedError
+        if code in DENIED or code.startswith("KMS.")
+        else SourceError
+    )
     explanation = EXPLANATIONS.get(code) or EXPLANATIONS.get(status)
     if explanation is None or not isinstance(error, ClientError):
         return kind(f"{uri}: {one_line(error)}")
