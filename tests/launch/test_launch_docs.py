@@ -16,15 +16,10 @@ from sm_profiler.config import config_from_environment, load_profile
 from sm_profiler.launch import check_request
 
 ROOT = Path(__file__).parents[2]
-SDK3 = ROOT / ".envs/sdk3/bin/python"
 LAUNCHING, CONFIGURATION = ROOT / "docs/launching.md", ROOT / "docs/configuration.md"
 
 
 def run(document, label, python, tmp_path):
-    if not Path(python).exists():
-        if os.environ.get("CI"):
-            pytest.fail("no environment of the SDK v3")
-        pytest.skip("no environment of the SDK v3")
     settings = tmp_path / "sdk.yaml"
     settings.write_text("SchemaVersion: '1.0'\nSageMaker:\n  PythonSDK:\n    Modules:\n      TelemetryOptOut: true\n")
     environment = {
@@ -75,8 +70,8 @@ def test_examples_for_sdk_v2_and_boto3(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.sdk3
-def test_examples_for_sdk_v3(tmp_path):
-    results = run(LAUNCHING, "v3", SDK3, tmp_path)
+def test_examples_for_sdk_v3(sdk3_python, tmp_path):
+    results = run(LAUNCHING, "v3", sdk3_python, tmp_path)
     assert [len(requests) for requests in results] == [1, 1]
     for (request,) in results:
         assert_served(request)

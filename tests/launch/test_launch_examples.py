@@ -13,7 +13,6 @@ from sm_profiler.launch import check_request
 from sm_profiler.local import LocalSageMaker
 
 ROOT = Path(__file__).parents[2]
-SDK3 = ROOT / ".envs/sdk3/bin/python"
 WINDOW = '{"StartStep": 5, "NumSteps": 2, }'
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -74,14 +73,6 @@ def bench(tmp_path_factory):
         yield Bench(local)
 
 
-def sdk3():
-    if SDK3.exists():
-        return SDK3
-    if os.environ.get("CI"):
-        pytest.fail("no environment of the SDK v3")
-    return pytest.skip("no environment of the SDK v3")
-
-
 def assert_profiled(bench, job):
     """Check the request and the profile."""
     base = f"s3://{bench.local.bucket}/"
@@ -122,13 +113,13 @@ def test_boto3(bench):
 
 
 @pytest.mark.sdk3
-def test_model_trainer_v3(bench):
-    assert_profiled(bench, bench.launch("launch_model_trainer_v3.py", sdk3()))
+def test_model_trainer_v3(bench, sdk3_python):
+    assert_profiled(bench, bench.launch("launch_model_trainer_v3.py", sdk3_python))
 
 
 @pytest.mark.sdk3
-def test_training_job_v3(bench):
-    assert_profiled(bench, bench.launch("launch_training_job_v3.py", sdk3()))
+def test_training_job_v3(bench, sdk3_python):
+    assert_profiled(bench, bench.launch("launch_training_job_v3.py", sdk3_python))
 
 
 @pytest.mark.sdk2

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / ".envs/sdk3/bin/python"
 PROGRAM = Path(__file__).with_name("sdk3_program.py")
 CASES = ("create", "update", "train", "batch", "pipeline", "agent", "far_away", "broken_release", "session")
 
@@ -16,12 +15,8 @@ pytestmark = [pytest.mark.sdk3, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(sdk3_python, tmp_path_factory):
     """Results of one process, since importing the SDK takes longest."""
-    if not PYTHON.exists():
-        if os.environ.get("CI"):
-            pytest.fail("no environment of the SDK v3")
-        pytest.skip("no environment of the SDK v3")
     settings = tmp_path_factory.mktemp("settings") / "config.json"
     environment = {
         **os.environ,
@@ -34,7 +29,7 @@ def results(tmp_path_factory):
     }
     environment.pop("SM_PROFILER_RULE_IMAGE", None)
     shown = subprocess.run(
-        [str(PYTHON), str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=280, check=False
+        [str(sdk3_python), str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=280, check=False
     )
     found = [line for line in shown.stdout.splitlines() if line.startswith("RESULTS ")]
     assert found, shown.stderr[-3000:]

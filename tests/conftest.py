@@ -1,0 +1,18 @@
+"""Fixtures shared by all packages' tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def sdk3_python():
+    """Python of the environment with SageMaker SDK v3; without it the test is skipped, in CI it fails."""
+    python = ROOT / ".envs/sdk3/bin/python"
+    if not python.exists():
+        message = "no environment with SageMaker SDK v3: `make test` creates it"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    return python
