@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import resource
 import signal
 import sys
 import time
@@ -20,6 +21,8 @@ if what == "ddp":
     run = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 loader = DataLoader(TensorDataset(torch.randn(80, 8), torch.randint(0, 4, (80,))), batch_size=8)
+if what == "full disk":  # not before: making an optimizer imports modules of torch that write files
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 
 
 def epoch(pause: float = 0.0) -> None:
