@@ -113,7 +113,7 @@ def interval_problem(interval: object) -> str | None:
     """Return why the API rejects an interval of the system metrics, or None if it accepts it."""
     if isinstance(interval, (int, float)) and interval not in INTERVALS_MS:
         allowed = ", ".join(map(str, INTERVALS_MS))
-        return f"ProfilingIntervalInMilliseconds: {interval} is not one of {allowed}"
+        return f"ProfilingIntervalInMilliseconds: {shown(interval)} is not one of {allowed}"
     return None
 
 

@@ -109,10 +109,14 @@ def _text(name: str, value: object, problems: list[str]) -> str | None:
 
 
 def _boolean(name: str, value: object, problems: list[str]) -> bool:
-    word = str(value).strip().lower()
+    word = _word(value)
     if word not in ("true", "false", "none", "1", "0", ""):
         problems.append(f"{name}: expected true or false, found {shown(value)}")
     return word in ("true", "1")
+
+
+def _word(value: object) -> str:
+    return (value if isinstance(value, str) else shown(value)).strip().lower()
 
 
 def _number(value: object) -> float | None:
@@ -257,7 +261,7 @@ def _choice(name: str, fields: Mapping[str, Any], choices: tuple[str, ...], defa
     value = fields.get(name)
     if value is None:
         return default
-    word = str(value).lower()
+    word = _word(value)
     if word not in choices:
         raise _FieldError(f"{name}: expected one of {', '.join(choices)}, found {shown(value)}")
     return word

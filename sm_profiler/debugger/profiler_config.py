@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from sm_profiler.config.api import CPU_PROFILING, INTERVALS_MS, canonical, decode_config
+from sm_profiler.config.api import CPU_PROFILING, INTERVALS_MS, canonical, decode_config, shown
 from sm_profiler.debugger.framework_profile import FrameworkProfile
 from sm_profiler.debugger.profiler import Profiler
 from sm_profiler.debugger.sdk_compat import SdkCompatible, drop_deprecation_warnings, is_kind
@@ -75,7 +75,7 @@ class ProfilerConfig(SdkCompatible):
         if type(system_monitor_interval_millis) is int and system_monitor_interval_millis not in INTERVALS_MS:
             allowed = ", ".join(map(str, INTERVALS_MS))
             warnings.warn(
-                f"system_monitor_interval_millis={system_monitor_interval_millis}: the API accepts {allowed}",
+                f"system_monitor_interval_millis={shown(system_monitor_interval_millis)}: the API accepts {allowed}",
                 stacklevel=2,
             )
         self.s3_output_path = s3_output_path

@@ -113,9 +113,9 @@ def _nothing(_shape: Any, _value: Any, _path: str) -> Iterator[str]:
 def _bounds(shape: Any, size: float, path: str, unit: str) -> Iterator[str]:
     least, most = shape.metadata.get("min"), shape.metadata.get("max")
     if most is not None and size > most:
-        yield f"{path}: {size} {unit}".rstrip() + f", at most {most} are accepted"
+        yield f"{path}: {shown(size, 60)} {unit}".rstrip() + f", at most {most} are accepted"
     if least is not None and size < least:
-        yield f"{path}: {size} {unit}".rstrip() + f", at least {least} are needed"
+        yield f"{path}: {shown(size, 60)} {unit}".rstrip() + f", at least {least} are needed"
 
 
 @cache

@@ -183,8 +183,21 @@ def settings_file(monkeypatch, tmp_path_factory):
 # --- tests ----------------------------------------------------------------------------------------------------------
 
 
+HUGE = {
+    "ProfilingIntervalInMilliseconds": 10**5000,
+    "S3OutputPath": 10**5000,
+    "DisableProfiler": 10**5000,
+    "ProfilingParameters": {
+        "LocalPath": 10**5000,
+        "RotateMaxFileSizeInBytes": 10**5000,
+        "DetailedProfilingConfig": {"StartStep": 10**5000, "Duration": -(10**5000)},
+    },
+}
+
+
 @MANY
 @given(sources)
+@example(HUGE)
 def test_load_profile(source):
     profile = result(load_profile, source)
     if profile is not None:
@@ -217,6 +230,7 @@ def test_name_pattern(pattern, name):
     objects,
     st.floats(0, 1e12) | st.none(),
 )
+@example(HUGE, [HUGE], HUGE, 0.0)
 def test_explain(config, rules, job, now):
     explanation = result(explain, config, rules, job=job, now=now)
     assert explanation is None or all(line.isprintable() for line in str(explanation).splitlines())
@@ -251,6 +265,7 @@ def test_rank(variables):
 
 @MANY
 @given(sources)
+@example(HUGE)
 def test_from_request(source):
     config = result(debugger.ProfilerConfig.from_request, source)
     if config is not None:
@@ -270,6 +285,7 @@ def test_rule_from_request(request_):
 
 @MANY
 @given(objects, st.lists(objects, max_size=2), values)
+@example(HUGE, [], None)
 def test_requests(config, rules, path):
     request = result(to_request, config, s3_output_path=path)
     if request is not None:
