@@ -61,7 +61,8 @@ class Registration:
                 noticed = True
                 logger.warning("sm-profiler: uploading the last files to %s", self.task.destination or root)
             time.sleep(POLL_SECONDS)
-        self._has_ended()
+        if self._has_ended() and self.monitor is not None and self.monitor.returncode:
+            logger.warning("sm-profiler: the monitor ended unexpectedly; files not uploaded yet are kept in %s", root)
 
     def _has_ended(self) -> bool:
         return self.monitor is not None and self.monitor.poll() is not None
