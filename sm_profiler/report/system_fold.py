@@ -13,6 +13,10 @@ from sm_profiler.report import policy
 from sm_profiler.report.formatting import natural_key
 
 BUCKETS = 1200  # a wide screen shows about as many points
+MAX_VALUE = 1e18  # larger ones are damage, and their sums would overflow
+MAX_SECONDS = 1e11  # since the epoch
+MAX_DEVICES = 1024  # per node and metric; the others share the series of OTHER_DEVICES
+OTHER_DEVICES = "others"
 
 
 class SystemWindow(Protocol):
@@ -46,7 +50,7 @@ class Buckets:
 
     def add(self, seconds: Floats, values: Floats) -> None:
         """Add samples; `seconds` since the epoch."""
-        good = np.isfinite(values) & np.isfinite(seconds) & (seconds > 0)
+        good = (np.abs(values) <= MAX_VALUE) & (seconds > 0) & (seconds <= MAX_SECONDS)
         if not good.any():
             return
         seconds, values = seconds[good], values[good]
@@ -182,6 +186,7 @@ class SystemFold:
 
     def __init__(self) -> None:
         self._series: dict[tuple[str, str, str], Buckets] = {}
+        self._devices: dict[tuple[str, str], int] = {}
         self._cores: dict[str, set[str]] = {}
         self._first, self._last, self._rows = np.inf, -np.inf, 0
 
@@ -226,7 +231,12 @@ class SystemFold:
             self._bucket(node, "hottest_core", "").add(ticks, hottest)
 
     def _bucket(self, node: str, metric: str, device: str) -> Buckets:
-        return self._series.setdefault((node, metric, device), Buckets())
+        key = node, metric, device
+        if key not in self._series and device:
+            self._devices[node, metric] = self._devices.get((node, metric), 0) + 1
+            if self._devices[node, metric] > MAX_DEVICES:
+                key = node, metric, OTHER_DEVICES
+        return self._series.setdefault(key, Buckets())
 
     def merge(self, other: SystemFold) -> None:
         """Add the metrics of a fold of other minutes or nodes."""

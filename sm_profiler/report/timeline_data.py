@@ -13,6 +13,7 @@ from sm_profiler.report.step_fold import TRAIN
 from sm_profiler.report.svg import shorten
 from sm_profiler.report.system_fold import Buckets
 
+MAX_SHOWN = 1e15  # keeps digits after rounding; larger values are damage
 POINTS = 1000  # per series; a screen has hardly more columns
 MAX_STRETCHES = 200  # of evaluation; more would merge into one band, and a selection would mislead
 MAX_RANK_LINES = 3  # more ranks than this are one line, beside the first rank's
@@ -89,7 +90,8 @@ def thin(x: Floats, y: Floats, name: str, colour: str) -> dict[str, Any]:
 def _series(name: str, colour: str, x: Floats, low: Floats, mean: Floats, high: Floats) -> dict[str, Any]:  # noqa: PLR0913, PLR0917 - one argument a part, all but the first are options
     def rounded(values: Floats, digits: int) -> list[float | int]:
         return [
-            int(value) if value == int(value) else value for value in np.round(values.astype(float), digits).tolist()
+            int(value) if value == int(value) else value
+            for value in np.round(np.nan_to_num(values.astype(float)).clip(-MAX_SHOWN, MAX_SHOWN), digits).tolist()
         ]
 
     return {

@@ -12,7 +12,9 @@ from sm_profiler.formats.columns import EventColumns, Floats, Mask, SystemColumn
 
 MINUTE_US = 60_000_000
 LOOK_AHEAD_US = 3 * MINUTE_US  # a file is named after the end of its events: later files may hold events of a window
+MAX_TIME_US = 1 << 62
 MAX_EMPTY_WINDOWS = 24 * 60  # longer stretches without data are skipped
+MAX_SPAN_US = 31 * 24 * 60 * MINUTE_US  # of all windows; a job takes 28 days at most, later rows share one window
 MAX_EMPTY_TOTAL = 7 * MAX_EMPTY_WINDOWS  # empty windows of a job; after these, all stretches without data are skipped
 
 # Order in which the managed service passes the timelines to a rule.
@@ -162,6 +164,7 @@ class WindowCutter:
         self._events: list[_Rows] = []
         self._filed_system_us = self._filed_events_us = -1  # names of the last files delivered
         self._last_minute_us: int | None = None  # of system files
+        self._windows = 0  # cut so far
         self._empty_windows = 0  # without new data, so far
         self._last_event_us: float | None = None  # end of the last event: the last trace file is named after it
 
@@ -229,6 +232,10 @@ class WindowCutter:
             self._next_us = start_us + empty * self.length_us
             return
         self._empty_windows += empty > 0
+        self._windows += 1
+        if self._windows * self.length_us > MAX_SPAN_US:
+            last_us = max((part.last_us for part in (*self._system, *self._events)), default=0.0)
+            end_us = max(end_us, int(min(last_us, MAX_TIME_US)) + 1)
         system = [part.select(start_us, end_us) for part in self._system]
         events = [part.select(start_us, end_us) for part in self._events]
         self._system = [part for part in self._system if not part.is_done(end_us)]

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from report_helpers import START_S, FakeWindow, events, gpu_samples, make_job, metrics_of, system, training
+from report_helpers import START_S, FakeWindow, events, gpu_samples, make_job, metrics_of, report_from, system, training
 
 from sm_profiler.report import build_report
 from sm_profiler.report.memory_fold import MemoryFold
+from sm_profiler.report.page import render_html
 from sm_profiler.report.step_fold import StepFold
-from sm_profiler.report.system_fold import BUCKETS, Buckets, SystemFold
+from sm_profiler.report.system_fold import BUCKETS, MAX_DEVICES, Buckets, SystemFold
 from sm_profiler.report.timeline_data import POINTS, thin
 from sm_profiler.source import open_source
 
@@ -142,3 +143,25 @@ def test_events_without_a_phase_are_ignored():
     rows = [*training(30), ("", "", 1.0, 0.1, "algo-1-0", 0)]
     fold.update(FakeWindow(START_S * 1_000_000, events(rows), system([])))
     assert len(fold.result().steps["algo-1-0"]) == 30
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308, float("inf"), float("nan")])
+def test_impossible_values_do_not_reach_the_page(value):
+    rows = [*gpu_samples(50, 5), (2.2, value, "algo-1", "gpu", "gpu0", "GPUUtilization")]
+    report = report_from(training(30), rows)
+    assert report.metrics.mean_of("gpu") == pytest.approx(50)
+    render_html(report)
+
+
+def test_devices_are_bounded():
+    fold = SystemFold()
+    count = MAX_DEVICES + 100
+    rows = [(1.0, 50.0, "algo-1", "gpu", f"gpu{number}", "GPUUtilization") for number in range(count)]
+    fold.update(FakeWindow(0, events([]), system(rows)))
+    found = fold.result().of("gpu")
+    assert len(found) == MAX_DEVICES + 1
+    assert sum(data.count.sum() for data in found.values()) == count
+
+
+def test_steps_without_duration_have_a_report():
+    render_html(report_from([("Step:ModeKeys.TRAIN", "Step:ModeKeys.TRAIN", 1.0, 0.0, "algo-1-0", 0)] * 100))

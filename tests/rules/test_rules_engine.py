@@ -247,3 +247,13 @@ def test_empty_windows_are_bounded(monkeypatch):
     run_folds(source_of(sparse), [fold])
     assert fold.rows == len(sparse)
     assert len(fold.seen) <= len(sparse) + 50 + 20
+
+
+def test_rows_after_the_longest_job_share_a_window(monkeypatch):
+    monkeypatch.setattr(window_module, "MAX_SPAN_US", 10 * window_module.MINUTE_US)
+    sparse = samples(100)
+    sparse = attrs.evolve(sparse, timestamp=sparse.timestamp[0] + np.arange(len(sparse)) * 60.0)
+    fold = Counting()
+    run_folds(MemorySource([MemoryBatch(sparse, EventColumns.empty(), START_US)]), [fold])
+    assert fold.rows == len(sparse)
+    assert len(fold.seen) <= 12

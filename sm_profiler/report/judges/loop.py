@@ -72,7 +72,7 @@ def _tiny_steps(context: JudgeContext) -> Finding | None:
     if gpu is not None and gpu >= policy.COMPUTE:
         return None
     iteration = context.mean(lambda rank: rank.median("length"))
-    rate = context.metrics.steps_per_second or 1 / iteration
+    rate = context.metrics.steps_per_second or 1 / max(iteration, 1e-9)
     overhead = 1 - context.mean(lambda rank: rank.share_of_iterations("backward"))
     return Finding(
         Class.HOST_BOUND,
