@@ -4,6 +4,7 @@ import gzip
 import os
 import random
 import re
+import zlib
 from pathlib import Path
 
 HOSTILE = (
@@ -170,7 +171,7 @@ def change_content(rng, path):
     if path.suffix == ".gz" and rng.random() < 0.5:
         try:
             path.write_bytes(gzip.compress(change(rng, gzip.decompress(data))))
-        except (OSError, EOFError):
+        except (OSError, EOFError, zlib.error):
             path.write_bytes(change(rng, data))
     else:
         path.write_bytes(change(rng, data))
