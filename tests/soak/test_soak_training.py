@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from usage import Usage, watch
+from usage import Usage, assert_flat, watch
 
 from sm_profiler.source import open_source
 
@@ -18,7 +18,6 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(3000)]
 
 HERE = Path(__file__).parent
 STEPS = int(os.environ.get("SM_PROFILER_SOAK_STEPS", "1000000"))
-MAX_GROWTH = 8 * 2**20  # bytes over the run, if the line's own error is smaller than that
 PYTHON_WINDOW = {"StartStep": 9, "NumSteps": 2, "ProfilerName": "cprofile", "cProfileTimer": "total_time"}
 
 
@@ -32,15 +31,6 @@ def find_child(pid: int, word: str, deadline_s: float = 60) -> int:
                     return child.pid
         time.sleep(0.1)
     raise AssertionError(f"no process with {word} started")
-
-
-def assert_flat(usage: Usage, what: str) -> None:
-    assert len(usage.samples) > 20, f"{what}: {len(usage.samples)} samples"
-    memory, memory_error = usage.growth(1)
-    assert memory < max(3 * memory_error, MAX_GROWTH), f"{what}: {memory / 2**20:.1f} MB more"
-    for column, name in ((2, "file descriptors"), (3, "threads")):
-        growth, error = usage.growth(column)
-        assert growth < max(3 * error, 0.5), f"{what}: {growth:.1f} more {name}"
 
 
 def test_a_million_steps(tmp_path):

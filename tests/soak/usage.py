@@ -8,6 +8,7 @@ import numpy as np
 import psutil
 
 WARM_UP = 0.3  # of the run: caches fill, the allocator settles
+MAX_GROWTH = 4 * 2**20  # bytes over the run, if the line's own error is smaller than that
 BLOCKS = 20  # neighbouring samples depend on each other; means of blocks hardly do
 
 
@@ -15,7 +16,7 @@ class Usage:
     """Samples of one process.
 
     Attributes:
-        samples: rows of seconds, resident bytes, open file descriptors, threads.
+        samples: rows of seconds, private bytes, open file descriptors, threads.
     """
 
     def __init__(self, pid: int) -> None:
@@ -25,9 +26,9 @@ class Usage:
     def sample(self) -> None:
         """Add a row; a process that has ended adds none."""
         try:
-            # Private and shared memory apart: mapped files of torch come and go with the page cache.
-            resident = private_bytes(self.process.pid)
-            row = (time.monotonic(), resident, self.process.num_fds(), self.process.num_threads())
+            # Private memory only: mapped files come and go with the page cache.
+            memory = private_bytes(self.process.pid)
+            row = (time.monotonic(), memory, self.process.num_fds(), self.process.num_threads())
         except (psutil.Error, OSError):
             return
         self.samples.append(row)
@@ -45,6 +46,16 @@ class Usage:
         error = float(np.sqrt((residuals**2).sum() / max(len(blocks) - 2, 1) / (times**2).sum()))
         length = float(times[-1] - times[0])
         return slope * length, error * length
+
+
+def assert_flat(usage: Usage, what: str) -> None:
+    """Fail if memory, file descriptors or threads grow by more than the error of the measurement."""
+    assert len(usage.samples) > BLOCKS, f"{what}: {len(usage.samples)} samples"
+    memory, memory_error = usage.growth(1)
+    assert memory < max(3 * memory_error, MAX_GROWTH), f"{what}: {memory / 2**20:.1f} MB more"
+    for column, name in ((2, "file descriptors"), (3, "threads")):
+        growth, error = usage.growth(column)
+        assert growth < max(3 * error, 0.5), f"{what}: {growth:.1f} more {name}"
 
 
 def private_bytes(pid: int) -> float:
