@@ -10,7 +10,7 @@ TORCH_INDEX ?= $(if $(PIP_FIND_LINKS)$(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL),,--e
 OLD_PYTHON ?= $(firstword $(foreach python,$(PYTHON) python3.11 python3.10,$(if $(shell $(python) -c 'import sys; print(sys.version_info < (3, 12) or "")' 2>/dev/null | grep True),$(python))))
 PYTEST_ARGS ?=
 
-.PHONY: help demo test test-all test-long lint format types docs coverage matrix fuzz bench image changelog release-check clean
+.PHONY: help demo test test-all test-long lint format types docs coverage matrix fuzz bench image sbom changelog release-check clean
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
@@ -59,6 +59,9 @@ bench: $(ENVS)/dev.done $(ENVS)/smdebug.done ## the tables of docs/performance.m
 
 image: ## the rule container image
 	@rule_container/build.sh
+
+sbom: ## the software bill of materials of the rule image, as CycloneDX
+	@$(PYTHON) rule_container/sbom.py
 
 changelog: $(ENVS)/dev.done ## collect changelog.d into CHANGELOG.md for a release
 	@$(BIN)/towncrier build --yes
