@@ -53,30 +53,30 @@ def last_written(run: Path) -> float:
     return max(found, default=0.0)
 
 
-MAX_CHARACTERS = 16_000_000  # of a JSON file named on the command line
+MAX_BYTES = 16_000_000  # of a JSON file named on the command line
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """Read a JSON object from a file named on the command line; `-` is standard input.
+    """Read a JSON object from a UTF-8 file named on the command line; `-` is standard input.
 
     Raises:
         ConfigError: the file cannot be read, or holds something else.
     """
+    if str(path) == "-" and sys.stdin is None:
+        raise ConfigError("standard input is closed")
     try:
         if str(path) == "-":
-            if sys.stdin is None:  # closed
-                raise ConfigError("standard input is closed")
-            text = sys.stdin.read(MAX_CHARACTERS + 1)
+            data = sys.stdin.buffer.read(MAX_BYTES + 1)
         else:
-            with Path(path).open(encoding="utf-8-sig") as file:
-                text = file.read(MAX_CHARACTERS + 1)
-        found = json.loads(text) if len(text) <= MAX_CHARACTERS else None
+            with Path(path).open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+        found = json.loads(data.decode("utf-8-sig")) if len(data) <= MAX_BYTES else None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
-    if len(text) > MAX_CHARACTERS:
-        raise ConfigError(f"{path} is longer than {MAX_CHARACTERS // 1_000_000} million characters")
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path} is larger than {MAX_BYTES // 1_000_000} MB")
     if not isinstance(found, dict):
         raise ConfigError(f"{path} must hold a JSON object, not {type(found).__name__}")
     return found

@@ -1,6 +1,9 @@
 """Objects from requests, explanations of configurations, and `sm-profiler validate`."""
 
 import json
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -319,7 +322,17 @@ def test_validate_of_hundred_thousand_keys_and_rules_is_quick(tmp_path, capsys):
 
 def test_validate_stops_reading_endless_files(capsys):
     assert main(["validate", "/dev/zero"]) == 2
-    assert "/dev/zero is longer than 16 million characters" in capsys.readouterr().err
+    assert "/dev/zero is larger than 16 MB" in capsys.readouterr().err
+
+
+def test_validate_reads_standard_input_as_utf_8_in_any_locale():
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    config = '{"ProfilingParameters": {"LocalPath": "/\N{LATIN SMALL LETTER E WITH ACUTE}"}}'
+    shown = subprocess.run(
+        [sys.executable, "-m", "sm_profiler", "validate", "-"],
+        input=config.encode(), capture_output=True, env=environment, check=True,
+    )  # fmt: skip
+    assert b"throughout, under /\\xe9." in shown.stdout
 
 
 def test_validate_documents_its_exit_codes(capsys):

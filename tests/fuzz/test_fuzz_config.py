@@ -350,7 +350,7 @@ def test_facade_constructors(kind, data):
 @given(damaged | objects.map(lambda value: json.dumps(value, skipkeys=True)) | st.text(max_size=50), st.booleans())
 def test_validate(text, isolated):
     output = io.StringIO()
-    before, sys.stdin = sys.stdin, io.StringIO(text)
+    before, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(text.encode("utf-8", "surrogatepass")))
     try:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             code = result(main, ["validate", "-", *(["--network-isolation"] if isolated else [])])
