@@ -9,6 +9,7 @@ import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
 from sm_profiler.cli.command import DONE
+from sm_profiler.printable import printable
 from sm_profiler.signals import SignalEvent
 
 PORT = 5127
@@ -75,7 +76,7 @@ def port(text: str) -> int:
 
 
 def _log(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+    print(f"{time.strftime('%H:%M:%S')} {printable(line)}", file=sys.stderr, flush=True)
 
 
 def _exports(environment: dict[str, str]) -> str:

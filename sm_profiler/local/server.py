@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import logging
+import os
 import shutil
 import socket
 import tempfile
@@ -24,11 +25,12 @@ from sm_profiler.errors import ProfilerError
 from sm_profiler.local.backend import MalformedRequestError, swapped_urls
 from sm_profiler.local.endpoint_base import EndpointBase
 from sm_profiler.local.jobs import Jobs
-from sm_profiler.local.services import REGION, ROLE, Services
+from sm_profiler.local.services import CLIENT_VARIABLES, REGION, ROLE, Services
 from sm_profiler.printable import printable
 
 ADDRESS = "127.0.0.1"  # never another: clients of the endpoint can run code
 MAX_REQUEST = 10_000_000  # bytes of an API call; S3 objects are not limited
+MAX_ENVIRONMENT = 65_536  # bytes
 MAX_LOGGED = 500  # characters of an error
 STALLED_S = 120  # without a byte from a client
 ENVIRONMENT_PATH = "/_sm_profiler/environment"
@@ -37,17 +39,36 @@ TRUST = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":{"Se
 
 
 def environment_at(port: int) -> dict[str, str] | None:
-    """Return the client environment of an endpoint that already serves this port; None if there is none."""
+    """Return the client environment of an endpoint that already serves this port; None if there is none.
+
+    Users let their shell evaluate it, and another user's program may listen on the port: only variables and addresses
+    that an endpoint sets are accepted.
+    """
+    if not _is_own_port(port):
+        return None
     connection = http.client.HTTPConnection(ADDRESS, port, timeout=5)
     try:
         connection.request("GET", ENVIRONMENT_PATH)
         answer = connection.getresponse()
-        found = json.loads(answer.read()) if answer.status == HTTPStatus.OK else None
+        found = json.loads(answer.read(MAX_ENVIRONMENT)) if answer.status == HTTPStatus.OK else None
     except (OSError, ValueError, http.client.HTTPException):
         return None
     finally:
         connection.close()
-    return found if isinstance(found, dict) and "AWS_ENDPOINT_URL" in found else None
+    if not isinstance(found, dict) or found.get("AWS_ENDPOINT_URL") != f"http://{ADDRESS}:{port}":
+        return None
+    return {name: found[name] for name in CLIENT_VARIABLES if isinstance(found.get(name), str)}
+
+
+def _is_own_port(port: int) -> bool:
+    """Return whether a program of this user listens on a port; True if the system does not report it."""
+    try:
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text("ascii").splitlines()[1:]]
+    except (OSError, UnicodeDecodeError):
+        return True
+    listening = "0A"
+    owners = [int(row[7]) for row in rows if row[3] == listening and row[1].endswith(f":{port:04X}")]
+    return all(owner == os.getuid() for owner in owners)
 
 
 class RequestGuard:

@@ -21,6 +21,11 @@ ACCOUNT = "123456789012"  # moto's
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/sm-profiler-local"
 MAX_TMPDIR = 70  # characters; the name of a socket below it adds up to 35
 ACCESS_KEY, SECRET_KEY = "local", "local"
+CLIENT_VARIABLES = (
+    *("AWS_ENDPOINT_URL", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "AWS_REGION", "AWS_DEFAULT_REGION"),
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_EC2_METADATA_DISABLED"),
+    *("SAGEMAKER_USER_CONFIG_OVERRIDE", "SAGEMAKER_VALIDATE_ROLE", "NO_PROXY", "no_proxy"),
+)
 
 
 @attrs.define(eq=False)

@@ -29,6 +29,7 @@ from sm_profiler.local.transfer import download, open_uploader, pack, s3_keys, u
 
 POLL_S = 0.2
 DEFAULT_MAX_RUNTIME_S = 86400
+KINETO_NOISE = "USDT:"  # torch.profiler's library prints such lines at the start and end of each window
 MAX_HOSTS = 8  # each is a process on this machine
 
 
@@ -221,7 +222,8 @@ class TrainingRun(threading.Thread):
         with contextlib.suppress(OSError):
             if text := failure.read_text("utf-8", "replace").strip():
                 return f"AlgorithmError: {text}, {describe_exit(code)}"
-        tail = "\n".join(self.streams[number].tail[-8:])
+        lines = [line for line in self.streams[number].tail if not line.startswith(KINETO_NOISE)]
+        tail = "\n".join(lines[-8:])
         return f"AlgorithmError: {describe_exit(code)} on {self.hosts[number].name}\n{tail}".rstrip()
 
     def _check_stop(self, start: float, limit: float) -> None:

@@ -20,6 +20,12 @@ def test_failure_reason_has_exit_code_and_last_lines(bench):
     assert "the disk is on fire" in job["FailureReason"]
 
 
+def test_failure_reason_leaves_out_lines_of_torch_profiler(bench):
+    noise = "USDT:2026-11-22 02:52:58 1:1 SyncActivityProfilerHandler.cpp:52] profiler_start"
+    job = bench.run(f"import sys\nprint('the reason')\nfor _ in range(9):\n    print({noise!r})\nsys.exit(7)\n")
+    assert job["FailureReason"].endswith("\nthe reason")
+
+
 def test_failure_reason_is_the_failure_file(bench):
     script = """
 import os

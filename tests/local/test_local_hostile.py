@@ -1,12 +1,19 @@
 """Hostile requests cannot freeze the endpoint or lead out of a job's folder."""
 
+import json
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import ClassVar
 
 import pytest
 from botocore.exceptions import ClientError
 
+from sm_profiler.cli import main
 from sm_profiler.local.metrics import MetricMatcher
 from sm_profiler.local.records import path_component
+from sm_profiler.local.server import environment_at
+from sm_profiler.local.services import CLIENT_VARIABLES
 
 CATASTROPHIC = "loss=(a+)+$"
 HOSTILE_LINE = "loss=" + "a" * 60 + "!"
@@ -142,3 +149,53 @@ def test_processing_paths_cannot_leave_the_folder(bench, path, side):
 def test_program_cannot_leave_the_source_code(bench):
     job = bench.run("", hyperparameters={"sagemaker_program": '"../../../../../../../../etc/passwd"'})
     assert "has no file" in job["FailureReason"]
+
+
+class Impostor(BaseHTTPRequestHandler):
+    """Another user's program on the endpoint's port."""
+
+    environment: ClassVar[dict] = {}
+
+    def do_GET(self):
+        body = json.dumps(self.environment).encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:{port}", "http://evil.example"])
+def test_env_of_an_impostor_executes_nothing(url, capsys):
+    with HTTPServer(("127.0.0.1", 0), Impostor) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.server_port
+        Impostor.environment = {
+            "AWS_ENDPOINT_URL": url.format(port=port),
+            "AWS_REGION": "$(touch /tmp/executed)",
+            "x; touch /tmp/executed #": "",
+            "LD_PRELOAD": "/tmp/evil.so",
+            "PATH": "/tmp/evil",
+            "AWS_ACCESS_KEY_ID": 1,
+        }
+        if "evil" in url:
+            assert environment_at(port) is None
+        else:
+            assert main(["local", "--env", "--port", str(port)]) == 0
+            assert capsys.readouterr().out.splitlines() == [
+                f"export AWS_ENDPOINT_URL=http://127.0.0.1:{port}", "export AWS_REGION='$(touch /tmp/executed)'",
+            ]  # fmt: skip
+        server.shutdown()
+
+
+def test_env_ignores_a_program_of_another_user(bench, monkeypatch):
+    port = int(bench.local.url.rpartition(":")[2])
+    assert environment_at(port) == bench.local.environment
+    monkeypatch.setattr("os.getuid", lambda: 65_534)
+    assert environment_at(port) is None
+
+
+def test_environment_has_only_the_listed_variables(bench, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://proxy:3128")
+    assert set(bench.local.services.client_environment()) == set(CLIENT_VARIABLES)
