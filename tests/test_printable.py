@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sm_profiler.errors import ConfigError
 from sm_profiler.printable import ASCII, logger_for, printable
 
 
@@ -73,3 +74,8 @@ def test_commands_print_in_an_ascii_locale(words, tmp_path):
     assert (done.stdout + done.stderr).isascii()
     assert b"Traceback" not in done.stderr
     assert b"\x1b" not in done.stderr
+
+
+def test_messages_of_errors_are_one_printable_line():
+    error = ConfigError("key \x1b[2J\n\udc80 is not valid")
+    assert str(error) == r"key \x1b[2J\n\udc80 is not valid"
