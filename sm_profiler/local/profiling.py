@@ -13,12 +13,13 @@ from typing import Any
 from sm_profiler.config.profile import DEFAULT_INTERVAL_MS
 from sm_profiler.container import DEFAULT_PROFILER_OUTPUT, ROOT_VARIABLE
 from sm_profiler.local.host import Host, machine_environment
-from sm_profiler.local.process import JobProcess
+from sm_profiler.local.process import JobProcess, describe_exit
 from sm_profiler.local.records import TrainingJobRecord
 from sm_profiler.local.services import Services
 from sm_profiler.monitor.uploader import Uploader, open_destination
 
 UPLOAD_EVERY_S = 1.0
+MAX_RESTARTS = 3
 
 
 class Profiling:
@@ -31,6 +32,7 @@ class Profiling:
         self._monitors: list[JobProcess] = []
         self._monitor_output: deque[str] = deque(maxlen=20)
         self._interval_ms = 0
+        self._restarts = 0
         self._uploaders: dict[str, Uploader] = {}
         self._done = threading.Event()
         self._lock = threading.Lock()
@@ -82,6 +84,16 @@ class Profiling:
             5.0,
         )
 
+    def _restart_ended_monitors(self) -> None:
+        with self._lock:
+            for number, monitor in enumerate(self._monitors):
+                if monitor.running or self._done.is_set() or self._restarts == MAX_RESTARTS:
+                    continue
+                self._restarts += 1
+                host, code = self._hosts[number], monitor.wait() or 0
+                self._log(f"system metrics of {host.name} ended with {describe_exit(code)}; restarting them")
+                self._monitors[number] = self._start_monitor(host, self._interval_ms)
+
     def _stop_monitors(self) -> None:
         for monitor in self._monitors:
             monitor.stop()
@@ -94,6 +106,7 @@ class Profiling:
     def _upload(self) -> None:
         while not self._done.wait(UPLOAD_EVERY_S):
             with contextlib.suppress(Exception):  # retried a second later; the last round reports failures
+                self._restart_ended_monitors()
                 self._round()
 
     def _round(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
 MARKERS = {"framework/training_job_end.ts", "system/training_job_end.ts"}
 PREFIX = "out/job-1/profiler-output/"
 # A training without torch: it joins as the hook does, and closes a trace file every 0.2 s.

@@ -15,7 +15,7 @@ from sm_profiler.storage import s3_client
 PREFIX = "job/profiler-output/"
 URI = "s3://profiles/job/profiler-output"
 SHARES = {"hanging": 0.15, "slow": 0.5}  # each hanging request takes a timeout
-SEEDS = range(3)
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))]
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_every_record_arrives_once_in_spite_of(faulty_s3, tmp_path, fault, seed)
     files[minute(0)] = b"earlier\n" + files[minute(0)]
     faulty_s3.fail(fault, share=SHARES.get(fault, 0.5), seed=seed)
     uploader = Uploader(tmp_path, open_destination(URI))
-    if fault == "access_denied":  # the destination's earlier part cannot be told from a denied one
+    if fault == "access_denied":  # the earlier part cannot be read
         del files[minute(0)]
     assert uploader.drain(uploader.clock() + 90)
     found = faulty_s3.below(PREFIX)
@@ -136,7 +136,7 @@ def test_files_that_appear_change_and_vanish_during_uploads(faulty_s3, tmp_path,
     assert {key: found.get(key) for key in files} == files
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ten_thousand_files(faulty_s3, tmp_path):
     files = {trace(number): b"%d" % number for number in range(10_000)}
     for key, data in files.items():

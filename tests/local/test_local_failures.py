@@ -1,5 +1,8 @@
 """Failures end the job as Failed with a reason, in bounded time, and leave no process behind."""
 
+import contextlib
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -85,6 +88,40 @@ def test_missing_profile_bucket_does_not_fail_the_training(bench):
     job = bench.run("print(1)", ProfilerConfig={"S3OutputPath": "s3://there-is-no-such-bucket/x"})
     assert job["TrainingJobStatus"] == "Completed"
     assert any("could not be uploaded" in line for line in bench.lines(job["TrainingJobName"]))
+
+
+def test_a_monitor_that_ends_during_the_job_is_reported_and_restarted(bench):
+    name = bench.start(
+        "import time\nprint('ready', flush=True)\ntime.sleep(60)\n",
+        ProfilerConfig={"S3OutputPath": f"s3://{bench.local.bucket}/restarted"},
+    )
+    bench.wait_for_line(name, "ready")
+
+    def monitor() -> int | None:
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                words = path.read_bytes().split(b"\0")
+                if words[1:4] == [b"-m", b"sm_profiler", b"monitor"] and f"/{name}/".encode() in b" ".join(words):
+                    return int(path.parent.name)
+        return None
+
+    first = bench.until(monitor, bool)
+    os.kill(first, signal.SIGKILL)
+    bench.wait_for_line(name, "system metrics of algo-1 ended with exit code 137 (SIGKILL); restarting them")
+    assert bench.until(monitor, lambda found: found and found != first)
+    bench.sagemaker.stop_training_job(TrainingJobName=name)
+    bench.wait(name)
+
+
+def test_a_missing_profile_bucket_is_reported_at_once(bench):
+    name = bench.start(
+        "import time\ntime.sleep(60)\n", ProfilerConfig={"S3OutputPath": "s3://there-is-no-such-bucket/x"}
+    )
+    bench.wait_for_line(name, "the bucket does not exist")
+    job = bench.describe(name)
+    assert (job["TrainingJobStatus"], job["ProfilingStatus"]) == ("InProgress", "Disabled")
+    bench.sagemaker.stop_training_job(TrainingJobName=name)
+    bench.wait(name)
 
 
 def test_missing_model_bucket_fails_the_job(bench):

@@ -1,6 +1,7 @@
 """Rule jobs: start, status, output and end, as clients of the service see them."""
 
 import json
+import time
 
 import pytest
 
@@ -103,6 +104,29 @@ def test_rules_can_be_added_to_a_running_job(bench):
     bench.sagemaker.stop_training_job(TrainingJobName=name)
     assert bench.wait(name)["TrainingJobStatus"] == "Stopped"
     assert final_rules(bench, name)[0]["RuleEvaluationStatus"] in FINAL
+
+
+def test_system_metrics_continue_after_an_update_with_rules(bench):
+    """The update's request restarts sampling and starts a rule, and ends while both are running."""
+    name = bench.start(
+        "import time\nprint('ready', flush=True)\ntime.sleep(12)\n",
+        ProfilerConfig={
+            "S3OutputPath": f"s3://{bench.local.bucket}/updated", "ProfilingIntervalInMilliseconds": 500
+        },
+    )  # fmt: skip
+    bench.wait_for_line(name, "ready")
+    bench.sagemaker.update_training_job(
+        TrainingJobName=name,
+        ProfilerConfig={"ProfilingIntervalInMilliseconds": 100},
+        ProfilerRuleConfigurations=[rule()],
+    )
+    updated = time.time()
+    bench.wait(name)
+    rows = []
+    for key in bench.keys(f"updated/{name}/profiler-output/system/incremental/"):
+        body = bench.s3.get_object(Bucket=bench.local.bucket, Key=key)["Body"]
+        rows += [json.loads(line) for line in body.read().splitlines()]
+    assert max(row["Timestamp"] for row in rows if row["Type"] == "memory") > updated + 6
 
 
 def processing(bench, name, **more):
