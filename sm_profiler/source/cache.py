@@ -1,19 +1,26 @@
-"""A columnar copy of what was read, for the next time: Arrow IPC files in the user's cache folder, mapped into memory.
+"""Columnar copies of profiles that were read, for the next time: Arrow IPC files that are mapped into memory.
 
-A copy holds files of a job, each with its identity (size, and ETag or time of change).  It is used as long as all of them
-are still there, unchanged; other files are read as ever.
+A copy holds files of a job, each with its identity (size, and ETag or time of change). It is used as long as all of them
+are unchanged; other files are parsed.
+
+Arrow does not survive damaged files, so the name of a copy contains its checksum, and a copy of another user is never
+opened. Nothing is deleted but copies by their name in a folder that this module has made and marked.
 """
 
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
+import re
+import stat
 import tempfile
 import threading
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import attrs
 import msgspec
@@ -33,8 +40,17 @@ except ImportError:  # rules and reports do without
     pa = ipc = None
 
 VERSION = 1
-WORTH_BYTES = 4 << 20  # less is read faster than it is looked up
+VARIABLE = "SM_PROFILER_CACHE"
+WORTH_BYTES = 4 << 20  # less than this is parsed faster than it is looked up
 MAX_BYTES = 8 << 30
+_OFF = frozenset({"off", "no", "none", "false", "0"})
+_FOLDER = "sm-profiler-copies"
+_MARKER = "CACHEDIR.TAG"  # backup programs know it, too
+_MARK = (
+    b"Signature: 8a477f597d28d172789f06886806bc55\n# Copies of profiles, made by sm-profiler; they may be deleted.\n"
+)
+_SOURCE_NAME = re.compile(r"[0-9a-f]{24}")
+_COPY_NAME = re.compile(r"(?P<kind>system|events)-(?P<checksum>[0-9a-f]{8})\.arrow")
 _KEY = b"sm_profiler"
 _KINDS = {"<f8": pa.float64, "<i8": pa.int64, "<i4": pa.int32, "|i1": pa.int8} if pa else {}
 _writing: list[threading.Thread] = []
@@ -70,13 +86,13 @@ _HEADER = msgspec.msgpack.Decoder(_Header)
 
 @attrs.frozen(eq=False)
 class Reading:
-    """What became of one file of a copy.
+    """Result of reading one file of a copy.
 
     Attributes:
         item: the file.
-        rows: how many rows it gave.
-        outcome: how the reading ended.
-        metadata: our own records in it.
+        rows: number of its rows.
+        outcome: the outcome.
+        metadata: sm-profiler's own records in it.
     """
 
     item: Item
@@ -92,7 +108,7 @@ class Copy:
     Attributes:
         columns: the rows of all of them.
         readings: the files, in their order.
-        streams: what was open after the last of them.
+        streams: the events still open after the last of them.
     """
 
     columns: Any
@@ -103,22 +119,25 @@ class Copy:
 class Cache:
     """The copies of one source."""
 
-    def __init__(self, uri: str) -> None:
-        name = hashlib.sha256(uri.encode(errors="surrogateescape")).hexdigest()[:24]
-        self.folder = cache_root() / name
+    def __init__(self, uri: str, root: Path) -> None:
+        self.root = root
+        self.folder = root / hashlib.sha256(os.fsencode(uri)).hexdigest()[:24]
 
     @classmethod
     def of(cls, uri: str, *, wanted: bool) -> Cache | None:
-        """The cache of a source; None where none is wanted, or pyarrow is not installed."""
-        return cls(os.path.realpath(uri) if "://" not in uri else uri) if wanted and pa is not None else None
+        """Return the cache of a source; None if it is not wanted or switched off, or pyarrow is not installed."""
+        root = cache_root() if wanted and pa is not None else None
+        return cls(os.path.realpath(uri) if "://" not in uri else uri, root) if root else None
 
     def load(self, items: Sequence[Item], *, system: bool) -> Copy | None:
-        """The copy of files among `items`; None where there is none, or one of its files is not among them any more."""
-        path = self._path(system=system)
+        """Return the copy of files among `items`; None if there is none, or one of its files has gone or changed."""
         wait_for_copies()
+        copies = self._copies(system=system)
+        if not copies:
+            return None
+        path = max(copies).path
         try:
-            with pa.memory_map(str(path)) as source:
-                table = ipc.open_file(source).read_all()
+            table = ipc.open_file(_checked(path)).read_all()
             header = _HEADER.decode(table.schema.metadata[_KEY])
             by_key = {item.info.key: item for item in items}
             kept = [by_key.get(file.key) for file in header.files]
@@ -144,7 +163,7 @@ class Cache:
         return Copy(columns, readings, streams)
 
     def save(self, copy: Copy, *, system: bool) -> None:
-        """Keep a copy for the next time; it is written in the background, and not at all where that cannot be done."""
+        """Keep a copy for the next time. It is written in the background; failures are ignored."""
         thread = threading.Thread(target=self._save, args=(copy, system), name="sm-profiler-copy")
         _writing.append(thread)
         thread.start()
@@ -164,49 +183,143 @@ class Cache:
             for each in copy.readings
         ]
         left = [(n, k, event.key, event.head, event.start_us, event.args) for n, k, event in copy.streams.left()]
-        header = msgspec.msgpack.encode(_Header(VERSION, files, left))
-        names = [field.name for field in attrs.fields(type(copy.columns))]
-        arrays = [_to_arrow(getattr(copy.columns, name)) for name in names]
-        batch = pa.record_batch(arrays, names).replace_schema_metadata({_KEY: header})
-        # A full disk, a read-only home: the next time is slower, that is all.
-        with suppress(OSError, pa.ArrowException):
-            self.folder.mkdir(parents=True, exist_ok=True)
+        # A full disk, a read-only home, numbers too large for the header: the next time is slower, that is all.
+        with suppress(OSError, ValueError, OverflowError, pa.ArrowException):
+            header = msgspec.msgpack.encode(_Header(VERSION, files, left))
+            names = [field.name for field in attrs.fields(type(copy.columns))]
+            arrays = [_to_arrow(getattr(copy.columns, name)) for name in names]
+            batch = pa.record_batch(arrays, names).replace_schema_metadata({_KEY: header})
+            _make_root(self.root)
+            self.folder.mkdir(exist_ok=True, mode=0o700)
             self._make_room(batch.nbytes)
             handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
             try:
-                with os.fdopen(handle, "wb") as file, ipc.new_file(file, batch.schema) as writer:
-                    writer.write_batch(batch)
-                Path(temporary).replace(self._path(system=system))
+                with os.fdopen(handle, "wb") as file:
+                    summed = _Summed(file)
+                    with ipc.new_file(pa.PythonFile(summed, "w"), batch.schema) as writer:
+                        writer.write_batch(batch)
+                earlier = [kept.path for kept in self._copies(system=system)]
+                written = self.folder / f"{_kind(system=system)}-{summed.checksum:08x}.arrow"
+                Path(temporary).replace(written)
+                for path in earlier:
+                    if path != written:
+                        path.unlink(missing_ok=True)
             finally:
                 with suppress(OSError):
                     Path(temporary).unlink(missing_ok=True)
 
-    def _path(self, *, system: bool) -> Path:
-        return self.folder / ("system.arrow" if system else "events.arrow")
+    def _copies(self, *, system: bool) -> list[_Kept]:
+        return [kept for kept in _copies_in(self.folder) if kept.path.name.startswith(_kind(system=system))]
 
     def _make_room(self, wanted: int) -> None:
-        kept = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in cache_root().glob("*/*.arrow"))
-        held = sum(size for _, size, _ in kept)
-        for _, size, path in kept:
+        """Delete the oldest copies, so that all of them with a new one take MAX_BYTES at most."""
+        found: list[_Kept] = []
+        for folder in self.root.iterdir():
+            if _SOURCE_NAME.fullmatch(folder.name) and not folder.is_symlink():
+                found += _copies_in(folder)
+        held = sum(kept.size for kept in found)
+        for kept in sorted(found):
             if held + wanted <= MAX_BYTES:
                 return
-            path.unlink(missing_ok=True)
-            held -= size
+            kept.path.unlink(missing_ok=True)
+            held -= kept.size
+
+
+class _Kept(NamedTuple):
+    """A copy on disk; sorts by age."""
+
+    mtime: float
+    size: int
+    path: Path
+
+
+class _Summed:
+    """A file that Arrow writes to, with the checksum of its bytes."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.checksum = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        self.checksum = zlib.crc32(data, self.checksum)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Leave the file to its owner."""
+
+
+def _kind(*, system: bool) -> str:
+    return "system" if system else "events"
+
+
+def _copies_in(folder: Path) -> Iterator[_Kept]:
+    """Yield the copies in a folder: files of this user with the name of a copy."""
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError:
+        return
+    for path in paths:
+        with suppress(OSError):
+            status = path.lstat()
+            if _COPY_NAME.fullmatch(path.name) and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+                yield _Kept(status.st_mtime, status.st_size, path)
+
+
+def _checked(path: Path) -> Any:
+    """Map a copy into memory.
+
+    Raises:
+        ValueError: its contents do not have the checksum in its name.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    name = _COPY_NAME.fullmatch(path.name)
+    if name is None or zlib.crc32(mapped) != int(name["checksum"], 16):
+        raise ValueError(path)
+    return pa.BufferReader(pa.py_buffer(mapped))
+
+
+def _make_root(root: Path) -> None:
+    """Make the folder of all copies, unless it is there with its mark.
+
+    Raises:
+        OSError: it cannot be made, or another program has made it.
+    """
+    if not root.exists():
+        root.parent.mkdir(parents=True, exist_ok=True)
+        # It gets its name with its mark in it already; of two processes that make it the first wins.
+        made = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}-", dir=root.parent))
+        (made / _MARKER).write_bytes(_MARK)
+        try:
+            made.rename(root)
+        except OSError:
+            (made / _MARKER).unlink()
+            made.rmdir()
+    if root.lstat().st_uid != os.geteuid() or (root / _MARKER).read_bytes() != _MARK:
+        raise PermissionError(root)
 
 
 def wait_for_copies() -> None:
-    """Wait until the copies that this process is writing are written."""
+    """Wait until this process has written its copies."""
     while _writing:
         _writing.pop().join()
 
 
 def is_writing() -> bool:
-    """Whether this process is writing a copy, and so still needs the columns of it."""
+    """Return whether this process is writing a copy, and so still needs its columns."""
     return any(thread.is_alive() for thread in _writing)
 
 
 def _is_between(items: Sequence[Item], mine: Sequence[Item]) -> bool:
-    """Whether a file not in the copy comes before one that is, in the same stream: what it leaves open ends there."""
+    """Return whether a file outside the copy precedes one of its stream: events open in it may end in the copy."""
     last: dict[tuple[str, str], tuple[int, bool, int, str]] = {}
     for item in mine:
         stream = (item.node, item.kind)
@@ -216,16 +329,19 @@ def _is_between(items: Sequence[Item], mine: Sequence[Item]) -> bool:
     return any(item.order < last.get((item.node, item.kind), item.order) for item in others)
 
 
-def cache_root() -> Path:
-    """The folder of all copies: SM_PROFILER_CACHE, else `sm-profiler` in the user's cache folder."""
-    named = os.environ.get("SM_PROFILER_CACHE")
+def cache_root() -> Path | None:
+    """Return the folder of all copies, in SM_PROFILER_CACHE or in the user's cache folder; None if it is switched off."""
+    named = os.environ.get(VARIABLE)
     if named:
-        return Path(named)
+        return None if named.strip().lower() in _OFF else Path(named) / _FOLDER
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "sm-profiler"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "sm-profiler" / _FOLDER
+    except RuntimeError:  # a user without a home
+        return None
 
 
-# pyarrow's own conversions from and to numpy would load pandas, half a second for nothing.
+# pyarrow's own conversions from and to numpy would import pandas, which takes half a second.
 def _to_arrow(column: Any) -> Any:
     if isinstance(column, Category):
         return pa.DictionaryArray.from_arrays(_numbers(column.codes), pa.array(column.values, pa.string()))
