@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-# A process of ours is neither a training to be profiled nor an interactive session.
+# Such a process is neither a training to be profiled nor an interactive session.
 _HIDDEN = frozenset({"SM_PROFILER_AUTO", "PYTHONINSPECT", "PYTHONSTARTUP"})
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
@@ -65,7 +65,7 @@ def start_module(  # noqa: PLR0913 - the options of Popen that our processes dif
 class Helper:
     """A process that answers requests over two pipes of its own.
 
-    Its standard streams carry no protocol: whatever is printed in it, at the start of the interpreter too, does no harm.
+    Its standard streams carry no protocol: output printed in it, even at the start of the interpreter, does no harm.
 
     Attributes:
         process: the process.

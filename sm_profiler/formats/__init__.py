@@ -1,5 +1,4 @@
-"""File names and layout, records, writers and tolerant readers: what the rooms share.
+"""File formats of profiler output: names, columns, writers, and readers that tolerate damage.
 
-Import the module you need: `layout` and the writers need nothing but the standard library and msgspec (the hook uses
-them in the training process), the readers and `columns` need numpy.
+Files are bytes here, from any storage; this package imports no other.
 """

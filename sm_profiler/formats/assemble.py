@@ -1,4 +1,4 @@
-"""The rows of many files as one table."""
+"""Concatenation of the rows of many files."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sm_profiler.formats.trace_rows import TraceRows
 
 
 class _Column:
-    """A column that is filled file by file."""
+    """A column filled file by file."""
 
     def __init__(self, kind: type[np.generic], capacity: int) -> None:
         self._rows: NDArray[Any] = np.empty(capacity, kind)
 
     def part(self, span: slice, capacity: int) -> NDArray[Any]:
-        """The rows of a span, to be filled."""
+        """Return the rows of a span, to be filled."""
         if span.stop > len(self._rows):
             grown = np.empty(capacity, self._rows.dtype)
             grown[: span.start] = self._rows[: span.start]
@@ -28,37 +28,37 @@ class _Column:
         return self._rows[span]
 
     def rows(self, count: int) -> NDArray[Any]:
-        """The column.  Memory that it was given and has not used was never touched, and so takes no place."""
+        """Return the column. Reserved memory beyond it was never touched, so it takes no space."""
         return self._rows[:count]
 
 
 class _Texts(_Column):
-    """A category column that is filled file by file."""
+    """A category column filled file by file."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(np.int32, capacity)
         self._numbers = Numbering()
 
     def fill(self, codes: NDArray[Any], table: Iterable[str], rows: NDArray[np.int32]) -> None:
-        """Set the codes of a part: `rows` says which text of the table each row has."""
+        """Set the codes of a part; `rows` holds the index of each row's text in the table."""
         numbers = np.fromiter(map(self._numbers.__getitem__, table), np.int32)
         if len(numbers):
             np.take(numbers, rows, out=codes, mode="clip")
 
     def fill_one(self, codes: NDArray[Any], text: str) -> None:
-        """Set the same text for a part."""
+        """Set one text for all rows of a part."""
         codes[:] = self._numbers[text]
 
     def category(self, count: int) -> Category:
-        """The column."""
+        """Return the column."""
         return Category(self.rows(count), tuple(self._numbers))
 
 
-class _Assembly:
-    """A table that grows file by file, so that what a file gave can be let go at once."""
+class _Assembler:
+    """A table that grows file by file, so that the rows of each file can be freed at once."""
 
     def __init__(self, capacity: int) -> None:
-        """`capacity`: how many rows it will probably have."""
+        """Start with no rows; `capacity` is their expected number."""
         self._count = 0
         self._capacity = capacity
 
@@ -70,7 +70,7 @@ class _Assembly:
         return span
 
 
-class SystemAssembly(_Assembly):
+class SystemAssembler(_Assembler):
     """Rows of files of system metrics, in their order."""
 
     def __init__(self, capacity: int = 0) -> None:
@@ -79,7 +79,7 @@ class SystemAssembly(_Assembly):
         self._texts = [_Texts(capacity) for _ in range(4)]
 
     def add(self, rows: SystemRows) -> None:
-        """Take a file's rows."""
+        """Append a file's rows."""
         span = self._span(len(rows.head))
         for column, values in zip(self._numbers, (rows.timestamp, rows.value), strict=True):
             column.part(span, self._capacity)[:] = values
@@ -87,13 +87,13 @@ class SystemAssembly(_Assembly):
             text.fill(text.part(span, self._capacity), (head[place] for head in rows.heads), rows.head)
 
     def columns(self) -> SystemColumns:
-        """All rows."""
+        """Return all rows."""
         timestamp, value = (column.rows(self._count) for column in self._numbers)
         kind, name, dimension, node = (text.category(self._count) for text in self._texts)
         return SystemColumns(timestamp, value, node, kind, name, dimension)
 
 
-class EventAssembly(_Assembly):
+class EventAssembler(_Assembler):
     """Events of trace files, in their order."""
 
     def __init__(self, capacity: int = 0) -> None:
@@ -105,7 +105,7 @@ class EventAssembly(_Assembly):
         self._track = _Column(np.int64, capacity)
 
     def add(self, rows: TraceRows) -> None:
-        """Take a file's events."""
+        """Append a file's events."""
         head, argument = rows.head, rows.argument
         span = self._span(len(head))
         for column, values in zip(self._times, (rows.start_us, rows.duration_us), strict=True):
@@ -131,7 +131,7 @@ class EventAssembly(_Assembly):
             np.copyto(numbers[2], own, where=numbers[2] < 0)
 
     def columns(self) -> EventColumns:
-        """All events."""
+        """Return all events."""
         count = self._count
         start, duration = (column.rows(count) for column in self._times)
         texts = (self._name, self._phase, self._node, self._kind, self._args)
@@ -142,11 +142,11 @@ class EventAssembly(_Assembly):
 
 
 def event_columns(parts: Iterable[TraceRows]) -> EventColumns:
-    """The events of all parts, in their order."""
-    assembly = EventAssembly()
+    """Concatenate the events of all parts."""
+    assembler = EventAssembler()
     for part in parts:
-        assembly.add(part)
-    return assembly.columns()
+        assembler.add(part)
+    return assembler.columns()
 
 
 def _look_up(column: NDArray[Any], values: Any, rows: NDArray[np.int32]) -> None:

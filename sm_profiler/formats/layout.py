@@ -46,7 +46,7 @@ _TRACE_FILE = re.compile(
     r"(?P<kind>pythontimeline|model_timeline|horovod_timeline|smdataparallel_timeline|[^/_]+)\.json",
 )
 _DETAILED_FILE = re.compile(
-    rf"framework/(?P<framework>[^/]+)/{DETAILED}/(?P<folder>(?P<hour>[^/]+)/(?P<step>{_WHOLE}))/(?P<rest>.*\.trace\.json(?:\.gz)?)",
+    rf"framework/(?P<framework>[^/]+)/{DETAILED}/(?P<folder>(?P<hour>[0-9]{{10}})/(?P<step>{_WHOLE}))/(?P<rest>.*\.trace\.json(?:\.gz)?)",
 )
 _METADATA_FILE = re.compile(
     rf"framework/(?P<framework>[^/]+)/{DETAILED}/(?P<folder>[^/]+/{_WHOLE})/(?:.*/)?"

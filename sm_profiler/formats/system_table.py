@@ -1,7 +1,7 @@
-"""System metric files in the form that profilers write, as a table: Arrow splits them, in several threads at once if asked.
+"""System metric files in the form that profilers write, split by Arrow, which may run in several threads.
 
-The lines of such a file have the same keys in the same order and no blanks.  With the commas and closing braces made
-colons they are a table of values between names.  Anything else is left to the patient reader.
+The lines of such a file have the same keys in the same order and no blanks. With commas and closing braces replaced by
+colons they are a table of values between names. `system_reader` reads all other files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sm_profiler.formats.system_reader import Head, SystemRows
 _KEYS = ('{"Type"', '"Name"', '"Dimension"', '"Value"', '"NodeId"', '"Timestamp"')
 _NUMBERS = {"Value", "Timestamp"}
 _NAMES = [key.strip('{"') for key in _KEYS]
-_END = "end"  # behind the closing brace there is nothing
+_END = "end"  # nothing follows the closing brace
 _COLUMNS = [column for key in _NAMES for column in (f"key of {key}", key)] + [_END]
 _ONE_MARK = bytes.maketrans(b",}", b"::")
 _TEXT = pa.dictionary(pa.int32(), pa.string())
@@ -28,17 +28,17 @@ _CONVERT = csv.ConvertOptions(
     null_values=[],
     strings_can_be_null=False,
 )
-_POOL = pa.system_memory_pool()  # Arrow's own keeps what it has had
+_POOL = pa.system_memory_pool()  # Arrow's own keeps freed memory
 _MAX_BYTES = 1 << 30  # of a block of Arrow's
 _MAX_HEADS = 1 << 40  # combinations of texts that are numbered
 
 
 def read_table(data: bytes, node: str) -> SystemRows | None:
-    """The rows of a file in the usual form; None for any other file.
+    """Return the rows of a file in the usual form; None for any other file.
 
     Args:
         data: the file.
-        node: the node its name tells, for records whose node is empty.
+        node: the node in the file's name, for records whose node is empty.
     """
     if not data.startswith(b'{"Type":"') or b"\\" in data or b"\r" in data or len(data) > _MAX_BYTES:
         return None
@@ -64,12 +64,12 @@ def read_table(data: bytes, node: str) -> SystemRows | None:
 
 
 def _values(column: Any, kind: type[np.generic]) -> NDArray[Any]:
-    # Arrow's own conversions from and to numpy would load pandas, half a second for nothing.
+    # Arrow's own conversions from and to numpy would import pandas, which takes half a second.
     return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * np.dtype(kind).itemsize)
 
 
 def _texts(column: Any) -> list[str] | None:
-    """The texts between their quotation marks; None if one of them is no such text."""
+    """Return the texts between quotation marks; None if one of them has none, or needs decoding."""
     quoted = column.dictionary.to_pylist()
     texts = [text[1:-1] for text in quoted]
     sound = all(
@@ -80,14 +80,14 @@ def _texts(column: Any) -> list[str] | None:
 
 
 def release_unused() -> None:
-    """Give the memory that reading tables took back to the system."""
+    """Return unused memory to the operating system."""
     _POOL.release_unused()
 
 
 def _heads(
     numbers: list[NDArray[np.int64]], texts: list[list[str]], node: str
 ) -> tuple[NDArray[np.int32], tuple[Head, ...]]:
-    """Which combination of texts each row has, and the combinations in order of first appearance."""
+    """Return the index of each row's combination of texts, and the combinations in order of first appearance."""
     mixed = numbers[0]
     for column, values in zip(numbers[1:], texts[1:], strict=True):
         mixed = mixed * len(values) + column

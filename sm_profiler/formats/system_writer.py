@@ -1,4 +1,4 @@
-"""Writes system metrics: JSON lines, one file a minute and node, under a `.tmp` name until its minute is over."""
+"""Writer of system metrics: JSON lines, one file per minute and node, under a `.tmp` name until the minute is over."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from sm_profiler.formats.layout import SYSTEM_FOLDER, TEMPORARY, SystemFile
 from sm_profiler.formats.trace_writer import quoted
 
 MINUTE_S = 60
+_MAX_DIGITS = 11  # of a minute in a file's name
+_MAX_HEADS = 10_000  # names of devices come and go
 
 
 class Measurement(NamedTuple):
@@ -28,13 +30,13 @@ class Measurement(NamedTuple):
 
 @attrs.define(eq=False)
 class SystemWriter:
-    """System metric files of one node.
+    """Writer of the system metric files of one node.
 
     Attributes:
         root: the `profiler-output` folder on this machine.
         node: `algo-1`.
-        dropped: rows that the disk did not take.
-        error: the first failure in words, or "".
+        dropped: number of lost rows.
+        error: description of the first failure, or "".
     """
 
     root: Path = attrs.field(converter=Path)
@@ -46,9 +48,9 @@ class SystemWriter:
     _heads: dict[tuple[str, str, str], str] = attrs.field(factory=dict, init=False)
 
     def write(self, timestamp: float, rows: Iterable[Measurement]) -> None:
-        """Append the rows of one family of a tick, which share a time (seconds since the epoch).
+        """Append rows that share a time (seconds since the epoch); values that are not finite are left out.
 
-        Never raises for the disk.  Values that are no number are left out: JSON has no word for them.
+        Failures of the disk raise no error.
         """
         rows = [row for row in rows if math.isfinite(row.value)]
         if not rows:
@@ -66,12 +68,12 @@ class SystemWriter:
             self.error = self.error or f"{error.strerror or error} ({error.filename or self.root})"
 
     def tick(self, now: float) -> None:
-        """Finish the open file once its minute is over."""
+        """Finish the open file if its minute is over."""
         if self._fd >= 0 and now >= self._minute + MINUTE_S:
             self.finish()
 
     def finish(self) -> None:
-        """Close the open file and give it its final name; rows join a file of the same minute that is already there."""
+        """Close the open file and give it its final name, or append it to an existing file of the same minute."""
         if self._fd < 0:
             return
         with contextlib.suppress(OSError):
@@ -86,12 +88,14 @@ class SystemWriter:
         key = (row.type, row.name, row.dimension)
         head = self._heads.get(key)
         if head is None:
+            if len(self._heads) >= _MAX_HEADS:
+                self._heads.clear()
             parts = (quoted(row.type), quoted(row.name), quoted(row.dimension))
             head = self._heads[key] = '{{"Type":{},"Name":{},"Dimension":{},'.format(*parts)
         return head
 
     def _put(self, data: bytes) -> None:
-        """Write all or nothing: what got through of a failed write is cut off again."""
+        """Write all or nothing: the file is truncated to its former size after a failed write."""
         size, done = os.fstat(self._fd).st_size, 0
         try:
             while done < len(data):
@@ -109,18 +113,18 @@ class SystemWriter:
 
 
 def temporary_path(root: Path, node: str, minute: int) -> Path:
-    """Where a minute's rows stand while it lasts."""
+    """Return the path of a minute's rows while it lasts."""
     return root / SYSTEM_FOLDER / f"{minute}.{node}.json{TEMPORARY}"
 
 
 def publish_minute(root: Path, node: str, minute: int) -> None:
-    """Give a minute's rows their final name, or append them to the file that has it already."""
+    """Give a minute's rows their final name, or append them to an existing file of that name."""
     path, target = temporary_path(root, node, minute), root / SystemFile(node, minute).path
     target.parent.mkdir(parents=True, exist_ok=True)
     if not target.exists():
         path.rename(target)
         return
-    # Both together under a name that no reader takes, then at once under theirs.
+    # Readers ignore the temporary name, so they see either the old or the joined file.
     joined = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
     joined.write_bytes(target.read_bytes() + path.read_bytes())
     joined.rename(target)
@@ -128,11 +132,14 @@ def publish_minute(root: Path, node: str, minute: int) -> None:
 
 
 def recover_minutes(root: Path | str, node: str) -> int:
-    """Publish minutes that a killed monitor of this node left open; returns how many.  Call it only while no monitor runs."""
+    """Publish the minutes that a killed monitor of this node left open, and return their number.
+
+    No monitor of this node may be running.
+    """
     ending, count = f".{node}.json{TEMPORARY}", 0
     for path in sorted(Path(root, SYSTEM_FOLDER).glob(f"*{ending}")):
         minute = path.name.removesuffix(ending)
-        if minute.isdigit():
+        if minute.isascii() and minute.isdigit() and len(minute) <= _MAX_DIGITS:
             with contextlib.suppress(OSError):
                 publish_minute(Path(root), node, int(minute))
                 count += 1

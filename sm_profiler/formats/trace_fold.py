@@ -96,7 +96,9 @@ class Announcements:
         elif record.name and record.name.startswith(event_names.OWN):
             if len(self.metadata) < MAX_METADATA:
                 args = validated(args)
-                self.metadata.append({"name": record.name, "ph": "M", "pid": record.pid, "args": args, "node": node})
+                self.metadata.append(
+                    {"name": record.name, "ph": "M", "pid": whole(record.pid), "args": args, "node": node}
+                )
             else:
                 self.lost += 1
         self.count += 1
@@ -277,4 +279,5 @@ class TraceFold:
         return head_of(record.name, self._phase(record), record.pid, record.tid)
 
     def _key(self, record: TraceRecord) -> Key:
-        return self._phase(record), record.tid if isinstance(record.tid, (int, str)) else 0
+        thread = record.tid if isinstance(record.tid, str) else whole(record.tid)
+        return self._phase(record), 0 if thread is None else thread

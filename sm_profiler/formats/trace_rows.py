@@ -1,4 +1,4 @@
-"""Trace events of one file, as compact as they repeat: times, and numbers of heads and arguments."""
+"""Trace events of one file in compact form: times, and indices of repeating heads and arguments."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from numpy.typing import NDArray
 
 from sm_profiler.formats.columns import Floats, Ints
 
-Key = tuple[str, int | str]  # phase and thread: what a begin and its end have in common
+Key = tuple[str, int | str]  # phase and thread, which a begin and its end share
 Head = tuple[str, str, int, int]  # name, phase, track (the trace's own process number), thread
-Arguments = tuple[
-    int, int, int, int, int, int, str
-]  # step, pid, thread, worker, workers, pin_memory, the others as JSON
+# step, pid, thread, worker, workers, pin_memory, the others as JSON
+Arguments = tuple[int, int, int, int, int, int, str]
 
 NO_ARGUMENTS: Arguments = (-1, -1, -1, -1, -1, -1, "")
-INSTANT = '{"ph":"i"'  # what the arguments of an instant begin with
 _INT64, _INT32 = 1 << 63, 1 << 31
 _Long = Annotated[int, msgspec.Meta(ge=-_INT64, le=_INT64 - 1)]
 _Short = Annotated[int, msgspec.Meta(ge=-_INT32, le=_INT32 - 1)]
@@ -28,7 +26,7 @@ _LEFT_OUT = {"step_num", "pid", "thread_id", "worker_id", "num_workers", "pin_me
 
 @attrs.frozen
 class OpenEvent:
-    """An event that has begun and not ended within its file."""
+    """An event without an end in its file."""
 
     key: Key
     head: Head
@@ -51,13 +49,13 @@ class TraceRows:
 
     Attributes:
         start_us, duration_us: as in EventColumns.
-        head, argument: int32; which of `heads` and which row of `numbers` each event has.
+        head, argument: int32; indices of each event into `heads` and the rows of `numbers`.
         heads: (name, phase, track, thread).
         numbers: int64, shape (rows, 6): step, pid, thread, worker, workers and pin_memory of each text of arguments.
-        others: the other arguments of each row of `numbers` as JSON; empty where no row has any.
+        others: the other arguments of each row of `numbers` as JSON; empty if no row has any.
         node, kind: the file's; see EventColumns.
-        metadata: our own metadata records, as they stand in the file.
-        loose_ends, open_events: what the file alone cannot join, in its order; the ends come before the begins.
+        metadata: sm-profiler's own metadata records in the file.
+        loose_ends, open_events: ends and begins without a counterpart in the file; all ends precede all begins.
     """
 
     start_us: Floats
@@ -75,7 +73,7 @@ class TraceRows:
 
 
 class _Known(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """Arguments that hold nothing but what has a column."""
+    """Arguments that all have a column."""
 
     step_num: _Long | Annotated[str, msgspec.Meta(pattern="^[0-9]{1,18}$")] = -1
     pid: _Long = -1
@@ -91,10 +89,10 @@ _KNOWN_KEYS = ("pid", "thread_id", "worker_id", "num_workers")
 
 
 def argument_tables(texts: Collection[bytes]) -> tuple[Ints, tuple[str, ...]]:
-    """`numbers` and `others` of these texts of arguments.
+    """Return `numbers` and `others` of texts of arguments.
 
     Raises:
-        msgspec.MsgspecError: one of them is no JSON.
+        msgspec.MsgspecError: one of them is not JSON.
     """
     try:
         known = _ALL_KNOWN.decode(b"[" + b",".join([text or b"{}" for text in texts]) + b"]")
@@ -111,16 +109,16 @@ def argument_tables(texts: Collection[bytes]) -> tuple[Ints, tuple[str, ...]]:
 
 
 def tables_of(parsed: Sequence[Arguments]) -> tuple[Ints, tuple[str, ...]]:
-    """`numbers` and `others` of arguments that are parsed already."""
+    """Return `numbers` and `others` of parsed arguments."""
     numbers = np.array([each[:6] for each in parsed], np.int64).reshape(len(parsed), 6)
     return numbers, tuple(each[6] for each in parsed) if any(each[6] for each in parsed) else ()
 
 
 def parse_arguments(text: bytes | str) -> Arguments:
-    """The known keys of an event's `args` and the others.
+    """Return the known keys of an event's `args`, and the others.
 
     Raises:
-        msgspec.MsgspecError: it is no JSON.
+        msgspec.MsgspecError: the text is not JSON.
     """
     if not text:
         return NO_ARGUMENTS
@@ -153,7 +151,7 @@ def _parse_any(text: bytes | str) -> Arguments:
 
 
 def whole(value: Any, key: str = "") -> int | None:
-    """A whole number out of what writers make of one (`3`, `"3"`, `3.0`), or None."""
+    """Return the whole number that writers mean by `3`, `"3"` or `3.0`; None for other values."""
     if key == "pin_memory":
         return int(value) if isinstance(value, bool) else None
     if isinstance(value, str):
@@ -170,7 +168,7 @@ def whole(value: Any, key: str = "") -> int | None:
 
 
 def instant_arguments(text: bytes | str, scope: str) -> bytes:
-    """The arguments of an instant, marked as such."""
+    """Return the arguments of an instant, marked as such."""
     mark = {"ph": "i"} | ({"s": scope} if scope else {})
     args = msgspec.json.decode(text) if text else None
     if isinstance(args, dict):
@@ -179,15 +177,15 @@ def instant_arguments(text: bytes | str, scope: str) -> bytes:
 
 
 def join_loose(rows: TraceRows, stacks: dict[Key, list[OpenEvent]]) -> tuple[TraceRows | None, list[OpenEvent], int]:
-    """Join the ends of a file with what its stream's earlier files left open.
+    """Join the ends of a file with the open events of its stream's earlier files.
 
     Args:
         rows: the file's events.
-        stacks: what is open so far; changed in place.
+        stacks: the open events; changed in place.
 
     Returns:
-        The events joined (None for none), those of them dropped because they end before they begin, and the number of
-        ends that no begin was found for.
+        The joined events (None without any), the begins dropped because their end precedes them, and the number of
+        ends without a begin.
     """
     joined: list[tuple[OpenEvent, LooseEnd]] = []
     backwards: list[OpenEvent] = []

@@ -1,8 +1,8 @@
-"""Writes trace events: one Chrome trace array a file, rotated by size, age and hour, under a `.tmp` name while open.
+"""Writer of trace events: Chrome trace arrays, rotated by size, age and hour, under a `.tmp` name while open.
 
-The writer is synchronous and belongs to one thread; who must not wait (the hook) hands it events from a thread of its own.
-It uses raw file descriptors, so that a forked child inherits no buffer that it could write a second time.  No call raises for
-a disk that is full, read-only or gone: events wait in a bounded backlog, and what does not fit is counted in `dropped`.
+The writer is synchronous and belongs to one thread; the hook, which must not wait, passes events to a background thread.
+Raw file descriptors are used, so that a forked child inherits no buffer that it could write a second time. No call raises
+for a disk that is full, read-only or gone: events wait in a bounded backlog, and those beyond it are counted in `dropped`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ import attrs
 from sm_profiler.formats import event_names
 from sm_profiler.formats.layout import PYTHON_TIMELINE, TEMPORARY, TRACE_FOLDER, TraceFile, hour_folder
 
-BACKLOG_BYTES = 4_000_000  # what may wait for a disk that does not take it
+BACKLOG_BYTES = 4_000_000  # of events that wait for a failing disk
+# Bounds on memory, in names and in characters: names may be generated, a new one for every event.
+_MAX_CACHED = 10_000
+_MAX_CACHED_CHARACTERS = 1_000_000
+_MAX_PHASES = 1000
 
 
 class TraceEvent(NamedTuple):
-    """One event as it is written.
+    """One event to write.
 
     Attributes:
         phase: the trace's process name: `Forward`, `DataLoaderIter` …
@@ -43,40 +47,40 @@ class TraceEvent(NamedTuple):
     kind: str = "X"
 
 
-# What the hook notes of a span: phase, name, start and end in monotonic nanoseconds, step or -1, further arguments.
+# Phase, name, start and end in monotonic nanoseconds, step or -1, further arguments.
 Span: TypeAlias = tuple[str, str, int, int, int, dict[str, Any] | None]
 
 
 def span_args(pid: int, step: int, more: Mapping[str, Any] | None) -> str:
-    """The arguments of a span's event, as JSON."""
+    """Return the arguments of a span's event as JSON."""
     if more:
         return json.dumps({"pid": pid, **({} if step < 0 else {"step_num": str(step)}), **more})
     return f'{{"pid": {pid}}}' if step < 0 else f'{{"pid": {pid}, "step_num": "{step}"}}'
 
 
 def quoted(text: str) -> str:
-    """A text as a JSON string, ASCII only."""
+    """Return a text as a JSON string in ASCII."""
     return json.dumps(text)
 
 
 @attrs.define(eq=False)
 class TraceWriter:
-    """Trace files of one process (rank) and kind.
+    """Writer of the trace files of one process (rank) and kind.
 
     Attributes:
         root: the `profiler-output` folder on this machine.
         source: `<rank or pid>-algo-N`.
-        kind: the files' last name part.
-        max_bytes: a file this large is closed.
-        close_seconds: a file this old is closed.
-        fail_threshold: after so many failures in a row nothing more is tried, and everything is counted as dropped.
-        start_us: what times in the files count from, microseconds since the epoch; by default each file's first event.
-        metadata: gives the arguments of the `sm_profiler/process` record of each new file.
-        age_clock: seconds, never running backwards.
-        dropped: events that were lost.
-        error: the first failure in words, or "".
-        written: bytes put on disk so far.
-        files: finished files so far.
+        kind: last part of the files' names.
+        max_bytes: size at which a file is closed.
+        close_seconds: age at which a file is closed.
+        fail_threshold: failures in a row after which the writer gives up and counts all events as dropped.
+        start_us: origin of the times in the files, microseconds since the epoch; default: each file's first event.
+        metadata: returns the arguments of the `sm_profiler/process` record of each new file.
+        age_clock: monotonic clock, seconds.
+        dropped: number of lost events.
+        error: description of the first failure, or "".
+        written: bytes written so far.
+        files: number of finished files.
     """
 
     root: Path = attrs.field(converter=Path)
@@ -101,10 +105,10 @@ class TraceWriter:
     _hour: str = attrs.field(default="", init=False)
     _phases: dict[str, int] = attrs.field(factory=dict, init=False)
     _announced: set[int] = attrs.field(factory=set, init=False)
-    _heads: dict[tuple[str, str], str] = attrs.field(
-        factory=dict, init=False
-    )  # first parts of spans, for the open file
+    # first parts of spans in the open file, and quoted names
+    _heads: dict[tuple[str, str], str] = attrs.field(factory=dict, init=False)
     _names: dict[str, str] = attrs.field(factory=dict, init=False)
+    _cached: int = attrs.field(default=0, init=False)  # characters in both
     _backlog: list[TraceEvent] = attrs.field(factory=list, init=False)
     _failures: int = attrs.field(default=0, init=False)
 
@@ -115,11 +119,11 @@ class TraceWriter:
 
     @property
     def given_up(self) -> bool:
-        """Whether the disk failed so often that nothing more is tried."""
+        """True after too many failures in a row: nothing more is written."""
         return self._failures >= self.fail_threshold
 
     def write(self, events: Iterable[TraceEvent]) -> None:
-        """Append events, in order; rotates as needed and never raises for the disk's sake."""
+        """Append events in order, rotating as needed; failures of the disk raise no error."""
         todo = [*self._backlog, *events]
         self._backlog = []
         while todo:
@@ -136,20 +140,20 @@ class TraceWriter:
                 return
             self._failures = 0
             todo = todo[count:]
-            if self._size >= self.max_bytes:
+            if self._is_full():
                 self.finish()
 
     def write_spans(self, spans: Sequence[Span], offset_ns: int, pid: int) -> bool:
-        """Append spans to the open file, as `write` would their events but at a third of its cost.
+        """Append spans to the open file, at a third of the cost of `write`.
 
         Args:
             spans: one or more.
-            offset_ns: wall clock minus the clock of the spans.
+            offset_ns: wall clock minus the spans' clock.
             pid: the process, for the arguments.
 
         Returns:
-            False, and nothing is written, where it takes the care that `write` takes: no file is open, another hour
-            begins, the file is nearly full, or the disk fails.
+            Whether the spans were written. If not, `write` must take them: no file is open, another hour begins, the
+            file is nearly full, or the disk fails.
         """
         if self._fd < 0 or self._backlog or self.given_up or len(spans) > (self.max_bytes - self._size) // 64:
             return False
@@ -173,19 +177,19 @@ class TraceWriter:
             return False
         self._announced |= announced
         self._end_us = max(self._end_us, (last_ns + offset_ns) // 1000)
-        if self._size >= self.max_bytes:
+        if self._is_full():
             self.finish()
         return True
 
     def tick(self) -> None:
-        """Close the open file if it is old enough, and try once more what a failing disk did not take."""
+        """Close the open file if it is old enough, and retry the backlog."""
         if self._backlog:
             self.write(())
         if self._fd >= 0 and self.age_clock() - self._opened_at >= self.close_seconds:
             self.finish()
 
     def finish(self) -> None:
-        """Close the open file and give it its final name; the next event opens another."""
+        """Close the open file and give it its final name; the next event opens another one."""
         if self._fd < 0:
             return
         try:
@@ -202,7 +206,7 @@ class TraceWriter:
                 self._fd = -1
 
     def close(self) -> None:
-        """Write what waits, and finish; what still cannot be written is counted."""
+        """Write the backlog and finish the open file; events that still cannot be written are counted."""
         if self._backlog:
             self.write(())
         self.dropped += len(self._backlog)
@@ -210,14 +214,14 @@ class TraceWriter:
         self.finish()
 
     def abandon(self) -> None:
-        """Forget the open file without touching it: in a forked child it belongs to the parent."""
+        """Leave the open file as it is: in a forked child it belongs to the parent."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
         self._fd, self._backlog = -1, []
 
     def _same_hour(self, events: list[TraceEvent], hour: str) -> int:
-        """How many of the first events belong into one file: same hour, and no more than is left of its size."""
+        """Return how many of the first events fit into one file: same hour, within its size."""
         room = max(self.max_bytes - self._size, 0) // 64 + 1
         if hour_folder(events[-1].start_us + events[-1].duration_us) == hour:
             return min(len(events), room)
@@ -236,8 +240,7 @@ class TraceWriter:
             number = self._number(event.phase, lines, announced)
             name = self._names.get(event.name)
             if name is None:
-                if len(self._names) > 10_000:  # noqa: PLR2004 - a bound on memory, not a quantity of the format
-                    self._names.clear()
+                self._make_room(len(event.name))
                 name = self._names[event.name] = quoted(event.name)
             tail = f', "args": {event.args}}}' if event.args else "}"
             length = f', "dur": {event.duration_us}' if event.kind == "X" else ""
@@ -249,7 +252,7 @@ class TraceWriter:
         self._end_us = max(self._end_us, *(event.start_us + event.duration_us for event in events))
 
     def _number(self, phase: str, lines: list[str], announced: set[int]) -> int:
-        """The phase's number; announced in the file before its first event."""
+        """Return the phase's number, which is announced in the file before its first event."""
         number = self._phases.setdefault(phase, len(self._phases) + 1)
         if number not in self._announced and number not in announced:
             announced.add(number)
@@ -258,12 +261,22 @@ class TraceWriter:
         return number
 
     def _head(self, phase: str, name: str, lines: list[str], announced: set[int]) -> str:
-        """What the events of a phase and name begin with, up to their time."""
-        if len(self._heads) > 10_000:  # noqa: PLR2004 - a bound on memory, not a quantity of the format
-            self._heads.clear()
+        """Return the beginning of the events of a phase and name, up to their time."""
+        self._make_room(len(phase) + len(name))
         number = self._number(phase, lines, announced)
         head = self._heads[phase, name] = f'{{"name": {quoted(name)}, "pid": {number}, "ph": "X", "ts": '
         return head
+
+    def _is_full(self) -> bool:
+        return self._size >= self.max_bytes or len(self._announced) > 2 * _MAX_PHASES
+
+    def _make_room(self, characters: int) -> None:
+        """Keep the cached texts within bounds before another one is added."""
+        self._cached += characters
+        if len(self._names) + len(self._heads) >= _MAX_CACHED or self._cached > _MAX_CACHED_CHARACTERS:
+            self._names.clear()
+            self._heads.clear()
+            self._cached = characters
 
     def _open(self, base_us: int, hour: str) -> None:
         folder = self.root / TRACE_FOLDER
@@ -274,6 +287,8 @@ class TraceWriter:
         self._size, self._opened_at, self._hour = 0, self.age_clock(), hour
         self._base_us, self._end_us, self._announced = base_us, 0, set()
         self._heads.clear()
+        if len(self._phases) > _MAX_PHASES:
+            self._phases.clear()  # numbers mean something within a file only
         lines = [
             _metadata("process_name", 0, f'{{"start_time_since_epoch_in_micros": {base_us}}}'),
             _metadata("process_sort_index", 0, '{"sort_index": 0}'),
@@ -290,7 +305,7 @@ class TraceWriter:
             raise
 
     def _put(self, data: bytes) -> None:
-        """Write all or nothing: what got through of a failed write is cut off again."""
+        """Write all or nothing: the file is truncated to its former size after a failed write."""
         done = 0
         try:
             while done < len(data):
@@ -318,7 +333,7 @@ def _metadata(name: str, number: int, args: str) -> str:
 
 
 def _publish(root: Path, path: Path, end_us: int, source: str, kind: str) -> None:
-    """Give a finished file its final name; a name that is taken moves the time by a microsecond."""
+    """Give a finished file its final name, a microsecond later if the name exists."""
     while (target := root / TraceFile(end_us, source, kind).path).exists():
         end_us += 1
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -326,11 +341,13 @@ def _publish(root: Path, path: Path, end_us: int, source: str, kind: str) -> Non
 
 
 def recover_traces(root: Path | str, node: str | None = None) -> int:
-    """Finish files that a killed process left open, and return how many; files of living processes stay.
+    """Finish the files that killed processes left open, and return their number; files of living processes stay.
 
-    Where nodes share the folder, name this one: pids of others say nothing here.
+    Such a file ends at its last flush, possibly in the middle of an event: whole events are kept.
 
-    Such a file ends at its last flush, perhaps in the middle of an event: what is whole is kept.
+    Args:
+        root: the `profiler-output` folder.
+        node: this node, if several share the folder: process ids of other nodes mean nothing here.
     """
     ending, count = f".json{TEMPORARY}", 0
     for path in sorted(Path(root, TRACE_FOLDER).glob(f"*{ending}")):
@@ -357,7 +374,7 @@ def _alive(pid: str) -> bool:
 
 
 def _close_array(path: Path) -> int:
-    """Cut a file behind its last whole line and close the array; returns the end of its last event in microseconds."""
+    """Keep the whole lines of a file and close the array; return the end of its last event in microseconds."""
     base_us, end_us, whole = 0, 0, []
     for line in path.read_bytes().split(b",\n"):
         text = line.strip().removeprefix(b"[").removesuffix(b"]").strip()

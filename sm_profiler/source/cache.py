@@ -45,7 +45,7 @@ WORTH_BYTES = 4 << 20  # less than this is parsed faster than it is looked up
 MAX_BYTES = 8 << 30
 _OFF = frozenset({"off", "no", "none", "false", "0"})
 _FOLDER = "sm-profiler-copies"
-_MARKER = "CACHEDIR.TAG"  # backup programs know it, too
+_MARKER = "CACHEDIR.TAG"  # backup programs skip folders with it
 _MARK = (
     b"Signature: 8a477f597d28d172789f06886806bc55\n# Copies of profiles, made by sm-profiler; they may be deleted.\n"
 )

@@ -1,4 +1,4 @@
-"""Where a training job of SageMaker keeps its profiler output."""
+"""Location of the profiler output of a SageMaker training job."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ try:
 except ImportError as missing:  # pragma: no cover - only imported for the name of a training job
     raise SourceError("opening a training job by its name needs boto3: pip install 'sm-profiler[aws]'") from missing
 
-# A mistyped folder's name ends here too, perhaps on a machine without a network.
+# A mistyped folder name gets here too, possibly on a machine without a network.
 _PATIENCE = Config(connect_timeout=10, retries={"mode": "standard", "total_max_attempts": 3})
 
 
 def describe(name: str, *, region: str | None = None, client: Any = None) -> dict[str, Any]:
-    """DescribeTrainingJob's answer.
+    """Return the response of DescribeTrainingJob.
 
     Raises:
-        SourceError: there is no such job, or it cannot be asked for.
+        SourceError: there is no such job, or the request fails.
     """
     try:
         client = client or boto3.client("sagemaker", region_name=region, config=_PATIENCE)
         answer: dict[str, Any] = client.describe_training_job(TrainingJobName=name)
     except ClientError as error:
-        said = error.response.get("Error", {}).get("Message", str(error))
-        raise SourceError(f"training job {name}: {' '.join(str(said).split())}") from error
+        message = error.response.get("Error", {}).get("Message", str(error))
+        raise SourceError(f"training job {name}: {' '.join(str(message).split())}") from error
     except (BotoCoreError, ValueError) as error:
-        said = " ".join(str(error).split())
-        raise SourceError(f"{name} is neither a folder nor a training job that can be asked for: {said}") from error
+        message = " ".join(str(error).split())
+        raise SourceError(f"{name} is not a folder, and its training job cannot be looked up: {message}") from error
     return answer
 
 
 def profiler_output(name: str, *, region: str | None = None, client: Any = None) -> str:
-    """The s3:// URI of a training job's `profiler-output`.
+    """Return the s3:// URI of a training job's `profiler-output`.
 
     Raises:
         SourceError: there is no such job, or it is not profiled.
@@ -44,7 +44,7 @@ def profiler_output(name: str, *, region: str | None = None, client: Any = None)
     job = describe(name, region=region, client=client)
     path = (job.get("ProfilerConfig") or {}).get("S3OutputPath")
     if not path:
-        # A job launched with the agent carries its configuration in its environment, and its output beside its model.
+        # A job launched with the agent has its configuration in its environment, and its output next to its model.
         path = (job.get("OutputDataConfig") or {}).get("S3OutputPath")
     if not path:
         raise SourceError(f"training job {name} has no profiler output")

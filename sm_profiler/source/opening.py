@@ -1,4 +1,4 @@
-"""From what a user names (a folder, an s3:// URI, a training job) to a source."""
+"""Opening of a profiler output by folder, s3:// URI or name of a training job."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def open_source(  # noqa: PLR0913 - keyword arguments, one an independent choice
     processes: int | None = None,
     progress: bool | None = None,
 ) -> ProfileSource:
-    """The profiler output of a folder, an s3:// URI or a training job.
+    """Open the profiler output of a folder, an s3:// URI or a training job.
 
     Args:
         where: the folder or URI of a `profiler-output` (or of the job's folder around it), the name of a training job,
             or a storage.
-        cache: keep a columnar copy of what is read for the next time, and use one that is there.
-        strict: make every lost record an error.
+        cache: keep a columnar copy for the next time, and use an existing one.
+        strict: raise an error for every lost record.
         client: a boto3 S3 client to use.
-        memory_limit: bytes that reading may hold besides what it hands out.
-        processes: how many processes parse; default: one a processor, for data worth the start.
+        memory_limit: bytes of files and rows in flight, besides the returned columns.
+        processes: number of parsing processes; default: one per processor, for enough data.
         progress: show a progress bar on standard error; default: for long reads on a terminal.
 
     Raises:
@@ -54,7 +54,7 @@ def open_source(  # noqa: PLR0913 - keyword arguments, one an independent choice
         if inner.files or inner.other_files:
             return inner
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
-        raise SourceError(f"{storage.uri} is no folder")
+        raise SourceError(f"{storage.uri} is not a folder")
     raise NoProfilerDataError(f"{storage.uri} holds no profiler data (no files under system/ or framework/)")
 
 
@@ -73,7 +73,7 @@ def _storage(where: str | os.PathLike[str], client: Any) -> Storage:
             if type(error.__cause__).__name__ != "NoRegionError":  # botocore's, not imported for its name
                 raise
             raise SourceError(
-                f"there is no folder {text}, and to look up a training job of that name a region is needed (AWS_REGION)"
+                f"there is no folder {text}; to look up a training job of that name, set a region (AWS_REGION)"
             ) from error
         return open_storage(place, client=client)
     return open_storage(text, client=client)

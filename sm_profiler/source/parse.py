@@ -1,4 +1,4 @@
-"""Files to rows: here, or in processes of their own where there is enough to do."""
+"""Files to rows, in this process or, for large amounts of data, in several."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import sys
 from collections import deque
 from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 
 from sm_profiler.errors import SourceError
-from sm_profiler.formats.outcome import REFUSED, Outcome
+from sm_profiler.formats.outcome import MAX_FILE_BYTES, REFUSED, Outcome
 from sm_profiler.formats.system_reader import account, read_system
 from sm_profiler.formats.trace_reader import read_trace
 from sm_profiler.processes import Helper
@@ -22,18 +22,18 @@ from sm_profiler.source.catalog import Item
 from sm_profiler.source.wire import Request, Rows, receive_rows, send_request
 from sm_profiler.storage import AccessDeniedError, LocalStorage, MissingFileError, Storage, read_all
 
-WORTH_BYTES = 32 << 20  # below this a process takes longer to start than it saves
-ALONE_BYTES = 256 << 20  # below this this process parses too, as the last helper would start for little
+DENIED = "access denied"  # reason of a refused file
+WORTH_BYTES = 32 << 20  # less than this is parsed faster than a process starts
+ALONE_BYTES = 256 << 20  # up to this, this process parses too, which saves the start of one more
 AHEAD_BYTES = 64 << 20
-DENIED = "access denied"
-_SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, which Python 3.10 and others than Linux do not name
+_SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, which Python 3.10 does not define
 _PIPE_BYTES = 1 << 20
 
 Parsed = tuple[Item, Rows | None, Outcome]
 
 
 def parse_bytes(request: Request, data: bytes) -> tuple[Rows, Outcome]:
-    """The rows of a file and what became of it."""
+    """Return the rows of a file and the outcome."""
     try:
         if request.is_system:
             return read_system(data, request.node)
@@ -51,15 +51,27 @@ def parse_all(
     Args:
         storage: where they are.
         items: the files.
-        processes: how many processes parse (threads, where there are only system metrics and Arrow is installed); None:
-            one a processor, if there is enough to do.  This one is among them unless there is a lot to do: then it only
-            hands out and gathers, which keeps the others busy.
-        ahead_bytes: how many bytes of files may be under way or waiting besides the file that is yielded.
+        processes: number of parsing processes (threads, if there are only system metrics and Arrow is installed); None:
+            one per processor, for enough data. This one is among them unless there is a lot of data: then it only
+            distributes and collects, which keeps the others busy.
+        ahead_bytes: bytes of files that may be in flight or waiting besides the file that is yielded.
 
     Raises:
-        SourceError: a file cannot be fetched; one that was removed meanwhile, or that may not be read, is refused instead.
+        SourceError: a file cannot be fetched. One that is too large, must not be read or was removed is refused instead.
     """
     items = list(items)
+    parsed = _parse(storage, [item for item in items if item.info.size <= MAX_FILE_BYTES], processes, ahead_bytes)
+    with closing(parsed):
+        for item in items:
+            if item.info.size <= MAX_FILE_BYTES:
+                yield next(parsed)
+            else:
+                yield item, None, Outcome(REFUSED, 0, f"larger than {MAX_FILE_BYTES >> 30} GB")
+
+
+def _parse(
+    storage: Storage, items: list[Item], processes: int | None, ahead_bytes: int
+) -> Generator[Parsed, None, None]:
     wanted = processes if processes is not None else _processors()
     size = sum(item.info.size for item in items)
     if processes is None and size < WORTH_BYTES:
@@ -77,7 +89,7 @@ def parse_all(
 
 
 def _in_threads(storage: Storage, items: list[Item], threads: int, ahead_bytes: int) -> Generator[Parsed, None, None]:
-    """System metrics alone: Arrow splits them while other threads do the same, and no process is needed."""
+    """Parse files of system metrics with Arrow, which runs in several threads at once."""
     from sm_profiler.formats.system_table import read_table, release_unused  # noqa: PLC0415 - a process that parses needs no Arrow
 
     def parse(item: Item, data: bytes | SourceError) -> Parsed:
@@ -112,7 +124,7 @@ def _parse_here(item: Item, data: bytes | SourceError) -> Parsed:
     return item, *parse_bytes(_request(item), data)
 
 
-def _request(item: Item, path: str = "", size: int = 0) -> Request:
+def _request(item: Item, path: bytes = b"", size: int = 0) -> Request:
     return Request(item.is_system, item.node, item.kind, item.start_us, item.approximate, path, size)
 
 
@@ -142,7 +154,7 @@ def _in_processes(
 def _result(
     future: Future[Parsed], waiting: deque[tuple[Item, Future[Parsed]]], storage: Storage, *, helps: bool
 ) -> Parsed:
-    """What became of a file; until that is known, files that no process has begun are parsed here."""
+    """Wait for a file's rows, and parse files here that no process has begun in the meantime."""
     for place in range(len(waiting)):
         if not helps or future.done():
             break
@@ -169,7 +181,7 @@ def _fetch(storage: Storage, key: str) -> bytes | SourceError:
 
 
 class _Workers:
-    """Processes that parse, each with a thread here that talks to it."""
+    """Parsing processes, each with a thread here that exchanges files and rows with it."""
 
     def __init__(self, count: int) -> None:
         self._free: SimpleQueue[Helper] = SimpleQueue()
@@ -191,7 +203,7 @@ class _Workers:
             helper.close()
 
     def parse(self, item: Item, data: bytes | SourceError, local: Storage | None) -> Future[Parsed]:
-        """Parse a file: its bytes, or the file of that name in a local storage."""
+        """Parse a file, given as bytes or as a name in a local storage."""
         return self._threads.submit(self._parse, item, data, local)
 
     def _parse(self, item: Item, data: bytes | SourceError, local: Storage | None) -> Parsed:
@@ -200,7 +212,7 @@ class _Workers:
         helper = self._free.get()
         try:
             if helper.process.poll() is None:
-                path = str(Path(local.uri, item.info.key).absolute()) if local else ""
+                path = os.fsencode(Path(local.uri, item.info.key).absolute()) if local else b""
                 send_request(helper.requests, _request(item, path, len(data)), data)
                 return item, *receive_rows(helper.answers)
         except (OSError, EOFError):

@@ -16,25 +16,23 @@ from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.outcome import READ, REFUSED
 from sm_profiler.source.cache import WORTH_BYTES, Cache, Copy, Reading
 from sm_profiler.source.catalog import Catalog, Item
-from sm_profiler.source.column_builder import Gathered, Piece
+from sm_profiler.source.column_builder import ColumnBuilder, FileRows
 from sm_profiler.source.parse import AHEAD_BYTES, DENIED, parse_all
 from sm_profiler.source.progress import progress_bar
 from sm_profiler.source.streams import Streams
 from sm_profiler.storage import FileInfo, Storage
 
-KEEP_BYTES = (
-    2 << 30
-)  # files of so many bytes at most are kept as columns, a third of that, while they are read by the minute
-SETTLED_S = 30.0  # a damaged file of a running job that changed within this time is looked at again
+KEEP_BYTES = 2 << 30  # a job read by the minute is copied up to this size; its columns take a third of that
+SETTLED_S = 30.0  # a damaged file of a running job that changed within this time is read again later
 
 
 @attrs.frozen(eq=False)
 class Batch:
-    """What the files of one minute hold.
+    """System metrics and events of the files of one minute.
 
     Attributes:
         system: its system metrics.
-        events: the events filed under it, that is those of files whose last event ended in it.
+        events: the events of files whose last event ended in it.
         minute_us: start of the minute, microseconds since the epoch.
     """
 
@@ -45,13 +43,13 @@ class Batch:
 
 @attrs.frozen
 class FileQuality:
-    """What became of a file.
+    """Outcome of reading a file.
 
     Attributes:
         path: below the profiler output.
         status: "read", "repaired" or "refused".
-        lost: records that had to be dropped.
-        reason: why, in words; "" where there is nothing to say.
+        lost: number of dropped records.
+        reason: explanation as text; "" for a file without faults.
     """
 
     path: str
@@ -62,13 +60,13 @@ class FileQuality:
 
 @attrs.frozen
 class Options:
-    """How a source reads.
+    """Options of reading.
 
     Attributes:
-        strict: make every lost record an error.
-        cache: keep a columnar copy for the next time, and use one that is there.
-        memory_limit: bytes that reading may hold besides what it hands out; None: a share of the machine's memory.
-        processes: how many processes parse; None: one a processor.
+        strict: raise an error for every lost record.
+        cache: keep a columnar copy for the next time, and use an existing one.
+        memory_limit: bytes of files and rows in flight; None: 64 MB of files.
+        processes: number of parsing processes; None: one per processor.
         progress: show a progress bar; None: for long reads on a terminal.
     """
 
@@ -80,7 +78,7 @@ class Options:
 
 
 class ProfileSource:
-    """A profiler output to read from; `open_source` makes one."""
+    """The profiler output of one job; `open_source` opens it."""
 
     def __init__(self, storage: Storage, options: Options | None = None) -> None:
         self.storage = storage
@@ -104,23 +102,23 @@ class ProfileSource:
 
     @property
     def finished(self) -> bool:
-        """Whether the job's end marker stands and no file is later than it, as of the last refresh."""
+        """True if the job has an end marker and no later file, as of the last refresh."""
         return self._catalog.finished
 
     @property
     def first_timestamp_us(self) -> int | None:
-        """The earliest time a file is filed under (a system file: the start of its minute), microseconds; None: no file."""
+        """Earliest time in the files' names (start of the minute of a system file), microseconds; None without files."""
         return min((item.at_us for item in self._catalog.items.values()), default=None)
 
     @property
     def last_timestamp_us(self) -> int | None:
-        """The latest time that the files' names tell of (a system file: the end of its minute), microseconds."""
+        """Latest time in the files' names (end of the minute of a system file), microseconds; None without files."""
         ends = (item.at_us + layout.MINUTE_US * item.is_system for item in self._catalog.items.values())
         return max(ends, default=None)
 
     @property
     def files(self) -> list[Item]:
-        """The data files found so far, in the order in which they are read."""
+        """The data files found so far, in reading order."""
         return sorted(self._catalog.items.values(), key=lambda item: item.order)
 
     @property
@@ -129,7 +127,7 @@ class ProfileSource:
         return [self._catalog.others[key] for key in sorted(self._catalog.others)]
 
     def refresh(self) -> int:
-        """Look for new files, late ones included; returns how many there are.
+        """List new files, late ones included, and return their number.
 
         Raises:
             SourceError: the folder or bucket cannot be listed.
@@ -138,10 +136,12 @@ class ProfileSource:
         new = {key: item for key, item in found.items() if key not in self._delivered}
         count = len(new.keys() - self._pending.keys())
         self._pending.update(new)
+        for key in self._catalog.strays:
+            self._pending.pop(key, None)
         return count
 
     def batches(self, *, unsettled: bool = False) -> Iterator[Batch]:
-        """Yield what `refresh` found and no earlier call has delivered, minute by minute, in time order.
+        """Yield the data that `refresh` found and no earlier call has delivered, minute by minute, in time order.
 
         Args:
             unsettled: include damaged files of a running job that changed within the last seconds. They may still be
@@ -150,14 +150,15 @@ class ProfileSource:
         Raises:
             SourceError: a file cannot be fetched, none may be read, or `strict` is set and records are lost.
         """
+        self._note_strays()
         items = sorted(self._pending.values(), key=lambda item: item.order)
         copies = {system: self._copy(system=system) for system in (True, False)} if not self._delivered else {}
         if copied := copies.get(False):
             self._streams = copied.streams
-        kept: list[Piece] | None = [] if self._will_keep(items, copies) else None
+        kept: list[FileRows] | None = [] if self._will_keep(items, copies) else None
         pieces = self._pieces(items, copies)
         for minute, group in groupby(pieces, key=lambda each: each.item.at_us // layout.MINUTE_US):
-            system, events = Gathered(is_system=True), Gathered(is_system=False)
+            system, events = ColumnBuilder(is_system=True), ColumnBuilder(is_system=False)
             for piece in group:
                 if not (unsettled or self._is_settled(piece)):
                     continue
@@ -175,7 +176,7 @@ class ProfileSource:
                 own = sorted(
                     (each for each in kept if each.item.is_system == is_system), key=lambda each: each.item.rank
                 )
-                gathered = Gathered(is_system=is_system)
+                gathered = ColumnBuilder(is_system=is_system)
                 for piece in own:
                     gathered.add(piece)
                 self._save([piece.reading for piece in own], self._streams, gathered.columns())
@@ -191,19 +192,20 @@ class ProfileSource:
         return columns
 
     def quality(self) -> list[FileQuality]:
-        """What became of the files read so far, by path."""
+        """Outcomes of the files read so far, by path."""
         return [self._quality[path] for path in sorted(self._quality)]
 
     def metadata(self) -> list[dict[str, Any]]:
-        """Our own metadata records of the trace files read so far, each with the `node` that wrote it."""
+        """sm-profiler's own metadata records of the trace files read so far, each with the `node` that wrote it."""
         return [record for path in sorted(self._metadata) for record in self._metadata[path]]
 
     def _all(self, *, system: bool) -> Any:
         items = [item for item in self.files if item.is_system == system]
         items.sort(key=lambda item: item.rank)
+        self._note_strays()
         copy = self._copy(system=system)
         streams, readings = copy.streams if copy else Streams(), list[Reading]()
-        gathered = Gathered(is_system=system, size=sum(item.info.size for item in items))
+        gathered = ColumnBuilder(is_system=system, size=sum(item.info.size for item in items))
         for piece in self._pieces(items, {system: copy}):
             noted = self._note(piece, streams)
             gathered.add(noted)
@@ -215,7 +217,7 @@ class ProfileSource:
         return columns
 
     def _will_keep(self, items: Sequence[Item], copies: dict[bool, Copy | None]) -> bool:
-        """Whether reading by the minute leaves a copy: of a whole, finished job that fits into memory, and has none."""
+        """Return whether reading by the minute leaves a copy: of a whole, finished job that fits into memory and has none."""
         whole = not self._delivered and not any(copies.values()) and self.finished
         return self._cache is not None and whole and sum(item.info.size for item in items) <= self._keep_bytes
 
@@ -233,13 +235,13 @@ class ProfileSource:
             return None
         return self._cache.load(items, system=system)
 
-    def _pieces(self, items: Iterable[Item], copies: dict[bool, Copy | None]) -> Iterator[Piece]:
-        """The files in their order: those of the copies out of these, the others parsed."""
-        ready: dict[str, Piece] = {}
+    def _pieces(self, items: Iterable[Item], copies: dict[bool, Copy | None]) -> Iterator[FileRows]:
+        """Yield the rows of files in their order, from the copies if they are in one, else parsed."""
+        ready: dict[str, FileRows] = {}
         for copy in filter(None, copies.values()):
             at = 0
             for reading in copy.readings:
-                ready[reading.item.info.key] = Piece.copied(copy, reading, at)
+                ready[reading.item.info.key] = FileRows.copied(copy, reading, at)
                 at += reading.rows
         items = list(items)
         parsed = parse_all(
@@ -251,8 +253,14 @@ class ProfileSource:
         with closing(parsed) as fresh, progress_bar(items, show=self.options.progress) as advance:
             for item in items:
                 piece = ready.pop(item.info.key, None)
-                yield piece if piece is not None else Piece.parsed(*next(fresh))
+                yield piece if piece is not None else FileRows.parsed(*next(fresh))
                 advance(item)
+
+    def _note_strays(self) -> None:
+        for key, reason in self._catalog.strays.items():
+            self._quality.setdefault(key, FileQuality(key, REFUSED, 0, reason))
+            if self.options.strict:
+                raise SourceError(f"{key}: not read ({reason})")
 
     def _check_access(self, items: Sequence[Item]) -> None:
         """Raise an error if none of the files may be read: these credentials are wrong, rather than a file's permissions."""
@@ -260,12 +268,12 @@ class ProfileSource:
         if readings and all(reading is not None and reading.reason == DENIED for reading in readings):
             raise SourceError(f"{self.uri}: access denied to each of its {len(items)} files, which can only be listed")
 
-    def _is_settled(self, piece: Piece) -> bool:
-        """Whether a file is taken as it is: a damaged one may still be on its way while the job runs."""
+    def _is_settled(self, piece: FileRows) -> bool:
+        """Return whether a file is complete: while the job runs, a damaged one may still be in transfer."""
         return piece.outcome.status == READ or self.finished or time.time() - piece.item.info.mtime > SETTLED_S
 
-    def _note(self, piece: Piece, streams: Streams) -> Piece:
-        """Join what spans files, and note what became of the file."""
+    def _note(self, piece: FileRows, streams: Streams) -> FileRows:
+        """Join events that span files, and note the outcome of the file."""
         piece = piece.joined(streams)
         key, outcome = piece.item.info.key, piece.outcome
         if piece.metadata:

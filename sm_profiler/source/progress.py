@@ -15,11 +15,11 @@ _WIDTH = 30
 
 @contextmanager
 def progress_bar(items: Sequence[Item], *, show: bool | None = None) -> Iterator[Callable[[Item], None]]:
-    """A function to call with each file that is done; draws on standard error.
+    """Provide a function to call with each finished file; draws on standard error.
 
     Args:
         items: all the files.
-        show: whether to draw; None: after a second, if standard error is a terminal.
+        show: draw the bar; None: after a second, if standard error is a terminal.
     """
     total = sum(item.info.size for item in items) or 1
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Rows as bytes: how a parsing process hands them back."""
+"""The protocol between a parsing process and its owner: requests, and rows as bytes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ Rows = SystemRows | TraceRows
 
 
 class Request(msgspec.Struct, array_like=True):
-    """A file to parse: one that the process opens by its path, or `size` bytes that follow."""
+    """A file to parse: the process opens it by its path, or `size` bytes follow.
+
+    The path is bytes, as names of local files need not be text.
+    """
 
     is_system: bool
     node: str
     kind: str
     start_us: float
     approximate: bool
-    path: str
+    path: bytes
     size: int
 
 
@@ -63,32 +66,32 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
 
 
 def send_request(stream: IO[bytes], request: Request, data: bytes) -> None:
-    """Ask for a file."""
+    """Send a request."""
     _send(stream, msgspec.msgpack.encode(request))
     stream.write(data)
     stream.flush()
 
 
 def receive_request(stream: IO[bytes]) -> tuple[Request, bytes]:
-    """The next file asked for, and its bytes where they were sent.
+    """Receive a request and the bytes sent with it.
 
     Raises:
-        EOFError: nobody asks any more.
+        EOFError: the owner has closed the pipe.
     """
     request = _REQUEST.decode(_receive(stream))
     return request, _exactly(stream, request.size)
 
 
 def send_rows(stream: IO[bytes], rows: Rows, outcome: Outcome) -> None:
-    """Answer with a file's rows."""
-    said = (outcome.status, outcome.lost, outcome.reason)
+    """Send a file's rows."""
+    summary = (outcome.status, outcome.lost, outcome.reason)
     if isinstance(rows, SystemRows):
-        answer = _Answer(len(rows.value), said, is_system=True, heads=list(rows.heads))
+        answer = _Answer(len(rows.value), summary, is_system=True, heads=list(rows.heads))
         arrays: list[Any] = [rows.timestamp, rows.value, rows.head]
     else:
         answer = _Answer(
             len(rows.start_us),
-            said,
+            summary,
             is_system=False,
             heads=list(rows.heads),
             argument_count=len(rows.numbers),
@@ -107,7 +110,7 @@ def send_rows(stream: IO[bytes], rows: Rows, outcome: Outcome) -> None:
 
 
 def receive_rows(stream: IO[bytes]) -> tuple[Rows, Outcome]:
-    """A file's rows.
+    """Receive a file's rows.
 
     Raises:
         EOFError: the process has ended.

@@ -4,18 +4,41 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from sm_profiler.formats.outcome import REFUSED, Outcome
 from sm_profiler.source.parse import DENIED, parse_bytes
 from sm_profiler.source.wire import receive_request, send_rows
 
+_LEAST_BYTES = 2 << 30
+
+
+def limit_memory() -> None:
+    """Limit this process to half of the machine's memory, so that a file that takes more is refused, not the machine."""
+    with suppress(OSError, ValueError):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        with suppress(OSError, ValueError):  # "max" without a limit, no file outside of containers
+            memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text("ascii")))
+        limit = max(memory // 2, _LEAST_BYTES)
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        if hard == resource.RLIM_INFINITY or hard > limit:
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "removed before it was read"
+    return DENIED if isinstance(error, PermissionError) else str(error.strerror)
+
 
 def main() -> None:
     """Answer requests until the pipe is closed."""
-    # Parsing makes no cycles, and looking for them among millions of young objects costs a tenth of the time.
+    # Parsing makes no cycles, and a search for them among millions of young objects costs a tenth of the time.
     gc.disable()
+    limit_memory()
     requests_fd, answers_fd = map(int, sys.argv[1:3])
     with os.fdopen(requests_fd, "rb") as requests, os.fdopen(answers_fd, "wb", buffering=1 << 20) as answers:
         while True:
@@ -25,7 +48,7 @@ def main() -> None:
                 return
             try:
                 if request.path:
-                    data = Path(request.path).read_bytes()
+                    data = Path(os.fsdecode(request.path)).read_bytes()
                 rows, outcome = parse_bytes(request, data)
             except OSError as error:
                 rows, outcome = parse_bytes(request, b"")[0], Outcome(REFUSED, 0, _reason(error))

@@ -16,7 +16,7 @@ class MissingFileError(SourceError):
 
 
 class AccessDeniedError(SourceError):
-    """A file or bucket that the credentials give no access to."""
+    """A file or bucket that these permissions or credentials give no access to."""
 
 
 class UnavailableError(SourceError):

@@ -10,6 +10,8 @@ from pathlib import Path
 from sm_profiler.errors import SourceError
 from sm_profiler.storage.base import AccessDeniedError, FileInfo, MissingFileError
 
+MAX_DEPTH = 40  # of folders
+
 
 def safe_path(root: Path, key: str) -> Path:
     """Return the path of a key below a root.
@@ -53,6 +55,8 @@ class LocalStorage:
         for name, entry in named:
             key = above + name
             if name.endswith("/"):
+                if above.count("/") > MAX_DEPTH:  # no writer nests folders like that
+                    continue
                 if (key.startswith(prefix) or prefix.startswith(key)) and (key > after or after.startswith(key)):
                     yield from self._walk(folder / entry.name, key, prefix, after)
             elif key.startswith(prefix) and key > after:

@@ -55,6 +55,7 @@ EXPLANATIONS = {
     "NoSuchBucket": "the bucket does not exist",
     "AccessDenied": "access denied: these credentials may not {verb} it",
     "403": "access denied: these credentials may not {verb} it",
+    "InvalidObjectState": "access denied: the object is archived",
     "AllAccessDisabled": "access denied: the bucket is disabled",
     "PermanentRedirect": "the bucket is in another region",
     "301": "the bucket is in another region",

@@ -190,3 +190,28 @@ def test_full_disk_loses_nothing_that_was_flushed(tmp_path, monkeypatch):
     source = open_source(tmp_path, cache=False)
     assert source.events().name.decode().tolist() == ["a", "b", "c"]
     assert source.quality()[0].status == "read"
+
+
+def test_memory_of_the_writer_is_bounded(tmp_path):
+    """Names and phases may be generated, a new one for every event."""
+    writer = TraceWriter(tmp_path, "0-algo-1")
+    for turn in range(300):
+        at = START_US + 1000 * turn
+        names = [(f"phase {turn % 30} {number}", f"{'x' * 500} {turn} {number}") for number in range(100)]
+        writer.write([TraceEvent(phase, name, at, 5) for phase, name in names])
+        if not writer.write_spans([(phase, name, at * 1000, at * 1000 + 5, -1, None) for phase, name in names], 0, 1):
+            writer.write([TraceEvent(phase, name, at, 0) for phase, name in names])
+    held = sum(len(name) for name in writer._names) + sum(len(phase) + len(name) for phase, name in writer._heads)
+    assert held < 2_000_000
+    assert len(writer._phases) <= 3000
+    writer.close()
+    assert writer.files > 1
+    events = open_source(tmp_path, cache=False).events()
+    assert len(events) == 60_000
+    assert set(events.phase.decode()) == {f"phase {turn} {number}" for turn in range(30) for number in range(100)}
+    metrics = SystemWriter(tmp_path, "algo-1")
+    for number in range(25_000):
+        metrics.write(START_US / 1e6, [Measurement("network", f"veth{number}", "bytes", 1.0)])
+    assert len(metrics._heads) <= 10_000
+    metrics.finish()
+    assert len(open_source(tmp_path, cache=False).system()) == 25_000

@@ -118,8 +118,8 @@ def test_the_folder_around_is_good_enough(job):
 
 
 @pytest.mark.parametrize(("where", "said"), [
-    ("/no/such/folder", "/no/such/folder is no folder"),
-    ("./no/such/folder", "is no folder"),
+    ("/no/such/folder", "/no/such/folder is not a folder"),
+    ("./no/such/folder", "is not a folder"),
     ("ftp://host/x", "only folders and s3:// URIs"),
 ])  # fmt: skip
 def test_what_cannot_be_opened(where, said):
@@ -141,7 +141,7 @@ def test_a_name_without_a_region(tmp_path, monkeypatch):
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    said = r"^there is no folder nope, and to look up a training job of that name a region is needed \(AWS_REGION\)$"
+    said = r"^there is no folder nope; to look up a training job of that name, set a region \(AWS_REGION\)$"
     with pytest.raises(SourceError, match=said):
         open_source("nope")
 
