@@ -139,6 +139,8 @@ class Catalog:
             listed += infos
         found = self._note_items(listed)
         for item in found:
+            if _is_future([item]):
+                continue  # files to come have earlier names
             part = layout.SYSTEM if item.is_system else layout.FRAMEWORK
             self._latest[part] = max(self._latest[part], item.at_us)
             self._latest_of_host[item.host] = max(self._latest_of_host.get(item.host, 0), item.at_us)

@@ -120,7 +120,7 @@ def test_the_folder_around_is_good_enough(job):
 @pytest.mark.parametrize(("where", "said"), [
     ("/no/such/folder", "/no/such/folder is not a folder"),
     ("./no/such/folder", "is not a folder"),
-    ("ftp://host/x", "only folders and s3:// URIs"),
+    ("ftp://host/x", "not a folder or s3:// URI"),
 ])  # fmt: skip
 def test_what_cannot_be_opened(where, said):
     with pytest.raises(SourceError, match=said) as caught:
