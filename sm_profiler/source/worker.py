@@ -28,12 +28,6 @@ def limit_memory() -> None:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
-def _reason(error: OSError) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "removed before it was read"
-    return DENIED if isinstance(error, PermissionError) else str(error.strerror)
-
-
 def main() -> None:
     """Answer requests until the pipe is closed."""
     # Parsing makes no cycles, and a search for them among millions of young objects costs a tenth of the time.
