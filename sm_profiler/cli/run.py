@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sm_profiler.monitor.start import Registration
 
 INTERVAL_MS = 500
-FAILED_START_S = 10.0  # a run that fails sooner without a step leaves no folder
+FAILED_START_S = 60.0  # a run that fails sooner, without a step, leaves no folder
 INTERRUPTED = 128 + signal.SIGINT
 SIGNALS = range(129, 193)  # exit codes of a process ended by a signal, whose job may be resumed
 

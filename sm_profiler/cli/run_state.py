@@ -36,7 +36,7 @@ class RunState:
 
     @property
     def outcome(self) -> str:
-        """How the run ended, as text."""
+        """Description of the end of the run."""
         return "ended without an exit code" if self.exit_code is None else f"ended with exit code {self.exit_code}"
 
 

@@ -74,8 +74,8 @@ def program_of(s3: Any, host: Host, request: JsonDict, python: Path, gpus: int) 
         words = [*algorithm["ContainerEntrypoint"], *algorithm.get("ContainerArguments", ())]
         return Program([host.map(word) for word in words], host.ml)
     hyperparameters = request.get("HyperParameters", {})
-    directory = decode(hyperparameters.get("sagemaker_submit_directory", ""))
-    script = decode(hyperparameters.get("sagemaker_program", ""))
+    directory = str(decode(hyperparameters.get("sagemaker_submit_directory", "")))
+    script = str(decode(hyperparameters.get("sagemaker_program", "")))
     if not directory or not script:
         raise ProfilerError(
             f"nothing to run: the local endpoint cannot start the image {algorithm.get('TrainingImage', '')!r}; it runs"
@@ -86,7 +86,7 @@ def program_of(s3: Any, host: Host, request: JsonDict, python: Path, gpus: int) 
     fetched = host.folder / "sourcedir"
     download(s3, directory, fetched)
     unpack(next(path for path in fetched.rglob("*") if path.is_file()), code)
-    if not (code / script).resolve().is_relative_to(code.resolve()) or not (code / script).is_file():
+    if not _is_file_below(code, script):
         raise ProfilerError(f"the source code has no file {script}")
     requirements = code / "requirements.txt"
     arguments = arguments_of(user_hyperparameters(hyperparameters))
@@ -95,6 +95,14 @@ def program_of(s3: Any, host: Host, request: JsonDict, python: Path, gpus: int) 
         code,
         requirements if requirements.is_file() else None,
     )
+
+
+def _is_file_below(folder: Path, name: str) -> bool:
+    try:
+        path = (folder / name).resolve()
+        return path.is_relative_to(folder.resolve()) and path.is_file()
+    except (OSError, ValueError):  # too long, or with a null byte
+        return False
 
 
 def launcher(host: Host, hyperparameters: JsonDict, script: str, python: Path, gpus: int) -> list[str]:

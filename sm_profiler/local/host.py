@@ -30,7 +30,7 @@ def decode(value: str) -> Any:
     """Decode a hyperparameter: SDKs send JSON, other clients plain text."""
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 

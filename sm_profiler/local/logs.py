@@ -10,6 +10,7 @@ from typing import Any
 TRAINING_GROUP, PROCESSING_GROUP = "/aws/sagemaker/TrainingJobs", "/aws/sagemaker/ProcessingJobs"
 FLUSH_S = 0.5
 BATCH = 500  # events per call; the API allows 10 000
+MAX_STREAM = 100_000_000  # characters of one stream, which moto keeps in memory
 MAX_MESSAGE = 200_000  # characters; the API allows 256 KiB
 
 
@@ -28,6 +29,8 @@ class LogStream:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self.tail: list[str] = []
+        self._size = 0
+        self.dropped = 0  # lines
         with contextlib.suppress(client.exceptions.ResourceAlreadyExistsException):
             client.create_log_group(logGroupName=group)
         client.create_log_stream(logGroupName=group, logStreamName=name)
@@ -35,11 +38,15 @@ class LogStream:
         self._thread.start()
 
     def write(self, line: str) -> None:
-        """Queue one line; empty lines are dropped, since the API refuses them."""
+        """Queue one line; empty lines are dropped, since the API refuses them, and lines beyond the limit are counted."""
         if line:
             with self._lock:
-                self._lines.append({"timestamp": int(time.time() * 1000), "message": line[:MAX_MESSAGE]})
                 self.tail = [*self.tail[-19:], line]
+                self._size += len(line)
+                if self._size > MAX_STREAM:
+                    self.dropped += 1
+                    return
+                self._lines.append({"timestamp": int(time.time() * 1000), "message": line[:MAX_MESSAGE]})
 
     def _run(self) -> None:
         while not self._closed.wait(FLUSH_S):
@@ -59,4 +66,7 @@ class LogStream:
         """Send the remaining lines and stop."""
         self._closed.set()
         self._thread.join()
+        if self.dropped:
+            self._size = 0
+            self.write(f"{self.dropped} more lines: the local endpoint keeps {MAX_STREAM:,} characters per log stream")
         self.flush()

@@ -10,6 +10,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from sm_profiler.cli import main
+from sm_profiler.local.logs import LogStream
 from sm_profiler.local.metrics import MetricMatcher
 from sm_profiler.local.records import path_component
 from sm_profiler.local.server import environment_at
@@ -199,3 +200,42 @@ def test_env_ignores_a_program_of_another_user(bench, monkeypatch):
 def test_environment_has_only_the_listed_variables(bench, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://proxy:3128")
     assert set(bench.local.services.client_environment()) == set(CLIENT_VARIABLES)
+
+
+class MemoryLogs:
+    """A CloudWatch Logs client that keeps messages."""
+
+    class exceptions:  # noqa: N801 - as boto3 names it
+        ResourceAlreadyExistsException = KeyError
+
+    def __init__(self):
+        self.messages = []
+
+    def create_log_group(self, **_):
+        pass
+
+    create_log_stream = create_log_group
+
+    def put_log_events(self, logEvents, **_):  # noqa: N803 - as boto3 names it
+        self.messages += [event["message"] for event in logEvents]
+
+
+def test_endless_output_is_bounded_and_counted(monkeypatch):
+    monkeypatch.setattr("sm_profiler.local.logs.MAX_STREAM", 10_000)
+    client = MemoryLogs()
+    stream = LogStream(client, "group", "stream")
+    for _ in range(1000):
+        stream.write("x" * 99)
+    stream.close()
+    assert sum(map(len, client.messages[:-1])) <= 10_000
+    assert stream.dropped == 1000 - len(client.messages[:-1])
+    assert client.messages[-1].startswith(f"{stream.dropped} more lines")
+    assert stream.tail[0] == "x" * 99  # for the FailureReason
+
+
+@pytest.mark.parametrize("value", ["[1]", "5", "null", "[" * 2000, '{"a": 1}', '"a\\u0000"'])
+@pytest.mark.parametrize("name", ["sagemaker_program", "sagemaker_submit_directory"])
+def test_hyperparameters_of_wrong_types_fail_the_job_with_a_reason(bench, name, value):
+    job = bench.run("print(1)", hyperparameters={name: value})
+    assert job["TrainingJobStatus"] == "Failed"
+    assert job["FailureReason"].startswith("ClientError: ")
