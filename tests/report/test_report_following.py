@@ -1,7 +1,9 @@
 """`sm-profiler report --follow`: waits for the first data, reports early, and ends when the run has."""
 
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -122,3 +124,31 @@ def test_state_of_this_process_is_not_over(tmp_path):
     write_state(tmp_path)
     assert not read_state(tmp_path).is_over
     assert open_source(make_job(tmp_path / "job", "--minutes", "1"), cache=False).files
+
+
+@pytest.mark.slow
+def test_a_run_stopped_with_ctrl_c_is_over(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import time\ntime.sleep(120)\n")
+    root, config = tmp_path / "profile", tmp_path / "profilerconfig.json"
+    config.write_text(
+        json.dumps({"ProfilingIntervalInMilliseconds": 500, "ProfilingParameters": {"LocalPath": str(root)}})
+    )
+    command = [sys.executable, "-m", "sm_profiler", "run", "--config", str(config), str(script)]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not list(root.glob("system/**/*.tmp")):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert not read_state(root).is_over
+    time.sleep(1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert read_state(root).exit_code == 130
+    assert all((root / marker).exists() for marker in END_MARKERS)
+    report = [sys.executable, "-m", "sm_profiler", "report", "profile", "--follow"]
+    done = subprocess.run(report, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("INCONCLUSIVE")
