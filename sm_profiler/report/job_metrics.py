@@ -327,7 +327,7 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
         GpuMetrics(
             node, device, data.mean_within(*loop), data.idle_within(*loop),
             memories[node, device].mean_within(*loop) if (node, device) in memories else float("nan"),
-            float(np.nanmax(memories[node, device].high)) if (node, device) in memories else float("nan"),
+            memories[node, device].highest if (node, device) in memories else float("nan"),
         )
         for (node, device), data in system.of("gpu").items()
     )  # fmt: skip

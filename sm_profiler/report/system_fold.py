@@ -126,6 +126,11 @@ class Buckets:
         with np.errstate(invalid="ignore"):
             return np.where(self.count > 0, self.total / np.maximum(self.count, 1), np.nan)
 
+    @property
+    def highest(self) -> float:
+        """Largest value; NaN without samples."""
+        return float(self.high.max()) if len(self.high) else float("nan")
+
     def within(self, start_s: float, end_s: float) -> NDArray[np.bool_]:
         """Return a mask of the buckets with samples in a time span, or of all with samples if none is in it."""
         filled = self.count > 0

@@ -165,3 +165,11 @@ def test_devices_are_bounded():
 
 def test_steps_without_duration_have_a_report():
     render_html(report_from([("Step:ModeKeys.TRAIN", "Step:ModeKeys.TRAIN", 1.0, 0.0, "algo-1-0", 0)] * 100))
+
+
+def test_a_gpu_without_valid_memory_samples_has_a_report():
+    report = report_from(training(30), gpu_samples(50, 5, memory=float("nan")))
+    (gpu,) = report.metrics.gpus
+    assert gpu.mean == pytest.approx(50)
+    assert np.isnan(gpu.memory_max)
+    render_html(report)
