@@ -108,6 +108,10 @@ class Sampler:
             ticker.advance()
         self._write_own_rows(self.monotonic())
         self._writer.finish()
+        if self._writer.dropped:
+            logger.warning(
+                "sm-profiler: %d rows of system metrics are lost: %s", self._writer.dropped, self._writer.error
+            )
 
     def tick(self) -> None:
         """Read and write each source once."""

@@ -1,11 +1,12 @@
 """The sampler on fake clocks: when it ticks, what it writes, and how it handles failures."""
 
+import errno
 import json
 import logging
 
 import pytest
 
-from sm_profiler.formats.system_writer import Measurement
+from sm_profiler.formats.system_writer import Measurement, SystemWriter
 from sm_profiler.monitor.sampler import Sampler, Ticker
 
 START = 1_795_261_080.0  # the start of a minute
@@ -121,6 +122,42 @@ def test_an_unwritable_folder_is_one_warning(tmp_path, caplog):
             time.now += 1
     assert len(caplog.records) == 1
     assert "cannot be written" in caplog.records[0].getMessage()
+
+
+def test_lost_rows_are_counted_at_the_end(tmp_path, caplog):
+    (tmp_path / "system").write_text("a file in place of the folder")
+    with caplog.at_level(logging.WARNING):
+        sampler, rows = sample(tmp_path, 1.0, 10)
+    written = len(Steady().measure(0))
+    assert rows == []
+    last = caplog.records[-1].getMessage()
+    assert last.startswith(f"sm-profiler: {written * sampler.ticks + 3} rows of system metrics are lost: ")
+    assert len(caplog.records) == 2
+
+
+def test_a_disk_that_fills_and_is_cleared_loses_and_counts_only_what_it_refused(tmp_path, caplog, monkeypatch):
+    put, full = SystemWriter._put, [False]
+
+    def put_or_fail(writer, data):
+        if full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        put(writer, data)
+
+    monkeypatch.setattr(SystemWriter, "_put", put_or_fail)
+
+    class Filling(Steady):
+        def measure(self, now):
+            full[0] = 20 <= now < 40
+            return super().measure(now)
+
+    with caplog.at_level(logging.WARNING):
+        sampler, rows = sample(tmp_path, 1.0, 200, Filling())
+    [first, last] = [record.getMessage() for record in caplog.records]
+    assert "cannot be written" in first
+    lost = int(last.split()[1])
+    assert lost > 0
+    own = sum(row["Type"] == "monitor" for row in rows)
+    assert len(rows) - own == 2 * sampler.ticks - lost
 
 
 def test_a_clock_set_back_loses_nothing(tmp_path):
