@@ -75,7 +75,7 @@ class Command:
         config = find_configuration(options.config, name)
         profile = load_profile(config.text)
         for problem in profile.problems:
-            print(f"sm-profiler: {problem}", file=sys.stderr)
+            print(f"sm-profiler: {printable(problem)}", file=sys.stderr)
         root = rooted(profile.local_path)
         print(f"sm-profiler: configuration: {config.origin}", file=sys.stderr)
         print(f"sm-profiler: writing the profile to {printable(root)}", file=sys.stderr, flush=True)
