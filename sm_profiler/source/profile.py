@@ -223,7 +223,7 @@ class ProfileSource:
 
     def _save(self, readings: Sequence[Reading], streams: Streams, columns: Any) -> None:
         """Write the copy of all files of a kind, in the order of `_all`."""
-        if self._cache is not None and self._is_worth(reading.item for reading in readings):
+        if self._cache is not None and readings and self._is_worth(reading.item for reading in readings):
             self._cache.save(Copy(columns, readings, streams), system=readings[0].item.is_system)
 
     def _is_worth(self, items: Iterable[Item]) -> bool:
