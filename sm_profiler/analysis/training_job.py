@@ -8,9 +8,12 @@ from typing import Any
 from sm_profiler.analysis.readers import MetricsReaderBase, S3AlgorithmMetricsReader, S3SystemMetricsReader
 from sm_profiler.analysis.times import us_since_epoch_to_human_readable_time
 from sm_profiler.errors import SourceError
+from sm_profiler.printable import printable
 from sm_profiler.source.job import describe, profiler_output
+from sm_profiler.storage.s3_client import create_client
 
 POLL_S = 10.0
+ATTEMPTS = 3  # of a request that is throttled or gets no answer
 
 
 class TrainingJob:
@@ -34,23 +37,18 @@ class TrainingJob:
         Raises:
             SourceError: the job does not exist, cannot be described, or is not profiled.
         """
-        import boto3  # noqa: PLC0415 - boto3 is slow to load
-        from botocore.exceptions import BotoCoreError  # noqa: PLC0415 - boto3 is slow to load
-
         self.name = training_job_name
         try:
-            self.sm_client = boto3.client("sagemaker", region_name=region)
-        except (BotoCoreError, ValueError) as error:
-            raise SourceError(
-                f"training job {training_job_name} cannot be described: {' '.join(str(error).split())}"
-            ) from error
+            self.sm_client = create_client("sagemaker", attempts=ATTEMPTS, region_name=region)
+        except SourceError as error:
+            raise SourceError(f"training job {training_job_name} cannot be described: {error}") from error
         self.ds = describe(training_job_name, client=self.sm_client)
         self.profiler_config: dict[str, Any] | None = self.ds.get("ProfilerConfig")
         self.profiler_s3_output_path = profiler_output(training_job_name, client=self.sm_client)
         self.system_metrics_reader: S3SystemMetricsReader | None = None
         self.framework_metrics_reader: S3AlgorithmMetricsReader | None = None
         print(f"ProfilerConfig:{self.profiler_config}")  # noqa: T201 - output of a notebook cell
-        print(f"s3 path:{self.profiler_s3_output_path}")  # noqa: T201
+        print(f"s3 path:{printable(self.profiler_s3_output_path)}")  # noqa: T201
 
     def get_systems_metrics_reader(self) -> S3SystemMetricsReader | None:
         """Return the reader of system metrics; None until they have been waited for."""
