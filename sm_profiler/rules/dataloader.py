@@ -14,7 +14,7 @@ from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.grouping import CPU_UTILIZATION, natural_key, node_of
 from sm_profiler.rules.parameters import positive
-from sm_profiler.rules.quantile_sketch import QuantileSketch
+from sm_profiler.rules.quantile_sketch import QuantileSketch, histogram
 from sm_profiler.rules.results import KeyOrder, NoDetails, RuleResult
 from sm_profiler.rules.window import EvaluationWindow
 
@@ -47,9 +47,9 @@ class LoadingTimes:
     def of(cls, seconds: QuantileSketch) -> LoadingTimes:
         """Summarize durations; the sketch must not be empty."""
         values, counts = seconds.values_and_counts()
-        bins, edges = np.histogram(values, bins=BINS, weights=counts)
+        bins, edges = histogram(values, BINS, counts)
         p25, p50, p95 = seconds.quantiles([0.25, 0.5, 0.95])
-        return cls(p25, p50, p95, bins.astype(int).tolist(), edges.tolist())
+        return cls(p25, p50, p95, bins.tolist(), edges.tolist())
 
 
 @attrs.frozen

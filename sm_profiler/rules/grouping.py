@@ -11,12 +11,13 @@ from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, System
 
 CPU_UTILIZATION, IO_WAIT = "CPUUtilization", "I/OWaitPercentage"
 GPU_UTILIZATION, GPU_MEMORY = "GPUUtilization", "GPUMemoryUtilization"
+MAX_VALUE = 1e15  # of a metric; larger ones are damaged, and sums of them would overflow
 _NODE = re.compile(r"(algo-\d+)(?:-|$)", re.ASCII)
 
 
 def values_per_gpu(system: SystemColumns, dimension: str) -> Iterator[tuple[str, str, Floats]]:
-    """Yield (node, GPU, finite values in the order of the rows); pairs in order of first appearance."""
-    rows = np.flatnonzero(system.dimension.mask(dimension) & np.isfinite(system.value))
+    """Yield (node, GPU, plausible values in the order of the rows); pairs in order of first appearance."""
+    rows = np.flatnonzero(system.dimension.mask(dimension) & _is_plausible(system.value))
     if len(rows) == 0:
         return
     width = len(system.name.values)
@@ -31,7 +32,7 @@ def values_per_gpu(system: SystemColumns, dimension: str) -> Iterator[tuple[str,
 
 def sums_per_moment(system: SystemColumns, chosen: Mask) -> Iterator[tuple[str, Floats]]:
     """Yield (node, sum of the chosen rows at each timestamp); nodes and timestamps in order of first appearance."""
-    rows = np.flatnonzero(chosen & np.isfinite(system.value))
+    rows = np.flatnonzero(chosen & _is_plausible(system.value))
     nodes = system.node.codes[rows]
     distinct, first = np.unique(nodes, return_index=True)
     for node in distinct[np.argsort(first)]:
@@ -44,6 +45,11 @@ def sums_per_moment(system: SystemColumns, chosen: Mask) -> Iterator[tuple[str, 
             _, first_at, inverse = np.unique(times, return_index=True, return_inverse=True)
             sums = np.bincount(inverse, system.value[own]).astype(np.float64)
             yield system.node.values[node], sums[np.argsort(first_at)]
+
+
+def _is_plausible(values: Floats) -> Mask:
+    plausible: Mask = np.abs(values) <= MAX_VALUE  # False for NaN
+    return plausible
 
 
 def gpu_data_missing(datapoints: int, patience: int) -> str | None:

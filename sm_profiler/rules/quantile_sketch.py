@@ -146,6 +146,16 @@ class QuantileSketch:
         self._dropped_bits = bits
 
 
+def histogram(values: Floats, bins: int, weights: Ints | None = None) -> tuple[Ints, Floats]:
+    """Count values in bins of equal width; return the counts, shape (bins,), and the edges, shape (bins + 1,)."""
+    try:
+        counts, edges = np.histogram(values, bins=bins, weights=weights)
+    except ValueError:  # values so close to each other that floats cannot split the range: as if they were equal
+        ends = (float(values.min()) - 0.5, float(values.max()) + 0.5)
+        counts, edges = np.histogram(values, bins=bins, weights=weights, range=ends)
+    return counts.astype(np.int64), edges
+
+
 def _without_low_bits(values: Floats, bits: int) -> Floats:
     """Clear the lowest `bits` bits of each mantissa: rounds towards zero, so that repeating it changes nothing."""
     if bits == 0:

@@ -22,7 +22,7 @@ import attrs
 from sm_profiler.container import RULE_OUTPUT, rooted
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS
-from sm_profiler.printable import logger_for
+from sm_profiler.printable import logger_for, printable
 from sm_profiler.rules.custom_process import CustomOutcome, CustomProcess
 from sm_profiler.rules.engine import Fold, Following, run_folds
 from sm_profiler.rules.plain_report import write_plain_report
@@ -109,6 +109,7 @@ class Runner:
         except Exception as error:
             log.exception("the evaluation failed")
             status, details = Status.ERROR, f"InternalServerError: {one_line(error)}"
+        details = printable(details)
         if status is Status.ERROR:
             write_plain_report(self.settings.output, self.settings.rule, details)
         write_status(self.settings.output, status, details)
@@ -274,10 +275,13 @@ def main(
     try:
         settings = read_settings(os.environ)
     except ConfigError as error:
-        output = rooted(RULE_OUTPUT) / PROFILER_OUTPUT
-        write_plain_report(output, DEFAULT_RULE, str(error))
-        write_status(output, Status.ERROR, str(error))
         log.error("%s", error)  # noqa: TRY400 - one line is enough
+        output = rooted(RULE_OUTPUT) / PROFILER_OUTPUT
+        try:
+            write_plain_report(output, DEFAULT_RULE, printable(error))
+            write_status(output, Status.ERROR, printable(error))
+        except OSError as failed:
+            log.error("cannot write to %s: %s", output, failed)  # noqa: TRY400 - one line is enough
         return FAILED
     if "--follow" in words:
         settings = attrs.evolve(settings, follow=True)
@@ -287,7 +291,11 @@ def main(
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: runner.stop())
     started = time.monotonic()
-    status, details = runner.run()
+    try:
+        status, details = runner.run()
+    except OSError as error:
+        log.error("cannot write to %s: %s", settings.output, error)  # noqa: TRY400 - one line is enough
+        return FAILED
     log.info(
         "%s: %s%s (%.1f s)", settings.rule, status.value, f": {details}" if details else "", time.monotonic() - started
     )

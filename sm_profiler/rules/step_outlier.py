@@ -13,7 +13,7 @@ from sm_profiler.formats.event_names import STEP
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.grouping import natural_key
 from sm_profiler.rules.parameters import count, positive, text
-from sm_profiler.rules.quantile_sketch import QuantileSketch
+from sm_profiler.rules.quantile_sketch import QuantileSketch, histogram
 from sm_profiler.rules.results import KeyOrder, RuleResult
 from sm_profiler.rules.rolling_series import GrowingArray
 from sm_profiler.rules.time_breakdown import Breakdown, SwappedTimeBreakdown, TimeBreakdown
@@ -132,14 +132,14 @@ class _Phase:
         p99, p95, p50 = self.durations.quantiles([0.99, 0.95, 0.5])
         stats = {"mean": float(np.average(values, weights=counts)), "max": self.durations.max, "p99": p99, "p95": p95}
         usual = values < limit_s
-        probs, edges = np.histogram(values[usual], bins=BINS, weights=counts[usual])
+        probs, edges = histogram(values[usual], BINS, counts[usual])
         listed = sorted((start, step) for minus_duration, start, step in self.longest if -minus_duration > limit_s)
         return StepStatistics(
             {**stats, "p50": p50, "min": self.durations.min},
             int(counts[values > limit_s].sum()),
             name,
             float(np.round(deviation, 2)),
-            probs.astype(int).tolist(),
+            probs.tolist(),
             edges.tolist(),
             [str(step) for _, step in listed],
         )
@@ -302,7 +302,7 @@ class ServiceStepOutlier(StepOutlier, service_of=StepOutlier):
         p99, p95, p50 = np.quantile(durations, [0.99, 0.95, 0.5])
         stats = {"mean": durations.mean(), "max": durations.max(), "p99": p99, "p95": p95, "p50": p50}
         stats["min"] = durations.min()
-        probs, edges = np.histogram(durations[durations < limit_s], bins=BINS)
+        probs, edges = histogram(durations[durations < limit_s], BINS)
         self._shown[process] = StepStatistics(
             {key: float(value) for key, value in stats.items()},
             len(outliers),

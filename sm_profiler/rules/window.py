@@ -11,6 +11,7 @@ import numpy as np
 from sm_profiler.formats.columns import EventColumns, Floats, Mask, SystemColumns
 
 MINUTE_US = 60_000_000
+MAX_PLAUSIBLE_US = 1e17  # three thousand years
 LOOK_AHEAD_US = 3 * MINUTE_US  # a file is named after the end of its events: later files may hold events of a window
 MAX_TIME_US = 1 << 62
 MAX_EMPTY_WINDOWS = 24 * 60  # longer stretches without data are skipped
@@ -68,9 +69,10 @@ class EvaluationWindow:
         return self.events
 
 
-def _with_finite_time(table: Any, times: Floats) -> Any:
-    finite = np.isfinite(times)
-    return table if finite.all() else table[finite]
+def _plausible(table: Any, limit: float, *columns: Floats) -> Any:
+    """Drop rows with a damaged time or duration: sums of them would overflow."""
+    plausible = np.all([np.abs(times) <= limit for times in columns], axis=0)  # False for NaN
+    return table if plausible.all() else table[plausible]
 
 
 def in_timeline_order(events: EventColumns) -> EventColumns:
@@ -169,10 +171,10 @@ class WindowCutter:
         self._last_event_us: float | None = None  # end of the last event: the last trace file is named after it
 
     def add(self, batch: BatchLike) -> None:
-        """Add a batch; batches come in the order of their minutes. Rows without a finite time are dropped."""
+        """Add a batch; batches come in the order of their minutes. Rows with a damaged time are dropped."""
         system, events = (
-            _with_finite_time(batch.system, batch.system.timestamp),
-            _with_finite_time(batch.events, batch.events.end_us),
+            _plausible(batch.system, MAX_PLAUSIBLE_US / 1e6, batch.system.timestamp),
+            _plausible(batch.events, MAX_PLAUSIBLE_US, batch.events.start_us, batch.events.duration_us),
         )
         if len(system):
             moments_us = system.timestamp * 1e6

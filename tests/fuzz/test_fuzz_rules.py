@@ -5,7 +5,9 @@
 """
 
 import json
+import math
 import os
+import random
 import shutil
 import string
 import subprocess
@@ -15,21 +17,23 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from unittest.mock import patch
 
+import attrs
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sm_profiler.errors import ConfigError
+from sm_profiler.rules import run_rules
 from sm_profiler.rules.parameters import build
 from sm_profiler.rules.profiler_report import RULES, ReportParameters
 from sm_profiler.rules.settings import RUNNER_PARAMETERS, poll_interval_s, read_settings
 
 REPO = Path(__file__).parents[2]
 INPUTS = int(os.environ.get("SM_PROFILER_FUZZ", "500"))
-SHARES = {"engine": 0.5, "runner": 0.1}  # of the inputs; the rest are settings and parameters
+SHARES = {"engine": 0.5, "runner": 0.1}  # of the inputs; the rest are columns, settings and parameters
 BATCH = 500  # inputs of one worker
 SECONDS_PER_INPUT = 2.0
-SETTINGS = settings(max_examples=max(INPUTS // 5, 1), deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(max_examples=max(INPUTS // 8, 1), deadline=None, suppress_health_check=list(HealthCheck))
 JOBS = [
     ("--minutes", 1.5, "--gpus", 2, "--cpus", 2, "--steps-per-second", 4),
     ("--minutes", 1.2, "--gpus", 1, "--cpus", 2, "--nodes", 2, "--horovod", "--interval-ms", 1000),
@@ -43,9 +47,7 @@ REAL = ("test_traces", "merge_traces", "model_timeline_traces", "horovod_timelin
 def base(tmp_path_factory):
     """Intact jobs: generated ones, and real files."""
     folder = tmp_path_factory.mktemp("base")
-    spec = spec_from_file_location("fuzz_make_job", REPO / "tests/tools/make_job.py")
-    make_job = sys.modules["fuzz_make_job"] = module_from_spec(spec)
-    spec.loader.exec_module(make_job)
+    make_job = load("fuzz_make_job", REPO / "tests/tools/make_job.py")
     for number, words in enumerate(JOBS):
         arguments = ["make_job.py", "--out", str(folder / f"generated-{number}"), *map(str, words)]
         with patch.object(sys, "argv", arguments), redirect_stdout(None):
@@ -107,6 +109,63 @@ CONFIGS = st.one_of(
         },
     ),
 )
+
+
+PHASES = (
+    "Step:ModeKeys.TRAIN", "DataLoaderIter", "DataLoaderWait", "DataLoaderIterInitialize", "cpu_functions", "gpu_functions-dev:0",
+    "Forward", "Forward-SubModuleInternal", "Backward-SubModuleInternal", "sm_profiler/x", "",
+)  # fmt: skip
+HOSTILE = (0.0, -1.0, 1e308, -1e308, 5e-324, 1e18, 100.0, math.nan, math.inf, -math.inf)
+EAGER = {
+    f"{rule.name()}_{name}": 1
+    for rule in RULES
+    for name in ("patience", "window", "n_outliers")
+    if name in {field.name for field in rule.Parameters.__attrs_attrs__}
+}
+
+
+def load(name, path):
+    spec = spec_from_file_location(name, path)
+    module = sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def hostile_source(draw):
+    """Return a source of columns with extreme values, durations, numbers and names."""
+    rows = jobs.samples(
+        draw.choice([5, 130]), gpus=draw.choice([1, 2]), cores=2, nodes=("algo-1", "²-1")[: draw.choice([1, 2])]
+    )
+    value = rows.value.copy()
+    for _ in range(draw.choice([1, 5, 50])):
+        value[draw.randrange(len(value))] = draw.choice(HOSTILE)
+    batches = jobs.batches(attrs.evolve(rows, value=value))
+    happenings = [
+        (draw.uniform(0, 90), 0.2, draw.choice([*PHASES[:2], "Prefetch"]), draw.choice(PHASES), {
+            "num_workers": draw.choice([-1, 0, 4, 2**31 - 1]), "pid": draw.choice([27, -1, 2**63 - 1]),
+            "step": draw.choice([-1, 0, 2**63 - 1]), "node": draw.choice(["algo-1-0", "", "x", "²"]),
+        })
+        for _ in range(draw.choice([1, 20, 200]))
+    ]  # fmt: skip
+    events = jobs.events(happenings)
+    durations = events.duration_us.copy()
+    for _ in range(draw.choice([0, 1, 3])):
+        durations[draw.randrange(len(durations))] = draw.choice([*HOSTILE, 1e12, 1e15, 1e17])
+    batches[0].events = attrs.evolve(events, duration_us=durations)
+    return jobs.MemorySource(batches)
+
+
+jobs = load("fuzz_rules_jobs", REPO / "tests/rules/rules_jobs.py")
+
+
+@given(st.integers(0, 2**40))
+@SETTINGS
+def test_hostile_columns_break_no_rule(seed):
+    for compat in (None, "service"):
+        source = hostile_source(random.Random(seed))  # noqa: S311 - reproducible inputs
+        results = run_rules(source, parameters=EAGER, compat=compat)
+        assert not results.broken
+        json.dumps(results.as_dict(), allow_nan=False)
 
 
 @given(st.dictionaries(NAMES, VALUES, max_size=8), CONFIGS)
