@@ -18,7 +18,7 @@ def s3_endpoint():
 
 @pytest.fixture
 def aws(s3_endpoint, monkeypatch):
-    """Variables that name the endpoint; set here too."""
+    """Set the variables that make clients use the endpoint; return them for child processes."""
     variables = {
         "AWS_ENDPOINT_URL": s3_endpoint, "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s",
         "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1",

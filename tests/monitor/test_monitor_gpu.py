@@ -1,4 +1,4 @@
-"""GPUs through a fake NVML that has the real module's structures and constants, and through no NVML at all."""
+"""GPUs through a fake NVML that has the real module's structures and constants, and without any."""
 
 # ruff: noqa: N802, N815, ARG002 - the fake has the names and arguments of NVML
 
@@ -94,8 +94,8 @@ class FakeNvml:
         return ask
 
 
-def rows(family, now):
-    return {(row.name, row.dimension): row.value for row in family.measure(now)}
+def rows(source, now):
+    return {(row.name, row.dimension): row.value for row in source.measure(now)}
 
 
 def family_of(nvml):
@@ -103,9 +103,9 @@ def family_of(nvml):
 
 
 def test_every_tick_has_utilization_and_memory_of_every_gpu():
-    family = family_of(FakeNvml())
+    source = family_of(FakeNvml())
     for now in (0.0, 0.1, 0.2):
-        found = rows(family, now)
+        found = rows(source, now)
         assert found["gpu0", "GPUUtilization"] == 40
         assert found["gpu1", "GPUUtilization"] == 41
         assert found["gpu0", "GPUMemoryUtilization"] == 25
@@ -113,23 +113,23 @@ def test_every_tick_has_utilization_and_memory_of_every_gpu():
 
 def test_details_are_read_once_a_second():
     nvml = FakeNvml()
-    family = family_of(nvml)
-    first = rows(family, 0.0)
+    source = family_of(nvml)
+    first = rows(source, 0.0)
     assert first["gpu0", gpu.POWER] == pytest.approx(312.456)
     assert first["gpu0", gpu.POWER_LIMIT] == 700
     assert (first["gpu0", gpu.SM_CLOCK], first["gpu0", gpu.MEMORY_CLOCK]) == (1980, 2619)
     assert first["gpu0", gpu.TEMPERATURE] == 55
-    assert all(("gpu0", gpu.POWER) not in rows(family, number / 10) for number in range(1, 10))
-    assert ("gpu0", gpu.POWER) in rows(family, 1.0)
+    assert all(("gpu0", gpu.POWER) not in rows(source, number / 10) for number in range(1, 10))
+    assert ("gpu0", gpu.POWER) in rows(source, 1.0)
 
 
 def test_rates_are_absent_the_first_time():
     nvml = FakeNvml(gpm=False)
-    family = family_of(nvml)
+    source = family_of(nvml)
     nvml.pcie = 1000
-    assert not {(f"gpu{n}", name) for n in (0, 1) for name in PCIE_COUNTERS} & rows(family, 0.0).keys()
+    assert not {(f"gpu{n}", name) for n in (0, 1) for name in PCIE_COUNTERS} & rows(source, 0.0).keys()
     nvml.pcie = 5000
-    second = rows(family, 2.0)
+    second = rows(source, 2.0)
     assert (second["gpu1", gpu.PCIE_SENT], second["gpu1", gpu.PCIE_RECEIVED]) == (2000, 6000)
 
 
@@ -156,9 +156,9 @@ def test_throttle_reasons(bits, which):
 
 def test_gpm_returns_averages_between_two_samples():
     nvml = FakeNvml()
-    family = family_of(nvml)
-    assert ("gpu0", gpu.SM_ACTIVE) not in rows(family, 0.0)
-    second = rows(family, 1.0)
+    source = family_of(nvml)
+    assert ("gpu0", gpu.SM_ACTIVE) not in rows(source, 0.0)
+    second = rows(source, 1.0)
     assert second["gpu0", gpu.SM_ACTIVE] == 81.5
     assert second["gpu0", gpu.PCIE_SENT] == 2 << 20
     assert ("gpu0", gpu.TENSOR_ACTIVE) not in second  # not supported by this GPU
@@ -167,13 +167,13 @@ def test_gpm_returns_averages_between_two_samples():
 
 def test_unsupported_readings_are_left_out_and_not_retried():
     nvml = FakeNvml({"nvmlDeviceGetTemperature", "nvmlDeviceGetUtilizationRates", "nvmlGpmQueryDeviceSupport"})
-    family = family_of(nvml)
+    source = family_of(nvml)
     for now in range(5):
-        found = rows(family, float(now))
+        found = rows(source, float(now))
         assert ("gpu0", gpu.TEMPERATURE) not in found
         assert ("gpu0", gpu.UTILIZATION) not in found
         assert ("gpu0", gpu.POWER) in found
-    assert nvml.calls.count("nvmlDeviceGetTemperature") == 2  # once a GPU
+    assert nvml.calls.count("nvmlDeviceGetTemperature") == 2  # once per GPU
     assert nvml.calls.count("nvmlDeviceGetUtilizationRates") == 2
 
 
@@ -189,8 +189,8 @@ def test_older_nvml_has_throttle_reasons_under_another_name():
 
 def test_a_single_failure_is_retried():
     nvml = FakeNvml()
-    family = family_of(nvml)
-    rows(family, 0.0)
+    source = family_of(nvml)
+    rows(source, 0.0)
     broken = pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
     kept = FakeNvml.fake_nvmlDeviceGetPowerUsage
 
@@ -199,10 +199,10 @@ def test_a_single_failure_is_retried():
 
     FakeNvml.fake_nvmlDeviceGetPowerUsage = fail
     try:
-        assert ("gpu0", gpu.POWER) not in rows(family, 1.0)
+        assert ("gpu0", gpu.POWER) not in rows(source, 1.0)
     finally:
         FakeNvml.fake_nvmlDeviceGetPowerUsage = kept
-    assert ("gpu0", gpu.POWER) in rows(family, 2.0)
+    assert ("gpu0", gpu.POWER) in rows(source, 2.0)
 
 
 def test_a_machine_without_a_driver_loads_nothing(monkeypatch):

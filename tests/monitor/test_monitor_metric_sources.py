@@ -1,4 +1,4 @@
-"""The families on fake /proc files and cgroup trees."""
+"""Metric sources on fake /proc files and cgroup trees."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class TestCpu:
         path.write_text(stat((100, 0, 0, 1000, 50, 0, 0, 0)))
         cpu = Cpu(unlimited(tmp_path), path)
         cpu.measure(0.0)
-        path.write_text(stat((150, 0, 0, 1000, 40, 0, 0, 0)))  # I/O wait went back, as it does
+        path.write_text(stat((150, 0, 0, 1000, 40, 0, 0, 0)))  # I/O wait may decrease
         assert set(values(cpu.measure(1.0)).values()) == {100.0, 0.0}
 
     def test_a_new_core_has_no_rate_at_first(self, tmp_path):

@@ -13,7 +13,7 @@ START = 1_795_261_080.0  # the start of a minute
 
 
 class Time:
-    """A clock for all; a stop event whose waiting takes the clock's time."""
+    """One fake clock, which is also a stop event whose waits advance it."""
 
     def __init__(self, seconds, *, late=0.0):
         self.now, self.end, self.late = 0.0, seconds, late
@@ -83,7 +83,7 @@ def test_values_have_two_decimals_in_the_layout_of_the_service(tmp_path):
     assert rows[0] == {
         "Type": "cpu", "Name": "cpu0", "Dimension": "CPUUtilization", "Value": 33.33, "NodeId": "algo-1", "Timestamp": START,
     }  # fmt: skip
-    assert rows[0]["Timestamp"] == rows[1]["Timestamp"]  # one family, one time
+    assert rows[0]["Timestamp"] == rows[1]["Timestamp"]  # rows of one source share a time
 
 
 def test_records_late_ticks_and_its_own_cost(tmp_path):
@@ -94,7 +94,7 @@ def test_records_late_ticks_and_its_own_cost(tmp_path):
     assert sum(value for name, value in own if name == "MonitorMissedTicks") == 0
     assert 0 < max(value for name, value in own if name == "MonitorCPUPercent") < 1
     ticks = [row["Timestamp"] - START for row in rows if row["Type"] == "cpu"]
-    assert ticks[-1] - int(ticks[-1]) == pytest.approx(0.7)  # late, but no later than the first one
+    assert ticks[-1] - int(ticks[-1]) == pytest.approx(0.7)  # late, but not increasingly so
 
 
 def test_a_source_that_keeps_failing_is_reported_once_and_left_out(tmp_path, caplog):
@@ -195,7 +195,7 @@ def test_ticks_do_not_drift(interval):
     for number in range(1, 10_001):
         clock.now += ticker.wait_seconds()
         assert clock.now == pytest.approx(100 + number * interval, abs=1e-6)
-        clock.now += 0.003  # what a tick takes, and the scheduler adds
+        clock.now += 0.003  # duration of a tick, and scheduling delay
         ticker.advance()
     assert (ticker.late, ticker.missed) == (0, 0)
 

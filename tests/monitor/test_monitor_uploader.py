@@ -1,4 +1,4 @@
-"""The uploader on a fake clock and destination: what it takes, in which order, and how it sits out an outage."""
+"""The uploader on a fake clock and destination: selection, order, retries and outages."""
 
 import logging
 import os
@@ -28,7 +28,7 @@ def number_of(key):
 
 
 class Clock:
-    """A clock whose waiting takes no time; `events` happen during a wait."""
+    """A fake clock that waits advance; `events` happen during a wait."""
 
     def __init__(self, end=10**9):
         self.now, self.end, self.events, self.waits = 0.0, end, [], []

@@ -1,4 +1,4 @@
-"""An S3 endpoint on this machine (moto) whose answers a test can spoil."""
+"""An S3 endpoint on this machine (moto) whose answers a test can replace or corrupt."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ ERROR = '<?xml version="1.0"?><Error><Code>{}</Code><Message>{}</Message>{}</Err
 
 
 class Endpoint:
-    """Moto with faults: each rule sees (method, path, query) and may answer instead of it, or spoil the answer's body."""
+    """Moto with faults: each rule sees (method, path, query) and may replace the answer, or corrupt its body."""
 
     def __init__(self) -> None:
         self.moto = DomainDispatcherApplication(create_backend_app)
@@ -73,7 +73,7 @@ class Endpoint:
 
 
 class Quiet(WSGIRequestHandler):
-    protocol_version = "HTTP/1.0"  # a connection a request, so that a body can end early
+    protocol_version = "HTTP/1.0"  # one connection per request, so that a body can end early
 
     def log(self, *_args) -> None:
         pass
@@ -96,7 +96,7 @@ def endpoint(moto_endpoint, monkeypatch):
         "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it would remember credentials
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it would keep the credentials of other tests
     moto_endpoint.rules.clear()
     client = moto_endpoint.client()
     client.create_bucket(Bucket="jobs")

@@ -14,7 +14,7 @@ from sm_profiler.storage.s3_client import CONNECT_SECONDS, READ_SECONDS, create_
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """No waiting between retries; the pauses are noted instead."""
+    """Record the pauses between retries instead of waiting."""
     noted = []
     made = S3Storage.__init__
 
@@ -121,7 +121,7 @@ def test_errors_explain_the_cause(endpoint, storage, pauses, status, code, said)
         with pytest.raises(SourceError, match=said) as caught:
             call()
         assert re.fullmatch(r"s3://jobs/job-1/profiler-output/\S*: [^\n]+", str(caught.value))
-    assert pauses == []  # none of these gets better by waiting
+    assert pauses == []  # waiting would not help
 
 
 def test_a_wrong_region_is_reported_with_the_right_one(endpoint, storage):
