@@ -172,7 +172,7 @@ class Session(StepObserver):
 
     @property
     def is_recording(self) -> bool:
-        """Whether the recorder runs."""
+        """True while the recorder runs."""
         return self._recorder is not None and not self.closed
 
     def later(self, task: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""A device for tests: a queue of events that gets on only when told to, with a clock of its own."""
+"""Simulated CUDA devices with clocks of their own."""
 
 import time
 
@@ -6,7 +6,7 @@ from sm_profiler.hook.pytorch.cuda import Device
 
 
 class FakeGpu:
-    """`now_ns` is the host's clock; the device's runs `offset_ns` beside it, and reaches what was recorded `lag_ns` later."""
+    """A device whose clock differs from the host's `now_ns` by `offset_ns`, and which reaches events `lag_ns` late."""
 
     def __init__(self, *, lag_ns: int = 0, offset_ns: int = 77_000_000_000) -> None:
         self.now_ns = 1_000_000_000
@@ -33,7 +33,7 @@ class FakeGpu:
 class FakeEvent:
     def __init__(self, gpu: FakeGpu) -> None:
         self._gpu = gpu
-        self.reached_ns: int | None = None  # by the device's clock
+        self.reached_ns: int | None = None  # on the device's clock
 
     def _check(self) -> None:
         self._gpu.calls += 1
@@ -61,11 +61,11 @@ class FakeEvent:
 
 
 class QueueGpu(FakeGpu):
-    """A device that works off, in real time, what the host launches; its clock runs five seconds beside the host's."""
+    """A device that works in real time; its clock differs from the host's by five seconds."""
 
     def __init__(self) -> None:
         super().__init__(offset_ns=5_000_000_000)
-        self.free_ns = 0  # when it is through with all it was given
+        self.free_ns = 0  # when it has finished all work
 
     def __getattribute__(self, name: str):
         if name == "now_ns":

@@ -1,9 +1,9 @@
-"""Trains with the libraries that loops are really written with, and says what it did itself: run by test_hook_frameworks.py.
+"""Train with popular training libraries, and print what the script itself counted: run by test_hook_frameworks.py.
 
     python framework_loops.py FOLDER SCENARIO …
 
-The scenarios follow each other in one process, with nothing in them that knows of a hook.  Prints one JSON object a
-scenario: when it began and ended, how many steps, forwards, backwards, optimizer steps and batches there were, and a
+The scenarios run in one process and contain nothing about a hook.  Prints one JSON object per scenario: its start and
+end, the numbers of steps, forwards, backwards, optimizer steps and batches, and a
 digest of all losses, parameters, gradients and random states.
 """
 
@@ -202,7 +202,7 @@ def lightning_trainer(truth: Truth, folder: Path) -> None:
 
 
 def lightning_without_length(truth: Truth, folder: Path) -> None:
-    """A loader that does not know its length: one batch is fetched ahead."""
+    """A loader without a length: one batch is fetched ahead."""
 
     class Rows(torch.utils.data.IterableDataset):
         def __iter__(self):
@@ -300,7 +300,7 @@ def run(name: str, folder: Path) -> dict:
     random.seed(3)
     np.random.seed(3)  # noqa: NPY002 - the global state is what is compared
     begin = time.time()
-    time.sleep(0.005)  # no event of the scenario before stands on its border
+    time.sleep(0.005)  # separates it from events of the previous scenario
     {**vars(torch_loops), **globals()}[name](truth, folder / name)
     time.sleep(0.005)
     return {"scenario": name, "begin": begin, "end": time.time(), **truth.counts, "digest": truth.digest.hexdigest()}

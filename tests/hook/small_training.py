@@ -1,4 +1,4 @@
-"""A small training for test_hook_promises.py: prints a digest of its parameters; behaves as its arguments say."""
+"""A small training for test_hook_promises.py: prints a digest of its parameters, and may crash, fork or wait as its argument requests."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""The windows' collectors on a real training: detailed, Python, garbage collection, beside a profiler of the script's own."""
+"""Collectors on real trainings: detailed, Python, garbage collections; also beside a profiler of the script."""
 
 import gzip
 import json
@@ -77,7 +77,7 @@ def profile(tmp_path_factory):
     return folder
 
 
-def test_the_detailed_window_leaves_a_trace_and_its_operators_as_events(profile):
+def test_the_detailed_window_writes_a_trace_and_its_operators_as_events(profile):
     traces = [found for found in parsed(profile) if isinstance(found, DetailedTrace)]
     assert [trace.step for trace in traces] == [2]
     with gzip.open(profile / traces[0].path) as file:
@@ -88,7 +88,7 @@ def test_the_detailed_window_leaves_a_trace_and_its_operators_as_events(profile)
     assert Counter(row["name"] for row in rows)["aten::linear"] == 4
 
 
-def test_operators_lie_within_the_steps_they_are_counted_to(profile):
+def test_operators_are_counted_to_the_steps_that_contain_them(profile):
     def absolute(kind: str) -> list[tuple[float, float]]:
         found = []
         for file in profile.glob("framework/pevents/*/*.json"):
@@ -117,7 +117,7 @@ def test_submodules_are_spans_in_the_detailed_window(profile):
     assert {row["args"]["step_num"] for row in rows} == {"2", "3"}
 
 
-def test_the_python_window_profiles_to_the_forwards_end_and_on_to_the_next_step(profile):
+def test_the_python_window_splits_steps_at_the_end_of_the_forward(profile):
     found = [stats.window for stats in parsed(profile) if isinstance(stats, PythonStats)]
     spans = [(w.start_mode, w.start_step, w.start_phase, w.end_step, w.end_phase) for w in found]
     assert sorted(spans, key=str) == sorted(
@@ -134,10 +134,10 @@ def test_the_python_window_profiles_to_the_forwards_end_and_on_to_the_next_step(
 
 
 @pytest.mark.parametrize("when", ["before", "within"])
-def test_a_profiler_of_the_scripts_own_keeps_its_place(tmp_path, when):
-    said = run(when, tmp_path, **{name: text for name, text in WINDOWS.items() if name.startswith("Detailed")})
-    assert said["failures"] == {}
-    assert "detailed" in said["notes"]
+def test_the_detailed_window_gives_way_to_a_profiler_of_the_script(tmp_path, when):
+    shown = run(when, tmp_path, **{name: text for name, text in WINDOWS.items() if name.startswith("Detailed")})
+    assert shown["failures"] == {}
+    assert "detailed" in shown["notes"]
 
 
 def test_pyinstrument_writes_a_session_and_a_page(tmp_path):
@@ -189,17 +189,17 @@ def test_kernels_and_copies_are_events_of_their_device():
     assert "step_num" not in json.loads(found[2].args)
 
 
-def test_only_long_garbage_collections_are_told():
-    told, now = [], [5]
-    watch = GarbageCollector(told.append, lambda: now[0])
+def test_only_long_garbage_collections_are_recorded():
+    recorded, now = [], [5]
+    watch = GarbageCollector(recorded.append, lambda: now[0])
     for nanoseconds, generation in ((999_999, 0), (1_000_000, 2)):
         watch._callback("start", {"generation": generation})
         now[0] += nanoseconds
         watch._callback("stop", {"generation": generation, "collected": 5})
-    assert [(row[0], row[5]) for row in told] == [("GC", {"generation": 2, "collected": 5})]
+    assert [(row[0], row[5]) for row in recorded] == [("GC", {"generation": 2, "collected": 5})]
 
 
-def test_what_the_kernel_says_of_its_clock():
+def test_interprets_the_state_of_the_kernel_clock():
     assert judge(0, 0, 120, 900) == KernelClock(120.0, 900.0)
     assert judge(0, 0x2000, 120_000, 900) == KernelClock(120.0, 900.0)
     assert judge(5, 0, 0, 0) is None
@@ -207,7 +207,7 @@ def test_what_the_kernel_says_of_its_clock():
     assert judge(-1, 0, 0, 0) is None
 
 
-def test_a_wall_clock_that_is_set_moves_times_and_not_durations():
+def test_a_wall_clock_adjustment_shifts_times_but_not_durations():
     wall = [1_000_000_000_000]
     base = Timebase(wall_ns=lambda: wall[0], monotonic_ns=lambda: 5_000)
     before = base.to_us(9_000) - base.to_us(5_000)
@@ -219,7 +219,7 @@ def test_a_wall_clock_that_is_set_moves_times_and_not_durations():
     assert not base.has_jumped()
 
 
-def test_the_first_failure_is_a_warning_the_rest_is_for_the_report(caplog):
+def test_only_the_first_failure_is_logged_as_a_warning(caplog):
     guard = Guard()
     for name in ("dataloader", "dataloader", "python"):
         guard.failed(name, ValueError("no\nmore than a line"))

@@ -1,4 +1,4 @@
-"""Phases by CUDA events, on a device that does what the test says."""
+"""Phases by CUDA events, on a simulated device."""
 
 import itertools
 import json
@@ -69,7 +69,7 @@ class Loop(StepObserver):
         return [record for record in self.records if record[0] in phases]
 
 
-def test_the_device_s_phases_run_from_where_it_began_to_where_it_ended():
+def test_device_phases_span_the_devices_own_times():
     loop = Loop(FakeGpu())
     loop.step()
     loop.gpu.lag_ns = 3 * MS
@@ -89,7 +89,7 @@ def test_the_device_s_phases_run_from_where_it_began_to_where_it_ended():
     ] * 8  # clocks are tied in the first
 
 
-def test_the_host_waits_for_the_device_once_and_never_again():
+def test_the_host_waits_for_the_device_only_once():
     loop = Loop(FakeGpu(lag_ns=MS))
     loop.step()
     assert loop.gpu.waits == 2  # until the device had nothing to do, and for the event that ties the clocks
@@ -98,20 +98,20 @@ def test_the_host_waits_for_the_device_once_and_never_again():
     assert loop.gpu.waits == 2
 
 
-def test_a_phase_is_recorded_when_the_device_has_ended_it_however_late_that_is():
+def test_a_phase_is_recorded_once_the_device_has_finished_it():
     loop = Loop(FakeGpu())
     loop.step()
     loop.gpu.lag_ns = 20 * MS
     loop.step()
     loop.step()
-    told = [record[4] for record in loop.of(*PHASES)]
-    assert told == [0, 0, 0]
+    recorded = [record[4] for record in loop.of(*PHASES)]
+    assert recorded == [0, 0, 0]
     loop.gpu.now_ns += 20 * MS
     loop.step()
     assert [record[4] for record in loop.of(*PHASES)] == [0] * 3 + [1] * 3 + [2] * 3
 
 
-def test_events_are_used_again():
+def test_events_are_reused():
     loop = Loop(FakeGpu(lag_ns=MS // 2))
     for _ in range(100):
         loop.step()
@@ -120,7 +120,7 @@ def test_events_are_used_again():
     assert loop.phases.dropped == 0
 
 
-def test_a_device_that_is_far_behind_costs_spans_and_no_memory():
+def test_a_device_that_is_far_behind_drops_spans_and_takes_no_memory():
     loop = Loop(FakeGpu(lag_ns=1000 * MS), most_events=13)
     for _ in range(20):
         loop.step()
@@ -137,7 +137,7 @@ def test_a_device_that_is_far_behind_costs_spans_and_no_memory():
     assert loop.of("sm_profiler/cuda_memory")[-1][5]["dropped"] == dropped
 
 
-def test_nothing_is_recorded_or_asked_for_during_a_capture():
+def test_nothing_is_recorded_or_queried_during_a_capture():
     loop = Loop(FakeGpu())
     loop.step()
     loop.forward()  # of step 1; its end and its beginning are there
@@ -156,7 +156,7 @@ def test_nothing_is_recorded_or_asked_for_during_a_capture():
     assert len(loop.of("Forward")) == 5  # the host's are always there
 
 
-def test_a_capture_at_the_very_start_puts_it_off():
+def test_a_capture_at_the_start_delays_recording():
     loop = Loop(FakeGpu())
     loop.gpu.capturing = True
     loop.step()
@@ -167,7 +167,7 @@ def test_a_capture_at_the_very_start_puts_it_off():
     assert {record[4] for record in loop.of(*PHASES)} == {1}
 
 
-def test_a_failure_ends_it_and_the_host_s_phases_go_on():
+def test_a_failure_ends_device_phases_but_not_host_phases():
     loop = Loop(FakeGpu())
     loop.step()
     loop.gpu.broken = RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -188,7 +188,7 @@ def test_only_steps_whose_phases_are_recorded_are_marked():
     assert [record[4] for record in loop.of("sm_profiler/cuda_memory")] == [0, 4, 8]
 
 
-def test_what_is_too_dear_is_done_for_every_nth_step():
+def test_expensive_work_is_sampled():
     gpu = FakeGpu()
     loop = Loop(gpu)
 
@@ -205,17 +205,17 @@ def test_what_is_too_dear_is_done_for_every_nth_step():
     assert loop.of("sm_profiler/cuda_memory")[-1][5]["every"] == 4
 
 
-def test_clocks_that_drift_apart_are_held_together_by_what_must_be_so():
+def test_a_drifting_device_clock_is_corrected_without_waiting():
     loop = Loop(FakeGpu())
     for _ in range(200):
         loop.gpu.offset_ns += 50_000  # the device's clock gains 50 µs a step
         loop.step()
         loop.gpu.now_ns += 100_000
     for record, host in zip(loop.of(PHASES[0]), loop.of("Forward"), strict=False):
-        assert -1000 <= record[2] - host[2] <= 7 * MS  # not before the host said it, nor after it saw it
+        assert -1000 <= record[2] - host[2] <= 7 * MS  # not before the host recorded it, nor after the host saw it
 
 
-def test_the_anchor_moves_on_so_that_single_floats_suffice():
+def test_the_anchor_moves_so_that_single_precision_suffices():
     loop = Loop(FakeGpu())
     loop.step()
     first = loop.phases._anchor
@@ -228,7 +228,7 @@ def test_the_anchor_moves_on_so_that_single_floats_suffice():
     assert late == [pytest.approx(0, abs=5)] * len(late)
 
 
-def test_an_optimizer_that_calls_the_model_has_its_own_work_only():
+def test_an_optimizer_that_calls_the_model_counts_its_own_work_only():
     loop = Loop(FakeGpu())
     for _ in range(2):  # as LBFGS does, and Lightning with any optimizer
         loop.tracker.optimizer_begins(9, loop.gpu.now_ns)
@@ -245,7 +245,7 @@ def test_an_optimizer_that_calls_the_model_has_its_own_work_only():
 
 
 class FakeTorch:
-    """torch with a CUDA that is initialised when the test says so."""
+    """A torch whose CUDA the test initialises."""
 
     class cuda:  # noqa: N801 - the name it has in torch
         queued: ClassVar[list] = []
@@ -319,7 +319,7 @@ print(json.dumps(session.guard.failures))
 
 
 @pytest.mark.parametrize(("what", "last"), [("works", 11), ("breaks", 7)])
-def test_a_whole_training_with_such_a_device(tmp_path, what, last):
+def test_a_training_on_a_simulated_device(tmp_path, what, last):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), what],
         capture_output=True, text=True, check=False, timeout=100, env=environment(SM_PROFILER_CONFIG=config(tmp_path)),
@@ -375,7 +375,7 @@ for step, x in enumerate(data):
 
 
 @pytest.mark.parametrize(("pause", "kind"), [(0.0, "BALANCED"), (0.02, "SYNC_BOUND")])
-def test_a_training_that_waits_for_such_a_device_is_judged_by_the_devices_times(tmp_path, pause, kind):
+def test_the_verdict_uses_the_devices_times(tmp_path, pause, kind):
     done = subprocess.run(
         [sys.executable, "-c", QUEUED, str(Path(__file__).parent), str(pause)],
         capture_output=True, text=True, check=False, timeout=100, env=environment(SM_PROFILER_CONFIG=config(tmp_path)),

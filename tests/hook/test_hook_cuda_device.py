@@ -1,4 +1,4 @@
-"""Phases by CUDA events on a real device, in a real training; without a device this says that it did not run."""
+"""Phases by CUDA events on a real device, in a real training; skipped without one."""
 
 import json
 import statistics

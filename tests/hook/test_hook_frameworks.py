@@ -1,7 +1,7 @@
-"""Real trainings with transformers, accelerate, Lightning, FSDP, DDP, torch.compile and mixed precision: what the hook
-recorded, against what each script counted itself, and bit for bit the same results with the hook off and on.
+"""Real trainings with transformers, accelerate, Lightning, FSDP, DDP, torch.compile and mixed precision: the hook's records
+agree with the scripts' own counts, and results are identical to the bit with the hook off and on.
 
-The scripts know nothing of a hook; all scenarios of a group follow each other in one process, as in a notebook.
+The scripts contain nothing about a hook; all scenarios of a group run in one process, as in a notebook.
 """
 
 import itertools
@@ -37,13 +37,13 @@ def start(folder: Path, scenarios: list[str], profile: Path | None, **more: str)
     if profile is not None:
         more["SM_PROFILER_CONFIG"] = json.dumps({"ProfilingParameters": {"LocalPath": str(profile), **WINDOWS}})
     command = [sys.executable, "-m", "sm_profiler.hook.launch", SCRIPT, folder, *scenarios]
-    log = (folder / f"log-{more.get('RANK', 0)}").open("w", encoding="utf-8")  # a pipe that nobody reads would fill
+    log = (folder / f"log-{more.get('RANK', 0)}").open("w", encoding="utf-8")  # an unread pipe would fill
     with log:
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment(**more))
 
 
-def told(process: subprocess.Popen, folder: Path, rank: int = 0, seconds: float = 240) -> dict[str, dict]:
-    """What the process said of its scenarios."""
+def counts_of(process: subprocess.Popen, folder: Path, rank: int = 0, seconds: float = 240) -> dict[str, dict]:
+    """Return what the process printed for each scenario."""
     try:
         code = process.wait(timeout=seconds)
     finally:
@@ -96,11 +96,11 @@ def compare(off: dict[str, dict], on: dict[str, dict], events: list[dict]) -> No
 def test_loops_are_recorded_as_they_are_and_not_changed(tmp_path, scenarios):
     if scenarios is COMPILED:  # the second process finds what the first has compiled
         cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        off = told(start(tmp_path / "off", scenarios, None, **cache), tmp_path / "off")
-        on = told(start(tmp_path / "on", scenarios, tmp_path / "profile", **cache), tmp_path / "on")
+        off = counts_of(start(tmp_path / "off", scenarios, None, **cache), tmp_path / "off")
+        on = counts_of(start(tmp_path / "on", scenarios, tmp_path / "profile", **cache), tmp_path / "on")
     else:
         both = start(tmp_path / "off", scenarios, None), start(tmp_path / "on", scenarios, tmp_path / "profile")
-        off, on = (told(process, tmp_path / name) for process, name in zip(both, ("off", "on"), strict=True))
+        off, on = (counts_of(process, tmp_path / name) for process, name in zip(both, ("off", "on"), strict=True))
     assert list(on) == scenarios
     events = rows(tmp_path / "profile")
     compare(off, on, events)
@@ -109,10 +109,10 @@ def test_loops_are_recorded_as_they_are_and_not_changed(tmp_path, scenarios):
 
 
 def two_ranks(folder: Path, profile: Path | None) -> list[dict[str, dict]]:
-    """What each of two ranks said."""
+    """Return what each of two ranks printed."""
     ranks = [start(folder, RANKS, profile, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2") for rank in (0, 1)]
     try:
-        return [told(process, folder, rank, seconds=120) for rank, process in enumerate(ranks)]
+        return [counts_of(process, folder, rank, seconds=120) for rank, process in enumerate(ranks)]
     finally:
         for process in ranks:
             process.kill()

@@ -1,4 +1,4 @@
-"""Horovod's timeline, as Horovod writes it (a stand-in does), and the part of it that becomes ours."""
+"""Conversion of the window's part of Horovod's timeline, as written by a simulation of Horovod."""
 
 import json
 import os
@@ -45,29 +45,29 @@ LINES = (HEAD + TENSOR + "".join(f"{call},\n" for call in CALLS)).encode()
 PART = JOINED[: JOINED.index(b'{"ph": "E"') + 9]  # the first event is whole, and the next is not
 
 
-def told(found) -> list:
+def parts(found) -> list:
     return [(one.phase, one.name, one.start_us - 1_700_000_000_000_000, one.duration_us) for one in found]
 
 
 @pytest.mark.parametrize("written", [JOINED, LINES])
 @pytest.mark.parametrize("size", [1, 7, 100, 1_000_000])
-def test_begins_and_ends_are_joined_however_the_file_is_cut(written, size):
+def test_begins_and_ends_are_joined_across_reads(written, size):
     timeline = Timeline(0, 42)
     found = [event for at in range(0, len(written), size) for event in timeline.take(written[at : at + size])]
-    assert told(found) == FOUND
+    assert parts(found) == FOUND
     assert timeline.broken == 0
     assert json.loads(found[3].args) == {"pid": 42, "dtype": "float32", "shape": "[10]"}
     assert [event.kind for event in found] == ["X", "X", "X", "X", "i"]
 
 
-def test_a_name_that_breaks_the_json_costs_that_object_alone():
+def test_a_broken_object_is_skipped():
     timeline = Timeline(0, 42)
     data = (
         HEAD.encode()
         + b'{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "a"b"}},\n'
         + LINES[len(HEAD) :]
     )
-    assert told(timeline.take(data)) == FOUND
+    assert parts(timeline.take(data)) == FOUND
     assert timeline.broken == 1
     assert list(timeline.take(b'{"ph": "E", "ts": "soon", "pid": 1},[1, {"ph": 5}], "x"')) == []
 
@@ -78,7 +78,7 @@ def test_names_may_be_of_any_language():
     assert found[0].phase == "grädient"
 
 
-def test_a_timeline_without_a_start_counts_on_the_monotonic_clock():
+def test_a_timeline_without_a_start_time_uses_the_monotonic_clock():
     timeline = Timeline(1_000_000.0, 42)
     (event,) = timeline.take(b'[\n{"ph": "i", "name": "CYCLE_START", "ts": 25, "s": "g"},\n')
     assert event.start_us == 1_000_025
@@ -91,14 +91,14 @@ def order(path, start: int, end: int, patience: float = 0) -> dict:
     }  # fmt: skip
 
 
-def test_only_what_touches_the_window_is_kept(tmp_path):
+def test_only_events_that_overlap_the_window_are_kept(tmp_path):
     path = tmp_path / "timeline.json"
     path.write_bytes(JOINED)
-    assert [one[1] for one in told(events(order(path, 350, 450)))] == ["NCCL_ALLREDUCE", "ALLREDUCE"]
-    assert [one[1] for one in told(events(order(path, 395, 450)))] == ["ALLREDUCE"]
+    assert [one[1] for one in parts(events(order(path, 350, 450)))] == ["NCCL_ALLREDUCE", "ALLREDUCE"]
+    assert [one[1] for one in parts(events(order(path, 395, 450)))] == ["ALLREDUCE"]
 
 
-def test_what_horovod_keeps_to_itself_is_waited_for_but_not_for_ever(tmp_path):
+def test_buffered_events_are_awaited_for_a_limited_time(tmp_path):
     path = tmp_path / "timeline.json"
     path.write_bytes(PART)
     slept = []
@@ -128,7 +128,7 @@ class FakeSession(SimpleNamespace):
         self.off.append(what)
 
 
-def test_horovod_s_own_file_does_not_fill_the_disk(tmp_path, monkeypatch):
+def test_horovods_own_file_does_not_fill_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(horovod_collector, "MAX_BYTES", 300_000)
     monkeypatch.setattr(horovod_collector, "MAX_BYTES_AFTER", 100_000)
     session, path = FakeSession(), tmp_path / "timeline.json"
@@ -144,7 +144,7 @@ def test_horovod_s_own_file_does_not_fill_the_disk(tmp_path, monkeypatch):
         collector.beat()
         assert path.stat().st_size == 0
         assert session.off == ["horovod"]
-        file.write(b"y" * 1000)  # Horovod writes on where it was
+        file.write(b"y" * 1000)  # Horovod continues at its offset
         file.flush()
     assert path.stat().st_size == 401_000
     assert path.stat().st_blocks * 512 < 100_000
@@ -184,7 +184,7 @@ for step in range(8):
     model(torch.ones(1, 2)).sum().backward()
     if hvd:
         hvd.allreduce(step)
-        time.sleep(0.002)  # so that steps are told apart by their microseconds
+        time.sleep(0.002)  # distinguishes steps by their microseconds
     optimizer.step()
     time.sleep(0.002)
 print(json.dumps({"failures": hook.session.guard.failures, "notes": hook.session.notes, "at": os.environ.get("HOROVOD_TIMELINE")}))
@@ -211,23 +211,23 @@ def train(folder, *, installed: bool = True, **more: str):
     return json.loads(done.stdout), found
 
 
-def test_the_window_s_part_of_horovod_s_timeline_is_a_file_of_the_rank(tmp_path):
-    said, found = train(tmp_path)
-    assert said["failures"] == said["notes"] == {}
+def test_the_windows_part_becomes_a_timeline_of_the_rank(tmp_path):
+    shown, found = train(tmp_path)
+    assert shown["failures"] == shown["notes"] == {}
     assert found == ["ALLREDUCE_3", "ALLREDUCE_4"]
-    assert "/.sagemaker-ignore/" in said["at"]
-    assert not os.path.exists(said["at"])  # noqa: PTH110 - the text that the script printed
+    assert "/.sagemaker-ignore/" in shown["at"]
+    assert not os.path.exists(shown["at"])  # noqa: PTH110 - the text that the script printed
 
 
-def test_a_timeline_that_the_script_asks_for_itself_stays_its_own(tmp_path):
+def test_a_timeline_requested_by_the_script_is_not_modified(tmp_path):
     own = tmp_path / "own.json"
-    said, found = train(tmp_path, HOROVOD_TIMELINE=str(own))
-    assert said["at"] == str(own)
+    shown, found = train(tmp_path, HOROVOD_TIMELINE=str(own))
+    assert shown["at"] == str(own)
     assert found == ["ALLREDUCE_3", "ALLREDUCE_4"]
     assert own.stat().st_size > 0
 
 
-def test_where_horovod_is_not_installed_nothing_is_switched_on(tmp_path):
-    said, found = train(tmp_path, installed=False)
-    assert said == {"failures": {}, "notes": {"horovod": "unavailable: Horovod is not installed"}, "at": None}
+def test_without_horovod_nothing_is_enabled(tmp_path):
+    shown, found = train(tmp_path, installed=False)
+    assert shown == {"failures": {}, "notes": {"horovod": "unavailable: Horovod is not installed"}, "at": None}
     assert found == []

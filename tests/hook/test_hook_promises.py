@@ -1,4 +1,4 @@
-"""What the hook promises: it fails open, leaves readable files behind, and is not there when it is off."""
+"""Promises of the hook: it fails open, leaves readable files behind, and installs nothing when it is off."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_a_disk_that_is_full(tmp_path, truth):
     assert done.stderr.count("sm-profiler") == 1
 
 
-def test_a_kill_loses_no_more_than_the_last_flush_interval(tmp_path):
+def test_a_kill_loses_at_most_the_last_flush_interval(tmp_path):
     done = train("kill", profile=config(tmp_path))
     assert done.returncode == -signal.SIGKILL
     assert not list(tmp_path.glob("framework/pevents/*/*"))  # open files are not taken for whole ones
@@ -62,7 +62,7 @@ def test_a_kill_loses_no_more_than_the_last_flush_interval(tmp_path):
     assert 10 <= len(steps(tmp_path)) <= 20
 
 
-def test_sigterm_ends_the_script_as_ever_and_leaves_what_was_flushed(tmp_path):
+def test_sigterm_ends_the_script_and_leaves_flushed_events(tmp_path):
     process = subprocess.Popen(
         [*LAUNCH, "wait"], stdout=subprocess.PIPE, env=environment(SM_PROFILER_CONFIG=config(tmp_path)), text=True
     )
@@ -75,13 +75,13 @@ def test_sigterm_ends_the_script_as_ever_and_leaves_what_was_flushed(tmp_path):
     assert len(steps(tmp_path)) >= 10
 
 
-def test_the_exit_code_is_the_scripts_own(tmp_path):
+def test_the_scripts_exit_code_is_kept(tmp_path):
     done = train("raise", profile=config(tmp_path))
     assert done.returncode == 3
     assert len(steps(tmp_path)) == 10
 
 
-def test_a_forked_child_has_a_file_of_its_own(tmp_path):
+def test_a_forked_child_writes_its_own_file(tmp_path):
     done = train("fork", profile=config(tmp_path))
     assert done.returncode == 0, done.stderr
     pids = [event["args"]["pid"] for event in steps(tmp_path)]
@@ -98,7 +98,7 @@ def test_a_forked_child_has_a_file_of_its_own(tmp_path):
         '{"ProfilingParameters": {}}',
     ],
 )
-def test_off_means_that_nothing_is_installed(profile):
+def test_nothing_is_installed_when_the_hook_is_off(profile):
     check = """
 import sys
 from sm_profiler.hook.auto import arm
@@ -111,7 +111,7 @@ assert not hasattr(dataloader._BaseDataLoaderIter.__next__, "__wrapped__")
 assert not torch.nn.modules.module._global_forward_hooks
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 assert not _global_optimizer_pre_hooks
-assert "sm_profiler.hook.entry" in sys.modules  # it was armed, and looked for a configuration
+assert "sm_profiler.hook.entry" in sys.modules  # it was armed, and searched for a configuration
 assert "sm_profiler.hook.pytorch.adapter" not in sys.modules
 """
     more = {} if profile is None else {"SM_PROFILER_CONFIG": profile}
@@ -133,7 +133,7 @@ assert not loaded, loaded
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_pth_file_is_one_line_that_does_nothing_unless_asked():
+def test_the_pth_file_is_one_line_that_does_nothing_by_default():
     text = (SCRIPT.parents[2] / "packaging" / "sm_profiler_auto.pth").read_text()
     assert text.count("\n") == 1
     assert text.startswith("import os;")
@@ -162,7 +162,7 @@ def test_a_changed_configuration_takes_effect_without_a_restart(tmp_path):
     assert not any(row["phase"] == "DataLoaderIter" for row in rows[:20])
 
 
-def test_each_rank_has_files_of_its_own(tmp_path):
+def test_each_rank_writes_its_own_files(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -187,7 +187,7 @@ def test_each_rank_has_files_of_its_own(tmp_path):
 
 
 @pytest.mark.skipif(not os.access("/proc/self/statm", os.R_OK), reason="needs Linux's /proc")
-def test_memory_and_own_cost_are_in_the_file(tmp_path):
+def test_memory_and_overhead_are_recorded(tmp_path):
     done = train("long", profile=config(tmp_path))
     assert done.returncode == 0
     rows = events(tmp_path)
@@ -199,11 +199,11 @@ def test_memory_and_own_cost_are_in_the_file(tmp_path):
     assert all(row["args"]["dropped"] == 0 and row["args"]["steps"] > 0 for row in overhead)
 
 
-def test_the_files_say_what_a_report_needs_of_the_machine_and_the_batches(tmp_path):
+def test_the_metadata_describes_the_machine_and_the_batches(tmp_path):
     opt_ml = tmp_path / "opt_ml"
     (opt_ml / "input/config").mkdir(parents=True)
-    told = {"current_host": "algo-1", "hosts": ["algo-1"], "current_instance_type": "ml.c5.xlarge"}
-    (opt_ml / "input/config/resourceconfig.json").write_text(json.dumps(told))
+    resources = {"current_host": "algo-1", "hosts": ["algo-1"], "current_instance_type": "ml.c5.xlarge"}
+    (opt_ml / "input/config/resourceconfig.json").write_text(json.dumps(resources))
     more = environment(SM_PROFILER_CONFIG=config(tmp_path / "profile"), SM_PROFILER_ROOT=str(opt_ml))
     subprocess.run(LAUNCH, check=True, timeout=120, env=more, capture_output=True)
     (file,) = (tmp_path / "profile").glob("framework/pevents/*/*.json")

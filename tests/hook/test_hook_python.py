@@ -1,4 +1,4 @@
-"""The Python window: a configuration that asks for it while the job runs, and a limit to what is around the loop."""
+"""The Python window: added while the job runs, and limited around the loop."""
 
 import json
 import pstats
@@ -20,7 +20,7 @@ from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.python_collector import AROUND_SECONDS, PythonCollector, other_profiler
 from sm_profiler.hook.python_profilers import CProfile, TimeLimit
 
-needs_the_place = pytest.mark.skipif(other_profiler() is not None, reason=f"did not run: {other_profiler()}")
+needs_no_other_profiler = pytest.mark.skipif(other_profiler() is not None, reason=f"did not run: {other_profiler()}")
 
 
 def parsed(folder) -> list:
@@ -29,7 +29,7 @@ def parsed(folder) -> list:
 
 
 class Around:
-    """A profiled set-up with a fake clock; also a stand-in for the session."""
+    """A profiled set-up with a fake clock; it also takes the place of the session."""
 
     def __init__(self, folder, profiler: str) -> None:
         self.now, self.tasks, self.limits, self.cancelled = 0.0, [], [], 0
@@ -51,7 +51,7 @@ class Around:
     def cancel(self) -> None:
         self.cancelled += 1
 
-    def is_watched(self) -> bool:
+    def is_profiled(self) -> bool:
         return sys.getprofile() is not None or other_profiler() is not None
 
 
@@ -63,19 +63,19 @@ def late() -> int:
     return sum(number for number in range(10))
 
 
-@needs_the_place
+@needs_no_other_profiler
 @pytest.mark.parametrize("profiler", ["cprofile", "pyinstrument"])
-def test_a_long_set_up_is_watched_for_a_minute(tmp_path, profiler):
+def test_a_long_set_up_is_profiled_for_a_minute(tmp_path, profiler):
     pytest.importorskip(profiler.replace("cprofile", "cProfile"))
     around = Around(tmp_path, profiler)
     around.collector.before_loop()
     early()
-    assert around.is_watched()
+    assert around.is_profiled()
     ((seconds, reached),) = around.limits
     assert seconds == AROUND_SECONDS
     around.now = 60.0
     reached()
-    assert not around.is_watched()
+    assert not around.is_profiled()
     around.now = 5000.0
     late()
     around.collector.step_begins(0, ModeKeys.TRAIN)
@@ -85,29 +85,29 @@ def test_a_long_set_up_is_watched_for_a_minute(tmp_path, profiler):
     (stats, *_) = parsed(tmp_path)
     window = stats.window
     assert (window.start_mode, window.start_us) == ("prestepzero", 0)
-    assert (window.end_mode, window.end_step, window.end_phase) == ("train", 0, "stepstart")  # as where nothing was cut
-    assert window.end_us == 60_000_000  # and the time at which it was
+    assert (window.end_mode, window.end_step, window.end_phase) == ("train", 0, "stepstart")  # as without a limit
+    assert window.end_us == 60_000_000  # but with the time of the cut
     if profiler == "cprofile":
         names = {name for _, _, name in pstats.Stats(str(tmp_path / stats.path)).stats}
         assert "early" in names
         assert "late" not in names
 
 
-@needs_the_place
-def test_what_follows_the_loop_is_watched_for_a_minute_too(tmp_path):
+@needs_no_other_profiler
+def test_the_time_after_the_loop_is_profiled_for_a_minute(tmp_path):
     around = Around(tmp_path, "cprofile")
     around.collector.close()
     around.now = 60.0
     around.limits[0][1]()
-    assert not around.is_watched()
+    assert not around.is_profiled()
     around.now = 5000.0
     around.collector.exit()
     (stats,) = parsed(tmp_path)
     assert (stats.window.start_mode, stats.window.end_phase, stats.window.end_us) == ("posthookclose", "end", 60e6)
 
 
-@needs_the_place
-def test_a_step_that_comes_sooner_ends_it_and_its_limit(tmp_path):
+@needs_no_other_profiler
+def test_an_earlier_step_ends_the_profile_and_its_limit(tmp_path):
     around = Around(tmp_path, "cprofile")
     around.collector.before_loop()
     around.now = 2.0
@@ -118,8 +118,8 @@ def test_a_step_that_comes_sooner_ends_it_and_its_limit(tmp_path):
     assert [stats.window.end_us for stats in parsed(tmp_path)] == [2_000_000]
 
 
-@needs_the_place
-def test_a_window_that_is_dropped_after_the_minute_has_nothing_left_to_stop(tmp_path):
+@needs_no_other_profiler
+def test_a_failed_collector_discards_a_profile_that_reached_its_limit(tmp_path):
     around = Around(tmp_path, "cprofile")
     around.collector.before_loop()
     around.limits[0][1]()
@@ -136,14 +136,14 @@ def until(happened) -> bool:
     return False
 
 
-def test_a_limit_calls_back_on_the_main_thread():
+def test_a_time_limit_calls_back_on_the_main_thread():
     threads = []
     TimeLimit(0.0, lambda: threads.append(threading.current_thread()))
     assert until(lambda: threads)
     assert threads == [threading.main_thread()]
 
 
-def test_a_limit_that_is_cancelled_does_nothing():
+def test_a_cancelled_time_limit_does_nothing():
     called = []
     limit = TimeLimit(3600.0, lambda: called.append(1))
     limit.cancel()
@@ -179,15 +179,15 @@ def test_a_profiler_is_not_stopped_from_within_its_own_callback(monkeypatch):
     assert called[0][-1] is False
 
 
-def test_the_timer_of_time_without_a_processor():
+def test_the_off_cpu_timer_counts_sleeping():
     begun = python_profilers.off_cpu()
     time.sleep(0.05)
     assert 0.045 < python_profilers.off_cpu() - begun < 5
 
 
-@needs_the_place
+@needs_no_other_profiler
 @pytest.mark.parametrize("timer", ["total_time", "off_cpu_time"])
-def test_a_real_profiler_is_ended_by_its_limit(timer):
+def test_a_time_limit_stops_a_real_profiler(timer):
     profiler = CProfile(timer)
     profiler.start()
     TimeLimit(0.0, profiler.stop)
@@ -213,7 +213,7 @@ for _ in range(5):
     step()
 with open(path, "w") as file:
     file.write(changed)
-os.utime(path, ns=(1, 1))  # whatever the clock's resolution: not the time that it had
+os.utime(path, ns=(1, 1))  # changes the time, at any resolution of the clock
 hook.session._reload_profile()  # as the recorder's thread does once a second
 for _ in range(20):
     step()
@@ -221,7 +221,7 @@ print(json.dumps({"failures": hook.session.guard.failures, "notes": hook.session
 """
 
 
-def test_a_python_window_begins_while_the_job_runs(tmp_path):
+def test_a_python_window_can_be_added_while_the_job_runs(tmp_path):
     path, folder = tmp_path / "profilerconfig.json", tmp_path / "profile"
     path.write_text(config(folder))
     asked = '{"StartStep": 8, "NumSteps": 2, "ProfilerName": "cprofile", "cProfileTimer": "total_time", }'

@@ -1,4 +1,4 @@
-"""A training that a spot instance interrupts and takes up again: both attempts' files stay, readers and the report tell them apart."""
+"""A training that is interrupted and resumed: the files of both attempts stay, and readers keep them apart."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Where a job's settings are looked for, in which order, and below which root."""
+"""Sources of a job's configuration: their order, and the root of paths."""
 
 import socket
 import time
@@ -10,12 +10,12 @@ from sm_profiler.hook import entry, settings
 TEXT = '{"ProfilingParameters": {"LocalPath": "/x"}}'
 
 
-def test_nothing_is_found_where_nothing_is(tmp_path):
+def test_there_may_be_no_configuration(tmp_path):
     assert settings.find_config({"SM_PROFILER_ROOT": str(tmp_path)}) is None
 
 
 @pytest.mark.parametrize("name", ["SM_PROFILER_CONFIG", "SMPROFILER_CONFIG_PATH"])
-def test_a_path_is_read_and_may_change(tmp_path, name):
+def test_a_path_is_read_with_its_time(tmp_path, name):
     path = tmp_path / "profile.json"
     path.write_text("\ufeff" + TEXT, "utf-8")
     found = settings.find_config({name: str(path)})
@@ -28,7 +28,7 @@ def test_json_in_the_environment_whole_or_in_parts():
     assert settings.find_config(parts).text == TEXT
 
 
-def test_the_first_source_wins_and_opt_ml_lies_below_the_root(tmp_path):
+def test_the_first_source_wins_and_opt_ml_is_below_the_root(tmp_path):
     path = tmp_path / "input" / "config" / "profilerconfig.json"
     path.parent.mkdir(parents=True)
     path.write_text("{}")
@@ -46,7 +46,7 @@ def test_a_named_file_that_is_missing_is_an_error():
     ("environment", "rank"),
     [({}, None), ({"RANK": "3"}, 3), ({"RANK": "x"}, None), ({"OMPI_COMM_WORLD_RANK": "2"}, 2)],
 )
-def test_the_rank_is_what_the_launcher_says(environment, rank):
+def test_the_rank_comes_from_the_launcher(environment, rank):
     assert settings.rank_from(environment) == rank
 
 

@@ -1,4 +1,4 @@
-"""smdebug 1.0.34's own reader takes our trace files."""
+"""smdebug 1.0.34 reads our trace files."""
 
 import json
 import os

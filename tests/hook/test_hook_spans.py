@@ -1,4 +1,4 @@
-"""The short way that spans take into the file says the same as the long way that events take."""
+"""Spans written by the fast path are identical to spans written as events."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def contents(folder):
     }
 
 
-def test_spans_are_written_to_the_byte_as_their_events_are(tmp_path):
+def test_spans_and_their_events_are_written_identically(tmp_path):
     long, short = writer(tmp_path / "long"), writer(tmp_path / "short")
     long.write([FIRST])
     short.write([FIRST])
@@ -64,7 +64,7 @@ def test_each_file_announces_the_phases_of_its_spans(tmp_path):
     assert len(contents(tmp_path)) == 2
 
 
-def test_what_needs_care_is_left_to_write(tmp_path):
+def test_the_fast_path_declines_special_cases(tmp_path):
     trace = writer(tmp_path / "closed")
     assert not trace.write_spans(SPANS, OFFSET_NS, 77)  # no file is open
     trace.write([FIRST])

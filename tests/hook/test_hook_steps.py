@@ -1,4 +1,4 @@
-"""What a step is, told without a framework: loops as sequences of letters."""
+"""Detection of steps without a framework: loops are sequences of letters."""
 
 import pytest
 
@@ -86,12 +86,12 @@ def test_a_step_runs_from_its_forward_to_its_last_phase():
     assert [loop.count(phase) for phase in (DATALOADER_WAIT, FORWARD, BACKWARD, OPTIMIZER)] == [2, 2, 2, 2]
 
 
-def test_a_wait_belongs_to_the_step_its_batch_is_for():
+def test_a_wait_belongs_to_the_step_of_its_batch():
     loop = Loop().run("nn fbo n fbo x fbo")
     assert [record[4] for record in loop.records if record[0] == DATALOADER_WAIT] == [0, 1, 2]
 
 
-def test_modes_have_numbers_of_their_own():
+def test_steps_are_numbered_per_mode():
     loop = Loop().run("fbo fbo e e fbo")
     assert [(record[0], record[4]) for record in loop.steps()] == [
         ("Step:ModeKeys.TRAIN", 0),
@@ -106,7 +106,7 @@ def test_modes_have_numbers_of_their_own():
 @pytest.mark.parametrize(
     ("actions", "steps"), [("nbo nbo nbo x", 3), ("bo bo bo", 3), ("nb nb x", 2), ("no no x", 2), ("b b b", 3)]
 )
-def test_steps_are_found_where_forwards_are_compiled_away(actions, steps):
+def test_steps_are_detected_without_visible_forwards(actions, steps):
     assert len(Loop(compiles=True).run(actions).steps()) == steps
 
 
@@ -119,7 +119,7 @@ def test_an_evaluation_loop_in_the_middle_of_an_epoch():
     assert [record[0][14:] for record in loop.steps()] == ["TRAIN", "TRAIN", "EVAL", "EVAL", "EVAL", "TRAIN"]
 
 
-def test_a_forward_within_backward_or_fetch_is_not_told_apart_by_mistake():
+def test_a_nested_backward_is_part_of_the_outermost():
     loop = Loop()
     loop.run("nf")
     loop.tracker.backward_begins(loop.tick())
@@ -132,7 +132,7 @@ def test_a_forward_within_backward_or_fetch_is_not_told_apart_by_mistake():
 
 def test_a_failed_optimizer_step_does_not_hide_the_next():
     loop = Loop().run("nfb")
-    loop.tracker.optimizer_begins(OPTIMIZER_ID, loop.tick())  # raises: no end is told
+    loop.tracker.optimizer_begins(OPTIMIZER_ID, loop.tick())  # raises: no end is reported
     loop.run("nfbo nfbo x")
     assert loop.count(OPTIMIZER) == 2
 
@@ -145,7 +145,7 @@ def test_sparse_phases_keep_every_step():
     assert [loop.count(phase) for phase in (DATALOADER_WAIT, FORWARD, BACKWARD, OPTIMIZER)] == [4, 4, 4, 4]
 
 
-def test_an_optimizer_that_calls_the_model_itself_is_what_lies_between_the_calls():
+def test_an_optimizer_that_calls_the_model_is_recorded_between_the_calls():
     loop = Loop()
     for _ in range(2):  # a closure called twice, as LBFGS does; Lightning calls it once
         loop.run("n")

@@ -1,5 +1,5 @@
-"""Real small trainings in many kinds of loops: what was recorded, against what the script says it did; and bit for bit
-the same results with the hook off, on, and broken at every call."""
+"""Small trainings in many kinds of loops: the records agree with the scripts' own counts, and results are identical to
+the bit with the hook off, on, and failing at every call."""
 
 import itertools
 import json
@@ -77,14 +77,14 @@ def matrix(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_losses_parameters_gradients_and_random_states_are_the_same_to_the_last_bit(matrix, name):
+def test_losses_parameters_gradients_and_random_states_are_identical(matrix, name):
     _, runs, _ = matrix
     assert runs["on"][name]["digest"] == runs["off"][name]["digest"]
     assert runs["raising"][name]["digest"] == runs["off"][name]["digest"]
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_records_what_the_script_did(matrix, name):
+def test_records_agree_with_the_scripts_counts(matrix, name):
     folder, runs, _ = matrix
     assert runs["on"][name]["failures"] == {}
     seen = Counter(event["phase"] for event in events(folder / name))
@@ -113,12 +113,12 @@ def test_the_dataloader_window_holds_exactly_its_steps(matrix):
         assert sorted(row["args"]["worker_id"] for row in lives) == list(range(workers))
 
 
-def test_a_broken_hook_says_so_once_a_hook(matrix):
+def test_a_broken_hook_logs_one_line(matrix):
     _, runs, logs = matrix
     lines = [line for line in logs["raising"].splitlines() if "sm-profiler" in line]
     assert len(lines) == len(runs["raising"])  # each scenario has a hook of its own
 
 
-def test_nothing_is_said_when_all_is_well(matrix):
+def test_a_working_hook_logs_nothing(matrix):
     _, _, logs = matrix
     assert "sm-profiler" not in logs["on"]

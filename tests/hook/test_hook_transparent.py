@@ -1,4 +1,4 @@
-"""The wrapped calls keep their signatures, results, exceptions and tracebacks; taken out, torch is as it was."""
+"""The wrapped calls keep their signatures, results, exceptions and tracebacks; uninstalling restores torch."""
 
 import inspect
 import io
@@ -21,7 +21,7 @@ def test_signatures_and_names(session):
     assert inspect.signature(fetch) == inspect.signature(fetch.__wrapped__)
 
 
-def test_exceptions_come_through_with_their_traceback(session):
+def test_exceptions_keep_their_traceback(session):
     class Records(TensorDataset):
         def __getitem__(self, index):
             raise LookupError("record 7")
@@ -59,7 +59,7 @@ def test_ctrl_c_in_a_forward_does_not_hide_the_forwards_after_it(session):
     assert [record[0] for record in seen].count("Forward") == 3
 
 
-def test_a_users_own_hooks_stay_the_users(session):
+def test_a_users_own_hooks_are_kept(session):
     calls = []
     model = torch.nn.Linear(2, 2)
     handle = model.register_forward_hook(lambda *_: calls.append("mine"))
@@ -83,7 +83,7 @@ def test_a_users_own_hooks_stay_the_users(session):
     assert torch.equal(deepcopy(model)(torch.ones(2)), model(torch.ones(2)))
 
 
-def test_taken_out_torch_is_as_it_was(tmp_path, monkeypatch):
+def test_uninstalling_restores_what_was_wrapped(tmp_path, monkeypatch):
     before = (torch.autograd.backward, dict(vars(dataloader._BaseDataLoaderIter)))
     monkeypatch.setenv("SM_PROFILER_CONFIG", json.dumps({"ProfilingParameters": {"LocalPath": str(tmp_path)}}))
     entry.install()

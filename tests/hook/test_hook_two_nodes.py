@@ -1,4 +1,4 @@
-"""Two nodes, one of which ends a minute and a half later: who writes the end markers, and what readers make of late files."""
+"""Two nodes, one of which ends a minute and a half later: end markers, and files that arrive late."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from sm_profiler.source import open_source
 from sm_profiler.storage import MissingFileError
 
 LATER_S = 90
-# The hook takes the time from time.time_ns(); this node's clock is simply said to be later than it is.
+# The hook takes the time from time.time_ns(); this node's clock is shifted.
 SHIFTED = """
 import sys, time
 real, shift = time.time_ns, int(sys.argv.pop(1)) * 10**9
@@ -53,7 +53,7 @@ class Shared:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """What two real trainings left on their nodes."""
+    """Files that two real trainings left on their nodes."""
     folder = tmp_path_factory.mktemp("nodes")
     nodes = []
     for number in (1, 2):
@@ -85,7 +85,7 @@ def nodes_of(source) -> set[str]:
     return {item.node for item in source.files}
 
 
-def test_markers_come_from_the_first_host_behind_its_own_files_and_late_files_are_read(trained, tmp_path):
+def test_the_first_host_writes_the_markers_and_late_files_are_read(trained, tmp_path):
     shared = Shared(tmp_path / "job")
     ends(trained, "algo-1", shared)
     assert shared.puts[-2:] == list(END_MARKERS)
@@ -110,10 +110,10 @@ def test_markers_come_from_the_first_host_behind_its_own_files_and_late_files_ar
     number, _, rest = again.name.partition("_")
     again.with_name(f"{int(number) + 200_000_000}_{rest}").write_bytes(again.read_bytes())
     source.refresh()
-    assert not source.finished  # the first host goes on: the job was taken up again
+    assert not source.finished  # the first host continues: the job was resumed
 
 
-def test_who_follows_a_job_waits_for_the_other_nodes(trained, tmp_path, monkeypatch):
+def test_a_follower_waits_for_the_other_nodes(trained, tmp_path, monkeypatch):
     shared = Shared(tmp_path / "job")
     for node in ("algo-1", "algo-2"):  # minutes that both have brought so far
         for path in (trained / node).rglob("*_pythontimeline.json"):
@@ -144,7 +144,7 @@ def test_who_follows_a_job_waits_for_the_other_nodes(trained, tmp_path, monkeypa
     assert 3 * 10 + LATER_S <= sum(waits) <= 300
 
 
-def test_a_job_that_ended_long_ago_is_not_waited_for(trained, tmp_path):
+def test_a_follower_does_not_wait_for_a_job_that_ended_long_ago(trained, tmp_path):
     shared = Shared(tmp_path / "job")
     for node in ("algo-1", "algo-2"):
         for path in (trained / node).rglob("*_pythontimeline.json"):

@@ -1,4 +1,4 @@
-"""Every row of the table of ranges, with a clock of the test's own."""
+"""Every row of the table of ranges, with a fake clock."""
 
 import attrs
 import pytest
@@ -44,7 +44,7 @@ def test_steps_only_counts_from_the_first_step_seen():
     assert active_steps(Window(Range(duration=2.0)), range(7, 12)) == [7, 8]
 
 
-def test_a_window_that_ended_never_opens_again():
+def test_a_window_that_ended_never_reopens():
     window = Window(Range(start_time=1001.0, duration=2.0))
     assert [
         window.at_step(s, now, mono) for s, (now, mono) in enumerate([(1001, 1), (1002, 2), (1003, 3), (1001, 4)])
@@ -57,14 +57,14 @@ def test_a_window_that_ended_never_opens_again():
     assert window.ended
 
 
-def test_a_window_whose_steps_have_passed_stays_shut():
+def test_a_window_whose_steps_have_passed_stays_closed():
     window = Window(Range(start_step=2, num_steps=2))
     assert active_steps(window, range(8, 12)) == []
     assert window.ended
 
 
 @pytest.mark.parametrize("jump", [-3600.0, 3600.0])
-def test_a_clock_that_jumps_neither_cuts_nor_stretches_an_open_window(jump):
+def test_a_clock_adjustment_neither_shortens_nor_stretches_an_open_window(jump):
     window = Window(Range(start_time=1000.0, duration=4.0))
     walls = [1000.0, 1001.0, 1002.0 + jump, 1003.0 + jump, 1004.0 + jump]
     assert [window.at_step(s, wall, float(s)) for s, wall in enumerate(walls)] == [True, True, True, True, False]

@@ -1,4 +1,4 @@
-"""What loader workers note of each batch, in real trainings: fork and spawn, persistent workers, a thread that pins."""
+"""Times that loader workers record for each batch, in real trainings: fork, spawn, persistent workers, pinning."""
 
 import json
 import queue
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 class Plain:
     def __init__(self, pids): self.pids = pids
 
-class Pids(Dataset):  # each sample says who made it
+class Pids(Dataset):  # each sample is the pid of its worker
     def __len__(self): return 40
     def __getitem__(self, index): return os.getpid()
 
@@ -77,13 +77,13 @@ def run(folder, what, window='{"StartStep": 2, "NumSteps": 6, }'):
 def test_each_batch_of_the_window_names_its_worker_and_its_fetch_time(tmp_path, what):
     if what == "pinned" and not hasattr(torch, "accelerator"):
         pytest.skip("the script makes up a device through torch.accelerator, which begins with PyTorch 2.6")
-    said, rows = run(tmp_path, what)
-    assert said["init"]
+    shown, rows = run(tmp_path, what)
+    assert shown["init"]
     fetches = [row for row in rows if row["phase"] == FETCH]
     waits = [row for row in rows if row["phase"] == "DataLoaderIter"]
-    assert [row["args"]["pid"] for row in fetches] == said["made"][2:8]  # steps 2 to 7, over two epochs
+    assert [row["args"]["pid"] for row in fetches] == shown["made"][2:8]  # steps 2 to 7, over two epochs
     assert [row["args"]["worker_id"] for row in fetches] == [row["args"]["worker_id"] for row in waits]
-    assert said["main"] not in {row["args"]["pid"] for row in fetches}
+    assert shown["main"] not in {row["args"]["pid"] for row in fetches}
     for fetch, wait in zip(fetches, waits, strict=True):
         assert fetch["dur"] >= 0
         assert fetch["ts"] + fetch["dur"] <= wait["ts"] + wait["dur"] + 1
@@ -93,13 +93,13 @@ def test_each_batch_of_the_window_names_its_worker_and_its_fetch_time(tmp_path, 
         assert pin["ts"] >= fetch["ts"] + fetch["dur"] - 1
 
 
-def test_the_regex_keeps_and_leaves_out_batches(tmp_path):
+def test_the_regex_selects_events(tmp_path):
     _, rows = run(tmp_path, "forked", '{"StartStep": 2, "NumSteps": 2, "MetricsRegex": "dataloaderworkerf", }')
     phases = {row["phase"] for row in rows if re.match("DataLoader(?!Wait)", row["phase"])}
     assert phases == {FETCH}
 
 
-def test_a_place_tells_only_of_the_batch_that_was_noted_last():
+def test_a_slot_holds_the_latest_batch_only():
     times = FetchTimes(4)
     assert times.fetch_of(0) is None
     times.fetched(1, Span(0, 11, 100, 200))
@@ -110,7 +110,7 @@ def test_a_place_tells_only_of_the_batch_that_was_noted_last():
     assert (times.pin_of(1), times.pin_of(5)) == ((300, 400), None)
 
 
-def test_a_note_that_fails_does_not_keep_a_batch_back():
+def test_a_batch_is_delivered_even_if_its_time_cannot_be_stored():
     tasks, results = queue.Queue(), queue.Queue()
 
     def note(*_) -> None:
@@ -123,10 +123,10 @@ def test_a_note_that_fails_does_not_keep_a_batch_back():
     outgoing.put((0, "batch"), timeout=1)
     outgoing.put(("resume", None))
     assert [results.get(), results.get()] == [(0, "batch"), ("resume", None)]
-    assert outgoing.empty()  # all else is the queue's own
+    assert outgoing.empty()  # other methods are the queue's
 
 
-def test_the_loader_s_functions_are_put_back_whatever_happens():
+def test_the_loaders_functions_are_restored_after_errors():
     from torch.utils.data._utils import pin_memory, worker
 
     before = worker._worker_loop, pin_memory._pin_memory_loop

@@ -1,9 +1,9 @@
-"""Trains small networks in many kinds of loops, and says what it did itself: run by test_hook_training.py.
+"""Train small networks in many kinds of loops, and print what the script itself counted: run by test_hook_training.py.
 
     python training_matrix.py off|on|raising FOLDER [SCENARIO …]
 
-Prints one JSON object a scenario: how many steps, forwards, backwards, optimizer steps and batches there were, a digest of
-all losses, parameters, gradients and random states, and whatever went wrong.
+Prints one JSON object per scenario: the numbers of steps, forwards, backwards, optimizer steps and batches, a digest of
+all losses, parameters, gradients and random states, and failures.
 """
 
 from __future__ import annotations
@@ -324,7 +324,7 @@ def copied(truth):
         train(Quiet(truth), model, [(x, y)], optimizer)
         truth.add(train=1, forward=1, backward=1, optimizer=1, wait=1)
         torch.save(model, io.BytesIO())
-        copy.deepcopy(model)(x)  # after the first optimizer step a copy is a model that nobody asked to watch
+        copy.deepcopy(model)(x)  # after the first optimizer step a copy is not traced
     assert not copy.deepcopy(model)._forward_hooks
     buffer = io.BytesIO()
     torch.save(model, buffer)

@@ -16,6 +16,7 @@ from sm_profiler.formats.event_names import FORWARD_MODULE
 from sm_profiler.hook import conversion
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.pytorch.forward import ShyHook
+from sm_profiler.hook.pytorch.kineto import quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +56,8 @@ class DetailedCollector(Collector):
         if self._torch.cuda.is_available() and self._torch.cuda.is_initialized():
             activities.append(self._torch.profiler.ProfilerActivity.CUDA)
         profiler = self._torch.profiler.profile(activities=activities)
-        profiler.start()
+        with quiet(self._torch):
+            profiler.start()
         self._profiler, self._first_step, self._steps = profiler, step, []
         self._make_way()
         self._watch_modules()
@@ -67,7 +69,8 @@ class DetailedCollector(Collector):
         if profiler is None:
             return
         self._steps.append((-1, self._session.timebase.now_us()))
-        profiler.stop()
+        with quiet(self._torch):
+            profiler.stop()
         steps, first = self._steps, self._first_step
         self._session.later(lambda: self._export(profiler, first, steps))
 
@@ -82,7 +85,8 @@ class DetailedCollector(Collector):
         profiler, self._profiler = self._profiler, None
         self._unwatch()
         if profiler is not None:
-            profiler.stop()
+            with quiet(self._torch):
+                profiler.stop()
 
     def step_begins(self, step: int, mode: ModeKeys) -> bool:  # noqa: ARG002 - a trace carries the mode's own number
         """Note the start of a step; end a window that is too long."""

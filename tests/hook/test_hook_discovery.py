@@ -1,4 +1,4 @@
-"""How models are looked for: it leaves no trace in torch, and none in what Python shows of warnings."""
+"""Discovery of models, changes of the configuration, and windows that end; torch and its warnings stay as they were."""
 
 import json
 import time
@@ -23,7 +23,7 @@ PATCHED = [
 ]
 
 
-def test_taken_out_nothing_stays(tmp_path, monkeypatch):
+def test_uninstalling_restores_torch(tmp_path, monkeypatch):
     before = [getattr(owner, name) for owner, name in PATCHED], list(callback_handler.start_callbacks)
     monkeypatch.setenv("SM_PROFILER_CONFIG", json.dumps({"ProfilingParameters": {"LocalPath": str(tmp_path)}}))
     session = entry.install().session
@@ -41,7 +41,7 @@ def test_taken_out_nothing_stays(tmp_path, monkeypatch):
     assert model(torch.ones(1, 2)).shape == (1, 2)
 
 
-def test_a_reset_of_dynamo_does_not_take_the_callback_away(session):
+def test_a_reset_of_dynamo_keeps_the_callback(session):
     ours = list(callback_handler.start_callbacks)
     assert ours
     torch._dynamo.reset()
@@ -49,7 +49,7 @@ def test_a_reset_of_dynamo_does_not_take_the_callback_away(session):
 
 
 def test_a_warning_that_was_shown_once_is_not_shown_again(session):
-    """Whoever changes the filters by the warnings module makes Python forget what was shown."""
+    """Changing the filters through the warnings module resets which warnings were shown already."""
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("default")
 
@@ -57,7 +57,7 @@ def test_a_warning_that_was_shown_once_is_not_shown_again(session):
             warnings.warn("mine", UserWarning, stacklevel=1)
 
         warn()
-        for _ in range(3):  # looked for anew, and no longer, each time
+        for _ in range(3):  # discovery starts and ends each time
             model = torch.nn.Linear(2, 2)
             optimizer = torch.optim.SGD(model.parameters(), 0.1)
             model(torch.ones(1, 2)).sum().backward()
@@ -67,7 +67,7 @@ def test_a_warning_that_was_shown_once_is_not_shown_again(session):
     assert session.guard.failures == {}
 
 
-def test_models_of_a_second_training_are_seen_from_their_first_forward(session):
+def test_a_second_training_is_recorded_from_its_first_forward(session):
     records = []
     session.tracker.append = records.append
     for _ in range(2):
@@ -80,37 +80,37 @@ def test_models_of_a_second_training_are_seen_from_their_first_forward(session):
     assert sum(record[0] == "Forward" for record in records) == 6
 
 
-def test_a_step_of_which_nobody_has_to_know_begins_unsaid(session):
-    told = []
+def test_collectors_are_skipped_at_steps_that_they_do_not_need(session):
+    notified = []
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
     def steps(count: int) -> int:
-        told.clear()
+        notified.clear()
         for _ in range(count):
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
-        return len(told)
+        return len(notified)
 
-    class Told(Collector):
+    class Notified(Collector):
         def __init__(self, *, may_skip: bool) -> None:
             self.may_skip = may_skip
 
         def step_begins(self, _step, mode) -> bool:
-            told.append(mode)
+            notified.append(mode)
             return self.may_skip
 
     steps(5)
-    session.add(Told(may_skip=True))
+    session.add(Notified(may_skip=True))
     assert steps(5) == 1
     assert steps(5) == 0
-    eager = Told(may_skip=False)
+    eager = Notified(may_skip=False)
     session.add(eager)
-    assert steps(5) == 10  # one that wants every step keeps the others informed
+    assert steps(5) == 10  # both are notified as long as one needs every step
     session.discard(eager)
     assert steps(5) == 1
     Hook(session).set_mode(ModeKeys.PREDICT)
-    assert steps(5) > 0  # models are looked for, as there may be others in this mode
+    assert steps(5) > 0  # discovery runs, as there may be other models in this mode
     assert steps(5) == 0
     torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)  # perhaps that of another model
     assert steps(5) > 0
@@ -118,7 +118,7 @@ def test_a_step_of_which_nobody_has_to_know_begins_unsaid(session):
     assert session.guard.failures == {}
 
 
-def test_a_changed_configuration_is_taken_by_steps_that_began_unsaid(session, tmp_path):
+def test_a_changed_configuration_takes_effect_while_collectors_are_skipped(session, tmp_path):
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
@@ -145,7 +145,7 @@ def test_a_changed_configuration_is_taken_by_steps_that_began_unsaid(session, tm
 
 
 class Turns(Collector):
-    """A collector that notes when it is turned on and off."""
+    """A collector that records when it is turned on and off."""
 
     def __init__(self, tracker) -> None:
         self.tracker, self.turned = tracker, []
@@ -186,7 +186,7 @@ def test_an_open_window_ends_once_with_its_range(session, changed, turned):
     assert collector.turned == turned
 
 
-def test_a_dataloader_window_is_shed_where_steps_begin_unsaid(session):
+def test_a_dataloader_window_is_shed_while_collectors_are_skipped(session):
     ranges = json.dumps({"StartStep": 0, "NumSteps": 1000})
     session.change_profile(load_profile(json.dumps({"ProfilingParameters": {"DataloaderProfilingConfig": ranges}})))
     model = torch.nn.Linear(2, 2)
@@ -208,10 +208,10 @@ def test_a_dataloader_window_is_shed_where_steps_begin_unsaid(session):
     assert session.notes["dataloader"].startswith("shed")
 
 
-def test_before_a_compilation_whatever_modules_there_are_do_no_harm(session):
+def test_unusual_modules_do_no_harm_before_a_compilation(session):
     class Unfinished(torch.nn.Module):
         def __init__(self) -> None:
-            """Does not call its parent's: it has no tables."""
+            """Leave out the base class's: the module has no tables."""
 
     class Strange(torch.nn.Linear):
         def parameters(self, **_):

@@ -1,0 +1,52 @@
+"""Kineto's log: suppress the lines that it prints whenever a profiler starts or stops.
+
+Recent versions print `USDT:… profiler_start` to standard error.  A detailed window would add such lines to the output of a
+training that never asked for a profiler, and to its FailureReason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+LEVEL = "_ZN9libkineto6Logger14severityLevel_E"  # libkineto::Logger::severityLevel_
+QUIET = 99
+
+
+def severity_level(torch: Any) -> ctypes.c_int | None:
+    """Return Kineto's severity level, below which it logs nothing; None in builds that do not export it."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))  # loaded already
+        return ctypes.c_int.in_dll(library, LEVEL)
+    except (OSError, ValueError):
+        return None
+
+
+@contextlib.contextmanager
+def quiet(torch: Any) -> Iterator[None]:
+    """Suppress Kineto's log inside the block; profilers of the script log as ever."""
+    level = severity_level(torch)
+    if level is None:
+        yield
+        return
+    owner, before = torch.autograd.profiler.profile, level.value
+    prepare = owner._prepare_trace  # noqa: SLF001 - it initialises Kineto, which sets the level
+
+    def _prepare_trace(*args: Any, **kwargs: Any) -> Any:
+        nonlocal before
+        level.value = before
+        try:
+            return prepare(*args, **kwargs)
+        finally:
+            before, level.value = level.value, QUIET
+
+    owner._prepare_trace = _prepare_trace  # noqa: SLF001 - restored below
+    level.value = QUIET
+    try:
+        yield
+    finally:
+        level.value = before
+        owner._prepare_trace = prepare  # noqa: SLF001 - as above
