@@ -1,10 +1,10 @@
-"""How fast profiler output becomes columns and frames, and how fast smdebug 1.0.34 does the same.
+"""Speed and memory of reading profiler output into columns and frames, compared with smdebug 1.0.34.
 
     python benchmarks/reading.py [--job FOLDER] [--quick] [--repeat N]
 
-Without a folder a synthetic job is made: 2 nodes, 16 GPUs, one hour (1.67 million measurements, 5.52 million events), or with
---quick 6 minutes of it.  Every figure is the best of N runs (smdebug: one run), each in a process of its own; memory is the
-peak of that process plus, where it has any, of its largest helper.
+Without a folder, a synthetic job is generated: 2 nodes, 16 GPUs, one hour (1.67 million measurements, 5.52 million events),
+or 6 minutes of it with --quick. Every figure is the best of N runs (smdebug: one run), each in a process of its own; memory
+is the peak of that process plus that of its largest helper.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ LOOP = "started = time.perf_counter(); x = 0\nfor i in range(20_000_000): x += i
 
 @attrs.frozen
 class Run:
-    """What one run took: rows, seconds, seconds of processors, and MiB of the process plus its largest helper."""
+    """Costs of one run: rows, seconds, CPU seconds, and MiB of the process plus its largest helper."""
 
     rows: int
     seconds: float
@@ -67,7 +67,7 @@ class Run:
 
 
 def measure(python: Path | str, setup: str, call: str, job: Path, repeat: int, **environment: str) -> Run:
-    """The fastest of several runs."""
+    """Return the fastest of several runs."""
     script = SCRIPT.format(setup=setup, call=call)
     runs = []
     for _ in range(repeat):
@@ -162,7 +162,7 @@ def report(job: Path, folder: Path, repeat: int) -> None:
 
 
 def scaling(job: Path, rounds: int) -> str:
-    """What a second process gains, beside what it gains a pure Python loop; taken in turns, as the machine's speed varies."""
+    """Return the gain of a second process, and the gain for a pure Python loop, measured in turns as the speed varies."""
     ours, loop = [], []
     one, two = (SOURCE.format(cache=False, processes=count) for count in (1, 2))
     for _ in range(rounds):

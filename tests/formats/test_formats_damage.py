@@ -1,4 +1,4 @@
-"""Real records, damaged in every way that real files are: counts add up, and nothing raises."""
+"""Real records, damaged as real files are: no error, and every lost record is counted."""
 
 import gzip
 import json
@@ -73,7 +73,7 @@ def damaged(lines: list[bytes], kind: str, plan: dict[int, tuple[str, int]]) -> 
 
 @settings(max_examples=300, deadline=None)
 @given(PLANS)
-def test_damaged_trace_adds_up(plan):
+def test_counts_every_lost_event_of_a_damaged_trace(plan):
     lines, lost = damaged(EVENTS, "trace", plan)
     rows, outcome = read_trace(b"[\n" + b",\n".join(HEAD + lines) + b"\n]", "algo-1-0", "pythontimeline")
     assert len(rows.start_us) == len(EVENTS) - lost
@@ -83,7 +83,7 @@ def test_damaged_trace_adds_up(plan):
 
 @settings(max_examples=300, deadline=None)
 @given(PLANS)
-def test_damaged_system_metrics_add_up(plan):
+def test_counts_every_lost_record_of_damaged_system_metrics(plan):
     lines, lost = damaged(SYSTEM_LINES, "system", plan)
     rows, outcome = read_system(b"\n".join(lines) + b"\n", "algo-1")
     assert len(rows.value) == len(SYSTEM_LINES) - lost
@@ -104,7 +104,7 @@ def needs_repair(plan, lines):
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, len(TRACE)))
-def test_truncated_trace_ends_at_its_last_whole_record(at):
+def test_reads_a_truncated_trace_up_to_its_last_whole_record(at):
     rows, outcome = read_trace(TRACE[:at], "n", "k")
     whole = [line for line in TRACE[:at].split(b"\n") if line.rstrip(b",").endswith(b"}}") and b'"X"' in line]
     assert len(rows.start_us) == len(whole)
@@ -127,7 +127,7 @@ def is_json(text: bytes) -> bool:
     st.randoms(use_true_random=False),
     st.sampled_from(["flip", "delete", "insert", "shuffle", "noise", "gzip", "object"]),
 )
-def test_nothing_raises(source: random.Random, how):
+def test_raises_no_error_for_any_content(source: random.Random, how):
     data = bytearray(source.choice([TRACE, SYSTEM, b"[]", b"{", b'{"traceEvents": []}', b"[[[[", b"\x1f\x8b", b"nul"]))
     for _ in range(source.randrange(1, 30)):
         at = source.randrange(len(data) + 1)
@@ -157,19 +157,19 @@ def test_nothing_raises(source: random.Random, how):
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"  \n \n"])
-def test_empty_files_are_refused(data):
+def test_refuses_empty_files(data):
     for _, outcome in (read_trace(data, "n", "k"), read_system(data, "algo-1")):
         assert (outcome.status, outcome.lost, outcome.reason) == ("refused", 0, "empty")
 
 
-def test_the_corrupt_file_of_a_real_job():
+def test_repairs_the_corrupt_file_of_a_real_job():
     rows, outcome = read_system((DATA / "1591160699.algo-1.json.corrupt").read_bytes(), "algo-1")
     assert len(rows.value) + outcome.lost == len((DATA / "1591160699.algo-1.json.corrupt").read_bytes().splitlines())
     assert outcome.status == "repaired"
     assert outcome.lost > 0
 
 
-def test_negative_durations_and_missing_ones_are_counted():
+def test_counts_negative_and_missing_durations():
     lines = [field(EVENTS[0], b"dur", b"-1"), EVENTS[1], EVENTS[2].replace(b'"dur"', b'"how_long"')]
     rows, outcome = read_trace(b"[\n" + b",\n".join(HEAD + lines) + b"\n]", "n", "k")
     assert len(rows.start_us) == 1
@@ -179,7 +179,7 @@ def test_negative_durations_and_missing_ones_are_counted():
 
 @pytest.mark.parametrize("number", [b"1e999", b"-1e400", b"[" * 200_000 + b"]" * 200_000])
 @pytest.mark.parametrize("name", [b"process_name", b"sm_profiler/process", b"thread_name"])
-def test_announcements_with_numbers_out_of_range_are_counted(name, number):
+def test_counts_metadata_with_numbers_out_of_range(name, number):
     broken = (
         b'{"name": "' + name + b'", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": %b}}' % number
     )

@@ -16,28 +16,28 @@ WINDOWS = st.builds(StatsWindow, MODES, STEPS, PHASES, TIMES, MODES, STEPS, PHAS
 
 
 @given(TIMES, SOURCES, KINDS)
-def test_trace_name_tells_what_it_was_made_of(end_us, source, kind):
+def test_parses_the_name_of_a_trace_file(end_us, source, kind):
     file = TraceFile(end_us, source, kind)
     assert layout.parse_path(file.path) == file
     assert file.path.split("/")[2] == time.strftime("%Y%m%d%H", time.gmtime(end_us // 10**6))
 
 
 @given(st.integers(0, 4_000_000_000), st.integers(1, 999))
-def test_system_name_tells_what_it_was_made_of(minute, number):
+def test_parses_the_name_of_a_system_file(minute, number):
     file = SystemFile(f"algo-{number}", minute)
     assert layout.parse_path(file.path) == file
     assert file.at_us == minute * 10**6
 
 
 @given(WINDOWS, SOURCES, st.sampled_from(["cprofile", "pyinstrument"]), st.sampled_from(layout.PYTHON_STATS_NAMES))
-def test_window_folder_tells_its_window(window, node, profiler, name):
+def test_parses_the_folder_of_a_window(window, node, profiler, name):
     parsed = layout.parse_path(layout.stats_path("pytorch", profiler, node, window, name))
     assert isinstance(parsed, PythonStats)
     assert (parsed.window, parsed.node, parsed.profiler, parsed.name) == (window, node, profiler, name)
 
 
 @given(SOURCES, TIMES, TIMES, st.integers(0, 999_999_999))
-def test_metadata_name_tells_its_trace(source, start_us, end_us, step):
+def test_parses_the_name_of_a_metadata_file(source, start_us, end_us, step):
     parsed = layout.parse_path(layout.metadata_path("tensorflow", source, start_us, end_us, step))
     assert isinstance(parsed, TraceMetadata)
     assert (parsed.source, parsed.start_us, parsed.end_us) == (source, start_us, end_us)
@@ -49,7 +49,7 @@ def test_metadata_name_tells_its_trace(source, start_us, end_us, step):
 
 
 @given(st.text(max_size=80))
-def test_no_name_is_too_strange(name):
+def test_accepts_any_text_as_a_name(name):
     for folder in ("", "system/", "framework/", "framework/pevents/2020010101/", "system/incremental/2020010101/"):
         layout.parse_path(folder + name)
 
@@ -61,11 +61,11 @@ def test_no_name_is_too_strange(name):
     "framework/training_job_end.ts",
     "other/incremental/2020010101/1577840400.algo-1.json",
 ])  # fmt: skip
-def test_files_that_are_no_data(path):
+def test_ignores_files_that_are_not_profiler_data(path):
     assert layout.parse_path(path) is None
 
 
-def test_names_of_real_jobs():
+def test_parses_names_of_real_jobs():
     old = "framework/tensorflow/cProfile/1596585376012363.8_1596585376017246.5_151-algo-1_3/python_stats"
     parsed = layout.parse_path(old)
     assert isinstance(parsed, PythonStats)
@@ -74,7 +74,7 @@ def test_names_of_real_jobs():
     assert parsed == TraceFile(1589930988000000, "4487", "pythontimeline")
 
 
-def test_nodes_as_readers_show_them():
+def test_shows_nodes_in_the_notation_of_readers():
     assert layout.shown_node("905-algo-1") == "algo-1-905"
     assert layout.shown_node("905-b88ab1bb8259") == "905-b88ab1bb8259"
     assert layout.source_name(3, "my_host") == "3-my-host"

@@ -26,7 +26,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_damaged_files_take_linear_time(name):
+def test_reads_damaged_files_in_linear_time(name):
     data = HOSTILE[name]
     for read in (lambda data: read_trace(data, "n", "k"), lambda data: read_system(data, "algo-1")):
         began = time.process_time()
@@ -36,7 +36,7 @@ def test_damaged_files_take_linear_time(name):
         assert outcome.status != "read"
 
 
-def test_a_salvaged_file_keeps_all_that_is_whole():
+def test_keeps_all_whole_records_of_a_damaged_file():
     event = b'{"ph":"X","name":"a","pid":1,"ts":1,"dur":1}'
     lines = [event, b'{"ph":"X","na', event, b'{"args": {"deep": [' * 2000, event] * 50
     rows, outcome = read_trace(b"[\n" + b",\n".join(lines) + b"\n]", "n", "k")
@@ -44,7 +44,7 @@ def test_a_salvaged_file_keeps_all_that_is_whole():
     assert outcome.lost == 100
 
 
-def test_a_small_compressed_file_does_not_take_the_memory():
+def test_bounds_the_memory_of_a_small_compressed_file():
     script = """
 import gzip, resource, sys
 from sm_profiler.formats.trace_reader import read_trace
@@ -62,7 +62,7 @@ print(len(data), len(rows.start_us), outcome.status, outcome.lost)
     assert 21_000_000 < int(lost) < 23_000_000  # estimated from the part of the file that was unpacked
 
 
-def test_what_is_beyond_the_unpacked_size_is_counted(monkeypatch):
+def test_counts_records_beyond_the_unpacked_size(monkeypatch):
     monkeypatch.setattr(trace_reader, "UNPACKED_BYTES", MEGABYTE)
     event = b'{"ph":"X","name":"a","pid":1,"ts":1,"dur":1},\n'
     rows, outcome = read_trace(gzip.compress(b"[" + event * 200_000), "n", "k")
@@ -71,7 +71,7 @@ def test_what_is_beyond_the_unpacked_size_is_counted(monkeypatch):
     assert len(rows.start_us) + outcome.lost == pytest.approx(200_000, rel=0.02)
 
 
-def test_records_beyond_the_limit_are_counted(monkeypatch):
+def test_counts_records_beyond_the_limit(monkeypatch):
     monkeypatch.setattr(trace_reader, "MAX_RECORDS", 1000)
     event = b'{"ph":"X","name":"a","pid":1,"ts":1,"dur":1}'
     for other in (event, event.replace(b"X", b"i")):
@@ -79,7 +79,7 @@ def test_records_beyond_the_limit_are_counted(monkeypatch):
         assert (len(rows.start_us), outcome.status, outcome.lost) == (1000, "repaired", 501)
 
 
-def test_metadata_and_open_events_beyond_the_limit_are_counted(monkeypatch):
+def test_counts_metadata_and_open_events_beyond_the_limit(monkeypatch):
     monkeypatch.setattr(trace_fold, "MAX_UNJOINED", 100)
     event = b'{"ph":"X","name":"a","pid":1,"ts":1,"dur":1}'
     own = b'{"ph":"M","name":"sm_profiler/process","args":{"rank":1}}'
@@ -93,7 +93,7 @@ def test_metadata_and_open_events_beyond_the_limit_are_counted(monkeypatch):
 
 
 @pytest.mark.parametrize("form", ["array", "object", "cut array", "array with a phase announced at its end"])
-def test_large_files_are_read_like_small_ones(form, monkeypatch):
+def test_reads_large_files_like_small_ones(form, monkeypatch):
     events = [
         b'{"ph":"X","name":"},{ %d","pid":%d,"ts":%d,"dur":3,"args":{"deep":{"l":[[1],[2]]},"step_num":%d}}'
         % (at, at % 3, at, at)
@@ -117,7 +117,7 @@ def test_large_files_are_read_like_small_ones(form, monkeypatch):
     assert [large.others[code] for code in large.argument] == [small.others[code] for code in small.argument]
 
 
-def test_large_system_files_are_read_like_small_ones(monkeypatch):
+def test_reads_large_system_files_like_small_ones(monkeypatch):
     line = b'{"Type":"cpu","Name":"cpu%d","Dimension":"CPUUtilization","Value":%d,"NodeId":"algo-1","Timestamp":5}\n'
     lines = [line % (at % 5, at) for at in range(300)]
     lines[100] = b'{"Type":"cpu","Na\n'

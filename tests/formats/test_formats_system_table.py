@@ -1,4 +1,4 @@
-"""What Arrow reads of system metrics is what the patient reader reads, and what is not of the usual form is left to it."""
+"""Arrow reads system metrics like `system_reader`, which reads all files of another form."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def assert_same(data, *, taken):
     assert fast.head.dtype == np.int32
 
 
-def test_real_files():
+def test_reads_real_files():
     assert FILES
     taken = 0
     for file in FILES:
@@ -49,7 +49,7 @@ def test_real_files():
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(TEXT, TEXT, TEXT, NUMBER, TEXT, NUMBER), min_size=1, max_size=12))
-def test_any_text_and_number_is_read_alike(records):
+def test_reads_any_text_and_number_alike(records):
     keys = ("Type", "Name", "Dimension", "Value", "NodeId", "Timestamp")
     lines = [
         json.dumps(dict(zip(keys, record, strict=True)), separators=(",", ":"), ensure_ascii=False)
@@ -66,7 +66,7 @@ def test_any_text_and_number_is_read_alike(records):
     assert_same(data, taken=fast is not None)
 
 
-def test_numbering_goes_by_first_appearance_and_the_file_names_the_node():
+def test_numbers_by_first_appearance_and_takes_the_node_from_the_file_name():
     lines = [
         LINE.replace("cpu0", name).replace("algo-1", node)
         for name, node in [("b", ""), ("a", "n"), ("b", "n"), ("b", "")]
@@ -101,14 +101,14 @@ def test_numbering_goes_by_first_appearance_and_the_file_names_the_node():
         "",
     ],
 )
-def test_other_forms_are_left_to_the_patient_reader(line):
+def test_leaves_other_forms_to_the_other_reader(line):
     for lines in ([line], [LINE, line, LINE]):
         if lines[1:] and not line:
             continue  # empty lines are nothing
         assert read_table("\n".join(lines).encode(), "algo-1") is None
 
 
-def test_times_out_of_range_are_counted():
+def test_counts_times_out_of_range():
     data = "\n".join([LINE, LINE.replace("1700000000.25", "-5"), LINE.replace("1700000000.25", "1e300")]).encode()
     assert_same(data, taken=True)
     assert account(read_table(data, "algo-7"))[1].lost == 2

@@ -47,7 +47,7 @@ def same(one, other):
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.one_of(SPANS, SPANS, NAMES), max_size=12))
-def test_both_ways_through_a_trace_agree(records):
+def test_conversion_by_column_and_by_record_agree(records):
     data = json.dumps([START, *records]).encode()
     fast, fast_outcome = read_trace(data, "algo-1-0", "k")
     with pytest.MonkeyPatch.context() as patch:
@@ -58,7 +58,7 @@ def test_both_ways_through_a_trace_agree(records):
     assert len(fast.start_us) == sum(record["ph"] == "X" for record in records) - outcome.lost
 
 
-def test_pytorch_trace():
+def test_reads_a_pytorch_trace():
     source = open_source(DATA / "pytorch_kineto", cache=False)
     events = source.events()
     assert [quality.status for quality in source.quality()] == ["read"]
@@ -72,7 +72,7 @@ def test_pytorch_trace():
     assert linear["Input Dims"][0] == [2, 4]
 
 
-def test_trace_with_absolute_times():
+def test_reads_a_trace_with_absolute_times():
     document = {
         "traceEvents": [{"ph": "X", "name": "a", "pid": 1, "tid": 2, "ts": 1_700_000_000_000_001.5, "dur": 2.5}],
         "baseTimeNanoseconds": 5,
@@ -82,7 +82,7 @@ def test_trace_with_absolute_times():
     assert rows.duration_us.tolist() == [2.5]
 
 
-def test_tensorflow_trace_starts_when_its_metadata_file_says():
+def test_takes_the_start_of_a_tensorflow_trace_from_its_metadata_file():
     events = open_source(DATA / "tfprofiler_timeline_traces", cache=False).events()
     assert len(events) == 798
     assert 1_596_659_864_545_103 <= events.start_us.min() < events.end_us.max() < 1_596_659_864_854_168 + 1e6
@@ -90,7 +90,7 @@ def test_tensorflow_trace_starts_when_its_metadata_file_says():
     assert set(events.phase.decode()) == {"/host:CPU"}
 
 
-def test_tensorflow_trace_without_metadata_is_filed_under_its_hour():
+def test_takes_the_start_of_a_trace_without_metadata_from_its_folder():
     source = open_source(DATA / "tfprofiler_local_missing_metadata", cache=False)
     assert len(source.events()) == 256
     (quality,) = source.quality()
@@ -99,7 +99,7 @@ def test_tensorflow_trace_without_metadata_is_filed_under_its_hour():
     assert source.events().start_us.min() // 3.6e9 * 3.6e9 == 1_596_632_400_000_000  # 2020-08-05 13:00
 
 
-def test_ends_find_their_begins_within_a_file():
+def test_joins_begins_and_ends_within_a_file():
     source = open_source(DATA / "horovod_timeline_traces", cache=False)
     events = source.events()
     assert set(events.kind.decode()) == {"horovod_timeline"}
@@ -111,7 +111,7 @@ def trace(*records):
     return read_trace(json.dumps([START, *records]).encode(), "algo-1-0", "horovod_timeline")[0]
 
 
-def test_ends_find_their_begins_in_earlier_files():
+def test_joins_ends_with_begins_of_earlier_files():
     name = {"ph": "M", "name": "process_name", "pid": 4, "args": {"name": "gradient"}}
     other = {"ph": "M", "name": "process_name", "pid": 9, "args": {"name": "gradient"}}
     first = trace(
@@ -133,7 +133,7 @@ def test_ends_find_their_begins_in_earlier_files():
     assert not any(stacks.values())
 
 
-def test_own_metadata_is_kept_apart():
+def test_separates_own_metadata_from_events():
     record = {"name": "sm_profiler/process", "ph": "M", "pid": 0, "args": {"version": "1.0", "rank": 0}}
     rows = trace(record)
     assert rows.metadata == (record | {"node": "algo-1-0"},)
@@ -147,5 +147,5 @@ def test_own_metadata_is_kept_apart():
     (b'{"step_num": 99999999999999999999}', (-1, -1, -1, -1, -1, -1, '{"step_num":99999999999999999999}')),
     (b"", (-1, -1, -1, -1, -1, -1, "")),
 ])  # fmt: skip
-def test_arguments(text, expected):
+def test_parses_arguments(text, expected):
     assert parse_arguments(text) == expected

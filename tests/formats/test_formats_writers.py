@@ -1,4 +1,4 @@
-"""Whatever sequence of events, kills and rotations: what is read equals what was flushed."""
+"""After any sequence of events, kills and rotations, readers see exactly the flushed records."""
 
 import json
 import math
@@ -81,7 +81,7 @@ class Run:
 
 @settings(max_examples=120, deadline=None)
 @given(STEPS, st.sampled_from([300, 2000, 10_000_000]))
-def test_traces_read_as_flushed(steps, max_bytes):
+def test_reads_traces_as_flushed(steps, max_bytes):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(trace_writer, "_alive", lambda _pid: False)
         run = Run(Path(folder), max_bytes)
@@ -113,7 +113,7 @@ ROWS = st.lists(st.builds(Measurement, st.sampled_from(["cpu", "gpu", "i/o"]), s
         st.tuples(st.sampled_from(["write", "write", "tick", "kill", "finish"]), st.integers(0, 50), ROWS), max_size=25
     )
 )
-def test_system_metrics_read_as_flushed(steps):
+def test_reads_system_metrics_as_flushed(steps):
     with tempfile.TemporaryDirectory() as folder:
         writer, now, flushed = SystemWriter(Path(folder), "algo-2"), 1_700_000_000.25, []
         for what, seconds, rows in steps:
@@ -148,7 +148,7 @@ def test_system_metrics_read_as_flushed(steps):
 
 
 @pytest.mark.smdebug
-def test_old_library_reads_what_we_write(tmp_path, smdebug_python):
+def test_smdebug_reads_our_files(tmp_path, smdebug_python):
     writer = TraceWriter(tmp_path, "0-algo-1", metadata=lambda: {"version": "1"})
     events = [
         TraceEvent("Forward", f"layer{n}", START_US + 1000 * n, 500, f'{{"pid": 27, "step_num": "{n}"}}')
@@ -173,7 +173,7 @@ def test_old_library_reads_what_we_write(tmp_path, smdebug_python):
     assert system == [round(tick / 3, 2) for tick in range(200)]
 
 
-def test_full_disk_loses_nothing_that_was_flushed(tmp_path, monkeypatch):
+def test_keeps_flushed_records_on_a_full_disk(tmp_path, monkeypatch):
     writer = TraceWriter(tmp_path, "0-algo-1")
     writer.write([TraceEvent("Forward", "a", START_US, 5)])
     real = os.write
@@ -192,7 +192,7 @@ def test_full_disk_loses_nothing_that_was_flushed(tmp_path, monkeypatch):
     assert source.quality()[0].status == "read"
 
 
-def test_memory_of_the_writer_is_bounded(tmp_path):
+def test_bounds_the_memory_of_the_writers(tmp_path):
     """Names and phases may be generated, a new one for every event."""
     writer = TraceWriter(tmp_path, "0-algo-1")
     for turn in range(300):

@@ -44,7 +44,7 @@ def read(where, **options):
     return given
 
 
-def test_second_time_comes_from_the_copy(copy, parsed, assert_same):
+def test_reads_from_the_copy_the_second_time(copy, parsed, assert_same):
     first = read(copy)
     assert len(parsed) == sum(1 for _ in copy.rglob("*.json"))
     parsed.clear()
@@ -55,7 +55,7 @@ def test_second_time_comes_from_the_copy(copy, parsed, assert_same):
     assert first[2:] == second[2:]
 
 
-def test_batches_come_from_the_copy_too(copy, parsed, assert_same):
+def test_reads_batches_from_the_copy(copy, parsed, assert_same):
     read(copy)
     parsed.clear()
     with_copy = list(open_source(copy).batches())
@@ -67,7 +67,7 @@ def test_batches_come_from_the_copy_too(copy, parsed, assert_same):
         assert_same(one.events, other.events)
 
 
-def test_reading_by_the_minute_leaves_the_same_copy(copy, parsed, assert_same):
+def test_reading_by_the_minute_writes_the_same_copy(copy, parsed, assert_same):
     assert len(list(open_source(copy).batches())) > 1
     cache.wait_for_copies()
     parsed.clear()
@@ -79,7 +79,7 @@ def test_reading_by_the_minute_leaves_the_same_copy(copy, parsed, assert_same):
     assert_same(events, plain.events())
 
 
-def test_a_running_job_read_by_the_minute_leaves_no_copy(copy):
+def test_reading_a_running_job_by_the_minute_writes_no_copy(copy):
     (copy / "system/training_job_end.ts").unlink()
     (copy / "framework/training_job_end.ts").unlink(missing_ok=True)
     list(open_source(copy).batches())
@@ -87,12 +87,12 @@ def test_a_running_job_read_by_the_minute_leaves_no_copy(copy):
     assert not list(cache_root().rglob("*.arrow"))
 
 
-def test_off_by_an_argument(copy, parsed):
+def test_is_switched_off_by_an_argument(copy, parsed):
     read(copy, cache=False)
     assert not list(cache_root().rglob("*.arrow"))
 
 
-def test_new_files_are_added(copy, parsed, assert_same):
+def test_adds_new_files(copy, parsed, assert_same):
     files = sorted(copy.rglob("*.json"), key=lambda path: path.name)
     late = {path: path.read_bytes() for path in files[-5:]}
     for path in late:
@@ -111,7 +111,7 @@ def test_new_files_are_added(copy, parsed, assert_same):
     assert parsed == []
 
 
-def test_events_open_in_the_copy_end_in_new_files(tmp_path, parsed):
+def test_joins_events_open_in_the_copy_with_new_files(tmp_path, parsed):
     def trace(end_us, *records):
         path = tmp_path / f"framework/pevents/2023111422/{end_us}_0-algo-1_horovod_timeline.json"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +131,7 @@ def test_events_open_in_the_copy_end_in_new_files(tmp_path, parsed):
 
 
 @pytest.mark.parametrize("change", ["content", "gone"])
-def test_changed_files_make_the_copy_useless(copy, change, parsed, assert_same):
+def test_ignores_a_copy_of_changed_files(copy, change, parsed, assert_same):
     read(copy)
     path = min((copy / "system").rglob("*.json"), key=lambda path: path.name)
     if change == "content":
@@ -146,7 +146,7 @@ def test_changed_files_make_the_copy_useless(copy, change, parsed, assert_same):
     assert_same(rows, read(copy, cache=False)[0])
 
 
-def test_late_files_take_their_place(copy, parsed, assert_same):
+def test_inserts_late_files_in_order(copy, parsed, assert_same):
     for pattern in ("system/**/*.json", "framework/**/*pythontimeline.json"):
         late = sorted(copy.glob(pattern), key=lambda path: path.name)[1]
         data = late.read_bytes()
@@ -190,7 +190,7 @@ def test_discards_copies_with_one_flipped_byte(copy, parsed, assert_same):
         assert parsed
 
 
-def test_copies_of_another_user_are_not_opened(copy, parsed, monkeypatch):
+def test_ignores_copies_of_another_user(copy, parsed, monkeypatch):
     read(copy)
     kept = set(cache_root().rglob("*.arrow"))
     parsed.clear()
@@ -202,7 +202,7 @@ def test_copies_of_another_user_are_not_opened(copy, parsed, monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["off", "OFF", "0", "no", "none", "false"])
-def test_off_by_the_environment(copy, parsed, value, tmp_path, monkeypatch):
+def test_is_switched_off_by_the_environment(copy, parsed, value, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SM_PROFILER_CACHE", value)
     assert cache_root() is None
@@ -210,7 +210,7 @@ def test_off_by_the_environment(copy, parsed, value, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
 
-def test_files_of_others_stay(copy, tmp_path, monkeypatch):
+def test_deletes_no_files_of_others(copy, tmp_path, monkeypatch):
     scratch = tmp_path / "scratch"
     theirs = [scratch / name for name in ("work/data.arrow", "a" * 24 + "/events-00000000.arrow", "notes.txt")]
     monkeypatch.setenv("SM_PROFILER_CACHE", str(scratch))
@@ -231,7 +231,7 @@ def test_files_of_others_stay(copy, tmp_path, monkeypatch):
     assert all(path.exists() for path in theirs)
 
 
-def test_a_folder_that_another_program_has_made_is_left_alone(copy, tmp_path, monkeypatch):
+def test_leaves_a_folder_without_its_mark_alone(copy, tmp_path, monkeypatch):
     monkeypatch.setenv("SM_PROFILER_CACHE", str(tmp_path))
     root = cache_root()
     root.mkdir()
@@ -240,12 +240,12 @@ def test_a_folder_that_another_program_has_made_is_left_alone(copy, tmp_path, mo
     assert [path.name for path in root.iterdir()] == ["important"]
 
 
-def test_unwritable_cache_is_no_error(copy, monkeypatch):
+def test_ignores_an_unwritable_cache(copy, monkeypatch):
     monkeypatch.setenv("SM_PROFILER_CACHE", "/proc/no/such/place")
     assert len(read(copy)[0]) > 0
 
 
-def test_two_processes_at_once(copy, assert_same, job):
+def test_is_safe_for_two_processes(copy, assert_same, job):
     script = (
         "import sys\nfrom sm_profiler.source import cache, open_source, profile\n"
         "cache.WORTH_BYTES = profile.WORTH_BYTES = 0\n"
@@ -263,7 +263,7 @@ def test_two_processes_at_once(copy, assert_same, job):
     assert not list(cache_root().rglob("*.tmp"))
 
 
-def test_old_copies_make_room(copy, monkeypatch, tmp_path):
+def test_deletes_the_oldest_copies_beyond_the_limit(copy, monkeypatch, tmp_path):
     read(copy)
     held = sum(path.stat().st_size for path in cache_root().rglob("*.arrow"))
     monkeypatch.setattr(cache, "MAX_BYTES", held + 1000)
@@ -274,7 +274,7 @@ def test_old_copies_make_room(copy, monkeypatch, tmp_path):
     assert Cache(str(other), cache_root()).folder in {path.parent for path in kept}
 
 
-def test_a_copy_is_read_without_pandas(copy, job):
+def test_reads_a_copy_without_pandas(copy, job):
     read(copy)
     script = (
         "import sys\nfrom sm_profiler.source import cache, open_source, profile\n"

@@ -1,4 +1,4 @@
-"""A job that is still running: files come, late ones too, and some are only half there."""
+"""Reading of a running job: files are added, some late, some still incomplete."""
 
 import os
 import shutil
@@ -39,7 +39,7 @@ def end(root, at=None):
             os.utime(marker, (at, at))
 
 
-def test_each_file_is_delivered_once(live, assert_same):
+def test_delivers_each_file_once(live, assert_same):
     live(4)
     source = open_source(live.root, cache=False)
     batches = list(source.batches())
@@ -64,7 +64,7 @@ def test_each_file_is_delivered_once(live, assert_same):
         assert key(together) == key(expected)
 
 
-def test_late_files_are_found(live):
+def test_finds_late_files(live):
     (late,) = live(1, skip=2)
     shutil.rmtree(live.root)
     live(8)
@@ -78,7 +78,7 @@ def test_late_files_are_found(live):
     assert len(batch.system) + len(batch.events) > 0
 
 
-def test_half_files_are_left_alone_until_they_are_whole(live):
+def test_waits_for_incomplete_files(live):
     live(6)
     source = open_source(live.root, cache=False)
     list(source.batches())
@@ -96,7 +96,7 @@ def test_half_files_are_left_alone_until_they_are_whole(live):
     assert all(quality.status == "read" for quality in source.quality())
 
 
-def test_files_that_stay_damaged_are_taken_at_last(live):
+def test_reads_damaged_files_that_no_longer_change(live):
     (path,) = live(1)
     target = live.root / path.relative_to(live.job)
     target.write_bytes(target.read_bytes()[:-50])
@@ -111,7 +111,7 @@ def test_files_that_stay_damaged_are_taken_at_last(live):
     assert source.quality()[0].status == "repaired"
 
 
-def test_a_file_later_than_the_marker_revokes_it(live):
+def test_is_not_finished_with_a_file_later_than_the_marker(live):
     live(100)
     source = open_source(live.root, cache=False)
     assert not source.finished
@@ -126,7 +126,7 @@ def test_a_file_later_than_the_marker_revokes_it(live):
     assert not source.finished
 
 
-def test_refresh_lists_only_what_can_be_new(live, monkeypatch):
+def test_lists_only_files_that_can_be_new(live, monkeypatch):
     live(100)
     source = open_source(live.root, cache=False)
     asked = []
@@ -153,7 +153,7 @@ def test_refresh_lists_only_what_can_be_new(live, monkeypatch):
         source.refresh()
 
 
-def test_a_metadata_file_that_comes_late_corrects_the_start(tmp_path):
+def test_corrects_the_start_of_a_trace_by_a_late_metadata_file(tmp_path):
     import gzip
     import json
 
@@ -170,7 +170,7 @@ def test_a_metadata_file_that_comes_late_corrects_the_start(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["2160000000000000", "999999999999999999"])
-def test_far_off_names_neither_hide_new_files_nor_revoke_the_end(tmp_path, name):
+def test_far_off_names_hide_no_new_files_and_do_not_revoke_the_end(tmp_path, name):
     make = "[]"
     for file in (f"framework/pevents/2023111422/{name}_0-algo-1_pythontimeline.json",):
         path = tmp_path / file

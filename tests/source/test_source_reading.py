@@ -14,13 +14,13 @@ from sm_profiler.source.progress import progress_bar
 
 
 def lines_of(job):
-    """What the files hold, counted with nothing but the standard library."""
+    """Numbers of measurements and events in the files, counted with the standard library only."""
     system = sum(path.read_bytes().count(b"\n") for path in (job / "system").rglob("*.json"))
     traces = [path.read_bytes() for path in (job / "framework").rglob("*.json")]
     return system, sum(text.count(b'"ph": "X"') + text.count(b'"ph": "E"') for text in traces)
 
 
-def test_every_record_is_read(job):
+def test_reads_every_record(job):
     source = open_source(job, cache=False)
     system, events = source.system(), source.events()
     assert (len(system), len(events)) == lines_of(job)
@@ -35,7 +35,7 @@ def test_every_record_is_read(job):
     assert system.timestamp.max() * 1e6 <= source.last_timestamp_us
 
 
-def test_batches_hold_everything_minute_by_minute(job, assert_same):
+def test_yields_everything_minute_by_minute(job, assert_same):
     source = open_source(job, cache=False)
     batches = list(source.batches())
     minutes = [batch.minute_us for batch in batches]
@@ -55,14 +55,14 @@ def test_batches_hold_everything_minute_by_minute(job, assert_same):
 
 @pytest.fixture(params=["parses too", "only gathers"])
 def helpers(request, monkeypatch):
-    """How many processes three are: whether this one is among them goes by how much there is to read."""
+    """Number of parser processes among three: this process is one of them, depending on the amount of data."""
     if request.param == "only gathers":
         monkeypatch.setattr(parse, "ALONE_BYTES", 0)
     return 3 if request.param == "only gathers" else 2
 
 
 @pytest.mark.usefixtures("helpers")
-def test_processes_give_the_same(job, assert_same):
+def test_reads_the_same_with_several_processes(job, assert_same):
     alone = open_source(job, cache=False, processes=1)
     many = open_source(job, cache=False, processes=3, memory_limit=1 << 20)
     assert_same(alone.system(), many.system())
@@ -70,7 +70,7 @@ def test_processes_give_the_same(job, assert_same):
     assert alone.quality() == many.quality()
 
 
-def test_a_killed_process_costs_nothing(job, assert_same, monkeypatch, helpers):
+def test_loses_nothing_with_a_killed_process(job, assert_same, monkeypatch, helpers):
     started = []
     real = subprocess.Popen
 
@@ -89,7 +89,7 @@ def test_a_killed_process_costs_nothing(job, assert_same, monkeypatch, helpers):
 
 
 @pytest.mark.usefixtures("helpers")
-def test_a_file_that_goes_missing_is_refused(job, tmp_path):
+def test_refuses_a_file_removed_meanwhile(job, tmp_path):
     copy = shutil.copytree(job, tmp_path / "copy")
     source = open_source(copy, cache=False, processes=3)
     gone = max(copy.rglob("system/incremental/*/*.json"))
@@ -100,7 +100,7 @@ def test_a_file_that_goes_missing_is_refused(job, tmp_path):
     assert copy / refused.path == gone
 
 
-def test_leaving_early_ends_the_processes(job, monkeypatch, helpers):
+def test_ends_its_processes_when_reading_stops_early(job, monkeypatch, helpers):
     started = []
     real = subprocess.Popen
     monkeypatch.setattr(
@@ -113,7 +113,7 @@ def test_leaving_early_ends_the_processes(job, monkeypatch, helpers):
     assert all(process.returncode is not None for process in started)
 
 
-def test_the_folder_around_is_good_enough(job):
+def test_opens_the_folder_of_the_job(job):
     assert open_source(job.parent, cache=False).uri == str(job)
 
 
@@ -122,13 +122,13 @@ def test_the_folder_around_is_good_enough(job):
     ("./no/such/folder", "is not a folder"),
     ("ftp://host/x", "not a folder or s3:// URI"),
 ])  # fmt: skip
-def test_what_cannot_be_opened(where, said):
+def test_reports_places_that_cannot_be_opened(where, said):
     with pytest.raises(SourceError, match=said) as caught:
         open_source(where)
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_is_no_folder(tmp_path, monkeypatch):
+def test_rejects_a_file_for_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("train.py", "train"):
         (tmp_path / name).touch()
@@ -136,7 +136,7 @@ def test_a_file_is_no_folder(tmp_path, monkeypatch):
             open_source(name)
 
 
-def test_a_name_without_a_region(tmp_path, monkeypatch):
+def test_reports_a_missing_region(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
@@ -146,7 +146,7 @@ def test_a_name_without_a_region(tmp_path, monkeypatch):
         open_source("nope")
 
 
-def test_folders_without_profiler_data(tmp_path):
+def test_rejects_folders_without_profiler_data(tmp_path):
     (tmp_path / "notes.txt").write_text("1")
     (tmp_path / "system").mkdir()
     (tmp_path / "system" / "training_job_end.ts").touch()
@@ -166,7 +166,7 @@ def damaged(job, tmp_path):
     return copy
 
 
-def test_every_file_is_accounted_for(damaged, job):
+def test_accounts_for_every_file(damaged, job):
     source = open_source(damaged, cache=False)
     rows, events = len(source.system()), len(source.events())
     table = {quality.path: quality for quality in source.quality()}
@@ -183,7 +183,7 @@ def test_every_file_is_accounted_for(damaged, job):
     assert listed.quality() == source.quality()
 
 
-def test_strict_makes_losses_errors(damaged, job):
+def test_raises_errors_for_losses_if_strict(damaged, job):
     source = open_source(damaged, strict=True, cache=False)
     for read in (source.system, source.events, lambda: list(source.batches())):
         with pytest.raises(SourceError, match="records lost") as caught:
@@ -192,7 +192,7 @@ def test_strict_makes_losses_errors(damaged, job):
     assert len(open_source(job, strict=True, cache=False).system()) == lines_of(job)[0]
 
 
-def test_removed_files_are_refused_not_fatal(damaged):
+def test_refuses_removed_files(damaged):
     source = open_source(damaged, cache=False)
     victim = next((damaged / "system").rglob("*.json"))
     victim.unlink()
@@ -201,7 +201,7 @@ def test_removed_files_are_refused_not_fatal(damaged):
     assert (quality.status, quality.reason) == ("refused", "removed before it was read")
 
 
-def test_progress_bar_only_where_someone_looks(job, capsys):
+def test_shows_a_progress_bar_only_on_a_terminal(job, capsys):
     source = open_source(job, cache=False)
     source.system()
     assert capsys.readouterr().err == ""
@@ -214,13 +214,13 @@ def test_progress_bar_only_where_someone_looks(job, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_importing_the_source_is_light():
+def test_import_loads_no_heavy_modules():
     script = "import sys, sm_profiler.source; print([m for m in ('pandas', 'boto3', 'torch') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_files_too_large_for_the_memory_are_refused(job, monkeypatch):
+def test_refuses_files_too_large_for_the_memory(job, monkeypatch):
     real = parse.read_system
 
     def scarce(data, node):
@@ -235,7 +235,7 @@ def test_files_too_large_for_the_memory_are_refused(job, monkeypatch):
 
 
 @pytest.mark.usefixtures("helpers")
-def test_prints_at_interpreter_start_do_no_harm(job, tmp_path, monkeypatch, assert_same):
+def test_reads_with_prints_at_interpreter_start(job, tmp_path, monkeypatch, assert_same):
     (tmp_path / "sitecustomize.py").write_text("import sys\nprint('hello' * 1000, flush=True)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     answered = []
@@ -247,7 +247,7 @@ def test_prints_at_interpreter_start_do_no_harm(job, tmp_path, monkeypatch, asse
 
 
 @pytest.mark.usefixtures("helpers")
-def test_parser_processes_import_nothing_from_the_working_directory(job, tmp_path, monkeypatch):
+def test_imports_nothing_from_the_working_directory_in_parser_processes(job, tmp_path, monkeypatch):
     for module in ("gzip", "zlib", "numpy", "msgspec", "attrs", "sm_profiler"):
         (tmp_path / f"{module}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\nraise SystemExit\n")
     monkeypatch.chdir(tmp_path)
