@@ -12,7 +12,7 @@ import attrs
 from sm_profiler.formats.layout import IGNORED_FOLDER
 from sm_profiler.monitor.node_state import start_time
 
-STATE_FILE = f"{IGNORED_FOLDER}/run.json"  # neither uploaded nor read as data
+STATE_FILE = f"{IGNORED_FOLDER}/run-state"  # JSON; neither uploaded nor read as data
 
 
 @attrs.frozen

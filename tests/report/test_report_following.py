@@ -40,7 +40,7 @@ def test_waits_until_an_empty_folder_contains_data(job, tmp_path, capsys):
 
 
 def test_does_not_wait_for_a_folder_that_does_not_exist(tmp_path):
-    with pytest.raises(SourceError, match="no folder"):
+    with pytest.raises(SourceError, match="is not a folder"):
         Follower(str(tmp_path / "typo" / "x"), sleep=pytest.fail).open()
 
 
