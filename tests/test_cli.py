@@ -12,6 +12,7 @@ from sm_profiler.cli.arguments import newest_run
 from sm_profiler.cli.main import COMMANDS, available
 from sm_profiler.cli.run import default_config
 from sm_profiler.config import load_profile
+from sm_profiler.errors import SourceError
 
 
 def test_version(capsys):
@@ -116,3 +117,18 @@ def test_runs_as_a_module():
         [sys.executable, "-m", "sm_profiler", "--version"], capture_output=True, text=True, check=True
     )
     assert shown.stdout.startswith("sm-profiler ")
+
+
+@pytest.mark.parametrize("words", [["report"], ["compare", "runs/z-old"], ["merge-timeline", "--out", "t.json"]])
+def test_commands_accept_a_folder_of_runs(words, runs, monkeypatch, capsys):
+    opened = []
+
+    def open_source(where, **_):
+        opened.append(where)
+        if where != "runs/z-old":
+            raise SourceError("opened")
+
+    monkeypatch.setattr("sm_profiler.source.open_source", open_source)
+    assert main([*words, "runs"]) == 2
+    assert opened[-1] == "runs/a-new"
+    assert capsys.readouterr().err.splitlines()[-1] == "sm-profiler: opened"

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import logging
-import os
 import shutil
 import socket
 import tempfile
@@ -15,6 +14,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from botocore.model import OperationNotFoundError
 from moto import backends
@@ -25,6 +25,7 @@ from sm_profiler.errors import ProfilerError
 from sm_profiler.local.backend import MalformedRequestError, swapped_urls
 from sm_profiler.local.endpoint_base import EndpointBase
 from sm_profiler.local.jobs import Jobs
+from sm_profiler.local.peers import is_own_client, is_own_listener
 from sm_profiler.local.services import CLIENT_VARIABLES, REGION, ROLE, Services
 from sm_profiler.printable import printable
 
@@ -44,7 +45,7 @@ def environment_at(port: int) -> dict[str, str] | None:
     Users let their shell evaluate it, and another user's program may listen on the port: only variables and addresses
     that an endpoint sets are accepted.
     """
-    if not _is_own_port(port):
+    if not is_own_listener(port):
         return None
     connection = http.client.HTTPConnection(ADDRESS, port, timeout=5)
     try:
@@ -60,19 +61,8 @@ def environment_at(port: int) -> dict[str, str] | None:
     return {name: found[name] for name in CLIENT_VARIABLES if isinstance(found.get(name), str)}
 
 
-def _is_own_port(port: int) -> bool:
-    """Return whether a program of this user listens on a port; True if the system does not report it."""
-    try:
-        rows = [line.split() for line in Path("/proc/net/tcp").read_text("ascii").splitlines()[1:]]
-    except (OSError, UnicodeDecodeError):
-        return True
-    listening = "0A"
-    owners = [int(row[7]) for row in rows if row[3] == listening and row[1].endswith(f":{port:04X}")]
-    return all(owner == os.getuid() for owner in owners)
-
-
 class RequestGuard:
-    """Refuses requests from web pages, which must not start jobs, and requests that would exhaust memory.
+    """Refuses requests of other users and of web pages, which must not start jobs, and those that would exhaust memory.
 
     Args:
         application: moto's application.
@@ -84,6 +74,7 @@ class RequestGuard:
         self, application: Any, environment: Callable[[], dict[str, str]], log_event: Callable[[str], None]
     ) -> None:
         self._application, self._environment, self._log_event = application, environment, log_event
+        self._checked: WeakKeyDictionary[socket.socket, bool] = WeakKeyDictionary()
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
         """Answer or refuse one request."""
@@ -102,11 +93,18 @@ class RequestGuard:
             self._log_event(f"request failed: {printable(repr(error)[:MAX_LOGGED])}")
             return _error(start_response, HTTPStatus.INTERNAL_SERVER_ERROR, "InternalFailure", repr(error))
 
-    @staticmethod
-    def _problem(environ: dict[str, Any]) -> tuple[HTTPStatus, str, str] | None:
+    def _is_own(self, environ: dict[str, Any]) -> bool:
+        connection = environ["werkzeug.socket"]
+        if connection not in self._checked:  # the system's table of connections may be long
+            self._checked[connection] = is_own_client(int(environ["REMOTE_PORT"]), int(environ["SERVER_PORT"]))
+        return self._checked[connection]
+
+    def _problem(self, environ: dict[str, Any]) -> tuple[HTTPStatus, str, str] | None:
         host = environ.get("HTTP_HOST", "").rpartition(":")[0] or environ.get("HTTP_HOST", "")
         if host not in (ADDRESS, "localhost") or "HTTP_ORIGIN" in environ:
             return HTTPStatus.FORBIDDEN, "AccessDeniedException", "this endpoint answers only programs on this machine"
+        if not self._is_own(environ):
+            return HTTPStatus.FORBIDDEN, "AccessDeniedException", "this endpoint answers only programs of its own user"
         if environ.get("PATH_INFO", "").startswith("/moto-api"):  # resets and reconfigures moto
             return HTTPStatus.NOT_FOUND, "UnknownOperationException", "not available"
         if environ.get("PATH_INFO") == "/" and environ.get("REQUEST_METHOD") == "POST":

@@ -111,7 +111,7 @@ def test_values_of_wrong_types_are_refused(bench):
     cases = [(path, value) for path in paths(request) for value in VALUES]
     random.Random(7).shuffle(cases)  # noqa: S311 - a fixed selection
     before = memory_mb(local)
-    for number, (path, value) in enumerate(cases[:150]):
+    for number, (path, value) in enumerate(cases[:120]):
         start = time.monotonic()
         body = replaced(request, path, value)
         if isinstance(body, dict) and body.get("TrainingJobName") == request["TrainingJobName"]:
@@ -128,7 +128,7 @@ def test_values_of_wrong_types_are_refused(bench):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_bodies_of_wrong_form_are_refused(bench, target):
-    for body in BODIES:
+    for body in BODIES[TARGETS.index(target) % 3 :: 3]:
         status, text = sagemaker(bench.local, target, body)
         assert status in (200, 400), (target, body[:40], status, text[-300:])
     answers(bench.local)

@@ -1,6 +1,9 @@
 """Hostile requests cannot freeze the endpoint or lead out of a job's folder."""
 
 import json
+import os
+import socket
+import subprocess
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,6 +15,7 @@ from botocore.exceptions import ClientError
 from sm_profiler.cli import main
 from sm_profiler.local.logs import LogStream
 from sm_profiler.local.metrics import MetricMatcher
+from sm_profiler.local.peers import is_own_client
 from sm_profiler.local.records import path_component
 from sm_profiler.local.server import environment_at
 from sm_profiler.local.services import CLIENT_VARIABLES
@@ -195,6 +199,39 @@ def test_env_ignores_a_program_of_another_user(bench, monkeypatch):
     assert environment_at(port) == bench.local.environment
     monkeypatch.setattr("os.getuid", lambda: 65_534)
     assert environment_at(port) is None
+
+
+def test_only_open_connections_of_the_same_user_are_answered(bench, monkeypatch):
+    port = int(bench.local.url.rpartition(":")[2])
+    for family, address in [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::ffff:127.0.0.1")]:
+        with socket.socket(family) as client:
+            client.connect((address, port))
+            client_port = client.getsockname()[1]
+            assert is_own_client(client_port, port)
+            with monkeypatch.context() as other_user:
+                other_user.setattr("os.getuid", lambda: 65_534)
+                assert not is_own_client(client_port, port)
+        assert not is_own_client(client_port, port)
+
+
+def test_no_client_is_refused_if_the_system_reports_no_owners(bench, monkeypatch, tmp_path):
+    monkeypatch.setattr("sm_profiler.local.peers.TABLES", (tmp_path / "missing",))
+    assert is_own_client(1, int(bench.local.url.rpartition(":")[2]))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_other_users_cannot_start_jobs(bench):
+    port = int(bench.local.url.rpartition(":")[2])
+    code = (
+        "import http.client\n"
+        f"connection = http.client.HTTPConnection('127.0.0.1', {port}, timeout=10)\n"
+        "connection.request('POST', '/', '{}', {'X-Amz-Target': 'SageMaker.ListTrainingJobs'})\n"
+        "print(connection.getresponse().status)\n"
+    )
+    done = subprocess.run(
+        ["/usr/bin/env", "python3", "-c", code], user=65_534, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "403\n"
 
 
 def test_environment_has_only_the_listed_variables(bench, monkeypatch):
