@@ -146,7 +146,7 @@ def run_engine(draw: random.Random, folder: Path) -> None:
 
 
 def run_runner(draw: random.Random, folder: Path) -> None:
-    """Run the container's command: a status and a report, whatever the environment and the configuration hold."""
+    """Run the container's command: a status and a report, for any environment and configuration."""
     root = folder.parent / "ml"
     variables = {
         "SM_PROFILER_ROOT": str(root),
