@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sm_profiler.formats import trace_writer
+from sm_profiler.formats import trace_reader, trace_writer
 from sm_profiler.formats.system_writer import Measurement, SystemWriter, recover_minutes
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter, recover_traces
 from sm_profiler.source import open_source
@@ -215,3 +215,92 @@ def test_bounds_the_memory_of_the_writers(tmp_path):
     assert len(metrics._heads) <= 10_000
     metrics.finish()
     assert len(open_source(tmp_path, cache=False).system()) == 25_000
+
+
+def failing(*_):
+    raise OSError(28, "No space left on device")
+
+
+def test_retries_the_backlog_once_the_disk_works_again(tmp_path, monkeypatch):
+    writer = TraceWriter(tmp_path, "0-algo-1")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", failing)
+        writer.write([TraceEvent("Forward", "a", START_US, 5)])
+        assert not writer.write_spans([("Forward", "b", START_US * 1000, START_US * 1000, -1, None)], 0, 1)
+    assert "No space left on device" in writer.error
+    writer.tick()
+    writer.close()
+    assert writer.dropped == 0
+    assert open_source(tmp_path, cache=False).events().name.decode().tolist() == ["a"]
+
+
+def test_counts_events_once_it_has_given_up(tmp_path, monkeypatch):
+    writer = TraceWriter(tmp_path, "0-algo-1", fail_threshold=2)
+    monkeypatch.setattr(os, "write", failing)
+    for _ in range(3):
+        writer.write([TraceEvent("Forward", "a", START_US, 5)])
+    assert writer.given_up
+    writer.close()
+    assert writer.dropped == 3
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_counts_the_backlog_beyond_its_limit_and_at_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(trace_writer, "BACKLOG_BYTES", 128 * 10)
+    writer = TraceWriter(tmp_path, "0-algo-1")
+    monkeypatch.setattr(os, "write", failing)
+    writer.write([TraceEvent("Forward", "a", START_US, 5)] * 25)
+    assert writer.dropped == 15
+    writer.close()
+    assert writer.dropped == 25
+
+
+def test_starts_a_file_for_each_hour(tmp_path):
+    writer = TraceWriter(tmp_path, "0-algo-1")
+    hours = [START_US + hour * 3_600_000_000 for hour in (0, 0, 1, 2)]
+    writer.write([TraceEvent("Forward", "a", at, 5) for at in hours])
+    assert not writer.write_spans([("Forward", "b", hours[0] * 1000, hours[0] * 1000, -1, None)], 0, 1)
+    writer.close()
+    assert writer.files == 3
+    assert len(list((tmp_path / "framework/pevents").iterdir())) == 3
+    assert len(open_source(tmp_path, cache=False).events()) == 4
+
+
+def test_a_forked_child_leaves_the_open_file_alone(tmp_path):
+    writer = TraceWriter(tmp_path, "0-algo-1")
+    writer.write([TraceEvent("Forward", "a", START_US, 5)])
+    writer.abandon()
+    writer.close()
+    assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".tmp"]
+    assert recover_traces(tmp_path) == 0  # this process lives
+
+
+def test_closes_a_file_of_a_certain_age(tmp_path):
+    now = [0.0]
+    writer = TraceWriter(tmp_path, "0-algo-1", close_seconds=10, age_clock=lambda: now[0])
+    writer.write([TraceEvent("Forward", "a", START_US, 5)])
+    writer.tick()
+    assert writer.files == 0
+    now[0] = 11.0
+    writer.tick()
+    assert writer.files == 1
+
+
+def test_counts_system_metrics_on_a_full_disk(tmp_path, monkeypatch):
+    metrics = SystemWriter(tmp_path, "algo-1")
+    monkeypatch.setattr(os, "write", failing)
+    metrics.write(START_US / 1e6, [Measurement("cpu", "cpu0", "CPUUtilization", 1.0)] * 3)
+    assert metrics.dropped == 3
+    assert "No space left on device" in metrics.error
+
+
+@pytest.mark.parametrize("args", [
+    {"rank": "x", "collectors": 5, "framework": 7, "node": None}, {"rank": True, "collectors": {"a": 1, "b": "on"}, "later": [1], "new": "x"},
+])  # fmt: skip
+def test_own_metadata_of_wrong_types_is_left_out(args):
+    record = {"name": "sm_profiler/process", "ph": "M", "pid": 0, "args": args}
+    rows, _ = trace_reader.read_trace(json.dumps([record]).encode(), "algo-1-0", "k")
+    (kept,) = rows.metadata
+    assert "rank" not in kept["args"]
+    assert kept["args"].get("collectors", {}).keys() <= {"b"}
+    assert "later" not in kept["args"]
