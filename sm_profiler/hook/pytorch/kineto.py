@@ -1,7 +1,7 @@
 """Kineto's log: suppress the lines that it prints whenever a profiler starts or stops.
 
 Recent versions print `USDT:… profiler_start` to standard error.  A detailed window would add such lines to the output of a
-training that never asked for a profiler, and to its FailureReason.
+training without a profiler of its own, and to its FailureReason.
 """
 
 from __future__ import annotations
