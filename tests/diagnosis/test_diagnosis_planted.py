@@ -14,6 +14,7 @@ from sm_profiler.source import open_source
 
 pytestmark = pytest.mark.alone
 
+MAX_RETRIED = 2  # of the planted problems, on a machine that does other work too
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
@@ -81,14 +82,19 @@ def check(case: Case, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.script}-{case.arguments.replace(' ', '-')}")
-def test_names_the_planted_problem(case, tmp_path):
+def test_names_the_planted_problem(case, tmp_path, retried):
     """Judge a second run if the first fails, because on a shared machine another problem may dominate some seconds."""
     for attempt in ("first", "second"):
         (folder := tmp_path / attempt).mkdir()
         try:
             check(case, folder)
-        except AssertionError:
+        except AssertionError as error:
             if attempt == "second":
                 raise
+            retried.append(f"{case.script} {case.arguments}: {str(error).splitlines()[0]}")
         else:
             return
+
+
+def test_few_verdicts_need_a_second_run(retried):
+    assert len(retried) <= MAX_RETRIED, retried

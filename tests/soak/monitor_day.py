@@ -20,7 +20,7 @@ SAMPLE_TICKS = int(600 / INTERVAL_S)
 
 
 class Clock:
-    """Seconds that pass only when told to."""
+    """Seconds that pass only when set."""
 
     def __init__(self, now: float) -> None:
         self.now = now
