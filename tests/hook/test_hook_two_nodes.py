@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -113,13 +114,18 @@ def test_the_first_host_writes_the_markers_and_late_files_are_read(trained, tmp_
     assert not source.finished  # the first host continues: the job was resumed
 
 
+def an_hour_earlier(path):
+    """Return the key of a trace file as of an hour before."""
+    number, _, rest = path.name.partition("_")
+    end_us = int(number) - 3_600_000_000
+    return f"framework/pevents/{time.strftime('%Y%m%d%H', time.gmtime(end_us // 10**6))}/{end_us}_{rest}"
+
+
 def test_a_follower_waits_for_the_other_nodes(trained, tmp_path, monkeypatch):
     shared = Shared(tmp_path / "job")
     for node in ("algo-1", "algo-2"):  # minutes that both have brought so far
         for path in (trained / node).rglob("*_pythontimeline.json"):
-            shared.write(
-                f"framework/pevents/2023111422/1700000000000000_{path.name.partition('_')[2]}", path.read_bytes()
-            )
+            shared.write(an_hour_earlier(path), path.read_bytes())
     ends(trained, "algo-1", shared)
     source = open_source(shared.folder, cache=False)
     assert source.finished
@@ -148,9 +154,7 @@ def test_a_follower_does_not_wait_for_a_job_that_ended_long_ago(trained, tmp_pat
     shared = Shared(tmp_path / "job")
     for node in ("algo-1", "algo-2"):
         for path in (trained / node).rglob("*_pythontimeline.json"):
-            shared.write(
-                f"framework/pevents/2023111422/1700000000000000_{path.name.partition('_')[2]}", path.read_bytes()
-            )
+            shared.write(an_hour_earlier(path), path.read_bytes())
     for key in END_MARKERS:
         shared.write(key, b"")
 
