@@ -33,6 +33,10 @@ KINETO_NOISE = "USDT:"  # torch.profiler's library prints such lines at the star
 MAX_HOSTS = 8  # each is a process on this machine
 
 
+class ScriptFailedError(Exception):
+    """The training script failed; the message is the job's FailureReason, which has several lines."""
+
+
 class JobStoppedError(Exception):
     """The job was stopped or reached its runtime limit; the message is its final secondary status."""
 
@@ -65,7 +69,7 @@ class TrainingRun(threading.Thread):
             self._train()
         except JobStoppedError as stop:
             ending, status = str(stop), "Stopped"
-        except ProfilerError as error:
+        except (ProfilerError, ScriptFailedError) as error:
             ending, status, reason = "Failed", "Failed", str(error)
         except Exception as error:  # noqa: BLE001 - clients wait for a final status
             ending, status = "Failed", "Failed"
@@ -203,7 +207,7 @@ class TrainingRun(threading.Thread):
         codes = [script.wait() or 0 for script in scripts]
         failed = next((number for number, code in enumerate(codes) if code and not _was_stopped(code, codes)), None)
         if failed is not None:
-            raise ProfilerError(self._failure_reason(failed, codes[failed]))
+            raise ScriptFailedError(self._failure_reason(failed, codes[failed]))
 
     def _line_handler(self, number: int) -> Callable[[str], None]:
         def handle(line: str) -> None:
