@@ -11,6 +11,7 @@ from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, System
 
 CPU_UTILIZATION, IO_WAIT = "CPUUtilization", "I/OWaitPercentage"
 GPU_UTILIZATION, GPU_MEMORY = "GPUUtilization", "GPUMemoryUtilization"
+MEMORY_NAME = "MemoryUsedPercent"  # name of rows that have no dimension
 MAX_VALUE = 1e15  # of a metric; larger ones are damaged, and sums of them would overflow
 _NODE = re.compile(r"(algo-\d+)(?:-|$)", re.ASCII)
 

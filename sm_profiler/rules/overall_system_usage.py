@@ -14,6 +14,7 @@ from sm_profiler.rules.grouping import (
     GPU_MEMORY,
     GPU_UTILIZATION,
     IO_WAIT,
+    MEMORY_NAME,
     natural_key,
     sums_per_moment,
 )
@@ -31,7 +32,6 @@ METRICS = {
     "I/O": (IO_WAIT, "cpu"),
 }
 DEVICES = {"gpu": (GPU_UTILIZATION, GPU_MEMORY), "cpu": (CPU_UTILIZATION, IO_WAIT)}
-MEMORY_NAME = "MemoryUsedPercent"
 
 
 @attrs.frozen

@@ -103,7 +103,7 @@ class ReportDetails:
 
 
 class ProfilerReport(BuiltinRule):
-    """Runs the eleven others; its condition is met if that of any of them is.
+    """Runs all other rules; its condition is met if that of any of them is.
 
     Attributes:
         rules: the rules by name.
