@@ -36,6 +36,14 @@ def test_links_of_the_site_stay_inside_it():
             assert inside, f"{page.relative_to(ROOT)} links to {target}, which the site does not contain"
 
 
+def test_lines_of_documents_wrap():
+    for page in pages():
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for line in text.splitlines():
+            wrappable = not line.startswith(("|", "    ", "!", "#")) and "](http" not in line
+            assert not wrappable or len(line) <= 120, f"{page.relative_to(ROOT)}: {line[:60]}…"
+
+
 def test_no_file_contains_a_path_of_this_machine():
     """Paths of one machine in the tree break for everybody else."""
     places = [str(ROOT) + "/", *filter(None, [os.environ.get("PIP_FIND_LINKS")])]
