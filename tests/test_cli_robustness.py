@@ -220,3 +220,30 @@ def test_read_only_folder(place):
     done = command(["run", "/tmp/readonly-script.py"], place, capture_output=True, text=True)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def call_briefly(*words, timeout=30):
+    return subprocess.run(
+        [sys.executable, "-m", "sm_profiler", *words], capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def test_a_pipe_in_place_of_the_state_of_a_run_is_not_waited_for(tmp_path):
+    (tmp_path / "runs" / ".sagemaker-ignore").mkdir(parents=True)
+    os.mkfifo(tmp_path / "runs" / ".sagemaker-ignore" / "run-state")
+    done = call_briefly("report", str(tmp_path / "runs"))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_folders_nested_a_thousand_deep_end_in_one_line(tmp_path):
+    (tmp_path / "system").mkdir()
+    here = os.open(tmp_path / "system", os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    done = call_briefly("report", str(tmp_path))
+    subprocess.run(["rm", "-rf", str(tmp_path / "system")], check=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr[-300:]

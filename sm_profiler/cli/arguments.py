@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from sm_profiler.cli.run_state import STATE_FILE, read_state
-from sm_profiler.errors import ConfigError
+from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.printable import printable
+from sm_profiler.storage import LocalStorage
 
 SOURCE_HELP = "a folder (of several runs: the newest), an s3:// URI of a profiler-output, or a training job's name"
 
@@ -42,15 +44,16 @@ def newest_run(where: str, *, running: bool = False) -> str:
 
 def last_written(run: Path) -> float:
     """Return when the profile in a run's folder was last written, in seconds since the epoch; 0 if it has no file."""
-    bases = (run, run / "profiler-output")
     found = (
-        file.stat().st_mtime
-        for base in bases
+        file.mtime
+        for base in (run, run / "profiler-output")
         for kind in ("system", "framework")
-        for file in (base / kind).rglob("*")
-        if file.is_file() and file.relative_to(base).as_posix() not in END_MARKERS
+        for file in LocalStorage(base).list(f"{kind}/")
+        if file.key not in END_MARKERS
     )
-    return max(found, default=0.0)
+    with contextlib.suppress(SourceError):  # the reader says why it cannot be listed
+        return max(found, default=0.0)
+    return 0.0
 
 
 MAX_BYTES = 16_000_000  # of a JSON file named on the command line

@@ -19,6 +19,7 @@ from sm_profiler.formats.trace_writer import recover_traces
 from sm_profiler.printable import printable
 from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.source.opening import NoProfilerDataError
+from sm_profiler.storage import LocalStorage
 
 LOCAL_POLL_S = 2.0  # listing a folder costs little
 REMOTE_POLL_S = 10.0
@@ -111,9 +112,10 @@ def copy_with_open_files(folder: Path, to: Path) -> bool:
     base = folder if any((folder / kind).is_dir() for kind in ("system", "framework")) else folder / "profiler-output"
     sizes = {}
     for kind in ("system", "framework"):
-        for path in (base / kind).rglob("*.json*"):
-            with contextlib.suppress(OSError):  # renamed or removed meanwhile
-                sizes[path] = path.stat().st_size if path.is_file() and not path.is_symlink() else 0
+        with contextlib.suppress(SourceError):  # reading it says why it cannot be listed
+            for file in LocalStorage(base).list(f"{kind}/"):
+                path = base / file.key
+                sizes[path] = file.size if ".json" in path.name and not path.is_symlink() else 0
     if not any(sizes.values()) or sum(sizes.values()) > MAX_PREVIEW_BYTES:
         return False
     for path in (path for path, size in sizes.items() if size):

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import attrs
 
+from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import IGNORED_FOLDER
 from sm_profiler.monitor.node_state import start_time
+from sm_profiler.storage import LocalStorage
 
 STATE_FILE = f"{IGNORED_FOLDER}/run-state"  # JSON; neither uploaded nor read as data
+_MAX_BYTES = 4096
 
 
 @attrs.frozen
@@ -61,9 +64,9 @@ def remove_state(root: Path) -> None:
 def read_state(root: Path) -> RunState | None:
     """Return the state of the last run in a folder; None if there was none, or it cannot be read."""
     try:
-        found = json.loads((root / STATE_FILE).read_text("utf-8"))
+        found = json.loads(LocalStorage(root).read(STATE_FILE, end=_MAX_BYTES))
         pid, started, code = found["pid"], found["started"], found["exit_code"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (SourceError, ValueError, TypeError, KeyError, RecursionError):
         return None
     valid = type(pid) is int and 0 < pid < 1 << 31 and isinstance(started, str) and (code is None or type(code) is int)
     return RunState(pid, started, code) if valid else None

@@ -54,7 +54,10 @@ class Category:
 
     def mask(self, wanted: str | Callable[[str], bool]) -> Mask:
         """Return True for each row whose text equals `wanted`, or for which `wanted(text)`, called once per text, is true."""
-        hit = [wanted(value) if callable(wanted) else value == wanted for value in self.values]
+        if not callable(wanted):
+            found: Mask = self.codes == (self.values.index(wanted) if wanted in self.values else -1)
+            return found
+        hit = [wanted(value) for value in self.values]
         return np.asarray(hit, np.bool_)[self.codes] if hit else np.zeros(len(self.codes), np.bool_)
 
     def decode(self) -> NDArray[np.object_]:

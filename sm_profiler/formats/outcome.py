@@ -10,6 +10,7 @@ READ, REPAIRED, REFUSED = "read", "repaired", "refused"
 LAST_US = 253_402_300_800_000_000  # the year 10000; later times, and times before 1970, are damage
 MAX_FILE_BYTES = 4 << 30  # larger files, unpacked or not, are not read to their end
 CHUNK_BYTES = 4 << 20  # records of so many bytes exist as Python objects at the same time
+MAX_RECORD_BYTES = 64 << 20  # of a file larger than a chunk: what is longer is damage (a sparse file, for example)
 
 
 @attrs.define

@@ -12,8 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sm_profiler.formats.columns import Floats, Numbering
-from sm_profiler.formats.outcome import CHUNK_BYTES, LAST_US, REFUSED, Outcome, Tally
+from sm_profiler.formats.outcome import CHUNK_BYTES, LAST_US, MAX_RECORD_BYTES, REFUSED, Outcome, Tally
 from sm_profiler.formats.salvage import clean, objects
+
+# A file describes one node; rules take time for each pair of nodes, and for each metric of each of them.
+MAX_NODES = 8
+MAX_METRICS = 100_000
 
 Head = tuple[str, str, str, str]  # type, name, dimension, node
 
@@ -80,6 +84,11 @@ def _records(data: bytes, tally: Tally) -> Iterator[list[_Record]]:
             if border < 0:
                 border = data.find(b"\n{", at + CHUNK_BYTES - 1)
             end = border + 1 or end
+        if end - at > MAX_RECORD_BYTES:
+            tally.drop("a line that is too long")
+            at = end
+            yield []
+            continue
         piece = data if end - at == len(data) else data[at:end]
         try:
             yield _DECODER.decode_lines(piece)
@@ -108,10 +117,23 @@ def _part(records: list[_Record], heads: Numbering) -> tuple[Floats, Floats, NDA
 
 
 def account(rows: SystemRows, tally: Tally | None = None) -> tuple[SystemRows, Outcome]:
-    """Return the rows whose time and value are in range, and the outcome of their file."""
+    """Return the rows whose time and value are in range, up to the limits of a file, and the file's outcome."""
     tally = tally or Tally()
+    kept = _heads_within_limits(rows.heads)
+    if not kept.all():
+        chosen = kept[rows.head]
+        tally.drop(f"more than {MAX_NODES} nodes or {MAX_METRICS} metrics", int((~chosen).sum()))
+        number = (np.cumsum(kept) - 1).astype(np.int32)
+        heads = tuple(head for head, keep in zip(rows.heads, kept.tolist(), strict=True) if keep)
+        rows = SystemRows(rows.timestamp[chosen], rows.value[chosen], number[rows.head[chosen]], heads)
     good = (rows.timestamp >= 0) & (rows.timestamp < LAST_US / 1e6) & np.isfinite(rows.value)
     if not good.all():
         tally.drop("time or value out of range", int((~good).sum()))
         rows = SystemRows(rows.timestamp[good], rows.value[good], rows.head[good], rows.heads)
     return rows, tally.close(len(rows.timestamp))
+
+
+def _heads_within_limits(heads: tuple[Head, ...]) -> NDArray[np.bool_]:
+    """Return which heads are of a file's first MAX_NODES nodes and among its first MAX_METRICS."""
+    nodes = set(list(dict.fromkeys(head[3] for head in heads))[:MAX_NODES])
+    return np.array([head[3] in nodes and number < MAX_METRICS for number, head in enumerate(heads)], np.bool_)

@@ -6,7 +6,7 @@ import math
 from array import array
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -36,13 +36,17 @@ MAX_METADATA = 1000  # own metadata records of a file
 MAX_UNJOINED = 100_000  # begins without an end, and ends without a begin, of a file
 
 
+# Numbers of 64 bits at most: hashes of longer ones can be chosen to be equal, which makes dictionaries quadratic.
+_Number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
 class TraceRecord(msgspec.Struct, gc=False):
     """One record of a trace as read from its file; NaN if it has no time or duration."""
 
     ph: str = ""
     name: str | None = None
-    pid: int | str | float | None = None
-    tid: int | str | float | None = None
+    pid: _Number | str | float | None = None
+    tid: _Number | str | float | None = None
     ts: float = math.nan
     dur: float = math.nan
     args: msgspec.Raw = msgspec.Raw(b"")

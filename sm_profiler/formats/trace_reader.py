@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sm_profiler.formats.columns import Floats, Numbering
-from sm_profiler.formats.outcome import CHUNK_BYTES, LAST_US, MAX_FILE_BYTES, REFUSED, Outcome, Tally
+from sm_profiler.formats.outcome import CHUNK_BYTES, LAST_US, MAX_FILE_BYTES, MAX_RECORD_BYTES, REFUSED, Outcome, Tally
 from sm_profiler.formats.salvage import BYTE_ORDER_MARK, clean, objects
 from sm_profiler.formats.trace_fold import (
     ABSOLUTE_US,
@@ -163,7 +163,12 @@ class _Records:
         if not self._is_object and (opening := data.find(b"[")) >= 0 and not data[:opening].strip():
             at = opening + 1
         while at < len(data):
-            if at + CHUNK_BYTES >= len(data) or not (borders := _borders(data, at)):
+            borders = _borders(data, at)
+            if not borders and len(data) - at > MAX_RECORD_BYTES:
+                tally.drop("a record that is too long, and all after it")
+                yield []
+                return
+            if not borders:
                 yield self._last(data[at:], tally)
                 return
             stop, following = borders[0]

@@ -12,6 +12,7 @@ from pathlib import Path
 from sm_profiler.formats.outcome import REFUSED, Outcome
 from sm_profiler.source.parse import DENIED, parse_bytes
 from sm_profiler.source.wire import receive_request, send_rows
+from sm_profiler.storage.local import open_regular
 
 _LEAST_BYTES = 2 << 30
 
@@ -42,7 +43,8 @@ def main() -> None:
                 return
             try:
                 if request.path:
-                    data = Path(os.fsdecode(request.path)).read_bytes()
+                    with open_regular(Path(os.fsdecode(request.path))) as file:
+                        data = file.read()
                 rows, outcome = parse_bytes(request, data)
             except OSError as error:
                 rows, outcome = parse_bytes(request, b"")[0], Outcome(REFUSED, 0, _reason(error))

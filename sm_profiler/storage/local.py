@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from sm_profiler.errors import SourceError
 from sm_profiler.storage.base import AccessDeniedError, FileInfo, MissingFileError
@@ -23,6 +26,23 @@ def safe_path(root: Path, key: str) -> Path:
     if not key or "\0" in key or "\\" in key or any(part in {"", ".", ".."} for part in parts):
         raise SourceError(f"{key!r} is not a file name below {root}")
     return root.joinpath(*parts)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading; a named pipe in its place, whose opening waits for a writer, is refused.
+
+    Raises:
+        OSError: it cannot be opened, or is not a regular file.
+    """
+    file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115 - the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return file
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 class LocalStorage:
@@ -71,7 +91,7 @@ class LocalStorage:
         """Return the bytes of a file, or those from `start` up to but not including `end`."""
         path = safe_path(self.root, key)
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 if start:
                     file.seek(start)
                 return file.read() if end is None else file.read(max(0, end - (start or 0)))

@@ -128,3 +128,32 @@ def test_reads_large_system_files_like_small_ones(monkeypatch):
     assert outcome.lost == 1
     assert large.value.tolist() == small.value.tolist()
     assert [large.heads[code] for code in large.head] == [small.heads[code] for code in small.head]
+
+
+def test_numbers_with_equal_hashes_do_not_make_reading_quadratic():
+    prime = (1 << 61) - 1  # Python hashes whole numbers modulo this one
+    event = b'{"ph":"X","name":"a","pid":%d,"tid":0,"ts":1,"dur":1}'
+    data = b"[" + b",\n".join([event % 1, *(event % (prime * factor) for factor in range(5, 20_000))]) + b"]"
+    began = time.process_time()
+    rows, outcome = read_trace(data, "n", "k")
+    assert time.process_time() - began < 10  # 40 s when all were distinct keys of one dictionary
+    assert len(rows.head) + outcome.lost == 19_996
+
+
+def test_a_file_of_many_nodes_and_metrics_keeps_those_within_the_limits():
+    line = '{"Type":"cpu","Name":"cpu%d","Dimension":"CPUUtilization","NodeId":"algo-%d","Timestamp":1,"Value":50}'
+    rows, outcome = read_system("\n".join(line % (0, node) for node in range(1, 101)).encode(), "algo-1")
+    assert [head[3] for head in rows.heads] == [f"algo-{node}" for node in range(1, 9)]
+    assert (rows.head.tolist(), outcome.lost, outcome.status) == (list(range(8)), 92, "repaired")
+    rows, outcome = read_system("\n".join(line % (cpu, 1) for cpu in range(100_100)).encode(), "algo-1")
+    assert (len(rows.head), outcome.lost) == (100_000, 100)
+
+
+@pytest.mark.parametrize("start", [b"", b"[", b'{"traceEvents":['])
+def test_a_sparse_file_is_refused_without_being_searched_for_records(start):
+    data = start + bytes(100 * MEGABYTE)
+    for read in (lambda data: read_trace(data, "n", "k"), lambda data: read_system(data, "algo-1")):
+        began = time.process_time()
+        rows, outcome = read(data)
+        assert time.process_time() - began < 5
+        assert (len(rows.head), outcome.status, outcome.lost) == (0, "refused", 1)

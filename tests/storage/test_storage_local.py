@@ -3,7 +3,7 @@ import os
 import pytest
 
 from sm_profiler.errors import SourceError
-from sm_profiler.storage import MissingFileError, open_storage, read_all
+from sm_profiler.storage import LocalStorage, MissingFileError, open_storage, read_all
 
 
 @pytest.fixture
@@ -58,3 +58,9 @@ def test_failures_are_one_line(storage, tmp_path):
         open_storage(tmp_path / "file").write("x", b"")
     with pytest.raises(SourceError, match="cannot be read"):
         storage.read("a")
+
+
+def test_a_file_that_became_a_pipe_is_refused_instead_of_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.json")
+    with pytest.raises(SourceError, match="not a regular file"):
+        LocalStorage(tmp_path).read("a.json")
