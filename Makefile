@@ -63,17 +63,17 @@ image: ## the rule container image
 sbom: ## the software bill of materials of the rule image, as CycloneDX
 	@$(PYTHON) rule_container/sbom.py
 
-changelog: $(ENVS)/dev.done ## collect changelog.d into CHANGELOG.md for a release
-	@$(BIN)/towncrier build --yes
+changelog: $(ENVS)/release.done ## collect changelog.d into CHANGELOG.md for a release
+	@$(ENVS)/release/bin/towncrier build --yes
 
-release-check: $(ENVS)/dev.done ## build, check the metadata, install the wheel into an empty environment, run it
-	@rm -rf dist $(ENVS)/release
-	@$(BIN)/python -m build --outdir dist . >/dev/null
-	@$(BIN)/twine check --strict dist/*
-	@$(PYTHON) -m venv $(ENVS)/release
-	@$(ENVS)/release/bin/pip install $(PIP_QUIET) dist/*.whl
-	@$(ENVS)/release/bin/python -c "import sm_profiler.debugger, sm_profiler.hook"
-	@$(ENVS)/release/bin/sm-profiler --version
+release-check: $(ENVS)/release.done ## build, check the metadata, install the wheel into an empty environment, run it
+	@rm -rf dist $(ENVS)/wheel
+	@$(ENVS)/release/bin/python -m build --outdir dist . >/dev/null
+	@$(ENVS)/release/bin/twine check --strict dist/*
+	@$(PYTHON) -m venv $(ENVS)/wheel
+	@$(ENVS)/wheel/bin/pip install $(PIP_QUIET) dist/*.whl
+	@$(ENVS)/wheel/bin/python -c "import sm_profiler.debugger, sm_profiler.hook"
+	@$(ENVS)/wheel/bin/sm-profiler --version
 
 clean: ## remove the environments and everything built
 	rm -rf $(ENVS) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -92,6 +92,14 @@ $(ENVS)/docs.done: pyproject.toml
 	@$(PYTHON) -m venv $(ENVS)/docs
 	@$(ENVS)/docs/bin/pip install $(PIP_QUIET) --upgrade pip
 	@$(ENVS)/docs/bin/pip install $(PIP_QUIET) -e . --group docs
+	@touch $@
+
+# apart from dev, since the SDK pins an older packaging than twine needs
+$(ENVS)/release.done: pyproject.toml
+	@echo "preparing $(ENVS)/release: build, twine, towncrier …"
+	@$(PYTHON) -m venv $(ENVS)/release
+	@$(ENVS)/release/bin/pip install $(PIP_QUIET) --upgrade pip
+	@$(ENVS)/release/bin/pip install $(PIP_QUIET) --group release
 	@touch $@
 
 $(ENVS)/sdk3.done: pyproject.toml
