@@ -247,3 +247,25 @@ def test_folders_nested_a_thousand_deep_end_in_one_line(tmp_path):
     done = call_briefly("report", str(tmp_path))
     subprocess.run(["rm", "-rf", str(tmp_path / "system")], check=True)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr[-300:]
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_closed_standard_streams_do_not_change_the_exit_code(tmp_path, closed):
+    profile = tmp_path / "profile" / "system" / "incremental" / "2023111422"
+    profile.mkdir(parents=True)
+    (profile / "1700000000.algo-1.json").write_text('{"Type":"cpu","Value":1,"Timestamp":1700000000}\n')
+    command = f'exec "$0" -m sm_profiler report {tmp_path}/profile --out {tmp_path}/out {closed}'
+    done = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
+    assert (tmp_path / "out" / "report.json").stat().st_size > 0
+
+
+def test_a_file_that_fails_to_be_read_is_counted_and_the_others_are_reported(tmp_path):
+    profile = tmp_path / "profile" / "system" / "incremental" / "2023111422"
+    profile.mkdir(parents=True)
+    (profile / "1700000000.algo-1.json").write_text('{"Type":"cpu","Value":1,"Timestamp":1700000000}\n')
+    (profile / "1700000000.algo-2.json").symlink_to("/proc/self/mem")  # reading it is an error
+    done = call_briefly("report", str(tmp_path / "profile"), "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    quality = json.loads((tmp_path / "out" / "report.json").read_text())["data_quality"]
+    assert quality["states"] == {"read": 1, "refused": 1}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from sm_profiler.cli.command import Command
 
+STDERR = 2  # the number of the last standard stream
 INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + number of the signal, as shells report it
 # name → help; the class `Command` is in `sm_profiler.cli.<name>`
 COMMANDS = {
@@ -107,6 +108,7 @@ def unknown_command(name: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; a user's mistake never ends in a traceback."""
+    open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files may not be UTF-8, and terminals may be ASCII
             stream.reconfigure(errors=ASCII)
@@ -130,6 +132,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def open_closed_streams() -> None:
+    """Open the standard streams that were closed (`>&-`), so that no file gets their number and printing works."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        pass
+    os.close(descriptor)
+    sys.stdout = sys.stdout or os.fdopen(STDERR - 1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(STDERR, "w", encoding="utf-8", closefd=False)
 
 
 def run(words: list[str]) -> int:

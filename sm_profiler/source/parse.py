@@ -21,6 +21,7 @@ from sm_profiler.processes import Helper
 from sm_profiler.source.catalog import Item
 from sm_profiler.source.wire import Request, Rows, receive_rows, send_request
 from sm_profiler.storage import AccessDeniedError, LocalStorage, MissingFileError, Storage, read_all
+from sm_profiler.storage.base import UnreadableFileError
 
 DENIED = "access denied"  # reason of a refused file
 WORTH_BYTES = 32 << 20  # less than this is parsed faster than a process starts
@@ -119,6 +120,8 @@ def _parse_here(item: Item, data: bytes | SourceError) -> Parsed:
         return item, None, Outcome(REFUSED, 0, "removed before it was read")
     if isinstance(data, AccessDeniedError):
         return item, None, Outcome(REFUSED, 0, DENIED)
+    if isinstance(data, UnreadableFileError):
+        return item, None, Outcome(REFUSED, 0, str(data))
     if isinstance(data, SourceError):
         raise data
     return item, *parse_bytes(_request(item), data)
@@ -176,7 +179,7 @@ def _read_here(item: Item, storage: Storage) -> Future[Parsed]:
 def _fetch(storage: Storage, key: str) -> bytes | SourceError:
     try:
         return storage.read(key)
-    except (MissingFileError, AccessDeniedError) as error:
+    except (MissingFileError, AccessDeniedError, UnreadableFileError) as error:
         return error
 
 

@@ -44,7 +44,7 @@ def main() -> None:
             try:
                 if request.path:
                     with open_regular(Path(os.fsdecode(request.path))) as file:
-                        data = file.read()
+                        data = file.read() or b""  # None: a link to a file of the kernel that would wait for data
                 rows, outcome = parse_bytes(request, data)
             except OSError as error:
                 rows, outcome = parse_bytes(request, b"")[0], Outcome(REFUSED, 0, _reason(error))

@@ -19,6 +19,10 @@ class AccessDeniedError(SourceError):
     """A file or bucket that these permissions or credentials give no access to."""
 
 
+class UnreadableFileError(SourceError):
+    """A file that cannot be read for a reason of its own, while others can."""
+
+
 class UnavailableError(SourceError):
     """A storage that is throttling or failing; the same request may succeed later."""
 

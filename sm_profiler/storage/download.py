@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from sm_profiler.errors import SourceError
-from sm_profiler.storage.base import FileInfo, Storage
+from sm_profiler.storage.base import FileInfo, Storage, UnreadableFileError
 
 RANGE_BYTES = 16 << 20
 AHEAD_BYTES = 128 << 20
@@ -66,5 +66,5 @@ def _joined(info: FileInfo, futures: list[Future[bytes | SourceError]]) -> bytes
         parts.append(part)
     whole = parts[0] if len(parts) == 1 else b"".join(parts)
     if len(parts) > 1 and len(whole) != info.size:
-        return SourceError(f"{info.key} changed while it was being read")
+        return UnreadableFileError(f"{info.key} changed while it was being read")
     return whole

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sm_profiler.errors import SourceError
-from sm_profiler.storage.base import AccessDeniedError, FileInfo, MissingFileError
+from sm_profiler.storage.base import AccessDeniedError, FileInfo, MissingFileError, UnreadableFileError
 
 MAX_DEPTH = 40  # of folders
 
@@ -94,13 +94,16 @@ class LocalStorage:
             with open_regular(path) as file:
                 if start:
                     file.seek(start)
-                return file.read() if end is None else file.read(max(0, end - (start or 0)))
+                data = file.read() if end is None else file.read(max(0, end - (start or 0)))
         except FileNotFoundError as error:
             raise MissingFileError(f"{path} does not exist") from error
         except PermissionError as error:
             raise AccessDeniedError(f"{path} cannot be read: {error.strerror}") from error
         except OSError as error:
-            raise SourceError(f"{path} cannot be read: {error.strerror}") from error
+            raise UnreadableFileError(f"{path} cannot be read: {error.strerror}") from error
+        if data is None:  # a link to a file of the kernel that would wait for data
+            raise UnreadableFileError(f"{path} cannot be read: it has no data yet")
+        return data
 
     def write(self, key: str, data: bytes) -> None:
         """Store a file atomically, through a temporary file beside it."""

@@ -12,7 +12,7 @@ from sm_profiler.formats import layout
 from sm_profiler.formats.system_writer import recover_minutes
 from sm_profiler.formats.trace_rows import OpenEvent, TraceRows
 from sm_profiler.source import open_source, parse, streams
-from sm_profiler.storage import AccessDeniedError, LocalStorage
+from sm_profiler.storage import AccessDeniedError, LocalStorage, local
 
 LINE = b'{"Type":"cpu","Name":"cpu0","Dimension":"CPUUtilization","Value":1,"NodeId":"algo-1","Timestamp":%d}\n'
 MINUTE = 1_700_000_040
@@ -166,15 +166,15 @@ def test_one_denied_file_is_counted(job):
 def test_unreadable_local_files_are_counted(job, tmp_path, processes, monkeypatch):
     copy = shutil.copytree(job, tmp_path / "copy")
     path = min(copy.rglob("*pythontimeline.json"))
-    real = type(path).open
+    real = local.open_regular
 
-    def denied(self, *args, **kwargs):
-        if self.name == path.name:
+    def denied(wanted):
+        if wanted.name == path.name:
             raise PermissionError(13, "Permission denied")
-        return real(self, *args, **kwargs)
+        return real(wanted)
 
     path.chmod(0)
-    monkeypatch.setattr(type(path), "open", denied)  # root may read any file
+    monkeypatch.setattr(local, "open_regular", denied)  # root may read any file
     monkeypatch.setattr(parse, "ALONE_BYTES", 1 << 40)
     source = open_source(copy, cache=False, processes=processes)
     assert len(source.events()) > 0
