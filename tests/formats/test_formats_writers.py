@@ -51,7 +51,8 @@ class Run:
 
     def pair(self, inner: int) -> None:
         """An event as begin and end, with others and perhaps a new file between."""
-        start = self.now_us
+        # Profilers write events when they end, so no earlier file ends later: files are named by their end.
+        self.now_us = start = max([self.now_us, *(key[2] + key[3] for key in self.flushed)])
         self.writer.write([TraceEvent("Allreduce", "outer", start, 0, "", "B")])
         for number in range(inner):
             self.write([("Forward", f"inner{number}", 10_000_000, 5, "", "X")])
