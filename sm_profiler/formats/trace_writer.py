@@ -99,6 +99,7 @@ class TraceWriter:
     _fd: int = attrs.field(default=-1, init=False)
     _path: Path = attrs.field(factory=Path, init=False)
     _size: int = attrs.field(default=0, init=False)
+    _events: int = attrs.field(default=0, init=False)  # in the open file
     _opened_at: float = attrs.field(default=0.0, init=False)
     _base_us: int = attrs.field(default=0, init=False)
     _end_us: int = attrs.field(default=0, init=False)
@@ -176,13 +177,16 @@ class TraceWriter:
             heads.clear()
             return False
         self._announced |= announced
+        self._events += len(spans)
         self._end_us = max(self._end_us, (last_ns + offset_ns) // 1000)
         if self._is_full():
             self.finish()
         return True
 
     def tick(self) -> None:
-        """Close the open file if it is old enough, and retry the backlog."""
+        """Close the open file if it is old enough or was removed, and retry the backlog."""
+        if self._fd >= 0 and self._is_removed():
+            self.finish()
         if self._backlog:
             self.write(())
         if self._fd >= 0 and self.age_clock() - self._opened_at >= self.close_seconds:
@@ -200,6 +204,8 @@ class TraceWriter:
             self.files += 1
         except OSError as error:
             self._failed(error)
+            if self._is_removed():
+                self.dropped += self._events
             if self._fd >= 0:
                 with contextlib.suppress(OSError):
                     os.close(self._fd)
@@ -249,6 +255,7 @@ class TraceWriter:
             )
         self._put((",\n" + ",\n".join(lines)).encode())
         self._announced |= announced
+        self._events += len(events)
         self._end_us = max(self._end_us, *(event.start_us + event.duration_us for event in events))
 
     def _number(self, phase: str, lines: list[str], announced: set[int]) -> int:
@@ -267,6 +274,14 @@ class TraceWriter:
         head = self._heads[phase, name] = f'{{"name": {quoted(name)}, "pid": {number}, "ph": "X", "ts": '
         return head
 
+    def _is_removed(self) -> bool:
+        """Return whether the open file is gone, possibly with its folder: what is written to it is lost."""
+        try:
+            self._path.lstat()
+        except OSError as error:  # others come from a disk that fails
+            return isinstance(error, (FileNotFoundError, NotADirectoryError))
+        return False
+
     def _is_full(self) -> bool:
         return self._size >= self.max_bytes or len(self._announced) > 2 * _MAX_PHASES
 
@@ -284,7 +299,7 @@ class TraceWriter:
         name = f"{self.source}_{self.kind}_{os.getpid()}_{self.files}_{time.time_ns()}.json{TEMPORARY}"
         self._path = folder / name
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        self._size, self._opened_at, self._hour = 0, self.age_clock(), hour
+        self._size, self._events, self._opened_at, self._hour = 0, 0, self.age_clock(), hour
         self._base_us, self._end_us, self._announced = base_us, 0, set()
         self._heads.clear()
         if len(self._phases) > _MAX_PHASES:

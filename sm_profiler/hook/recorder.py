@@ -131,7 +131,7 @@ class Recorder:
         self._drain()
         if not self._abandoned:
             self._limited(DISK_SECONDS, self.writer.close)
-            self._report_disk()
+            self._report_disk(ended=True)
 
     def _limited(self, seconds: float, action: Callable[[], Result]) -> Result:
         """Run an action that may hang; close() gives up once it has taken so long."""
@@ -200,10 +200,15 @@ class Recorder:
         args = {"pid": self._pid, **memory()}
         self.events.append(TraceEvent(MEMORY, "memory", self._timebase.now_us(), 0, json.dumps(args), "i"))
 
-    def _report_disk(self) -> None:
+    def _report_disk(self, *, ended: bool = False) -> None:
+        """Report the first failure; at the end, when no file can hold the number any more, also how much is lost."""
+        lost = f"{self.dropped} events are lost" if ended and self.writer.dropped else ""
         if self.writer.error and not self._disk_reported:
             self._disk_reported = True
-            self._guard.warn(f"the profile cannot be written, training continues: {self.writer.error}")
+            text = f"the profile cannot be written, training continues: {self.writer.error}"
+            self._guard.warn(f"{text}; {lost}" if lost else text)
+        elif lost:
+            self._guard.warn(f"the profile ends incomplete: {lost}")
 
 
 def memory() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -254,6 +255,26 @@ def test_counts_the_backlog_beyond_its_limit_and_at_the_end(tmp_path, monkeypatc
     assert writer.dropped == 15
     writer.close()
     assert writer.dropped == 25
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_counts_the_events_of_a_file_that_was_removed(tmp_path, replaced):
+    root = tmp_path / "profile"
+    writer = TraceWriter(root, "0-algo-1")
+    writer.write([TraceEvent("Forward", "a", START_US, 5)] * 3)
+    assert writer.write_spans([("Forward", "b", START_US * 1000, START_US * 1000, -1, None)] * 4, 0, 1)
+    writer.tick()
+    assert writer.dropped == 0
+    shutil.rmtree(root)
+    if replaced:
+        root.write_text("in the way")
+    writer.tick()
+    assert writer.dropped == 7
+    writer.write([TraceEvent("Forward", "c", START_US, 5)])
+    writer.close()
+    assert writer.dropped == 7 + replaced
+    if not replaced:
+        assert open_source(root, cache=False).events().name.decode().tolist() == ["c"]
 
 
 def test_starts_a_file_for_each_hour(tmp_path):
