@@ -24,6 +24,8 @@ import traceback
 import warnings
 from pathlib import Path
 
+from peak_memory import peak_bytes
+
 from sm_profiler import analysis
 from sm_profiler.analysis import parsers, python_stats
 from sm_profiler.analysis.times import TimeUnits
@@ -285,7 +287,7 @@ def main() -> None:
             continue
         finally:
             signal.alarm(0)
-        spent, peak = time.process_time() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        spent, peak = time.process_time() - begin, peak_bytes()
         if seed > first and spent > CPU_SECONDS:  # the first input loads pandas
             print(f"limit {spent:.1f} s", flush=True)
         elif peak > PEAK_BYTES:

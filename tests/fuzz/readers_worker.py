@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from peak_memory import peak_bytes
 
 from sm_profiler.formats import layout
 from sm_profiler.formats.assemble import EventAssembler, SystemAssembler
@@ -227,7 +228,7 @@ def fuzz_copy(draw: random.Random, job: Path) -> None:
 
 def limit() -> None:
     """Limit the memory of this process from here on."""
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    used = peak_bytes()
     resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY_BYTES,) * 2)
 
 

@@ -22,6 +22,8 @@ import traceback
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+from peak_memory import peak_bytes
+
 from sm_profiler.cli import main
 from sm_profiler.errors import ProfilerError
 from sm_profiler.rules import RULES, run_rules
@@ -201,7 +203,7 @@ def evaluate(what: str, base: Path, seed: int) -> str:
             return traceback.format_exc()
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = peak_bytes()
     return f"{peak >> 20} MB" if peak > PEAK_BYTES else ""
 
 
