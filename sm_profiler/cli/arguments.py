@@ -51,7 +51,7 @@ def last_written(run: Path) -> float:
         for file in LocalStorage(base).list(f"{kind}/")
         if file.key not in END_MARKERS
     )
-    with contextlib.suppress(SourceError):  # the reader says why it cannot be listed
+    with contextlib.suppress(SourceError):  # reported when it is read
         return max(found, default=0.0)
     return 0.0
 

@@ -112,7 +112,7 @@ def copy_with_open_files(folder: Path, to: Path) -> bool:
     base = folder if any((folder / kind).is_dir() for kind in ("system", "framework")) else folder / "profiler-output"
     sizes = {}
     for kind in ("system", "framework"):
-        with contextlib.suppress(SourceError):  # reading it says why it cannot be listed
+        with contextlib.suppress(SourceError):  # reported when it is read
             for file in LocalStorage(base).list(f"{kind}/"):
                 path = base / file.key
                 sizes[path] = file.size if ".json" in path.name and not path.is_symlink() else 0
