@@ -235,6 +235,8 @@ def test_a_training_that_is_ended_by(jobs, truth, name, seed):
     if code == EXIT_CODE:  # Python ignores a KeyboardInterrupt in some places
         assert name == "SIGINT"
         assert training.lines[-1].strip() == truth
+    elif code == 1 and name == "SIGINT" and not training.ends:  # an interrupted import may raise errors of its own
+        assert "KeyboardInterrupt" in training.stderr or "Error" in training.stderr
     else:
         assert code == END[name], training.stderr
     flushed = sent if name == "SIGINT" else sent - FLUSH_SECONDS - BUSY_SECONDS
