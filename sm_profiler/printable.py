@@ -28,6 +28,11 @@ def printable(text: object) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in shown)
 
 
+def one_line(error: BaseException) -> str:
+    """Return an error's message on one line; its type if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def logger_for(name: str) -> logging.Logger:
     """Return the logger of a name, whose messages are made printable: they may contain names from files and S3."""
     logger = logging.getLogger(name)

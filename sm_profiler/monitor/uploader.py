@@ -14,7 +14,7 @@ import attrs
 
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS, FRAMEWORK, SYSTEM, SystemFile, is_ignored, parse_path
-from sm_profiler.printable import logger_for, printable
+from sm_profiler.printable import logger_for, one_line, printable
 from sm_profiler.signals import StopEvent
 from sm_profiler.storage import FileInfo, LocalStorage, MissingFileError
 from sm_profiler.storage.base import AccessDeniedError, UnavailableError, jittered_pause
@@ -300,7 +300,7 @@ class Uploader:
 
     def _fail(self, key: str, error: Exception) -> None:
         self.reached |= isinstance(error, UnavailableError)
-        text = " ".join(str(error).split()) or type(error).__name__
+        text = one_line(error)
         self.error = text
         if not isinstance(error, SourceError):
             text = f"{self.destination.uri}/{key}: {text}"

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sm_profiler.errors import SourceError
+from sm_profiler.printable import one_line
 from sm_profiler.storage.base import AccessDeniedError, MissingFileError, UnavailableError
 
 try:
@@ -157,8 +158,3 @@ def explain(error: BaseException, uri: str, verb: str = "read") -> SourceError:
     if "region" in explanation and region:
         explanation += f", {region}: set AWS_REGION={region}"
     return kind(f"{uri}: {explanation.format(verb=verb)}")
-
-
-def one_line(error: BaseException) -> str:
-    """Return an error's message on one line; its type if it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
