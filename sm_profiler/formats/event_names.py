@@ -38,6 +38,18 @@ DEVICE_FORWARD = f"{OWN}Forward-gpu"
 DEVICE_BACKWARD = f"{OWN}Backward-gpu"
 DEVICE_OPTIMIZER = f"{OWN}Optimizer-gpu"
 DEVICE_MEMORY = f"{OWN}cuda_memory"
+PROFILING = f"{OWN}profiling"  # time that only the profiler caused: starting, stopping and exporting its windows
+SAVE = f"{OWN}save"  # a checkpoint or another file that the script writes; name: the function
+LOG = f"{OWN}log"  # a call of a logger or experiment tracker; name: the function
+COPY = f"{OWN}copy"  # copies between host and device, summed up
+COMPILE = f"{OWN}compile"  # one compilation or graph break of torch.compile, tf.function or jax.jit; name: the function
+ALLOCATOR = f"{OWN}allocator"  # counters of the device's caching allocator
+OPERATORS = f"{OWN}operators"  # operators a step, and their fixed cost on this machine
+OBJECTS = f"{OWN}objects"  # growth of Python objects and tensors by type
+THREADS = f"{OWN}threads"  # threads of the process and its libraries
+HANG = f"{OWN}hang"  # the steps stopped: the stacks of all threads
+# Events that describe one occurrence each and carry arguments; the report collects them by phase.
+RECORDED = (PROFILING, SAVE, LOG, COPY, COMPILE, ALLOCATOR, OPERATORS, OBJECTS, THREADS, HANG)
 PROCESS = f"{OWN}process"  # metadata: the process that wrote the file
 CLOCK = f"{OWN}clock"  # metadata: a merged timeline's correction of clocks
 

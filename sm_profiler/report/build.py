@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
@@ -15,6 +15,7 @@ from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.memory_fold import MemoryFold
 from sm_profiler.report.model import Report, Verdict
 from sm_profiler.report.prices import cost_of
+from sm_profiler.report.record_fold import RecordFold
 from sm_profiler.report.step_fold import StepFold
 from sm_profiler.report.system_fold import SystemFold
 from sm_profiler.report.verdict import decide
@@ -48,10 +49,17 @@ class MetricFolds:
     steps: StepFold = attrs.field(factory=StepFold)
     system: SystemFold = attrs.field(factory=SystemFold)
     memory: MemoryFold = attrs.field(factory=MemoryFold)
+    records: RecordFold = attrs.field(factory=RecordFold)
 
     def all(self) -> list[Any]:
         """Return the folds for `run_rules(extra_folds=…)`."""
-        return [self.steps, self.system, self.memory]
+        return [getattr(self, field.name) for field in attrs.fields(type(self))]
+
+    @classmethod
+    def of(cls, folds: Iterable[Any]) -> MetricFolds:
+        """Return the folds of `all()` again, from an engine that fed them."""
+        by_type = {type(fold): fold for fold in folds}
+        return cls(*(by_type[type(fold)] for fold in cls().all()))
 
     def metrics(self, source: Any, job: JobInfo) -> JobMetrics:
         """Return the metrics of the data so far."""
@@ -66,6 +74,7 @@ class MetricFolds:
             instance_type=job.instance_type or recorded_type,
             metadata=metadata,
             memory=self.memory.result(),
+            records=self.records.result(),
         )
 
 

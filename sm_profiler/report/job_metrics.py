@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -11,6 +12,7 @@ from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.report import parts
 from sm_profiler.report.attempts import Attempts, evaluation_seconds, find_attempts, join_successors
 from sm_profiler.report.iterations import Iterations, as_run_on_device, iterations_of
+from sm_profiler.report.record_fold import Records
 from sm_profiler.report.stalls import Stalls, find_stalls
 from sm_profiler.report.step_fold import (
     COMMUNICATION,
@@ -132,6 +134,7 @@ class JobMetrics:
         metadata: the hook's record of each process.
         memory: process → (seconds, bytes) of its resident memory.
         batch_size: samples a step, if known.
+        records: phase of `event_names.RECORDED` → its occurrences; a phase that was not recorded is absent.
     """
 
     name: str
@@ -148,6 +151,7 @@ class JobMetrics:
     metadata: tuple[dict[str, Any], ...] = ()
     memory: dict[str, tuple[Floats, Floats]] = attrs.field(factory=dict)
     batch_size: int | None = None
+    records: Mapping[str, Records] = attrs.field(factory=dict)
 
     @property
     def duration(self) -> float:
@@ -311,11 +315,12 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
     instance_type: str | None = None,
     metadata: tuple[dict[str, Any], ...] = (),
     memory: dict[str, tuple[Floats, Floats]] | None = None,
+    records: Mapping[str, Records] | None = None,
 ) -> JobMetrics:
     """Compute the metrics of a job from the results of the folds."""
-    summary, records = join_successors(summary, metadata)
+    summary, processes = join_successors(summary, metadata)
     ranks = tuple(
-        measure_rank(process, rows, summary.loop[process], find_attempts(process, rows, records, summary.pids.get(process, 1)))
+        measure_rank(process, rows, summary.loop[process], find_attempts(process, rows, processes, summary.pids.get(process, 1)))
         for process, rows in each_process(summary)
     )  # fmt: skip
     edges = [edge for rank in ranks for edge in (rank.start, rank.end)] + [system.first_s, system.last_s]
@@ -340,4 +345,5 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
     return JobMetrics(
         name, start, end, running, tuple(nodes), ranks, gpus, system, summary.loader,
         max(overheads, default=None), instance_type, metadata, memory or {}, _batch_size(metadata),
+        records or {},
     )  # fmt: skip

@@ -39,6 +39,70 @@ class Evidence:
 
 
 @attrs.frozen
+class Location:
+    """A line of code that a finding points to.
+
+    Attributes:
+        file: path as the training process saw it.
+        line: number of the line, from 1.
+        function: function that contains it.
+        share: part of the time lost to the finding that was spent there, 0 to 1.
+        phase: part of the loop in which it was seen; "" if unknown.
+        rank: process that it was seen in, `algo-1-0`; "" for all.
+    """
+
+    file: str
+    line: int
+    function: str
+    share: float
+    phase: str = ""
+    rank: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the object of report.json."""
+        return {**attrs.asdict(self), "share": round(self.share, 4)}
+
+
+@attrs.frozen
+class Interval:
+    """An estimate and the range that the truth probably lies in."""
+
+    low: float
+    value: float
+    high: float
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the object of report.json."""
+        return {name: round(value, 6) for name, value in attrs.asdict(self).items()}
+
+
+@attrs.frozen
+class Gain:
+    """Time and money that the repair of a finding saves.
+
+    Attributes:
+        seconds_per_step: seconds of a training step.
+        share_of_loop: part of the loop, 0 to 1.
+        speedup: factor by which the loop becomes faster.
+        usd: dollars for the whole job; None if its price is unknown.
+    """
+
+    seconds_per_step: Interval
+    share_of_loop: Interval
+    speedup: Interval
+    usd: Interval | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the object of report.json."""
+        return {
+            "seconds_per_step": self.seconds_per_step.as_dict(),
+            "share_of_loop": self.share_of_loop.as_dict(),
+            "speedup": self.speedup.as_dict(),
+            "usd": self.usd and self.usd.as_dict(),
+        }
+
+
+@attrs.frozen
 class Finding:
     """One diagnosed cause.
 
@@ -51,6 +115,8 @@ class Finding:
         of: the time it is a share of: `loop` or `job`.
         confidence: low, medium or high.
         weight: rank among the findings of its tier; the lost share unless the judge sets another.
+        where: lines of code that it points to, the most expensive first; at most five.
+        gain: what its repair saves; None if that is not known.
     """
 
     kind: Class
@@ -61,6 +127,8 @@ class Finding:
     of: str = "loop"
     confidence: str = "medium"
     weight: float = attrs.field(default=attrs.Factory(lambda self: self.share_of_time, takes_self=True))
+    where: tuple[Location, ...] = ()
+    gain: Gain | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object of report.json."""
@@ -72,6 +140,8 @@ class Finding:
             "share_of_time": round(self.share_of_time, 4),
             "share_of": self.of,
             "confidence": self.confidence,
+            "where": [one.as_dict() for one in self.where],
+            "gain": self.gain and self.gain.as_dict(),
         }
 
 

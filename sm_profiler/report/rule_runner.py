@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from sm_profiler.report.build import JobInfo, MetricFolds, assemble
-from sm_profiler.report.memory_fold import MemoryFold
-from sm_profiler.report.step_fold import StepFold
-from sm_profiler.report.system_fold import SystemFold
 from sm_profiler.report.write import write_report
 from sm_profiler.rules.runner import ReportJob
 
@@ -19,11 +16,10 @@ def make_folds() -> list[Any]:
 
 def write_for_runner(job: ReportJob) -> list[str]:
     """Write the whole report from the runner's data so far; return the keys written."""
-    folds: dict[type, Any] = {type(fold): fold for fold in job.folds}
     report = assemble(
         job.source,
         job.results,
-        MetricFolds(folds[StepFold], folds[SystemFold], folds[MemoryFold]),
+        MetricFolds.of(job.folds),
         JobInfo(name=job.job or None, finished=True if job.finished else None),
     )
     return write_report(report, job.folder)

@@ -1,5 +1,6 @@
 """Columns, metrics and reports built from rows, for the report's tests."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -31,15 +32,16 @@ def make_job(folder, *options):
 
 
 def events(rows):
-    """Return EventColumns from rows of phase, name, start in s, duration in s, node, step."""
+    """Return EventColumns from rows of phase, name, start in s, duration in s, node, step and, optionally, arguments."""
     count = len(rows)
-    phase, name, start, length, node, step = zip(*rows, strict=True) if rows else ((),) * 6
+    args = [json.dumps(row[6]) if len(row) > 6 else "" for row in rows]
+    phase, name, start, length, node, step = zip(*(row[:6] for row in rows), strict=True) if rows else ((),) * 6
     ints = np.full(count, -1, np.int64)
     small = np.full(count, -1, np.int32)
     return EventColumns(
         (np.asarray(start, float) + START_S) * 1e6, np.asarray(length, float) * 1e6, Category.of(name), Category.of(phase),
         Category.of(node), Category.of(["pythontimeline"] * count), np.asarray(step, np.int64), ints, ints, small, small,
-        np.full(count, -1, np.int8), Category.of([""] * count),
+        np.full(count, -1, np.int8), Category.of(args),
     )  # fmt: skip
 
 
@@ -121,6 +123,7 @@ def metrics_of(  # noqa: PLR0913 - one argument a part, each with a default
         instance_type=instance_type,
         memory=memory,
         metadata=metadata,
+        records=folds.records.result(),
     )
 
 

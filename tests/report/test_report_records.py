@@ -1,0 +1,79 @@
+"""The fold of events that describe one occurrence each."""
+
+import attrs
+import pytest
+from report_helpers import START_S, events, metrics_of
+
+from sm_profiler.formats import event_names
+from sm_profiler.formats.columns import EventColumns
+from sm_profiler.report import record_fold
+from sm_profiler.report.record_fold import RecordFold
+
+
+@attrs.frozen
+class Window:
+    new_events: EventColumns
+
+
+def saves(*rows, node="algo-1-0"):
+    """Return saves from rows of start and duration in seconds."""
+    return Window(
+        events([(event_names.SAVE, "torch.save", start, length, node, int(start), {"bytes": 10}) for start, length in rows])
+    )  # fmt: skip
+
+
+def fold_of(*windows):
+    fold = RecordFold()
+    for window in windows:
+        fold.update(window)
+    return fold
+
+
+def test_records_carry_their_arguments():
+    (record,) = (
+        metrics_of([(event_names.COMPILE, "forward", 3.0, 0.5, "algo-1-0", 7, {"reason": "new shape"})])
+        .records[event_names.COMPILE]
+        .longest
+    )
+    assert (record.process, record.name, record.step, record.args) == (
+        "algo-1-0",
+        "forward",
+        7,
+        {"reason": "new shape"},
+    )
+    assert record.end - START_S == pytest.approx(3.5)
+
+
+def test_a_phase_that_was_not_recorded_is_absent():
+    assert fold_of(saves((1.0, 0.1))).result().keys() == {event_names.SAVE}
+
+
+def test_keeps_the_longest_and_counts_all(monkeypatch):
+    monkeypatch.setattr(record_fold, "MAX_RECORDS", 2)
+    found = fold_of(saves((1.0, 0.1), (2.0, 0.3)), saves((3.0, 0.2))).result()[event_names.SAVE]
+    assert [round(record.seconds, 6) for record in found.longest] == [0.3, 0.2]
+    assert found.count == 3
+    assert found.seconds["algo-1-0"] == pytest.approx(0.6)
+
+
+def test_folds_merge_in_any_order(monkeypatch):
+    monkeypatch.setattr(record_fold, "MAX_RECORDS", 3)
+    windows = [
+        saves((1.0, 0.1), (2.0, 0.3)),
+        saves((3.0, 0.2), (4.0, 0.5), node="algo-2-0"),
+        saves((5.0, 0.4), (6.0, 0.6)),
+    ]
+    forward, backward = fold_of(), fold_of()
+    for window in windows:
+        forward.merge(fold_of(window))
+    for window in reversed(windows):
+        backward.merge(fold_of(window))
+    (one,), (other,) = forward.result().values(), backward.result().values()
+    assert one.longest == other.longest
+    assert one.count == other.count == 6
+
+
+def test_damaged_arguments_count_as_none():
+    window = saves((1.0, 0.1))
+    damaged = attrs.evolve(window.new_events, args=type(window.new_events.args)(window.new_events.args.codes, ("[[[",)))
+    assert fold_of(Window(damaged)).result()[event_names.SAVE].longest[0].args == {}
