@@ -80,8 +80,8 @@ class Rank:
 
     @property
     def stall_share(self) -> float:
-        """Time lost in long steps as a share of the loop, of which the slices are shares, too."""
-        return self.stalls.excess / self.loop if self.loop > 0 else 0.0
+        """Time lost in long steps as a share of the loop, without the collections in them."""
+        return (self.stalls.excess - self.stalls.collected) / self.loop if self.loop > 0 else 0.0
 
     def _rows(self, *, without_stalls: bool) -> Mask:
         known = self.iterations.known

@@ -7,6 +7,7 @@ computed in `job_metrics.measure_rank`.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import Enum, auto
 
 import attrs
@@ -121,6 +122,12 @@ def label(key: str) -> str:
 def during(key: str) -> str:
     """Return where a step spends its time, for a sentence."""
     return "in a part that was not recorded" if key == UNKNOWN else _part(key).during
+
+
+def during_all(keys: Sequence[str]) -> str:
+    """Return where a step spends its time, for a sentence, if several parts have a share in it."""
+    each = [during(key) for key in keys]
+    return each[0] if len(each) == 1 else f"{', '.join(each[:-1])} and {each[-1]}"
 
 
 def _part(key: str) -> Part:

@@ -51,6 +51,7 @@ BURSTS = T(0.5, "long waits per round of the loader's workers; this many come fr
 # Inside the loop.
 OUTSIDE = T(0.20, "logging, metrics and the loss take less than a tenth of a healthy loop; a finding is twice that")
 OUTSIDE_MS = T(0.5, "per step; less is the cost of a Python loop, which HOST_BOUND covers")
+LAUNCHES = T(0.4, "of a typical step; below it, most of the time is arithmetic or something else that can be named")
 TINY_STEP_MS = T(
     3.0, "launching a few hundred operators from Python takes 1 to 3 ms: shorter steps are mostly overhead"
 )
@@ -74,6 +75,8 @@ STALL_COST = T(0.05, "share of the loop that periodic long steps cost together; 
 OUTLIER_COST = T(0.08, "as STALL_COST, for steps without a period; the machine's own noise costs some percent, too")
 JITTER = T(0.2, "of the excess of a usual long step; shorter ones are jitter in comparison")
 SAME_PART = T(0.7, "of the lost time is in steps that grew in the same part; noise hits parts at random")
+SAME_WAY = T(0.9, "cosine between the growth of one long step and of all, over the parts; 26 degrees of difference")
+GREW_TOO = T(0.25, "of the growth of the part that grew most; parts with less are not worth naming")
 OUTLIER_LENGTH = T(3.0, "times the median; a busy machine doubles steps but hardly triples them")
 WARM_UP_STEPS = T(3, "the first steps allocate, compile and start workers; they are long in every job")
 RARE = T(0.10, "of the steps; what happens more often is how the loop works")
@@ -132,17 +135,39 @@ HIDDEN_ABOVE = {
 # Money.
 HALF_EMPTY = T(45.0, "percent; the next smaller instance has about half of everything, so all use must stay below half")
 
-# Findings of an earlier tier explain those of a later one and lead regardless of their cost; within a tier, the larger
-# lost share leads.
+# Findings of an earlier tier lead those of a later one. Within a tier, the finding leads whose repair is expected to gain
+# most: its share of the time, without what other findings explain, times the probability that it is right.
 PRECEDENCE: tuple[tuple[Class, ...], ...] = (
-    (Class.GC_BOUND,),  # collections also appear as waits and as time outside the phases
-    (Class.STRAGGLER,),  # the others' long backward passes are waits for the straggler
     (
-        Class.INPUT_BOUND, Class.SYNC_BOUND, Class.HOST_BOUND, Class.PERIODIC_STALL, Class.OPTIMIZER_BOUND,
-        Class.EVALUATION_BOUND, Class.INITIALIZATION_BOUND, Class.STEP_OUTLIERS, Class.COMMUNICATION_BOUND,
-        Class.UNBALANCED_GPUS, Class.MEMORY_GROWTH,
+        Class.INPUT_BOUND, Class.SYNC_BOUND, Class.HOST_BOUND, Class.GC_BOUND, Class.PERIODIC_STALL,
+        Class.OPTIMIZER_BOUND, Class.EVALUATION_BOUND, Class.INITIALIZATION_BOUND, Class.STEP_OUTLIERS, Class.STRAGGLER,
+        Class.COMMUNICATION_BOUND, Class.UNBALANCED_GPUS, Class.MEMORY_GROWTH,
     ),
     (Class.COMPUTE_BOUND,),
     (Class.BALANCED,),
     (Class.INCONCLUSIVE,),
 )  # fmt: skip
+
+# Causes, each with the symptoms in which the same lost time appears again: a cause explains at most its own share of a
+# symptom. Judges that measure a symptom without its cause (waits without the collections in them) need no entry.
+EXPLAINS: dict[Class, tuple[Class, ...]] = {
+    Class.GC_BOUND: (Class.STRAGGLER, Class.EVALUATION_BOUND, Class.OPTIMIZER_BOUND),
+    Class.STRAGGLER: (  # the others' waits appear in any part of the step in which ranks meet
+        Class.COMMUNICATION_BOUND, Class.SYNC_BOUND, Class.OPTIMIZER_BOUND, Class.PERIODIC_STALL, Class.STEP_OUTLIERS,
+    ),
+}  # fmt: skip
+
+# Confidence. The probabilities are promises: docs/diagnosis.md has the share of verdicts that kept them.
+PROBABILITY = {
+    "high": T(0.98, "of the verdicts called high are right"),
+    "medium": T(0.85, "of the verdicts called medium are right"),
+    "low": T(0.5, "a guess"),
+}
+SURE_SIGMAS = T(3.0, "standard errors above the threshold; chance does not reach this far in a thousand jobs")
+LIKELY_SIGMAS = T(1.0, "standard errors above the threshold; chance reaches this far in one job of six")
+ERROR_BLOCKS = T(10, "stretches of the loop compared for a standard error; neighbouring steps resemble each other")
+CLOSE = T(0.8, "of the leading finding's expected gain; which of two this close leads is partly chance")
+NEAR = T(0.8, "of a threshold; a loop this close to a finding is healthy by a hair's breadth only")
+UNEXPLAINED = T(0.25, "of the loop in waits, outside the phases and in long steps; a healthy one stays well below")
+MOSTLY_UNEXPLAINED = T(0.5, "of the loop; healthy is then a guess, since more time is unexplained than explained")
+SMALL_STEP_MS = T(10.0, "launches may take half of a step this short; only a count of its operators shows it")

@@ -29,7 +29,9 @@ class Stalls:
         exact: the period holds to the step; otherwise approximately.
         where: key of the part with most of the excess, or `parts.UNKNOWN`.
         typical: median length of the long iterations, seconds.
-        agreement: share of the excess in iterations that grew most in that part.
+        agreement: share of the excess in iterations that grew in the same way.
+        collected: seconds of the excess spent in garbage collections.
+        grown: keys of the parts that grew together, `where` first.
     """
 
     long: Mask
@@ -41,6 +43,8 @@ class Stalls:
     where: str = ""
     typical: float = 0.0
     agreement: float = 1.0
+    collected: float = 0.0
+    grown: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:
@@ -88,21 +92,24 @@ def _long_in(iterations: Iterations, values: Floats) -> Stalls:
     if period is None:  # beside a few really long iterations, jitter costs nothing
         long[long] = excess >= policy.JITTER * _weighted_median(excess)
         excess = values[long] - usual
-    part, agreement = _grown_part(iterations, long)
+    grown, agreement = _grown_parts(iterations, long)
     return Stalls(
-        long, middle, float(excess.sum()), float(excess.sum()) / total, period, exact, part,
+        long, middle, float(excess.sum()), float(excess.sum()) / total, period, exact, grown[0],
         float(np.median(iterations.length[long])), agreement,
+        float(np.minimum(iterations.gc[long], excess).sum()), grown,
     )  # fmt: skip
 
 
-def _grown_part(iterations: Iterations, long: Mask) -> tuple[str, float]:
-    """Return the part that grows most in long iterations, and the share of the lost time in which it does.
+def _grown_parts(iterations: Iterations, long: Mask) -> tuple[tuple[str, ...], float]:
+    """Return the parts that grow in long iterations, most first, and the share of the lost time that grew like this.
 
-    A cause hits the same part each time; the noise of a busy machine hits varying parts.
+    A cause makes the same part, or the same parts together, grow each time; the noise of a busy machine hits varying
+    parts. Both are tested: the share of the time in iterations that grew most in the same part, and the share in those
+    whose growth has the direction of the growth of all.
     """
     rows = long & iterations.known
     if not rows.any():
-        return parts.UNKNOWN, 1.0
+        return (parts.UNKNOWN,), 1.0
     keys = parts.iteration_keys()
     grown = []
     for key in keys:
@@ -110,10 +117,22 @@ def _grown_part(iterations: Iterations, long: Mask) -> tuple[str, float]:
         usual = values[~long & iterations.known]
         grown.append(values[rows] - (np.median(usual) if len(usual) else 0.0))
     table = np.asarray(grown)
-    part = int(table.sum(axis=1).argmax())
+    total = table.sum(axis=1)
+    largest = int(total.argmax())
     weight = np.maximum(table.sum(axis=0), 0.0)
-    agrees = table.argmax(axis=0) == part
-    return keys[part], float(weight[agrees].sum() / weight.sum()) if weight.sum() > 0 else 1.0
+    if weight.sum() <= 0:
+        return (keys[largest],), 1.0
+
+    def share_of(agrees: Mask) -> float:
+        return float(weight[agrees].sum() / weight.sum())
+
+    lengths = np.linalg.norm(table, axis=0) * np.linalg.norm(total)
+    same_way = (total @ table) / np.where(lengths > 0, lengths, 1.0) >= policy.SAME_WAY
+    of_largest, together = share_of(table.argmax(axis=0) == largest), share_of(same_way)
+    if together < policy.SAME_PART:
+        return (keys[largest],), of_largest
+    order = [index for index in np.argsort(-total) if total[index] >= policy.GREW_TOO * total[largest]]
+    return tuple(keys[index] for index in order), max(of_largest, together)
 
 
 def _weighted_median(excess: Floats) -> float:

@@ -229,6 +229,11 @@ def _chunk(events: EventColumns, kinds: NDArray[np.int8]) -> _Chunk:
     # a phase belongs to the last step started before it, a wait to the next one started after it
     row = np.searchsorted(steps.start_us, others.start_us + np.where(ahead, 0.0, 0.5), side="right")
     row = np.where(ahead, np.searchsorted(steps.start_us, others.start_us, side="right") + 1, row)
+    # a collection belongs to the iteration it interrupts: to the first step that ends after it
+    collected = kinds == column(GC)
+    holder = np.searchsorted(steps.end_us, others.start_us, side="right") + 1
+    begun = count > 0 and others.start_us >= (steps.start_us[0] if count else 0)
+    row = np.where(collected, np.where(begun, holder, 0), row)
     late = kinds > column(COMMUNICATION)  # a GPU runs behind the host, which may be some steps ahead
     row[late] = _rows_by_number(steps, others[late])
     np.add.at(padded, (row, kinds), others.duration_us)
@@ -236,7 +241,10 @@ def _chunk(events: EventColumns, kinds: NDArray[np.int8]) -> _Chunk:
     rows = StepRows(
         steps.start_us, steps.duration_us, steps.step, _modes(steps), padded[1:-1], gc_in_wait[1 : count + 1]
     )
-    return _Chunk(rows, padded[0], padded[-1], float(events.start_us[0]), float(events.end_us.max()))
+    of_loop = is_step.copy()
+    of_loop[~is_step] = ~collected  # imports collect garbage long before the loop
+    edges = events[of_loop] if of_loop.any() else events
+    return _Chunk(rows, padded[0], padded[-1], float(edges.start_us[0]), float(edges.end_us.max()))
 
 
 def _rows_by_number(steps: EventColumns, events: EventColumns) -> NDArray[np.intp]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import textwrap
+from collections.abc import Sequence
 
 from sm_profiler.printable import printable
 from sm_profiler.report.classes import Class
-from sm_profiler.report.formatting import duration, in_unit
-from sm_profiler.report.model import Evidence, Report
+from sm_profiler.report.formatting import duration, in_unit, percent
+from sm_profiler.report.model import Evidence, Finding, Report
 from sm_profiler.report.parts import COLOURS
 from sm_profiler.report.slices import loop_slices
 from sm_profiler.report.svg import shorten
@@ -37,10 +38,23 @@ def terminal_summary(report: Report, colour: bool = False, *, width: int | None 
         times = "once" if count == 1 else f"{count} times"
         lines.append(shorten(f"  interrupted {times} and resumed; {duration(downtime)} of downtime excluded", width))
     lines += _wrap(f"Next: {main.next_step}", width)
-    others = [finding.kind.value for finding in report.verdict.also if not finding.kind.is_healthy]
-    if others:
-        lines.append(shorten(f"  Also: {', '.join(others)}", width))
-    return "\n".join(lines[:MAX_LINES])
+    others = _also(report.verdict.also, width)
+    return "\n".join([*lines[: MAX_LINES - len(others)], *others])
+
+
+def _also(findings: Sequence[Finding], width: int) -> list[str]:
+    """Return the other findings, each with its share of the time, in at most two lines."""
+    if not findings:
+        return []
+    each = [f"{one.kind.value} {_share(one)}({one.confidence})" for one in findings]
+    return textwrap.wrap(
+        f"Also: {', '.join(each)}", width, initial_indent="  ", subsequent_indent="  ", max_lines=2, placeholder=" …"
+    )
+
+
+def _share(finding: Finding) -> str:
+    of_job = " of the job" if finding.of == "job" else ""
+    return f"{percent(finding.share_of_time)}{of_job} " if finding.share_of_time > 0 else ""
 
 
 def _evidence(one: Evidence) -> str:

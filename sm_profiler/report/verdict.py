@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 
 from sm_profiler.report import parts, policy
 from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import percent
 from sm_profiler.report.judges import JUDGES, JudgeContext
+from sm_profiler.report.judges.loop import launches_unknown, outside_share
 from sm_profiler.report.model import Evidence, Finding, Verdict
 
 _TIER = {kind: tier for tier, kinds in enumerate(policy.PRECEDENCE) for kind in kinds}
@@ -20,23 +22,34 @@ def decide(context: JudgeContext) -> Verdict:
     ]
     if all(finding.kind.is_healthy for finding in findings):
         findings.append(_healthy(context) or _inconclusive(context))
-    ranked = sorted(findings, key=lambda finding: (_TIER[finding.kind], -finding.weight))
-    main, also = ranked[0], ranked[1:]
-    if not main.kind.is_healthy:
-        also = [finding for finding in also if not finding.kind.is_healthy]
+    worth = {finding.kind: _worth(finding, findings) for finding in findings}
+    ranked = sorted(findings, key=lambda finding: (_TIER[finding.kind], -worth[finding.kind]))
+    main, also = ranked[0], [finding for finding in ranked[1:] if not finding.kind.is_healthy]
+    if any(worth[other.kind] >= policy.CLOSE * worth[main.kind] for other in also if other.of == main.of):
+        main = _not_certain(main)
     return Verdict(main, tuple(also), tuple(not_judged(context)))
+
+
+def _worth(finding: Finding, findings: list[Finding]) -> float:
+    """Return the share of the time that the repair of a finding is expected to gain."""
+    causes = [one.share_of_time for one in findings if finding.kind in policy.EXPLAINS.get(one.kind, ())]
+    left = max(finding.weight - max(causes, default=0.0), 0.0)
+    return left * policy.PROBABILITY[finding.confidence]
+
+
+def _not_certain(finding: Finding) -> Finding:
+    return attrs.evolve(finding, confidence="medium") if finding.confidence == "high" else finding
 
 
 def _healthy(context: JudgeContext) -> Finding | None:
     """Return BALANCED if there are enough steps to judge from."""
     if not context.ranks:
         return None
-    steady = min(len(rank.iterations) for rank in context.ranks) >= policy.STEADY_STEPS
-    blind = not context.waits_known and not context.metrics.gpus and not any(r.waits_seen for r in context.ranks)
-    confidence = "high" if steady and not blind else "medium"
     computing = ("between", *(part.key for part in parts.phases()))
     phases = context.mean(lambda rank: sum(rank.share(key) for key in computing))
     evaluation = context.mean(lambda rank: rank.share("evaluation"))
+    long = context.mean(lambda rank: rank.stall_share)
+    unexplained = 1 - phases - evaluation + long
     evidence = [Evidence("time in forward, backward and optimizer", round(phases, 4), unit="share")]
     if context.waits_known:
         wait = context.metrics.average_share("wait")
@@ -44,15 +57,41 @@ def _healthy(context: JudgeContext) -> Finding | None:
         evidence.append(Evidence(name, round(wait, 4), policy.INPUT_WAIT, unit="share"))
     if evaluation > 0:
         evidence.append(Evidence("time in evaluation", round(evaluation, 4), policy.EVALUATION, unit="share"))
-    return Finding(
-        Class.BALANCED,
-        f"No bottleneck found: the job computes {percent(phases + evaluation)} of the time.",
-        tuple(evidence),
+    if long >= policy.NEAR * policy.STALL_COST:
+        evidence.append(Evidence("time lost in long steps", round(long, 4), policy.OUTLIER_COST, unit="share"))
+    text = f"No bottleneck found: the job computes {percent(phases + evaluation)} of the time."
+    advice = (
         "Nothing needs repair. To go faster, try mixed precision, torch.compile, a larger batch, or faster hardware, and "
-        "compare the runs with 'sm-profiler compare'.",
-        0.0,
-        confidence=confidence,
+        "compare the runs with 'sm-profiler compare'."
     )
+    if unexplained >= policy.UNEXPLAINED:
+        text = f"There is no single cause, but {percent(min(unexplained, 1.0))} of the loop is not spent computing."
+        advice = (
+            "Record more: a longer run, a Python window (cProfile) or a detailed window. Mark what the loop does beside the "
+            "model with 'with hook.phase(name)', so that it is measured by name."
+        )
+    return Finding(
+        Class.BALANCED, text, tuple(evidence), advice, 0.0, confidence=_confidence_in_health(context, unexplained)
+    )
+
+
+def _confidence_in_health(context: JudgeContext, unexplained: float) -> str:
+    """Return the confidence that nothing needs repair: high only if no finding is near and nothing is left unexplained."""
+    if unexplained >= policy.MOSTLY_UNEXPLAINED:
+        return "low"
+    steady = context.steps >= policy.STEADY_STEPS
+    blind = not context.waits_known and not context.metrics.gpus and not any(r.waits_seen for r in context.ranks)
+    if not steady or blind or unexplained >= policy.UNEXPLAINED or launches_unknown(context):
+        return "medium"
+    near = (
+        (context.wait, policy.INPUT_WAIT),
+        (outside_share(context), policy.OUTSIDE),
+        (context.mean(lambda rank: rank.stall_share), policy.OUTLIER_COST),
+        (context.mean(lambda rank: rank.gc / rank.loop if rank.loop else 0.0), policy.GC_SHARE),
+        (context.metrics.average_share("evaluation"), policy.EVALUATION),
+        (context.mean(lambda rank: rank.share_of_iterations("optimizer")), policy.OPTIMIZER),
+    )
+    return "medium" if any(value >= policy.NEAR * threshold for value, threshold in near) else "high"
 
 
 def _inconclusive(context: JudgeContext) -> Finding:

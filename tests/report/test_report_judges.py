@@ -3,9 +3,10 @@
 import attrs
 import numpy as np
 import pytest
-from report_helpers import START_S, gpu_samples, metrics_of, training, verdict_of
+from report_helpers import START_S, gpu_samples, metrics_of, report_from, training, verdict_of
 
-from sm_profiler.report import Class, policy
+from sm_profiler.report import Class, Finding, policy, terminal_summary
+from sm_profiler.report import verdict as verdict_module
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.judges.job import fit_growth
 from sm_profiler.report.stalls import find_period
@@ -81,6 +82,101 @@ def test_garbage_collection_leads_over_its_symptoms():
     rows += [("GC", "GC", row[2] + row[3] + 0.001, 0.008, row[4], -1) for row in rows if row[0].startswith("Step")]
     verdict = verdict_of(rows)
     assert verdict.kind is Class.GC_BOUND
+
+
+def test_collections_lead_only_if_they_cost_more_than_what_remains_of_the_others():
+    rows = training(200, wait=0.03)
+    rows += [
+        ("GC", "GC", row[2] + row[3] - 0.004, 0.0035, row[4], -1) for row in rows if row[0].startswith("DataLoaderW")
+    ]
+    verdict = verdict_of(rows)
+    assert verdict.kind is Class.INPUT_BOUND
+    assert [finding.kind for finding in verdict.also] == [Class.GC_BOUND]
+    assert "Also: GC_BOUND 9 % (medium)" in terminal_summary(report_from(rows), width=100)
+
+
+def test_long_steps_that_collections_cause_are_no_finding_of_their_own():
+    rows = training(400, every=40, stall=0.2)
+    long = [row for row in rows if row[0].startswith("Step") and row[5] % 40 == 0]
+    verdict = verdict_of([*rows, *(("GC", "GC", row[2] + row[3] + 0.001, 0.198, row[4], -1) for row in long)])
+    assert (verdict.kind, verdict.also) == (Class.GC_BOUND, ())
+
+
+def test_a_collection_before_the_first_step_costs_the_loop_nothing():
+    (rank,) = metrics_of([("GC", "GC", 0.1, 0.8, "algo-1-0", -1), *training(100)]).ranks
+    assert rank.gc == 0
+    assert rank.loop == pytest.approx(100 * 0.0102, rel=0.01)
+
+
+def test_a_straggler_explains_the_communication_of_the_others():
+    straggler, communication = (
+        Finding(kind, "", (), "", share, confidence="medium")
+        for kind, share in ((Class.STRAGGLER, 0.3), (Class.COMMUNICATION_BOUND, 0.5))
+    )
+    assert verdict_module._worth(communication, [straggler, communication]) < verdict_module._worth(
+        straggler, [straggler, communication]
+    )
+
+
+def test_of_two_findings_the_surer_one_leads_if_they_cost_the_same():
+    sure, guess = (
+        Finding(kind, "", (), "", 0.3, confidence=confidence)
+        for kind, confidence in ((Class.SYNC_BOUND, "high"), (Class.HOST_BOUND, "low"))
+    )
+    assert verdict_module._worth(sure, [sure, guess]) > verdict_module._worth(guess, [sure, guess])
+
+
+def test_a_verdict_with_a_close_second_is_not_certain():
+    verdict = verdict_of(training(200, wait=0.02, outside=0.019))
+    assert {verdict.kind, verdict.also[0].kind} == {Class.INPUT_BOUND, Class.SYNC_BOUND}
+    assert verdict.main.confidence == "medium"
+    assert verdict_of(training(200, wait=0.02, outside=0.008)).main.confidence == "high"
+
+
+def test_chance_above_the_threshold_is_no_certainty():
+    metrics = metrics_of(training(60))
+    context = JudgeContext(metrics, {})
+    assert context.confidence(0.16, 0.15, error=0.02) == "low"
+    assert context.confidence(0.18, 0.15, error=0.02) == "medium"
+    assert context.confidence(0.40, 0.15, error=0.02) == "medium"  # in 60 steps
+    assert JudgeContext(metrics_of(training(200)), {}).confidence(0.40, 0.15, error=0.02) == "high"
+    assert JudgeContext(metrics_of(training(200)), {}).confidence(0.40, 0.15, error=0.1) == "medium"
+
+
+def test_healthy_is_not_certain_close_to_a_finding_or_with_unexplained_time():
+    assert verdict_of(training(200, wait=0.0014)).main.confidence == "medium"  # 13 %, waits count from 15 %
+    both = verdict_of(training(200, wait=0.0014, outside=0.0022))
+    assert both.kind is Class.BALANCED
+    assert both.main.confidence == "medium"
+    assert "29 %" in both.main.headline
+
+
+def test_healthy_accelerators_are_not_balanced_too():
+    verdict = verdict_of(training(400), gpu_samples(95, 5))
+    assert (verdict.kind, verdict.also) == (Class.COMPUTE_BOUND, ())
+
+
+def with_operators(rows, operators, fixed_us):
+    return [
+        *rows,
+        ("sm_profiler/operators", "operators", 1.5, 0.0, "algo-1-0", 3, {"operators": operators, "fixed_us": fixed_us}),
+    ]
+
+
+def test_launches_are_judged_by_their_share_of_a_step_at_any_speed():
+    slow = training(300, wait=0.0001, forward=0.0015, backward=0.002, optimizer=0.0005, outside=0.0001)
+    verdict = verdict_of(with_operators(slow, 600, 5.0))
+    assert verdict.kind is Class.HOST_BOUND
+    assert verdict.main.share_of_time == pytest.approx(600 * 5e-6 / 0.0042, rel=0.02)
+    assert verdict_of(with_operators(slow, 200, 5.0)).kind is Class.BALANCED
+    fast = training(500, wait=0.0001, forward=0.0002, backward=0.0003, optimizer=0.0001, outside=0.0001)
+    assert verdict_of(with_operators(fast, 60, 2.0)).kind is Class.BALANCED  # small, but it computes
+
+
+def test_short_steps_without_counted_operators_are_never_certain():
+    assert verdict_of(training(300, forward=0.0015, backward=0.002)).main.confidence == "medium"
+    tiny = verdict_of(training(500, wait=0.0001, forward=0.0002, backward=0.0003, optimizer=0.0001, outside=0.0001))
+    assert (tiny.kind, tiny.main.confidence) == (Class.HOST_BOUND, "medium")
 
 
 def test_finds_long_evaluation():
@@ -219,6 +315,20 @@ def stretched(rows, steps, choose, extra):
         result.append((phase, name, start + shift, length + extra * grows, node, step))
         shift += extra * grows
     return result
+
+
+def test_long_steps_may_grow_in_several_parts_together():
+    rng = np.random.default_rng(6)
+    steps = {int(step) for step in rng.choice(np.arange(10, 600), 15, replace=False)}  # 2.5 %
+    rows, now = [], 1.0
+    for step in range(600):
+        factor = 15 if step in steps else 1
+        jitter = float(rng.uniform(0.8, 1.2)) * factor
+        rows += training(1, forward=0.003 * jitter, backward=0.005 * jitter, at=now, number=step)
+        now = rows[-1][2] + rows[-1][3] + 0.0002
+    verdict = verdict_of(rows)
+    assert verdict.kind is Class.STEP_OUTLIERS
+    assert "in the backward pass and in the forward pass" in verdict.main.headline
 
 
 def test_long_steps_need_a_common_part():

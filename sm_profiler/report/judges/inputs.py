@@ -37,7 +37,13 @@ def _by_waits(context: JudgeContext) -> Finding | None:
         ),
         cause.advice,
         share,
-        confidence=context.confidence(wait, policy.INPUT_WAIT, sure=context.waits_known),
+        confidence=context.confidence(
+            wait,
+            policy.INPUT_WAIT,
+            sure=context.waits_known,
+            error=context.share_error(lambda one: one.iterations.of("wait")),
+        ),
+        weight=max(share - context.mean(lambda rank: rank.gc_in_wait / rank.loop if rank.loop else 0.0), 0.0),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 import numpy as np
@@ -12,6 +12,9 @@ from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
 from sm_profiler.report.job_metrics import JobMetrics, Rank
 from sm_profiler.report.model import Finding
+
+if TYPE_CHECKING:
+    from sm_profiler.formats.columns import Floats
 
 
 @attrs.frozen(eq=False)
@@ -79,17 +82,38 @@ class JudgeContext:
         points = found.get("Datapoints", 0)
         return float(found.get("Violations", 0)) / points if points >= policy.MIN_GPU_SAMPLES else 0.0
 
-    def confidence(self, value: float, threshold: float, *, sure: bool = True) -> str:
+    @property
+    def steps(self) -> int:
+        """Iterations of the judged rank with the fewest; 0 if there are none."""
+        return min((len(rank.iterations) for rank in self.ranks), default=0)
+
+    def share_error(self, of: Callable[[Rank], Floats]) -> float:
+        """Return the standard error of a share of the iterations, the largest of the ranks.
+
+        Args:
+            of: returns the seconds of each iteration of a rank that count for the share.
+        """
+        return max((_share_error(of(rank), rank.iterations.length) for rank in self.ranks), default=0.0)
+
+    def confidence(self, value: float, threshold: float, *, sure: bool = True, error: float | None = None) -> str:
         """Return the confidence in a finding.
+
+        It is high if the value is far above its threshold, both in proportion and in standard errors, many steps were
+        recorded, and the data show the cause directly. It is low if chance alone could have crossed the threshold.
 
         Args:
             value: the value that exceeds the threshold.
             threshold: the threshold.
             sure: the data show the cause directly.
+            error: standard error of the value; by default, it varies as much as the steps do.
         """
-        steps = min((len(rank.iterations) for rank in self.ranks), default=0)
-        reasons = (steps >= policy.STEADY_STEPS, value >= policy.CLEARLY * threshold, sure)
-        return "high" if all(reasons) else "medium" if any(reasons) else "low"
+        if error is None:
+            error = abs(value) * max((_relative_error(rank.iterations.length) for rank in self.ranks), default=0.0)
+        beyond = value - threshold
+        clear = value >= policy.CLEARLY * threshold and beyond >= policy.SURE_SIGMAS * error
+        if clear and sure and self.steps >= policy.STEADY_STEPS:
+            return "high"
+        return "medium" if beyond >= policy.LIKELY_SIGMAS * error and (sure or clear) else "low"
 
 
 Judge: TypeAlias = Callable[[JudgeContext], Finding | None]
@@ -112,3 +136,24 @@ def input_bursts(rank: Rank, metrics: JobMetrics) -> bool:
     if stalls.where != "wait" or workers <= 0 or not stalls.count:
         return False
     return bool(stalls.long.mean() >= policy.BURSTS / workers) and (stalls.period is None or stalls.period <= workers)
+
+
+def _blocks(values: Floats) -> Floats:
+    """Return the sums of consecutive stretches of equally many values, without the rest at the end."""
+    blocks = int(policy.ERROR_BLOCKS)
+    return np.asarray(values[: len(values) // blocks * blocks].reshape(blocks, -1).sum(axis=1))
+
+
+def _share_error(part: Floats, whole: Floats) -> float:
+    """Return the standard error of the ratio of two sums over iterations."""
+    parts, wholes = _blocks(part), _blocks(whole)
+    if wholes.sum() <= 0:
+        return 0.0
+    rest = parts - parts.sum() / wholes.sum() * wholes
+    return float(np.sqrt((rest**2).sum() / (len(rest) * (len(rest) - 1))) / wholes.mean())
+
+
+def _relative_error(values: Floats) -> float:
+    """Return the standard error of the mean as a share of it."""
+    sums = _blocks(values)
+    return float(sums.std(ddof=1) / np.sqrt(len(sums)) / sums.mean()) if sums.sum() > 0 else 0.0

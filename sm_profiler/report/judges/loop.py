@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import attrs
+import numpy as np
+
+from sm_profiler.formats import event_names
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
-from sm_profiler.report.formatting import duration, percent
+from sm_profiler.report.formatting import duration, number, percent
 from sm_profiler.report.job_metrics import Rank
 from sm_profiler.report.judges.judge_context import JudgeContext, mean_or_none
 from sm_profiler.report.model import Evidence, Finding
@@ -46,32 +50,109 @@ def judge_sync(context: JudgeContext) -> Finding | None:
         "files. Do it every 50th step, or keep values on the device and read them once. A Python window (cProfile) shows the "
         "functions.",
         share,
-        confidence=context.confidence(share, policy.OUTSIDE, sure=context.waits_known),
+        confidence=context.confidence(
+            share,
+            policy.OUTSIDE,
+            sure=context.waits_known,
+            error=context.share_error(lambda one: one.iterations.of("outside")),
+        ),
     )
 
 
 def is_tiny(context: JudgeContext) -> bool:
     """Return whether a typical iteration is so short that launching operators dominates it."""
-    iteration = context.mean(lambda rank: rank.median("length"))
-    return bool(context.ranks) and iteration * 1e3 <= policy.TINY_STEP_MS
+    return bool(context.ranks) and _typical(context, "length") * 1e3 <= policy.TINY_STEP_MS
+
+
+def _typical(context: JudgeContext, key: str) -> float:
+    return context.mean(lambda rank: rank.median(key))
+
+
+@attrs.frozen
+class Launches:
+    """Operators of a typical step and their cost, however little they compute.
+
+    Attributes:
+        operators: operators a step.
+        fixed: seconds an operator takes at least on this machine.
+    """
+
+    operators: float
+    fixed: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds a step that do not depend on the size of the batch."""
+        return self.operators * self.fixed
+
+
+def launches_of(context: JudgeContext) -> Launches | None:
+    """Return the operators that the hook counted and the cost that it calibrated; None without a complete record."""
+    records = context.metrics.records.get(event_names.OPERATORS)
+    found = []
+    for record in records.longest if records else ():
+        count, fixed_us = number(record.args.get("operators")), number(record.args.get("fixed_us"))
+        if count > 0 and fixed_us > 0:
+            found.append(Launches(count, fixed_us / 1e6))
+    if not found:
+        return None
+    return Launches(float(np.median([one.operators for one in found])), float(np.median([one.fixed for one in found])))
+
+
+def launches_unknown(context: JudgeContext) -> bool:
+    """Return whether steps are short enough that launches may dominate them, while operators were not counted."""
+    short = bool(context.ranks) and _typical(context, "length") * 1e3 < policy.SMALL_STEP_MS
+    return short and not context.metrics.gpus and launches_of(context) is None
 
 
 def judge_host(context: JudgeContext) -> Finding | None:
     """Find steps dominated by Python and operator launches, and GPUs that the host does not keep busy."""
     if not context.ranks:
         return None
-    return _never_used(context) or _tiny_steps(context) or _gpu_idle_in_phases(context)
+    return _never_used(context) or _launches(context) or _gpu_idle_in_phases(context)
 
 
-def _tiny_steps(context: JudgeContext) -> Finding | None:
-    wait = context.mean(lambda rank: rank.median("wait"))
-    outside = context.mean(lambda rank: rank.median("outside"))
-    if not is_tiny(context) or wait * 1e3 >= policy.INPUT_WAIT_MS or outside * 1e3 >= policy.OUTSIDE_MS:
-        return None
+def _launches(context: JudgeContext) -> Finding | None:
     gpu = context.gpu_mean
     if gpu is not None and gpu >= policy.COMPUTE:
         return None
-    iteration = context.mean(lambda rank: rank.median("length"))
+    launches = launches_of(context)
+    return _tiny_steps(context) if launches is None else _measured_launches(context, launches)
+
+
+_SMALL_STEPS_ADVICE = (
+    "Give each step more work: a larger batch (and a larger learning rate), several batches per step, or fewer launches "
+    "with torch.compile or CUDA graphs. A GPU does not speed up a model this small."
+)
+
+
+def _measured_launches(context: JudgeContext, launches: Launches) -> Finding | None:
+    """Find steps in which the fixed cost of the operators takes most of the time."""
+    step = _typical(context, "length")
+    share = min(launches.seconds / step, 1.0) if step > 0 else 0.0
+    if share < policy.LAUNCHES:
+        return None
+    cost = f"{launches.operators:,.0f} operators at {duration(launches.fixed)} each"
+    return Finding(
+        Class.HOST_BOUND,
+        f"About {percent(share)} of a step of {duration(step)} is the fixed cost of launching {cost}, however little they compute.",
+        (
+            Evidence("fixed cost of the operators of a typical step", round(share, 4), policy.LAUNCHES, unit="share"),
+            Evidence("operators a step", round(launches.operators)),
+            Evidence("fixed cost of an operator on this machine", round(launches.fixed * 1e3, 5), unit="ms"),
+        ),
+        _SMALL_STEPS_ADVICE,
+        share,
+        confidence=context.confidence(share, policy.LAUNCHES),
+    )
+
+
+def _tiny_steps(context: JudgeContext) -> Finding | None:
+    """Find steps so short that launches dominate them on any machine, if operators were not counted."""
+    wait, outside = _typical(context, "wait"), _typical(context, "outside")
+    if not is_tiny(context) or wait * 1e3 >= policy.INPUT_WAIT_MS or outside * 1e3 >= policy.OUTSIDE_MS:
+        return None
+    iteration = _typical(context, "length")
     rate = context.metrics.steps_per_second or 1 / max(iteration, 1e-9)
     overhead = 1 - context.mean(lambda rank: rank.share_of_iterations("backward"))
     return Finding(
@@ -83,10 +164,9 @@ def _tiny_steps(context: JudgeContext) -> Finding | None:
             ),
             Evidence("steps per second", round(rate, 1)),
         ),
-        "Give each step more work: a larger batch (and a larger learning rate), several batches per step, or fewer launches "
-        "with torch.compile or CUDA graphs. A GPU does not speed up a model this small.",
+        _SMALL_STEPS_ADVICE,
         min(max(overhead, policy.TINY_STEP_MIN_LOSS), policy.TINY_STEP_MAX_LOSS),
-        confidence=context.confidence(policy.TINY_STEP_MS / max(iteration * 1e3, 1e-6), 1.0, sure=context.waits_known),
+        confidence=context.confidence(policy.TINY_STEP_MS / max(iteration * 1e3, 1e-6), 1.0, sure=False),
     )  # fmt: skip
 
 
@@ -154,7 +234,7 @@ def judge_gc(context: JudgeContext) -> Finding | None:
         "Call gc.freeze() after building the model and the dataset, then gc.disable() with a gc.collect() every few hundred "
         "steps. Keep large numbers of small Python objects (lists of dicts, per-sample records) in arrays instead.",
         share,
-        confidence=context.confidence(share, policy.GC_SHARE),
+        confidence=context.confidence(share, policy.GC_SHARE, error=context.share_error(lambda one: one.iterations.gc)),
     )
 
 
@@ -175,5 +255,7 @@ def judge_optimizer(context: JudgeContext) -> Finding | None:
         "Use the fused or foreach implementation (fused=True), step less often (gradient accumulation), or exclude frozen and "
         "sparse parameters; check that no hook or clipping loop runs parameter by parameter.",
         share,
-        confidence=context.confidence(share, limit),
+        confidence=context.confidence(
+            share, limit, error=context.share_error(lambda one: one.iterations.of("optimizer"))
+        ),
     )

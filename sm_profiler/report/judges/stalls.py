@@ -25,7 +25,7 @@ def judge_periodic(context: JudgeContext) -> Finding | None:
     return Finding(
         Class.PERIODIC_STALL,
         f"Every {about}{period} steps, one takes {duration(stalls.typical)} instead of {duration(stalls.median)}, "
-        f"{parts.during(stalls.where)}; this costs {percent(rank.stall_share)} of the loop.",
+        f"{parts.during_all(stalls.grown)}; this costs {percent(rank.stall_share)} of the loop.",
         (
             Evidence("time lost in long steps", round(rank.stall_share, 4), policy.STALL_COST, rank.name, "share"),
             Evidence("period", period, None, rank.name, "steps"),
@@ -78,7 +78,7 @@ def judge_outliers(context: JudgeContext) -> Finding | None:
     return Finding(
         Class.STEP_OUTLIERS,
         f"{stalls.count} of {len(rank.iterations)} steps take {duration(stalls.typical)} instead of "
-        f"{duration(stalls.median)}, {parts.during(stalls.where)}, at irregular intervals; they cost "
+        f"{duration(stalls.median)}, {parts.during_all(stalls.grown)}, at irregular intervals; they cost "
         f"{percent(rank.stall_share)} of the loop.",
         (
             Evidence("time lost in long steps", round(rank.stall_share, 4), policy.OUTLIER_COST, rank.name, "share"),
