@@ -23,6 +23,8 @@ class Class(str, Enum):
     OPTIMIZER_BOUND = "OPTIMIZER_BOUND", "Slow optimizer"
     MEMORY_GROWTH = "MEMORY_GROWTH", "Memory keeps growing"
     STRAGGLER = "STRAGGLER", "One rank delays the others"
+    MOVING_STRAGGLER = "MOVING_STRAGGLER", "Ranks delay each other in turn"
+    GC_OUT_OF_PHASE = "GC_OUT_OF_PHASE", "Ranks collect garbage at different steps"
     COMMUNICATION_BOUND = "COMMUNICATION_BOUND", "Busy communicating"
     UNBALANCED_GPUS = "UNBALANCED_GPUS", "GPUs used unevenly"
     INCONCLUSIVE = "INCONCLUSIVE", "Not enough data to judge"

@@ -120,6 +120,16 @@ FATAL_S = T(900.0, "memory that is full within a quarter of an hour ends the job
 STRAGGLER = T(0.12, "share of a step by which the slowest rank's work exceeds the others' median; jitter stays below")
 WAITED = T(0.5, "of the straggler's extra work must appear as waiting in the others; the rest may overlap")
 IN_STEP = T(0.15, "ranks that wait for each other have iterations of equal length; independent ones differ")
+TURNS = T(
+    0.12, "share of a step, as STRAGGLER, without the worst tenth of the steps: preempted processes are in that tenth"
+)
+ONE_RANK = T(
+    0.5, "of the way from equal turns to a single rank that causes all delays: beyond it, one rank is at fault"
+)
+GC_TURNS = T(
+    0.05, "share of the loop that collections at different steps cost beyond a single rank's own; see GC_SHARE"
+)
+GC_TURNS_LEAD = T(0.5, "of a rank's own collections; from there on, to collect together gains about as much as not to")
 COMMUNICATION = T(0.40, "collectives overlap the backward pass up to a third of the step; above 40 % they are exposed")
 UNBALANCED = T(30.0, "percentage points between the most and the least used GPU of a node")
 COMPUTE = T(80.0, "percent mean GPU use in the loop; the accelerator is the limit, as it should be")
@@ -141,7 +151,7 @@ PRECEDENCE: tuple[tuple[Class, ...], ...] = (
     (
         Class.INPUT_BOUND, Class.SYNC_BOUND, Class.HOST_BOUND, Class.GC_BOUND, Class.PERIODIC_STALL,
         Class.OPTIMIZER_BOUND, Class.EVALUATION_BOUND, Class.INITIALIZATION_BOUND, Class.STEP_OUTLIERS, Class.STRAGGLER,
-        Class.COMMUNICATION_BOUND, Class.UNBALANCED_GPUS, Class.MEMORY_GROWTH,
+        Class.MOVING_STRAGGLER, Class.GC_OUT_OF_PHASE, Class.COMMUNICATION_BOUND, Class.UNBALANCED_GPUS, Class.MEMORY_GROWTH,
     ),
     (Class.COMPUTE_BOUND,),
     (Class.BALANCED,),

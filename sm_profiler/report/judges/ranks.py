@@ -18,7 +18,7 @@ MEETINGS = ("backward", "optimizer", "outside")  # parts in which ranks wait for
 def judge_straggler(context: JudgeContext) -> Finding | None:
     """Find the rank that the others wait for: it has more work and waits less than they do."""
     ranks = context.ranks
-    if len(ranks) <= 1 or not _in_step(ranks):
+    if len(ranks) <= 1 or not in_step(ranks):
         return None
     iteration = float(np.median([rank.iterations.length.mean() for rank in ranks]))
     work = [key for key in parts.iteration_keys() if key not in MEETINGS] + list(reversed(MEETINGS))
@@ -78,7 +78,7 @@ def _advice(rank: Rank, part: str) -> str:
     )
 
 
-def _in_step(ranks: tuple[Rank, ...]) -> bool:
+def in_step(ranks: tuple[Rank, ...]) -> bool:
     """Return whether the ranks wait for each other, so that their iterations are equally long."""
     lengths = np.asarray([rank.iterations.length.mean() for rank in ranks])
     return bool(np.ptp(lengths) <= policy.IN_STEP * lengths.mean())

@@ -1,0 +1,203 @@
+"""Judges of ranks that delay each other in turn: uneven work, and collections at different steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+import attrs
+import numpy as np
+
+from sm_profiler.formats.columns import Floats, Ints
+from sm_profiler.report import parts, policy
+from sm_profiler.report.classes import Class
+from sm_profiler.report.formatting import percent
+from sm_profiler.report.job_metrics import Rank
+from sm_profiler.report.judges.judge_context import JudgeContext
+from sm_profiler.report.judges.ranks import MEETINGS, in_step
+from sm_profiler.report.model import Evidence, Finding
+
+MEDIUM, HIGH = "medium", "high"
+
+
+@attrs.frozen(eq=False)
+class Delays:
+    """Time that the ranks of a job wait for the slowest one of each step, beyond what a rank that is always slow costs.
+
+    Attributes:
+        lost: seconds of each step.
+        slowest: number of the rank that each step waits for.
+        iteration: mean seconds of a step.
+        part: part of the step in which the slowest ranks do more than the others.
+    """
+
+    lost: Floats
+    slowest: Ints
+    iteration: float
+    part: str
+
+    @property
+    def share(self) -> float:
+        """Lost time as a share of the steps."""
+        return float(self.lost.mean()) / self.iteration
+
+    @property
+    def usual_share(self) -> float:
+        """The same without the worst steps, which a busy machine has, too."""
+        kept = np.sort(self.lost)[: max(int(len(self.lost) * (1 - policy.RARE)), 1)]
+        return float(kept.mean()) / self.iteration
+
+    def by_rank(self, count: int) -> Floats:
+        """Return the share of the lost time that each rank causes."""
+        causes = np.bincount(self.slowest, self.lost, count)
+        return np.asarray(causes / max(float(causes.sum()), 1e-12))
+
+
+def shared_steps(ranks: Sequence[Rank]) -> Ints:
+    """Return the numbers of the steps whose phases all ranks recorded, without the warm-up."""
+    known = [rank.iterations.index[rank.iterations.known] for rank in ranks]
+    common: Ints = reduce(np.intersect1d, known)
+    return common[common >= policy.WARM_UP_STEPS]
+
+
+def _rows(rank: Rank, steps: Ints) -> Ints:
+    return np.searchsorted(rank.iterations.index, steps)
+
+
+def find_delays(ranks: Sequence[Rank]) -> Delays | None:
+    """Compare the ranks step by step; None if they share too few steps.
+
+    The work of a rank is what it does from one meeting of the ranks to the next; each rank's usual work is subtracted. A
+    delay counts as far as the others wait at the meeting. Collections are left out.
+    """
+    steps = shared_steps(ranks)
+    if len(steps) <= policy.MIN_STEPS:
+        return None
+    order = _in_order()
+    table = np.asarray([[rank.iterations.of(key)[_rows(rank, steps)] for key in order] for rank in ranks])
+    gc = np.asarray([rank.iterations.gc[_rows(rank, steps)] for rank in ranks])
+    iteration = float(np.mean([rank.iterations.length[_rows(rank, steps)].mean() for rank in ranks]))
+    if iteration <= 0:
+        return None
+    found = [_delays_at(order.index(meeting), order, table, gc, iteration) for meeting in MEETINGS]
+    return max(found, key=lambda one: one.share)
+
+
+def _in_order() -> tuple[str, ...]:
+    """Return the parts of an iteration, which begins with what comes after the previous step."""
+    return ("outside", *(key for key in parts.iteration_keys() if key != "outside"))
+
+
+def _delays_at(meeting: int, order: tuple[str, ...], table: Floats, gc: Floats, iteration: float) -> Delays:
+    """Return the delays if the ranks meet in one part; `table` has the shape (ranks, parts, steps)."""
+    by_part = np.concatenate([table[:, :meeting, 1:], table[:, meeting + 1 :, :-1]], axis=1)
+    names = (*order[:meeting], *order[meeting + 1 :])
+    work = np.maximum(by_part.sum(axis=1) - gc[:, 1:], 0.0)
+    work -= work.mean(axis=1, keepdims=True)
+    met = table[:, meeting, 1:] - table[:, meeting, 1:].mean(axis=1, keepdims=True)
+    slowest = work.argmax(axis=0)
+    excess = _beyond_others(work, slowest)
+    waited = -_beyond_others(met, slowest)
+    lost = np.clip(np.minimum(excess, waited), 0.0, None)
+    weight = lost / max(float(lost.sum()), 1e-12)
+    grown = [float((_beyond_others(by_part[:, at], slowest) * weight).sum()) for at in range(len(names))]
+    return Delays(lost, slowest, iteration, names[int(np.argmax(grown))])
+
+
+def _beyond_others(values: Floats, which: Ints) -> Floats:
+    """Return by how much one rank of each step exceeds the median of the others; shape (ranks, steps)."""
+    steps = np.arange(values.shape[1])
+    others = values.copy()
+    others[which, steps] = np.nan
+    return np.asarray(values[which, steps] - np.nanmedian(others, axis=0))
+
+
+def judge_turns(context: JudgeContext) -> Finding | None:
+    """Find steps in which the ranks wait for a slow one that is another each time."""
+    ranks = context.ranks
+    if len(ranks) <= 1 or not in_step(ranks):
+        return None
+    delays = find_delays(ranks)
+    if delays is None or delays.usual_share < policy.TURNS:
+        return None
+    causes = delays.by_rank(len(ranks))
+    most = int(causes.argmax())
+    equal = 1 / len(ranks)
+    if causes[most] > equal + policy.ONE_RANK * (1 - equal):
+        return None
+    delayed = float((delays.lost > policy.TURNS * delays.iteration).mean())
+    clear = delays.usual_share >= policy.CLEARLY * policy.TURNS and len(delays.lost) >= policy.STEADY_STEPS
+    return Finding(
+        Class.MOVING_STRAGGLER,
+        f"The ranks wait for each other {percent(delays.share)} of the time, each step for another one: their work "
+        f"{parts.during(delays.part)} differs from step to step.",
+        (
+            Evidence("time the ranks wait for the slowest of a step", round(delays.share, 4), policy.TURNS, unit="share"),
+            Evidence("the same without the worst tenth of the steps", round(delays.usual_share, 4), policy.TURNS, unit="share"),
+            Evidence("steps with a delay", round(delayed, 4), unit="share"),
+            Evidence("delays caused by the rank that causes most", round(float(causes[most]), 4), None, ranks[most].name, "share"),
+            Evidence("mean delay of a step", round(float(delays.lost.mean()) * 1e3, 3), unit="ms"),
+        ),
+        _advice(delays.part),
+        delays.share,
+        confidence=HIGH if clear else MEDIUM,
+    )  # fmt: skip
+
+
+def _advice(part: str) -> str:
+    if part == "wait":
+        return (
+            "Give all ranks batches of equal cost at the same step: sort or bucket samples by size across ranks, spread large "
+            "files over all of them, and let loader workers prefetch more (prefetch_factor) so that slow batches hide."
+        )
+    if part == "outside":
+        return (
+            "Find what a single rank does between its steps, each time another one (logging, checkpoints of shards, metrics): do it "
+            "on all ranks at the same step, or in a background thread."
+        )
+    return (
+        "Give all ranks equal work at the same step: batches by number of tokens instead of samples, lengths bucketed across "
+        "ranks, packing, padding to the longest of the global batch; and check that no rank computes something extra in turn."
+    )
+
+
+def judge_gc_turns(context: JudgeContext) -> Finding | None:
+    """Find collections that each rank makes at a step of its own, so that all ranks wait for each of them."""
+    ranks = context.ranks
+    if len(ranks) <= 1 or not in_step(ranks):
+        return None
+    steps: Ints = reduce(np.intersect1d, [rank.iterations.index for rank in ranks])
+    if len(steps) < policy.MIN_STEPS:
+        return None
+    spent = np.asarray([rank.iterations.gc[_rows(rank, steps)] for rank in ranks])
+    length = float(np.mean([rank.iterations.length[_rows(rank, steps)].sum() for rank in ranks]))
+    own = float(spent.sum(axis=1).max())
+    # a collection at the edge of a step may count for the next one, so two steps count as one, in either way
+    together = min(_slowest_of_pairs(spent[:, first:]) for first in (0, 1))
+    extra = (together - own) / length if length > 0 else 0.0
+    if extra < policy.GC_TURNS:
+        return None
+    share = min(together / length, 1.0)
+    collecting = int((spent > 0).any(axis=0).sum())
+    return Finding(
+        Class.GC_OUT_OF_PHASE,
+        f"Each rank's garbage collector pauses at other steps, and all ranks wait: {percent(share)} of the time, of which "
+        f"{percent(extra)} would be free if all collected at the same step.",
+        (
+            Evidence("time lost because collections differ in their steps", round(extra, 4), policy.GC_TURNS, unit="share"),
+            Evidence("steps in which some rank collects", round(float(collecting / len(steps)), 4), unit="share"),
+            Evidence("collections of a single rank, at most", round(own / length, 4), unit="share"),
+            Evidence("longest collection", round(float(spent.max()) * 1e3, 3), unit="ms"),
+        ),
+        "Switch automatic collection off on every rank (gc.freeze() after the model and the dataset are built, then "
+        "gc.disable()) and call gc.collect() at the same step on all of them, every few hundred steps.",
+        share,
+        confidence=HIGH if extra >= policy.CLEARLY * policy.GC_TURNS and len(steps) >= policy.STEADY_STEPS else MEDIUM,
+        weight=share if extra * length >= policy.GC_TURNS_LEAD * own else extra,
+    )  # fmt: skip
+
+
+def _slowest_of_pairs(spent: Floats) -> float:
+    """Return the sum of the slowest rank's collections over pairs of steps; shape (ranks, steps)."""
+    even = spent[:, : spent.shape[1] // 2 * 2]
+    return float(even.reshape(len(spent), -1, 2).sum(axis=2).max(axis=0).sum())

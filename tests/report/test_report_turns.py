@@ -1,0 +1,116 @@
+"""Ranks that delay each other in turn, from rows with uneven work or collections at different steps."""
+
+import numpy as np
+import pytest
+from report_helpers import training, verdict_of
+
+from sm_profiler.report import Class, policy
+
+
+def in_step(works, *, part="forward", collections=None, steps=200):
+    """Return steps of ranks that meet in the backward pass.
+
+    Args:
+        works: seconds of `part` by rank and step.
+        part: "forward" or "wait".
+        collections: seconds of garbage collection by rank and step, part of the work.
+        steps: number of steps.
+    """
+    rows, now = [], 1.0
+    for step in range(steps):
+        longest = max(work[step] for work in works)
+        for rank, work in enumerate(works):
+            timing = {"wait": 0.001, "forward": 0.003} | {part: work[step]}
+            node = f"algo-1-{rank}"
+            rows += training(1, node=node, at=now, number=step, backward=0.005 + longest - work[step], **timing)
+            if collections is not None and collections[rank][step]:
+                rows.append(("GC", "GC", now + timing["wait"] + 0.0001, collections[rank][step], node, -1))
+        now += 0.0062 + timing["wait"] + timing["forward"] + 0.005 + longest - works[-1][step] - 0.005
+    return sorted(rows, key=lambda row: row[2])
+
+
+def jitter(ranks, steps=200, mean=0.003, spread=0.1):
+    random = np.random.default_rng(3)
+    return np.abs(random.normal(mean, spread * mean, (ranks, steps)))
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("part", ["forward", "wait"])
+def test_finds_uneven_work(ranks, part):
+    works = jitter(ranks)
+    works[np.arange(200) % ranks, np.arange(200)] += 0.006
+    main = verdict_of(in_step(works, part=part)).main
+    assert main.kind is Class.MOVING_STRAGGLER
+    assert ("forward pass" if part == "forward" else "waiting for data") in main.headline
+    assert main.share_of_time == pytest.approx(0.006 / 0.0162, abs=0.08)
+    assert main.confidence == "high"
+
+
+def test_finds_sequences_of_random_length():
+    works = np.random.default_rng(5).exponential(0.006, (4, 300)) + 0.002
+    assert verdict_of(in_step(works, steps=300)).kind is Class.MOVING_STRAGGLER
+
+
+def test_just_below_the_threshold_is_balanced():
+    works = np.full((2, 200), 0.003)
+    extra = policy.TURNS * 0.0092 / (1 - policy.TURNS) * 0.85
+    works[np.arange(200) % 2, np.arange(200)] += extra
+    assert verdict_of(in_step(works)).kind is Class.BALANCED
+
+
+def test_a_rank_that_is_always_slow_is_a_straggler():
+    works = jitter(4)
+    works[2] += 0.01
+    verdict = verdict_of(in_step(works))
+    assert verdict.kind is Class.STRAGGLER
+    assert Class.MOVING_STRAGGLER not in {finding.kind for finding in verdict.also}
+
+
+def test_one_rank_that_is_slow_at_times_is_not_moving():
+    works = jitter(4)
+    works[1, ::3] += 0.01
+    verdict = verdict_of(in_step(works))
+    assert Class.MOVING_STRAGGLER not in {verdict.kind, *(finding.kind for finding in verdict.also)}
+
+
+def test_jitter_and_preempted_processes_are_balanced():
+    works = jitter(8, spread=0.15)
+    random = np.random.default_rng(7)
+    works[random.integers(0, 8, 15), random.integers(0, 200, 15)] += 0.01
+    verdict = verdict_of(in_step(works))
+    assert Class.MOVING_STRAGGLER not in {verdict.kind, *(finding.kind for finding in verdict.also)}
+
+
+def test_ranks_that_do_not_wait_for_each_other_are_not_compared():
+    works, rows = jitter(2, spread=0.8), []
+    for rank in range(2):
+        now = 1.0
+        for step in range(200):
+            rows += training(1, node=f"algo-1-{rank}", at=now, number=step, forward=works[rank, step])
+            now += 0.0072 + works[rank, step]
+    assert verdict_of(rows).kind is Class.BALANCED
+
+
+def collected(at, length=0.02, ranks=4, steps=200):
+    """Return the collections of ranks that collect where `at(rank, step)` is true."""
+    return np.asarray([[length if at(rank, step) else 0.0 for step in range(steps)] for rank in range(ranks)])
+
+
+def test_finds_collections_at_different_steps():
+    pauses = collected(lambda rank, step: step % 40 == 10 * rank + 5)
+    main = verdict_of(in_step(np.full((4, 200), 0.003) + pauses, collections=pauses)).main
+    assert main.kind is Class.GC_OUT_OF_PHASE
+    assert main.share_of_time == pytest.approx(0.02 / (0.02 + 10 * 0.0102), abs=0.03)
+
+
+def test_collections_at_the_same_step_are_in_phase():
+    pauses = collected(lambda _rank, step: step % 20 == 5)
+    verdict = verdict_of(in_step(np.full((4, 200), 0.003) + pauses, collections=pauses))
+    assert verdict.kind is Class.GC_BOUND
+    assert Class.GC_OUT_OF_PHASE not in {finding.kind for finding in verdict.also}
+
+
+def test_rare_collections_at_different_steps_are_no_problem():
+    pauses = collected(lambda rank, step: step == 40 * rank + 15, length=0.02)
+    verdict = verdict_of(in_step(np.full((4, 200), 0.003) + pauses, collections=pauses))
+    assert Class.GC_OUT_OF_PHASE not in {verdict.kind, *(finding.kind for finding in verdict.also)}
