@@ -162,6 +162,14 @@ PRECEDENCE: tuple[tuple[Class, ...], ...] = (
 # symptom. Judges that measure a symptom without its cause (waits without the collections in them) need no entry.
 EXPLAINS: dict[Class, tuple[Class, ...]] = {
     Class.GC_BOUND: (Class.STRAGGLER, Class.EVALUATION_BOUND, Class.OPTIMIZER_BOUND),
+    Class.GC_OUT_OF_PHASE: (
+        Class.GC_BOUND, Class.STRAGGLER, Class.MOVING_STRAGGLER, Class.PERIODIC_STALL, Class.STEP_OUTLIERS,
+        Class.OPTIMIZER_BOUND,
+    ),
+    Class.MOVING_STRAGGLER: (
+        Class.INPUT_BOUND, Class.COMMUNICATION_BOUND, Class.SYNC_BOUND, Class.OPTIMIZER_BOUND, Class.PERIODIC_STALL,
+        Class.STEP_OUTLIERS,
+    ),
     Class.STRAGGLER: (  # the others' waits appear in any part of the step in which ranks meet
         Class.COMMUNICATION_BOUND, Class.SYNC_BOUND, Class.OPTIMIZER_BOUND, Class.PERIODIC_STALL, Class.STEP_OUTLIERS,
     ),

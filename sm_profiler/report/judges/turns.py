@@ -17,8 +17,6 @@ from sm_profiler.report.judges.judge_context import JudgeContext
 from sm_profiler.report.judges.ranks import MEETINGS, in_step
 from sm_profiler.report.model import Evidence, Finding
 
-MEDIUM, HIGH = "medium", "high"
-
 
 @attrs.frozen(eq=False)
 class Delays:
@@ -126,7 +124,6 @@ def judge_turns(context: JudgeContext) -> Finding | None:
     if causes[most] > equal + policy.ONE_RANK * (1 - equal):
         return None
     delayed = float((delays.lost > policy.TURNS * delays.iteration).mean())
-    clear = delays.usual_share >= policy.CLEARLY * policy.TURNS and len(delays.lost) >= policy.STEADY_STEPS
     return Finding(
         Class.MOVING_STRAGGLER,
         f"The ranks wait for each other {percent(delays.share)} of the time, each step for another one: their work "
@@ -140,7 +137,7 @@ def judge_turns(context: JudgeContext) -> Finding | None:
         ),
         _advice(delays.part),
         delays.share,
-        confidence=HIGH if clear else MEDIUM,
+        confidence=context.confidence(delays.usual_share, policy.TURNS),
     )  # fmt: skip
 
 
@@ -177,12 +174,13 @@ def judge_gc_turns(context: JudgeContext) -> Finding | None:
     extra = (together - own) / length if length > 0 else 0.0
     if extra < policy.GC_TURNS:
         return None
-    share = min(together / length, 1.0)
+    leads = extra * length >= policy.GC_TURNS_LEAD * own
+    share = min(together / length, 1.0) if leads else extra
     collecting = int((spent > 0).any(axis=0).sum())
     return Finding(
         Class.GC_OUT_OF_PHASE,
-        f"Each rank's garbage collector pauses at other steps, and all ranks wait: {percent(share)} of the time, of which "
-        f"{percent(extra)} would be free if all collected at the same step.",
+        f"Each rank's garbage collector pauses at steps of its own, and all ranks wait: {percent(together / length)} of the "
+        f"time, of which {percent(extra)} would be free if all collected at the same step.",
         (
             Evidence("time lost because collections differ in their steps", round(extra, 4), policy.GC_TURNS, unit="share"),
             Evidence("steps in which some rank collects", round(float(collecting / len(steps)), 4), unit="share"),
@@ -192,8 +190,7 @@ def judge_gc_turns(context: JudgeContext) -> Finding | None:
         "Switch automatic collection off on every rank (gc.freeze() after the model and the dataset are built, then "
         "gc.disable()) and call gc.collect() at the same step on all of them, every few hundred steps.",
         share,
-        confidence=HIGH if extra >= policy.CLEARLY * policy.GC_TURNS and len(steps) >= policy.STEADY_STEPS else MEDIUM,
-        weight=share if extra * length >= policy.GC_TURNS_LEAD * own else extra,
+        confidence=context.confidence(extra, policy.GC_TURNS),
     )  # fmt: skip
 
 
