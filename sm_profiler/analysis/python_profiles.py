@@ -34,6 +34,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.printable import logger_for
 from sm_profiler.storage import FileInfo, LocalStorage, open_storage, read_all
+from sm_profiler.storage.local import real_path
 
 _log = logger_for(__name__)
 _PLACE = 2  # framework and profiler, the end of the path of a statistics folder
@@ -94,7 +95,7 @@ class PythonStatsReader:
         """
         files = list(self._files())
         if isinstance(self._storage, LocalStorage):
-            paths = {info.key: str(Path(self._storage.root, info.key)) for info, _ in files}
+            paths = {info.key: path for info, _ in files if (path := _path_of(self._storage, info.key))}
         else:
             paths = self._download(files)
         found = [StepPythonProfileStats.of(stats, paths[info.key]) for info, stats in files if info.key in paths]
@@ -149,6 +150,16 @@ def _write(path: Path, data: bytes) -> None:
         raise SourceError(f"{folder} cannot be created: {error.strerror}") from error
     _check_owner(folder)
     LocalStorage(path.parent).write(path.name, data)
+
+
+def _path_of(storage: LocalStorage, key: str) -> str | None:
+    """Return the path of a local file; None, with a warning, if it is a link that leads out of the profile."""
+    try:
+        real_path(storage.root, key)
+    except SourceError as error:
+        _log.warning("%s", error)
+        return None
+    return str(storage.root / key)
 
 
 def _check_owner(folder: Path) -> None:

@@ -10,10 +10,9 @@ from sm_profiler.analysis.times import us_since_epoch_to_human_readable_time
 from sm_profiler.errors import SourceError
 from sm_profiler.printable import printable
 from sm_profiler.source.job import describe, profiler_output
-from sm_profiler.storage.s3_client import create_client
+from sm_profiler.storage.api_client import create_api_client
 
 POLL_S = 10.0
-ATTEMPTS = 3  # of a request that is throttled or gets no answer
 
 
 class TrainingJob:
@@ -39,7 +38,7 @@ class TrainingJob:
         """
         self.name = training_job_name
         try:
-            self.sm_client = create_client("sagemaker", attempts=ATTEMPTS, region_name=region)
+            self.sm_client = create_api_client("sagemaker", region=region)
         except SourceError as error:
             raise SourceError(f"training job {training_job_name} cannot be described: {error}") from error
         self.ds = describe(training_job_name, client=self.sm_client)

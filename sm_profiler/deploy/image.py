@@ -19,6 +19,7 @@ import boto3
 from sm_profiler._version import __version__
 from sm_profiler.deploy.aws import one_line_errors
 from sm_profiler.errors import ConfigError, ProfilerError
+from sm_profiler.storage.api_client import create_api_client
 
 RECIPE = Path("rule_container", "build.sh")
 
@@ -95,7 +96,7 @@ class _Deployment:
 
     def repository_uri(self, name: str) -> str:
         """Return the URI of a repository, which is created if it is missing."""
-        ecr = self.session.client("ecr")
+        ecr = create_api_client("ecr", session=self.session)
         self.on_step(f"ecr.describe_repositories(repositoryNames=[{name!r}])")
         try:
             found = ecr.describe_repositories(repositoryNames=[name])
@@ -112,7 +113,7 @@ class _Deployment:
         if not self.dry_run:
             return str(ecr.create_repository(**request)["repository"]["repositoryUri"])
         self.on_step("sts.get_caller_identity()")
-        account = self.session.client("sts").get_caller_identity()["Account"]
+        account = create_api_client("sts", session=self.session).get_caller_identity()["Account"]
         region = str(self.session.region_name or "")
         suffix = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
         return f"{account}.dkr.ecr.{region}.{suffix}/{name}"
@@ -123,7 +124,7 @@ class _Deployment:
         self.on_step("ecr.get_authorization_token()")
         password = ""
         if not self.dry_run:
-            answer = self.session.client("ecr").get_authorization_token()
+            answer = create_api_client("ecr", session=self.session).get_authorization_token()
             token = answer["authorizationData"][0]["authorizationToken"]
             password = base64.b64decode(token).decode().partition(":")[2]
         self.run_command([self.builder, "login", "--username", "AWS", "--password-stdin", registry], {}, password)

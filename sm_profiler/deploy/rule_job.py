@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
-import boto3
 
 from sm_profiler.container import JOB_NAME_VARIABLE, RULE_OUTPUT, SOURCE_VARIABLE
 from sm_profiler.deploy.aws import one_line_errors
@@ -18,6 +17,7 @@ from sm_profiler.launch.service_model import check_request
 from sm_profiler.rules import RULES
 from sm_profiler.rules.settings import DEFAULT_RULE
 from sm_profiler.source.job import describe, profiler_output
+from sm_profiler.storage.api_client import create_api_client
 
 MAX_VALUE = 256  # characters of an environment variable that CreateProcessingJob accepts
 MAX_NAME = 63  # characters of a processing job's name
@@ -78,8 +78,7 @@ def start_rules(  # noqa: PLR0913 - keyword arguments, each an independent choic
         rule = check_rule(rule)
     if not 0 < max_hours < math.inf:
         raise ConfigError(f"max_hours {max_hours}: must be a positive number")
-    with one_line_errors("AWS refused"):
-        client: Any = boto3.client("sagemaker", region_name=region)
+    client: Any = create_api_client("sagemaker", region=region)
     training = describe(job, client=client)
     data = profiler_output(job, client=client)
     environment = {

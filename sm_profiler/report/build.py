@@ -20,6 +20,7 @@ from sm_profiler.report.step_fold import StepFold
 from sm_profiler.report.system_fold import SystemFold
 from sm_profiler.report.verdict import decide
 from sm_profiler.rules import Following, RuleResults, run_rules
+from sm_profiler.rules.profiler_report import one_line
 
 MAX_QUALITY_ROWS = 200  # files listed in the report; the others are counted
 NORMAL_STATES = {"on", "ok", "off", "armed", "done", "ready", "waiting"}  # of a collector; others are reported
@@ -61,20 +62,36 @@ class MetricFolds:
         by_type = {type(fold): fold for fold in folds}
         return cls(*(by_type[type(fold)] for fold in cls().all()))
 
-    def metrics(self, source: Any, job: JobInfo) -> JobMetrics:
-        """Return the metrics of the data so far."""
+    def metrics(self, source: Any, job: JobInfo, broken: dict[str, str] | None = None) -> JobMetrics:
+        """Return the metrics of the data so far.
+
+        Args:
+            source: the profile source.
+            job: what it does not contain.
+            broken: receives the names of folds without a result, each with one line about the error; default: raise it.
+        """
+
+        def result(fold: Any) -> Any:
+            try:
+                return fold.result()
+            except Exception as error:
+                if broken is None:
+                    raise
+                broken.setdefault(type(fold).__name__, one_line(error))
+                return type(fold)().result()
+
         records = (one for one in source.metadata() if one.get("name") == event_names.PROCESS)
         metadata = tuple(dict(one["args"]) for one in records if isinstance(one.get("args"), Mapping))
         recorded_type = next((str(one["instance_type"]) for one in metadata if one.get("instance_type")), None)
         return measure_job(
-            self.steps.result(),
-            self.system.result(),
+            result(self.steps),
+            result(self.system),
             name=job.name or job_name(source.uri),
             running=not (source.finished if job.finished is None else job.finished),
             instance_type=job.instance_type or recorded_type,
             metadata=metadata,
-            memory=self.memory.result(),
-            records=self.records.result(),
+            memory=result(self.memory),
+            records=result(self.records),
         )
 
 
@@ -127,12 +144,13 @@ def build_report(  # noqa: PLR0913 - one argument a part, all but the first are 
 def assemble(source: Any, results: RuleResults, folds: MetricFolds, job: JobInfo | None = None) -> Report:
     """Return a report from the rule results and folds of the same windows, for callers that drive the engine."""
     job = job or JobInfo()
-    metrics, rules = folds.metrics(source, job), results.as_dict()
+    broken = dict(results.broken)
+    metrics, rules = folds.metrics(source, job, broken), results.as_dict()
     return report_of(
         metrics,
-        decide(JudgeContext(metrics, rules)),
+        decide(JudgeContext(metrics, rules), broken),
         rules,
-        broken=results.broken,
+        broken=broken,
         quality=data_quality(source.quality(), metrics.metadata),
         job=job,
         source=source.uri,

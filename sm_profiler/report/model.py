@@ -173,7 +173,7 @@ class Report:
         metrics: metrics of the job.
         verdict: the verdict.
         rules: rule → its report object.
-        broken: rule → error with which the rule itself failed.
+        broken: rule, fold or judge → error with which it failed.
         quality: data that could not be read, and collectors that the hook switched off.
         cost: estimated cost of the lost time; None if the instance type is unknown.
         source: location of the profile.

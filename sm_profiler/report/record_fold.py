@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
-import numpy as np
 
 from sm_profiler.formats import event_names
 from sm_profiler.report.step_fold import EventWindow
@@ -83,12 +82,12 @@ class RecordFold:
             if not found.any():
                 continue
             rows = events[found]
-            for node in np.unique(rows.node.codes):
-                own = rows[rows.node.codes == node]
+            for process, numbers in rows.node.groups():
+                own = rows[numbers]
                 names = [own.name.values[code] for code in own.name.codes]
                 args = [own.args.values[code] for code in own.args.codes]
                 columns = (own.duration_us.tolist(), own.start_us.tolist(), own.step.tolist(), names, args)
-                self._add((rows.node.values[node], phase), list(zip(*columns, strict=True)))
+                self._add((process, phase), list(zip(*columns, strict=True)))
 
     def _add(
         self, key: tuple[str, str], rows: list[_Row], count: int | None = None, spent: float | None = None

@@ -130,10 +130,9 @@ class StepFold:
         keep = kinds != _IGNORED
         if not keep.any():
             return
-        kept, kinds = events[keep], kinds[keep]
-        for code in np.unique(kept.node.codes):
-            of_node = kept.node.codes == code
-            self._add(kept.node.values[code], window.start_us, kept[of_node], kinds[of_node])
+        modes = _modes(events)
+        for node, rows in events.node.groups(keep):
+            self._add(node, window.start_us, events[rows], kinds[rows], modes[rows])
 
     def _remember_loader(self, events: EventColumns, kinds: NDArray[np.int8]) -> None:
         known = (events.num_workers >= 0) & (kinds != _STEP)
@@ -141,16 +140,19 @@ class StepFold:
             row = int(np.flatnonzero(known)[-1])
             self._loader = LoaderSettings(int(events.num_workers[row]), int(events.pin_memory[row]))
 
-    def _add(self, node: str, at_us: int, events: EventColumns, kinds: NDArray[np.int8]) -> None:
+    def _add(
+        self, node: str, at_us: int, events: EventColumns, kinds: NDArray[np.int8], modes: NDArray[np.int8]
+    ) -> None:
         overhead = kinds == _OVERHEAD
         if overhead.any():
             self._overhead[node] = self._overhead.get(node, 0.0) + float(events.duration_us[overhead].sum())
         is_step = kinds == _STEP
         self._pids.setdefault(node, set()).update(int(pid) for pid in np.unique(events.pid[is_step]) if pid >= 0)
         loop = ~overhead & (events.worker_id < 0) | is_step | (kinds == column(LOADER))
-        if not (loop & ~overhead).any():
+        loop &= ~overhead
+        if not loop.any():
             return
-        chunk = _chunk(events[loop & ~overhead], kinds[loop & ~overhead])
+        chunk = _chunk(events[loop], kinds[loop], modes[loop])
         key = node, at_us
         old = self._chunks.get(key)
         self._chunks[key] = chunk if old is None else _joined([old, chunk])
@@ -218,10 +220,11 @@ def _kind_of_name(name: str) -> int:
     return column(COMMUNICATION) if any(word in low for word in _COLLECTIVES) else _IGNORED
 
 
-def _chunk(events: EventColumns, kinds: NDArray[np.int8]) -> _Chunk:
+def _chunk(events: EventColumns, kinds: NDArray[np.int8], modes: NDArray[np.int8]) -> _Chunk:
     order = np.argsort(events.start_us, kind="stable")
     events, kinds = events[order], kinds[order]
     is_step = kinds == _STEP
+    modes = modes[order][is_step]
     steps, others, kinds = events[is_step], events[~is_step], kinds[~is_step]
     count = len(steps)
     padded = np.zeros((count + 2, len(columns())))  # first and last row: steps of the neighbouring windows
@@ -238,9 +241,7 @@ def _chunk(events: EventColumns, kinds: NDArray[np.int8]) -> _Chunk:
     row[late] = _rows_by_number(steps, others[late])
     np.add.at(padded, (row, kinds), others.duration_us)
     gc_in_wait = _overlap_with_waits(others, kinds, steps.start_us)
-    rows = StepRows(
-        steps.start_us, steps.duration_us, steps.step, _modes(steps), padded[1:-1], gc_in_wait[1 : count + 1]
-    )
+    rows = StepRows(steps.start_us, steps.duration_us, steps.step, modes, padded[1:-1], gc_in_wait[1 : count + 1])
     of_loop = is_step.copy()
     of_loop[~is_step] = ~collected  # imports collect garbage long before the loop
     edges = events[of_loop] if of_loop.any() else events
@@ -276,12 +277,12 @@ def _overlap_with_waits(others: EventColumns, kinds: NDArray[np.int8], step_star
     return found
 
 
-def _modes(steps: EventColumns) -> NDArray[np.int8]:
+def _modes(events: EventColumns) -> NDArray[np.int8]:
     def of(text: str) -> int:
         mode = text.partition(f"{event_names.STEP}.")[2]
         return MODES.index(mode) if mode in MODES else 0
 
-    names: Category = steps.name
+    names: Category = events.name
     return np.asarray([of(text) for text in names.values] or [0], np.int8)[names.codes]
 
 

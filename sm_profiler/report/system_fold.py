@@ -204,18 +204,16 @@ class SystemFold:
         self._first = min(self._first, float(system.timestamp.min()))
         self._last = max(self._last, float(system.timestamp.max()))
         codes = metric_codes(system)
-        for node_code in np.unique(system.node.codes):
-            of_node = system.node.codes == node_code
-            self._node(system.node.values[node_code], system[of_node], codes[of_node])
+        for node, rows in system.node.groups():
+            self._node(node, system[rows], codes[rows])
 
     def _node(self, node: str, system: SystemColumns, codes: NDArray[np.int8]) -> None:
         for number in np.unique(codes[codes >= 0]):
             metric = _METRIC_NAMES[number]
             rows = system[codes == number]
             if metric in PER_DEVICE:
-                for device in np.unique(rows.name.codes):
-                    mine = rows.name.codes == device
-                    self._bucket(node, metric, rows.name.values[device]).add(rows.timestamp[mine], rows.value[mine])
+                for device, mine in rows.name.groups():
+                    self._bucket(node, metric, device).add(rows.timestamp[mine], rows.value[mine])
             elif metric in CPU_FAMILY:
                 self._cpu(node, metric, rows)
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sm_profiler.printable import printable
 from sm_profiler.report.classes import Class
@@ -39,6 +39,8 @@ def terminal_summary(report: Report, colour: bool = False, *, width: int | None 
         lines.append(shorten(f"  interrupted {times} and resumed; {duration(downtime)} of downtime excluded", width))
     lines += _wrap(f"Next: {main.next_step}", width)
     others = _also(report.verdict.also, width)
+    if report.broken:
+        others.append(shorten(printable(f"  {_broken(report.broken)}"), width))
     return "\n".join([*lines[: MAX_LINES - len(others)], *others])
 
 
@@ -60,6 +62,12 @@ def _share(finding: Finding) -> str:
 def _evidence(one: Evidence) -> str:
     limit = f" ({one.held} {in_unit(one.threshold, one.unit)})" if one.threshold is not None else ""
     return f"{one.metric}: {in_unit(one.value, one.unit)}{limit}" + (f", {one.where}" if one.where else "")
+
+
+def _broken(broken: Mapping[str, str]) -> str:
+    """Return which parts of the report failed, as report.json lists them."""
+    (first, why), *others = broken.items()
+    return f"Failed and left out: {', '.join([first, *(name for name, _ in others)])} ({why})"
 
 
 def _wrap(text: str, width: int) -> list[str]:

@@ -11,15 +11,29 @@ from sm_profiler.report.formatting import percent
 from sm_profiler.report.judges import JUDGES, JudgeContext
 from sm_profiler.report.judges.loop import launches_unknown, outside_share
 from sm_profiler.report.model import Evidence, Finding, Verdict
+from sm_profiler.rules.profiler_report import one_line
 
 _TIER = {kind: tier for tier, kinds in enumerate(policy.PRECEDENCE) for kind in kinds}
 
 
-def decide(context: JudgeContext) -> Verdict:
-    """Call every judge and pick the finding that leads."""
-    findings = [
-        finding for judge in JUDGES if (finding := judge(context)) is not None and not context.gpu_hides(finding.kind)
-    ]
+def decide(context: JudgeContext, broken: dict[str, str] | None = None) -> Verdict:
+    """Call every judge and pick the finding that leads.
+
+    Args:
+        context: what there is to judge.
+        broken: receives the names of judges that raise, each with one line about the error; default: they may raise.
+    """
+    findings = []
+    for judge in JUDGES:
+        try:
+            finding = judge(context)
+        except Exception as error:
+            if broken is None:
+                raise
+            broken[judge.__name__] = one_line(error)
+            continue
+        if finding is not None and not context.gpu_hides(finding.kind):
+            findings.append(finding)
     if all(finding.kind.is_healthy for finding in findings):
         findings.append(_healthy(context) or _inconclusive(context))
     worth = {finding.kind: _worth(finding, findings) for finding in findings}

@@ -57,9 +57,9 @@ def _stop_training(action: dict[str, Any], rule_name: str) -> None:
         log.warning("%s: not stopping %r: its name does not start with %r", rule_name, job, prefix)
         return
     try:
-        import boto3  # noqa: PLC0415 - a third of a second, and only here
+        from sm_profiler.storage.api_client import create_api_client  # noqa: PLC0415 - loads boto3, and only here
 
-        boto3.client("sagemaker").stop_training_job(TrainingJobName=job)
+        create_api_client("sagemaker").stop_training_job(TrainingJobName=job)
     except Exception as error:  # noqa: BLE001 - a failing action must not end the evaluation
         log.warning("%s: cannot stop the training job %s: %s", rule_name, job, error)
     else:

@@ -13,6 +13,7 @@ from sm_profiler.rules.grouping import (
     GPU_MEMORY,
     GPU_UTILIZATION,
     gpu_data_missing,
+    names_by_node,
     natural_key,
     sums_per_moment,
     values_per_gpu,
@@ -92,8 +93,7 @@ def node_values(system: SystemColumns, cores: dict[str, set[str]]) -> dict[str, 
 
 def core_names(system: SystemColumns) -> dict[str, set[str]]:
     """Return the names of the cores in a window, by node."""
-    is_cpu = system.dimension.mask(CPU_UTILIZATION)
-    return {node: set(system.name[is_cpu & system.node.mask(node)].present()) for node in system.node.present()}
+    return names_by_node(system, system.dimension.mask(CPU_UTILIZATION))
 
 
 class BatchSize(BuiltinRule):
@@ -106,15 +106,16 @@ class BatchSize(BuiltinRule):
         self._condition = _Underutilized(self.parameters)
         self._cores: dict[str, set[str]] = {}
         self._series: dict[str, RollingSeries] = {}  # by node
-        self._saw_gpu = False
+        self._saw_gpu = self._has_hits = False
 
     def evaluate(self, window: EvaluationWindow) -> bool:
         """Append the window's values of each node; return True if the condition has been met."""
         self._add_cores(core_names(window.new_system))
         for node, chunk in node_values(window.new_system, self._cores).items():
             self._saw_gpu = self._saw_gpu or set(chunk) != {CPU}
-            self._series.setdefault(node, RollingSeries(self._condition)).feed(window.start_us, chunk)
-        return any(series.hits for series in self._series.values())
+            series = self._series.setdefault(node, RollingSeries(self._condition))
+            self._has_hits = bool(series.feed(window.start_us, chunk)) or self._has_hits
+        return self._has_hits
 
     def _add_cores(self, cores: dict[str, set[str]]) -> None:
         for node, names in cores.items():
@@ -123,6 +124,7 @@ class BatchSize(BuiltinRule):
     def absorb(self, other: BatchSize) -> None:
         """Add the state of another part of the job."""
         merge_series(self._series, other._series)
+        self._has_hits = any(series.hits for series in self._series.values())
         self._add_cores(other._cores)
         self._saw_gpu = self._saw_gpu or other._saw_gpu
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, SystemColumns
 from sm_profiler.rules.builtin import BuiltinRule
-from sm_profiler.rules.grouping import CPU_UTILIZATION, GPU_UTILIZATION, IO_WAIT, rows_on_node
+from sm_profiler.rules.grouping import CPU_UTILIZATION, GPU_UTILIZATION, IO_WAIT, node_groups
 from sm_profiler.rules.parameters import count, percentile
 from sm_profiler.rules.results import KeyOrder, RuleResult
 from sm_profiler.rules.time_breakdown import Breakdown, SwappedTimeBreakdown, TimeBreakdown
@@ -127,14 +127,19 @@ class Bottleneck(BuiltinRule):
         """Count the window's data points and bottlenecks; return True if their ratio exceeds the threshold."""
         counts = self._windows.setdefault(window.start_us, _WindowCounts())
         before = counts.datapoints, counts.bottlenecks
-        nodes = window.new_system.node.present()
-        for node in nodes:
-            rows = window.new_system[window.new_system.node.mask(node)]
-            times = self._add_points(rows[np.argsort(rows.timestamp, kind="stable")], node, counts)
+        system = window.new_system
+        idle, hot = self._idle_and_hot(system)
+        own_rows = list(system.node.groups())
+        own_events: dict[str, Ints] | None = None
+        for node, rows in own_rows:
+            in_order = rows[np.argsort(system.timestamp[rows], kind="stable")]
+            times = self._add_points(system[in_order], node, counts, idle[in_order], hot[in_order])
             if times:
-                own = rows_on_node(window.events, node, is_only_node=len(nodes) == 1)
+                own_events = node_groups(window.events.node) if own_events is None else own_events
+                # A single node's events are its own, even if no process has its name.
+                everything = np.arange(len(window.events) if len(own_rows) == 1 else 0)
                 counts.breakdown = counts.breakdown or TimeBreakdown()
-                add_events_at(counts.breakdown, window.events, np.asarray(times), own)
+                add_events_at(counts.breakdown, window.events, np.asarray(times), own_events.get(node, everything))
         self._datapoints += counts.datapoints - before[0]
         self._bottlenecks += counts.bottlenecks - before[1]
         return self._exceeds(self._bottlenecks, self._datapoints)
@@ -150,11 +155,10 @@ class Bottleneck(BuiltinRule):
         idle = is_gpu & (rows.value < self.parameters.gpu_threshold)
         return idle, rows.dimension.mask(self.hot_dimension) & (rows.value > self.hot_threshold)
 
-    def _add_points(self, rows: SystemColumns, node: str, counts: _WindowCounts) -> list[float]:
+    def _add_points(self, rows: SystemColumns, node: str, counts: _WindowCounts, idle: Mask, hot: Mask) -> list[float]:
         """Count the samples of one node's rows; return the times of the bottlenecks."""
         sample_of_row, times, samples = split_samples(rows.timestamp)
         counts.datapoints += samples
-        idle, hot = self._idle_and_hot(rows)
         idle_gpus = names_per_point(rows, sample_of_row, idle, len(times))
         hot_cores = names_per_point(rows, sample_of_row, hot, len(times))
         self._idle_points += int((idle_gpus > 0).sum())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import attrs
@@ -12,7 +11,7 @@ import numpy as np
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask
 from sm_profiler.rules.builtin import BuiltinRule
-from sm_profiler.rules.grouping import CPU_UTILIZATION, natural_key, node_of
+from sm_profiler.rules.grouping import CPU_UTILIZATION, names_by_node, natural_key, node_groups, node_of
 from sm_profiler.rules.parameters import positive
 from sm_profiler.rules.quantile_sketch import QuantileSketch, histogram
 from sm_profiler.rules.results import KeyOrder, NoDetails, RuleResult
@@ -133,23 +132,19 @@ class Dataloader(BuiltinRule):
     def evaluate(self, window: EvaluationWindow) -> bool:
         """Add the window's loader events; the rule is evaluated for results only."""
         system, events = window.new_system, window.new_events
-        is_cpu = system.dimension.mask(CPU_UTILIZATION)
-        for node in system.node.present():
-            self._cores.setdefault(node, set()).update(system.name[is_cpu & system.node.mask(node)].present())
+        for node, names in names_by_node(system, system.dimension.mask(CPU_UTILIZATION)).items():
+            self._cores.setdefault(node, set()).update(names)
         self._saw_events = self._saw_events or len(events) > 0
         self._add_settings(events)
         loading = loading_events(events)
         self._events += len(loading)
         self._seconds.add(loading.duration_us / 1e6)
-        for node in sorted({node_of(process) for process in loading.node.present()}):
-            own = loading[loading.node.mask(partial(_is_on, node))]
-            self._parallel.add(np.asarray(processes_per_second(own), np.float64))
+        for _, own in sorted(node_groups(loading.node).items()):
+            self._parallel.add(np.asarray(processes_per_second(loading[own]), np.float64))
         for phase in ITERATIONS:
-            rows = np.flatnonzero(events.phase.mask(phase))
-            codes, starts_us, lengths_us = events.node.codes[rows], events.start_us[rows], events.duration_us[rows]
-            for code in np.unique(codes):
-                waits = _Waits.of(starts_us[codes == code], lengths_us[codes == code])
-                known = self._waits.setdefault((events.node.values[code], phase), waits)
+            for process, rows in events.node.groups(events.phase.mask(phase)):
+                waits = _Waits.of(events.start_us[rows], events.duration_us[rows])
+                known = self._waits.setdefault((process, phase), waits)
                 if known is not waits:
                     known.append(waits)
         return False
@@ -158,10 +153,7 @@ class Dataloader(BuiltinRule):
         iterations = {event_names.DATALOADER_INITIALIZE, event_names.DATALOADER_ITER}
         loaders = events[events.phase.mask(lambda phase: phase in iterations)]
         with_workers = loaders[loaders.num_workers >= 0]
-        workers = {
-            process: int(with_workers.num_workers[with_workers.node.mask(process)].max())
-            for process in with_workers.node.present()
-        }
+        workers = {process: int(with_workers.num_workers[rows].max()) for process, rows in with_workers.node.groups()}
         settings: dict[str, int | bool] = {}
         if (loaders.pin_memory >= 0).any():
             settings["pin_memory"] = bool(loaders.pin_memory.max())
@@ -201,7 +193,12 @@ class Dataloader(BuiltinRule):
         shares = self._waiting_shares()
         violations = 0
         if self._events > PATIENCE:
-            violations = sum(self._violations_of(node, shares.get(node, 0.0)) for node in self._cores)
+            workers: dict[str, int] = {}
+            for process, number in self._workers.items():
+                workers[node_of(process)] = workers.get(node_of(process), 0) + number
+            violations = sum(
+                self._violations_of(node, workers.get(node), shares.get(node, 0.0)) for node in self._cores
+            )
         details: DataloaderDetails | NoDetails = NoDetails()
         if self._events or shares:
             cores = max((len(names) for names in self._cores.values()), default=0)
@@ -211,15 +208,14 @@ class Dataloader(BuiltinRule):
             details = DataloaderDetails(dict(self._settings), cores, parallel, times, by_node)
         return self._result(int(violations > 0), violations, self._events, details, self._missing())
 
-    def _violations_of(self, node: str, waiting_share: float) -> int:
-        """Return the number of thresholds that a node's workers violate."""
-        workers = [number for process, number in self._workers.items() if node_of(process) == node]
-        if not workers:
+    def _violations_of(self, node: str, workers: int | None, waiting_share: float) -> int:
+        """Return the number of thresholds that a node's workers violate; None: their number is unknown."""
+        if workers is None:
             return 0
         cores, limits = len(self._cores[node]), self.parameters
         waits = waiting_share > MIN_WAITING_SHARE
-        too_few = waits and sum(workers) < cores * limits.min_threshold / 100
-        return int(too_few) + int(sum(workers) > cores * limits.max_threshold / 100)
+        too_few = waits and workers < cores * limits.min_threshold / 100
+        return int(too_few) + int(workers > cores * limits.max_threshold / 100)
 
     def _waiting_shares(self) -> dict[str, float]:
         """Return the share of each node's loops spent waiting for batches; recorded waits come before iterations."""
@@ -239,10 +235,6 @@ class Dataloader(BuiltinRule):
         if self._events <= PATIENCE:
             return f"{self._events} data loader events, more than {PATIENCE} are needed"
         return None if any(self._cores.values()) else "no CPU metrics"
-
-
-def _is_on(node: str, process: str) -> bool:
-    return node_of(process) == node
 
 
 def loading_events(events: EventColumns) -> EventColumns:

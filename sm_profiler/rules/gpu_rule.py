@@ -52,13 +52,14 @@ class GpuRule(BuiltinRule):
         """Set up the state of the fold."""
         self._condition: RollingCondition = self.Condition(self.parameters)
         self._series: dict[tuple[str, str], RollingSeries] = {}
+        self._has_hits = False
 
     def evaluate(self, window: EvaluationWindow) -> bool:
         """Append the window's values of each GPU; return True if the condition has been met."""
         for node, gpu, values in values_per_gpu(window.new_system, self.metric):
             series = self._series.setdefault((node, gpu), RollingSeries(self._condition))
-            series.feed(window.start_us, {VALUES: values})
-        return any(series.hits for series in self._series.values())
+            self._has_hits = bool(series.feed(window.start_us, {VALUES: values})) or self._has_hits
+        return self._has_hits
 
     @abstractmethod
     def describe(self, evidence: dict[str, float], values: QuantileSketch) -> dict[str, float]:
@@ -67,6 +68,7 @@ class GpuRule(BuiltinRule):
     def absorb(self, other: GpuRule) -> None:
         """Add the state of another part of the job."""
         merge_series(self._series, other._series)
+        self._has_hits = any(series.hits for series in self._series.values())
 
     def result(self) -> RuleResult:
         """Return the hits of all GPUs."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, SystemColumns
+from sm_profiler.formats.columns import Category, Floats, Ints, Mask, SystemColumns
 
 CPU_UTILIZATION, IO_WAIT = "CPUUtilization", "I/OWaitPercentage"
 GPU_UTILIZATION, GPU_MEMORY = "GPUUtilization", "GPUMemoryUtilization"
@@ -33,19 +33,24 @@ def values_per_gpu(system: SystemColumns, dimension: str) -> Iterator[tuple[str,
 
 def sums_per_moment(system: SystemColumns, chosen: Mask) -> Iterator[tuple[str, Floats]]:
     """Yield (node, sum of the chosen rows at each timestamp); nodes and timestamps in order of first appearance."""
-    rows = np.flatnonzero(chosen & _is_plausible(system.value))
-    nodes = system.node.codes[rows]
-    distinct, first = np.unique(nodes, return_index=True)
-    for node in distinct[np.argsort(first)]:
-        own = rows[nodes == node]
+    for node, own in system.node.groups(chosen & _is_plausible(system.value)):
         times = system.timestamp[own]
         if (np.diff(times) >= 0).all():
             points = np.cumsum(np.diff(times, prepend=times[0]) != 0)
-            yield system.node.values[node], np.bincount(points, system.value[own]).astype(np.float64)
+            yield node, np.bincount(points, system.value[own]).astype(np.float64)
         else:
             _, first_at, inverse = np.unique(times, return_index=True, return_inverse=True)
             sums = np.bincount(inverse, system.value[own]).astype(np.float64)
-            yield system.node.values[node], sums[np.argsort(first_at)]
+            yield node, sums[np.argsort(first_at)]
+
+
+def names_by_node(system: SystemColumns, chosen: Mask) -> dict[str, set[str]]:
+    """Return node → the names of its chosen rows; every node of the rows has an entry."""
+    found: dict[str, set[str]] = {node: set() for node in system.node.present()}
+    pairs = np.stack([system.node.codes[chosen], system.name.codes[chosen]])
+    for node, name in np.unique(pairs, axis=1).T.tolist():
+        found[system.node.values[node]].add(system.name.values[name])
+    return found
 
 
 def _is_plausible(values: Floats) -> Mask:
@@ -66,10 +71,11 @@ def node_of(process: str) -> str:
     return match[1] if match else re.sub(r"^\d+-|-\d+$", "", process)
 
 
-def rows_on_node(events: EventColumns, node: str, *, is_only_node: bool) -> Ints:
-    """Return the row numbers of a node's events; all rows if it is the only node and no process has its name."""
-    mask = events.node.mask(lambda process: node_of(process) == node)
-    return np.arange(len(events)) if is_only_node and not mask.any() else np.flatnonzero(mask)
+def node_groups(processes: Category) -> dict[str, Ints]:
+    """Return node → the numbers of its rows, for the column of the rows' processes."""
+    names = [node_of(process) for process in processes.values]
+    numbers = Category.of(names)
+    return dict(Category(numbers.codes[processes.codes], numbers.values).groups()) if names else {}
 
 
 def natural_key(text: str) -> tuple[object, ...]:

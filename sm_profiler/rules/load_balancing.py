@@ -65,20 +65,31 @@ class LoadBalancing(BuiltinRule):
     def start(self) -> None:
         """Set up the state of the fold."""
         self._nodes: dict[str, dict[str, _Histogram]] = {}
-        self._fired = False
+        self._pairs = 0  # of GPUs of one node
+        self._changed: set[str] = set()  # nodes with new values since they were last judged
+        self._unbalanced: set[str] = set()  # nodes with a pair out of balance
 
     def evaluate(self, window: EvaluationWindow) -> bool:
         """Add the window's values of each GPU; return True if a pair is out of balance."""
         self._add(window.new_system)
-        pairs = sum(len(gpus) * (len(gpus) - 1) // 2 for gpus in self._nodes.values())
-        if pairs <= MAX_PAIRS_PER_WINDOW:
-            self._fired = any(self._distances(gpus) for gpus in self._nodes.values())
-        return self._fired
+        if self._pairs <= MAX_PAIRS_PER_WINDOW:
+            fired = {node for node in self._changed if self._distances(self._nodes[node])}
+            self._unbalanced -= self._changed
+            self._unbalanced |= fired
+            self._changed.clear()
+        return bool(self._unbalanced)
 
     def _add(self, system: SystemColumns) -> None:
         for node, gpu, values in values_per_gpu(system, GPU_UTILIZATION):
-            histogram = self._nodes.setdefault(node, {}).setdefault(gpu, _Histogram())
+            histogram = self._histogram(node, gpu)
             histogram.add(np.histogram(values, EDGES)[0], len(values))
+
+    def _histogram(self, node: str, gpu: str) -> _Histogram:
+        """Return the histogram of a GPU, to which values will be added."""
+        gpus = self._nodes.setdefault(node, {})
+        self._changed.add(node)
+        self._pairs += len(gpus) if gpu not in gpus else 0
+        return gpus.setdefault(gpu, _Histogram())
 
     def _distances(self, gpus: dict[str, _Histogram]) -> dict[str, dict[str, float]]:
         """Return the distances above the threshold, by pairs of a node's GPUs."""
@@ -94,9 +105,8 @@ class LoadBalancing(BuiltinRule):
     def absorb(self, other: LoadBalancing) -> None:
         """Add the state of another part of the job."""
         for node, gpus in other._nodes.items():
-            mine = self._nodes.setdefault(node, {})
             for gpu, histogram in gpus.items():
-                mine.setdefault(gpu, _Histogram()).add(histogram.bins, histogram.count)
+                self._histogram(node, gpu).add(histogram.bins, histogram.count)
 
     def result(self) -> RuleResult:
         """Compare every pair of GPUs of a node, over all values so far."""

@@ -45,12 +45,10 @@ class OverallFrameworkMetrics(BuiltinRule):
         """Add the window's events."""
         events = window.new_events
         self._breakdown.add(events)
-        steps = np.flatnonzero(classes_of(events) == EventClass.STEP)
-        codes = events.node.codes[steps]
-        for code in np.unique(codes):
-            own = steps[codes == code]
-            start_us, end_us = float(events.start_us[own].min()), float(events.end_us[own].max())
-            loop = self._loops.setdefault(events.node.values[code], _Loop(start_us, end_us))
+        ends_us = events.end_us
+        for process, own in events.node.groups(classes_of(events) == EventClass.STEP):
+            start_us, end_us = float(events.start_us[own].min()), float(ends_us[own].max())
+            loop = self._loops.setdefault(process, _Loop(start_us, end_us))
             loop.add(start_us, end_us, float(events.duration_us[own].sum()))
         return False
 

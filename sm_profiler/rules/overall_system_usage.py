@@ -15,6 +15,7 @@ from sm_profiler.rules.grouping import (
     GPU_UTILIZATION,
     IO_WAIT,
     MEMORY_NAME,
+    names_by_node,
     natural_key,
     sums_per_moment,
 )
@@ -70,8 +71,7 @@ class OverallSystemUsage(BuiltinRule):
     def _add(self, system: SystemColumns) -> None:
         for kind, dimensions in DEVICES.items():
             rows = system.dimension.mask(dimensions[0]) | system.dimension.mask(dimensions[1])
-            for node in system.node[rows].present():
-                names = system.name[rows & system.node.mask(node)].present()
+            for node, names in names_by_node(system, rows).items():
                 self._names_of(node, kind).update(names)
         for metric, (dimension, devices) in METRICS.items():
             is_memory = metric == "CPU memory"

@@ -94,6 +94,7 @@ class Runner:
         self._stopped = SignalEvent()
         self._windows = 0  # evaluated
         self._reported_windows = -1
+        self._broken_folds: dict[str, str] = {}
 
     def stop(self) -> None:
         """End soon, with a report of the data seen so far; may be called by a signal handler."""
@@ -199,6 +200,7 @@ class Runner:
             log.warning("part of the report is missing: %s", line)
             if index == 0:
                 raise ProfilerError(line)
+            self._broken_folds[type(self._folds[index - 1]).__name__] = line
 
     def _render(self, source: ProfileSource, report: ProfilerReport, *, finished: bool) -> None:
         """Write the rules' results and the report, unless nothing has changed."""
@@ -208,6 +210,7 @@ class Runner:
         settings = self.settings
         results = report.results()
         settings.output.mkdir(parents=True, exist_ok=True)
+        results.broken.update(self._broken_folds)
         write_rule_reports(results.as_dict(), settings.output)
         for name, line in results.broken.items():
             log.warning("%s could not be evaluated: %s", name, line)

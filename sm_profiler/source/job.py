@@ -7,14 +7,11 @@ from typing import Any
 from sm_profiler.errors import SourceError
 
 try:
-    import boto3
-    from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
-except ImportError as missing:  # pragma: no cover - only imported for the name of a training job
-    raise SourceError("opening a training job by its name needs boto3: pip install 'sm-profiler[aws]'") from missing
 
-# A mistyped folder name gets here too, possibly on a machine without a network.
-_PATIENCE = Config(connect_timeout=10, retries={"mode": "standard", "total_max_attempts": 3})
+    from sm_profiler.storage.api_client import create_api_client
+except (ImportError, SourceError) as missing:  # pragma: no cover - only imported for the name of a training job
+    raise SourceError("opening a training job by its name needs boto3: pip install 'sm-profiler[aws]'") from missing
 
 
 def describe(name: str, *, region: str | None = None, client: Any = None) -> dict[str, Any]:
@@ -24,14 +21,15 @@ def describe(name: str, *, region: str | None = None, client: Any = None) -> dic
         SourceError: there is no such job, or the request fails.
     """
     try:
-        client = client or boto3.client("sagemaker", region_name=region, config=_PATIENCE)
+        client = client or create_api_client("sagemaker", region=region)
         answer: dict[str, Any] = client.describe_training_job(TrainingJobName=name)
     except ClientError as error:
         message = error.response.get("Error", {}).get("Message", str(error))
         raise SourceError(f"training job {name}: {' '.join(str(message).split())}") from error
-    except (BotoCoreError, ValueError) as error:
-        message = " ".join(str(error).split())
-        raise SourceError(f"{name} is not a folder, and its training job cannot be looked up: {message}") from error
+    except (BotoCoreError, ValueError, SourceError) as error:
+        # A mistyped folder name gets here too, possibly on a machine without a network.
+        message, cause = " ".join(str(error).split()), error.__cause__ if isinstance(error, SourceError) else error
+        raise SourceError(f"{name} is not a folder, and its training job cannot be looked up: {message}") from cause
     return answer
 
 

@@ -22,6 +22,7 @@ from sm_profiler.source.catalog import Item
 from sm_profiler.source.wire import Request, Rows, receive_rows, send_request
 from sm_profiler.storage import AccessDeniedError, LocalStorage, MissingFileError, Storage, read_all
 from sm_profiler.storage.base import UnreadableFileError
+from sm_profiler.storage.local import real_path
 
 DENIED = "access denied"  # reason of a refused file
 WORTH_BYTES = 32 << 20  # less than this is parsed faster than a process starts
@@ -215,9 +216,11 @@ class _Workers:
         helper = self._free.get()
         try:
             if helper.process.poll() is None:
-                path = os.fsencode(Path(local.uri, item.info.key).absolute()) if local else b""
+                path = os.fsencode(real_path(Path(local.uri), item.info.key)) if local else b""
                 send_request(helper.requests, _request(item, path, len(data)), data)
                 return item, *receive_rows(helper.answers)
+        except UnreadableFileError as error:
+            return _parse_here(item, error)
         except (OSError, EOFError):
             helper.process.kill()  # out of step, or gone (killed for memory, for example)
         finally:

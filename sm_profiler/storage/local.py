@@ -14,6 +14,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.storage.base import AccessDeniedError, FileInfo, MissingFileError, UnreadableFileError
 
 MAX_DEPTH = 40  # of folders
+LEADS_OUT = "is a link that leads out of the profile"
 
 
 def safe_path(root: Path, key: str) -> Path:
@@ -28,8 +29,24 @@ def safe_path(root: Path, key: str) -> Path:
     return root.joinpath(*parts)
 
 
+def real_path(root: Path, key: str) -> Path:
+    """Return the path of a key below a root with all links resolved.
+
+    Raises:
+        UnreadableFileError: it leads out of the root, to a file that is not part of the profile.
+        SourceError: the key is not a relative path.
+    """
+    path = safe_path(root, key)
+    real = Path(os.path.realpath(path))
+    if not real.is_relative_to(os.path.realpath(root)):
+        raise UnreadableFileError(f"{path} {LEADS_OUT}")
+    return real
+
+
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading; a named pipe in its place, whose opening waits for a writer, is refused.
+    """Open a regular file for reading.
+
+    A link is refused, and so is a named pipe, whose opening would wait for a writer.
 
     Raises:
         OSError: it cannot be opened, or is not a regular file.
@@ -42,11 +59,14 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
 class LocalStorage:
-    """The files below a local folder; symbolic links to folders are not followed."""
+    """The files below a local folder.
+
+    Symbolic links to folders are not followed, and those to files only if they stay below the folder.
+    """
 
     parallel_reads = 1
 
@@ -91,7 +111,7 @@ class LocalStorage:
         """Return the bytes of a file, or those from `start` up to but not including `end`."""
         path = safe_path(self.root, key)
         try:
-            with open_regular(path) as file:
+            with open_regular(real_path(self.root, key)) as file:
                 if start:
                     file.seek(start)
                 data = file.read() if end is None else file.read(max(0, end - (start or 0)))

@@ -423,3 +423,12 @@ def test_hostile_names_on_s3(profile, tmp_path, monkeypatch, caplog):
     assert all(path.resolve().is_relative_to(tmp_path) and path.is_file() for path in paths)
     for node in analysis.list_available_node_ids():
         assert ran(analysis.fetch_profile_stats_by_step(1, node_id=node)) == {"first_step"}
+
+
+def test_statistics_behind_a_link_out_of_the_profile_are_left_out(profile, tmp_path, caplog):
+    stats = next(profile.glob("framework/pytorch/cprofile/0-algo-1/train-1-stepstart*/python_stats"))
+    copy = tmp_path / "job" / stats.relative_to(profile)
+    copy.parent.mkdir(parents=True)
+    copy.symlink_to(stats)
+    assert python_profiles.PythonStatsReader(str(tmp_path / "job")).load_python_profile_stats() == []
+    assert "is a link that leads out of the profile" in caplog.text

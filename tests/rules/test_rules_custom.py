@@ -254,16 +254,12 @@ class TestActions:
     def called(self, monkeypatch, caplog, text, **environment):
         calls = []
 
-        class Boto:
-            @staticmethod
-            def client(_):
-                return Boto
-
+        class SageMaker:
             @staticmethod
             def stop_training_job(**request):
                 calls.append(request)
 
-        monkeypatch.setitem(sys.modules, "boto3", Boto)
+        monkeypatch.setattr("sm_profiler.storage.api_client.create_api_client", lambda _: SageMaker)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         Actions(text, "Mine").invoke()

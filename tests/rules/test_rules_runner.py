@@ -60,6 +60,21 @@ def evaluate(tmp_path, source, **values):
     return status, details, made.output
 
 
+def test_a_fold_of_the_report_that_fails_is_listed_with_the_rules_that_fail(tmp_path, calm):
+    class Failing:
+        def update(self, _window):
+            raise KeyError("unexpected")
+
+    written = []
+    runner = Runner(
+        settings(tmp_path, calm),
+        write_report=lambda one: written.append(dict(one.results.broken)),
+        make_folds=lambda: [Failing()],
+    )
+    runner.run()
+    assert "KeyError" in written[-1]["Failing"]
+
+
 class TestStatus:
     def test_issues_found(self, tmp_path, job):
         status, details, output = evaluate(tmp_path, job)

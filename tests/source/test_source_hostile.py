@@ -12,6 +12,7 @@ from sm_profiler.formats import layout
 from sm_profiler.formats.system_writer import recover_minutes
 from sm_profiler.formats.trace_rows import OpenEvent, TraceRows
 from sm_profiler.source import open_source, parse, streams
+from sm_profiler.source.profile import Options, ProfileSource
 from sm_profiler.storage import AccessDeniedError, LocalStorage, local
 
 LINE = b'{"Type":"cpu","Name":"cpu0","Dimension":"CPUUtilization","Value":1,"NodeId":"algo-1","Timestamp":%d}\n'
@@ -225,3 +226,17 @@ def test_leftovers_with_strange_numbers_are_not_recovered(tmp_path):
     for number in ("²", "1" * 200, "-5", "x"):
         (folder / f"{number}.algo-1.json.tmp").write_bytes(LINE % 5)
     assert recover_minutes(tmp_path, "algo-1") == 0
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_links_that_lead_out_of_the_profile_are_counted_and_not_read(tmp_path, processes):
+    root = tmp_path / "profile"
+    elsewhere = add_system(tmp_path / "elsewhere", MINUTE)
+    inside = add_system(root, MINUTE)
+    inside.with_name(f"{MINUTE + 60}.algo-1.json").symlink_to(elsewhere)
+    inside.with_name(f"{MINUTE + 120}.algo-1.json").symlink_to(inside.name)
+    source = ProfileSource(LocalStorage(root), Options(cache=False, processes=processes))
+    assert len(source.system()) == 2
+    ((name, reason),) = reasons(source).items()
+    assert name == f"{MINUTE + 60}.algo-1.json"
+    assert reason.endswith("is a link that leads out of the profile")

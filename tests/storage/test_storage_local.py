@@ -52,6 +52,32 @@ def test_links_to_folders_are_not_followed(storage, tmp_path):
     assert len(list(storage.list())) == 5
 
 
+def test_links_to_files_are_followed_only_within_the_folder(storage, tmp_path):
+    (tmp_path / "secret").write_text("1")
+    (tmp_path / "root" / "out").symlink_to(tmp_path / "secret")
+    (tmp_path / "root" / "up").symlink_to("../secret")
+    (tmp_path / "root" / "hops").symlink_to("up")
+    (tmp_path / "root" / "within").symlink_to("a/b/c")
+    for key in ("out", "up", "hops"):
+        with pytest.raises(SourceError, match="leads out of the profile"):
+            storage.read(key)
+    assert storage.read("within") == b"a/b/c"
+
+
+def test_a_folder_may_itself_be_reached_through_a_link(storage, tmp_path):
+    (tmp_path / "alias").symlink_to("root")
+    assert LocalStorage(tmp_path / "alias").read("a/b/c") == b"a/b/c"
+
+
+def test_a_file_below_a_folder_that_became_a_link_is_refused(storage, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "c").write_text("secret")
+    (tmp_path / "root" / "a" / "b").rename(tmp_path / "root" / "a" / "was")
+    (tmp_path / "root" / "a" / "b").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SourceError, match="leads out of the profile"):
+        storage.read("a/b/c")
+
+
 def test_failures_are_one_line(storage, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SourceError, match="cannot be written"):

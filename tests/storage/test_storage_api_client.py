@@ -1,0 +1,81 @@
+"""Clients of AWS's control planes: the same timeouts and a few attempts, whoever creates them."""
+
+import logging
+import re
+import socket
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from sm_profiler.deploy import deploy_image, start_rules
+from sm_profiler.errors import ProfilerError
+from sm_profiler.rules.actions import Actions
+from sm_profiler.source.job import describe
+from sm_profiler.storage import s3_client
+from sm_profiler.storage.api_client import ATTEMPTS, create_api_client
+
+PACKAGE = Path(__file__).parents[2] / "sm_profiler"
+
+
+@pytest.fixture
+def silent(monkeypatch):
+    """An endpoint that accepts and never answers; a list of its connections."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setattr(s3_client, "READ_SECONDS", 0.1)
+    accepted = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+
+        def accept():
+            with suppress(OSError):
+                while True:
+                    accepted.append(server.accept())
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield accepted
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join()
+    for connection, _ in accepted:
+        connection.close()
+
+
+def test_the_policy_is_that_of_the_s3_clients():
+    config = create_api_client("sagemaker", region="eu-west-1").meta.config
+    assert (config.connect_timeout, config.read_timeout) == (s3_client.CONNECT_SECONDS, s3_client.READ_SECONDS)
+    assert config.retries["total_max_attempts"] == ATTEMPTS
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: describe("my-job"),
+        lambda: start_rules("my-job", image="image", role=None),
+        lambda: deploy_image("rules", dry_run=True, context=PACKAGE.parent),
+    ],
+    ids=["describe", "rules", "deploy"],
+)
+def test_an_endpoint_that_never_answers_ends_in_one_line_after_a_few_attempts(silent, call):
+    with pytest.raises(ProfilerError, match=r"[Tt]imeout") as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    assert len(silent) == ATTEMPTS
+
+
+def test_a_rule_cannot_hang_in_stopping_its_job(silent, monkeypatch, caplog):
+    monkeypatch.setenv("TRAINING_JOB_NAME", "my-job")
+    monkeypatch.setenv("SM_PROFILER_ALLOW_STOP_TRAINING", "1")
+    with caplog.at_level(logging.WARNING, "sm_profiler.rules"):
+        Actions('{"name": "StopTraining"}', "Mine").invoke()
+    assert "cannot stop the training job my-job" in caplog.text
+    assert len(silent) == ATTEMPTS
+
+
+def test_clients_are_created_in_one_place():
+    created = re.compile(r"boto3\.client\(|self\.session\.client\(")
+    found = [path.name for path in PACKAGE.rglob("*.py") if created.search(path.read_text("utf-8"))]
+    assert found == []
