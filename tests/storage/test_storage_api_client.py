@@ -1,4 +1,4 @@
-"""Clients of AWS's control planes: the same timeouts and a few attempts, whoever creates them."""
+"""Clients of AWS's control planes: the same timeouts and number of attempts for all of them."""
 
 import logging
 import re
