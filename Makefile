@@ -25,7 +25,8 @@ test: $(ENVS)/dev.done $(ENVS)/sdk3.done $(ENVS)/smdebug.done ## the test suite
 test-all: test test-long ## the test suite, then what takes minutes: soak, chaos, a thousand damaged jobs
 
 test-long: $(ENVS)/dev.done
-	@$(BIN)/python -m pytest -m long -n 2 --dist worksteal $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m 'long and alone' $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m 'long and not alone' -n 2 --dist worksteal $(PYTEST_ARGS)
 
 fuzz: $(ENVS)/dev.done ## 100,000 inputs through the public interfaces; hours
 	@SM_PROFILER_FUZZ=100000 $(BIN)/python -m pytest tests/fuzz --timeout 20000 $(PYTEST_ARGS)

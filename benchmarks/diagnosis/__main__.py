@@ -1,0 +1,98 @@
+"""Run the benchmark of diagnosis.
+
+python -m benchmarks.diagnosis                                    every case once, with sm-profiler
+python -m benchmarks.diagnosis --cases metrics,logs --repeat 3
+python -m benchmarks.diagnosis --busy --seed 5                    other sizes, on a busy machine
+python -m benchmarks.diagnosis --profiler traceml --json traceml.json
+python -m benchmarks.diagnosis --plain --markdown docs/diagnosis.md
+python -m benchmarks.diagnosis --from results.json --markdown docs/diagnosis.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.diagnosis import table
+from benchmarks.diagnosis.adapters import PROFILERS, FailedRunError
+from benchmarks.diagnosis.manifest import CASES
+from benchmarks.diagnosis.running import busy, run_case, twice_the_cores
+from benchmarks.diagnosis.scoring import Score, part, score
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.diagnosis", description=__doc__.splitlines()[0])
+    parser.add_argument("--profiler", choices=sorted(PROFILERS), default="ours")
+    parser.add_argument("--cases", default="", help="parts of names, separated by commas; `sample` for the sample")
+    parser.add_argument("--repeat", type=int, default=1, help="runs of every case")
+    parser.add_argument("--seed", type=int, default=0, help="vary all sizes; the same seed gives the same sizes")
+    parser.add_argument("--busy", action="store_true", help="keep twice as many processes busy as there are cores")
+    parser.add_argument("--plain", action="store_true", help="also run without a profiler, for its overhead")
+    parser.add_argument("--json", type=Path, help="write the scores to this file, after every case")
+    parser.add_argument("--from", type=Path, dest="source", help="read scores from a file instead of running")
+    parser.add_argument("--markdown", type=Path, help="write the tables into this document")
+    parser.add_argument("--list", action="store_true", help="list the cases")
+    return parser.parse_args()
+
+
+def chosen(words: str) -> list:
+    if words == "sample":
+        return [case for case in CASES if case.sample]
+    parts = [word for word in words.split(",") if word]
+    return [case for case in CASES if not parts or any(word in case.name for word in parts)]
+
+
+def line(one: Score, seconds: float) -> str:
+    marks = {None: "·", True: "+", False: "-"}
+    extra = f"gain {one.gain[0]:.2f}-{one.gain[1]:.2f} measured {one.measured}" if one.gain and one.measured else ""
+    return (
+        f"{'right' if one.right else 'WRONG'}{'!' if one.confidently_wrong else ' '} {one.case}: {one.got} "
+        f"{one.confidence} also={','.join(one.also)} line{marks[one.line_right]} {one.line} {extra} "
+        f"share={one.share} planted={one.planted} [{seconds:.0f} s] {one.error[-300:]}"
+        + ("" if one.right else f"\n      {one.headline}")
+    )
+
+
+def measure(args: argparse.Namespace) -> list[Score]:
+    profiler, scores = PROFILERS[args.profiler](), []
+    with busy(twice_the_cores()) if args.busy else contextlib.nullcontext():
+        for turn in range(args.repeat):
+            for case in chosen(args.cases):
+                if case.ranks and not profiler.follows_ranks:
+                    continue
+                started = time.monotonic()
+                varied = case.varied(args.seed + turn) if args.seed else case
+                try:
+                    scores.append(score(run_case(varied, profiler, plain=args.plain)))
+                except FailedRunError as error:
+                    sys.exit(f"{case.name}: the script itself fails: {error}")
+                print(line(scores[-1], time.monotonic() - started), flush=True)
+                if args.json:
+                    args.json.write_text(json.dumps([one.as_dict() for one in scores], indent=1))
+    return scores
+
+
+def main() -> None:
+    args = options()
+    if args.list:
+        print("\n".join(f"{case.name:60} {case.expected[0]:22} {case.about}" for case in CASES))
+        return
+    scores = [Score(**row) for row in json.loads(args.source.read_text())] if args.source else measure(args)
+    right, count = part(one.right for one in scores)
+    print(f"{right} of {count} right, {sum(one.confidently_wrong for one in scores)} confidently wrong")
+    print(table.classes_table(scores), table.reliability_table(scores), sep="\n\n")
+    if args.markdown:
+        if args.profiler == "ours":
+            table.write(args.markdown, "classes", table.classes_table(scores))
+            table.write(args.markdown, "problems", table.problems_table(scores))
+            table.write(args.markdown, "reliability", table.reliability_table(scores))
+        else:
+            table.write(args.markdown, args.profiler, table.problems_table(scores))
+
+
+if __name__ == "__main__":
+    main()

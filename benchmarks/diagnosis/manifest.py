@@ -1,0 +1,188 @@
+"""The planted problems: which script in which size, and what a right diagnosis is."""
+
+from __future__ import annotations
+
+import ast
+import random
+from pathlib import Path
+
+import attrs
+
+PROBLEMS = Path(__file__).parent / "problems"
+MARKER = "# GUILTY"
+NEAR = 3  # lines: a statement that spans some lines counts from any of them
+
+
+@attrs.frozen
+class Line:
+    """A guilty line, and the function that it is in unless that function contains the whole training loop."""
+
+    number: int
+    function: str
+    what: str
+
+
+@attrs.frozen
+class Case:
+    """One planted problem in one size.
+
+    Attributes:
+        script: name of the script in `problems`.
+        size: options of the script.
+        expected: classes that lead a right diagnosis.
+        also: classes of which a right diagnosis names one as well, for two problems at once.
+        about: the problem, for the table.
+        line: marker of the line to name, if the script has several; None if the problem is in no line.
+        accepted: classes that are not wrong, although a better one exists.
+        sample: True if `make test` runs it.
+        diary: entry of the script's diary that the finding's share is compared with, "" for none.
+        gains: False if a repaired twin is not faster per step, or its gain is not in the loop.
+    """
+
+    script: str
+    size: dict[str, float]
+    expected: tuple[str, ...]
+    about: str
+    also: tuple[str, ...] = ()
+    line: str | None = ""
+    accepted: tuple[str, ...] = ()
+    sample: bool = False
+    gains: bool = True
+    diary: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the script and its size, which is unique."""
+        return "-".join([self.script, *(f"{key}{value}" for key, value in self.size.items())])
+
+    @property
+    def ranks(self) -> bool:
+        """Return True if the script starts several ranks."""
+        return "from ranks import" in self._source()
+
+    def _source(self) -> str:
+        return (PROBLEMS / f"{self.script}.py").read_text(encoding="utf-8")
+
+    @property
+    def healthy(self) -> bool:
+        """Return True if nothing is planted."""
+        return "BALANCED" in self.expected
+
+    def guilty(self) -> list[Line]:
+        """Return the lines that a right diagnosis may name."""
+        if self.line is None:
+            return []
+        source = self._source()
+        lines = []
+        for number, text in enumerate(source.splitlines(), 1):
+            code, found, what = text.partition(MARKER)
+            if found and code.strip() and (not self.line or self.line in what):
+                lines.append(Line(number, _function(source, number), what.strip(": ")))
+        return lines
+
+    def varied(self, seed: int) -> Case:
+        """Return the case with other sizes, the same for the same seed."""
+        draw = random.Random(f"{seed} {self.name}")  # noqa: S311 - sizes, no secret
+        size = {
+            key: value if key in FIXED else type(value)(value * draw.uniform(*VARY.get(key, (0.8, 1.25))))
+            for key, value in self.size.items()
+        }
+        return attrs.evolve(self, size=size)
+
+
+FIXED = {"slow", "after", "dies", "patience"}
+VARY = {"share": (0.9, 1.15), "steps": (1.0, 1.2), "rare": (0.85, 1.15), "seconds": (1.0, 1.3)}
+
+
+def _function(source: str, number: int) -> str:
+    """Return the innermost function around a line; "" if it is the one with the training loop, or none."""
+    inner = ""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and node.lineno <= number <= (node.end_lineno or 0):
+            body = source.splitlines()[node.lineno - 1 : node.end_lineno]
+            inner = "" if any(line.endswith("# LOOP") for line in body) else node.name
+    return inner
+
+
+HEALTHY = ("BALANCED", "COMPUTE_BOUND")
+LOGGING = ("LOGGING", "SYNC_BOUND")
+SAVING = ("CHECKPOINTING", "PERIODIC_STALL")
+
+CASES = (
+    Case("mlp", {"width": 512, "batch": 96}, HEALTHY, "nothing", sample=True),
+    Case("mlp", {"width": 256, "batch": 256, "steps": 350}, HEALTHY, "nothing"),
+    Case("cnn", {"channels": 24}, HEALTHY, "nothing"),
+    Case("cnn", {"channels": 12, "batch": 64, "steps": 120}, HEALTHY, "nothing"),
+    Case("transformer", {"width": 96}, HEALTHY, "nothing"),
+    Case("transformer", {"width": 192, "length": 64, "batch": 6, "steps": 120}, HEALTHY, "nothing"),
+    Case("by_hand", {"share": 0.0}, HEALTHY, "nothing, without loader and optimizer"),
+    Case("by_hand", {"share": 0.0, "width": 700, "steps": 150}, HEALTHY, "nothing, without loader and optimizer"),
+    Case("slow_getitem", {"share": 0.5}, ("INPUT_BOUND",), "slow samples, no workers", sample=True, diary="loading"),
+    Case("slow_getitem", {"share": 0.3, "batch": 48, "width": 320}, ("INPUT_BOUND",), "slow samples, no workers", diary="loading"),
+    Case("heavy_transform", {"share": 0.5}, ("INPUT_BOUND",), "one worker for a heavy transform"),
+    Case("heavy_transform", {"share": 0.35, "batch": 96}, ("INPUT_BOUND",), "one worker for a heavy transform"),
+    Case("slow_collate", {"share": 0.45}, ("INPUT_BOUND",), "padding in Python", diary="collating"),
+    Case("slow_collate", {"share": 0.6, "width": 224, "batch": 16}, ("INPUT_BOUND",), "padding in Python", diary="collating"),
+    Case("slow_reads", {"share": 0.5}, ("INPUT_BOUND",), "slow storage", diary="reading"),
+    Case("slow_reads", {"share": 0.7, "batch": 32}, ("INPUT_BOUND",), "slow storage", diary="reading"),
+    Case("metrics", {"share": 0.4}, ("SYNC_BOUND",), "metrics at each step", sample=True, diary="metrics"),
+    Case("metrics", {"share": 0.6, "width": 300, "steps": 200}, ("SYNC_BOUND",), "metrics at each step", diary="metrics"),
+    Case("logs", {"share": 0.4}, LOGGING, "JSON at each step", diary="logging"),
+    Case("logs", {"share": 0.55, "width": 256}, LOGGING, "JSON at each step", diary="logging"),
+    Case("prints", {"share": 0.45}, LOGGING, "log records to a slow handler", diary="logging"),
+    Case("prints", {"share": 0.3, "batch": 96}, LOGGING, "log records to a slow handler", diary="logging"),
+    Case("collect", {"share": 0.25}, ("GC_BOUND",), "gc.collect() while training", sample=True, diary="collecting"),
+    Case("collect", {"share": 0.4, "objects": 60000}, ("GC_BOUND",), "gc.collect() while training", diary="collecting"),
+    Case("refresh", {"share": 0.3, "every": 25}, ("PERIODIC_STALL",), "ranking every N steps", sample=True, diary="mining"),
+    Case("refresh", {"share": 0.45, "every": 9, "steps": 150}, ("PERIODIC_STALL",), "ranking every N steps", diary="mining"),
+    Case("checkpoints", {"share": 0.3, "every": 20}, SAVING, "a checkpoint every N steps", sample=True, diary="saving"),
+    Case("checkpoints", {"share": 0.45, "every": 8, "steps": 150}, SAVING, "a checkpoint every N steps", diary="saving"),
+    Case("outliers", {"share": 0.3, "rare": 0.03}, ("STEP_OUTLIERS",), "rare long forward passes", diary="missing"),
+    Case("outliers", {"share": 0.4, "rare": 0.06}, ("STEP_OUTLIERS",), "rare long forward passes", diary="missing"),
+    Case("long_sequences", {"times": 30, "rare": 0.025}, ("STEP_OUTLIERS",), "rare long sequences", sample=True),
+    Case("long_sequences", {"times": 40, "rare": 0.04, "width": 128}, ("STEP_OUTLIERS",), "rare long sequences"),
+    Case("indexing", {"seconds": 9.0}, ("INITIALIZATION_BOUND",), "indexing before training", gains=False),
+    Case("indexing", {"seconds": 16.0, "steps": 250}, ("INITIALIZATION_BOUND",), "indexing before training", gains=False),
+    Case("building", {"seconds": 10.0}, ("INITIALIZATION_BOUND",), "a model that is built slowly", gains=False),
+    Case("building", {"seconds": 15.0, "width": 500}, ("INITIALIZATION_BOUND",), "a model that is built slowly", gains=False),
+    Case("validation", {"batches": 80}, ("EVALUATION_BOUND",), "long evaluations", sample=True, diary="evaluating"),
+    Case("validation", {"batches": 50, "every": 16}, ("EVALUATION_BOUND",), "long evaluations", diary="evaluating"),
+    Case("second_order", {"share": 0.6}, ("OPTIMIZER_BOUND",), "an expensive optimizer", diary="optimizing"),
+    Case("second_order", {"share": 0.7, "width": 192, "steps": 160}, ("OPTIMIZER_BOUND",), "an expensive optimizer", diary="optimizing"),
+    Case("losses", {"width": 512}, ("MEMORY_GROWTH",), "losses kept with their graphs", gains=False),
+    Case("losses", {"width": 640, "batch": 192, "steps": 240}, ("MEMORY_GROWTH",), "losses kept with their graphs", gains=False),
+    Case("cache", {"kilobytes": 2000}, ("MEMORY_GROWTH",), "a cache without a limit", gains=False),
+    Case("cache", {"kilobytes": 4000, "steps": 240}, ("MEMORY_GROWTH",), "a cache without a limit", gains=False),
+    Case("deep_narrow", {"depth": 60}, ("HOST_BOUND",), "many small layers, batch 2", line=None),
+    Case("deep_narrow", {"depth": 25, "width": 24, "steps": 900}, ("HOST_BOUND",), "many small layers, batch 2", line=None),
+    Case("tiny_steps", {"width": 16}, ("HOST_BOUND",), "tiny steps", line=None),
+    Case("tiny_steps", {"width": 40, "batch": 4, "steps": 2500}, ("HOST_BOUND",), "tiny steps", line=None),
+    Case("late_forward", {"share": 0.45, "slow": 1}, ("STRAGGLER",), "a rank late in its forward pass", sample=True),
+    Case("late_forward", {"share": 0.6, "slow": 0}, ("STRAGGLER",), "a rank late in its forward pass"),
+    Case("late_data", {"share": 0.45, "slow": 0}, ("STRAGGLER",), "a rank late with its data"),
+    Case("late_data", {"share": 0.6, "slow": 1, "batch": 16}, ("STRAGGLER",), "a rank late with its data"),
+    Case("moving", {"share": 0.5}, ("MOVING_STRAGGLER",), "each step another rank late"),
+    Case("moving", {"share": 0.65, "width": 200}, ("MOVING_STRAGGLER",), "each step another rank late"),
+    Case("collect_apart", {"share": 0.3}, ("GC_BOUND", "GC_OUT_OF_PHASE"), "collections at different steps of two ranks"),
+    Case("collect_apart", {"share": 0.4, "objects": 60000}, ("GC_BOUND", "GC_OUT_OF_PHASE"), "collections at different steps of two ranks"),
+    Case("recompile", {"shapes": 60}, ("RECOMPILATION",), "torch.compile, a new shape at most steps"),
+    Case("recompile", {"shapes": 30, "steps": 160}, ("RECOMPILATION",), "torch.compile, a new shape at most steps"),
+    Case("threads", {"factor": 8}, ("OVERSUBSCRIBED",), "more threads than cores"),
+    Case("threads", {"factor": 4, "width": 384}, ("OVERSUBSCRIBED",), "more threads than cores"),
+    Case("fading", {"times": 2.0}, ("FAIL_SLOW",), "slower from a step on", sample=True),
+    Case("fading", {"times": 1.6, "after": 0.6}, ("FAIL_SLOW",), "slower from a step on"),
+    Case("declared", {"share": 0.5}, ("DECLARED_PHASE",), "a declared phase", sample=True, diary="declared"),
+    Case("declared", {"share": 0.35, "width": 560}, ("DECLARED_PHASE",), "a declared phase", diary="declared"),
+    Case("by_hand", {"share": 0.4}, ("SYNC_BOUND",), "histograms, without loader and optimizer"),
+    Case("by_hand", {"share": 0.6, "width": 300, "steps": 200}, ("SYNC_BOUND",), "histograms, without loader and optimizer"),
+    Case("stuck", {"dies": 0.6}, ("HANG",), "a producer that died", gains=False),
+    Case("stuck", {"dies": 0.3, "patience": 18.0}, ("HANG",), "a producer that died", gains=False),
+    Case("two_causes", {"loading": 0.45, "norms": 0.25}, ("INPUT_BOUND",), "slow samples, and norms", also=("SYNC_BOUND",), line="loading", sample=True),
+    Case("two_causes", {"loading": 0.25, "norms": 0.45}, ("SYNC_BOUND",), "norms, and slow samples", also=("INPUT_BOUND",), line="norms"),
+    Case("save_and_log", {"saving": 0.3, "logging": 0.3}, SAVING, "checkpoints, and samples written out", also=LOGGING, line="saving"),
+    Case("save_and_log", {"saving": 0.2, "logging": 0.45}, LOGGING, "samples written out, and checkpoints", also=SAVING, line="logging"),
+    Case("optimizer_and_data", {"optimizing": 0.5, "loading": 0.25}, ("OPTIMIZER_BOUND",), "optimizer, and transform", also=("INPUT_BOUND",), line="optimizing"),
+    Case("optimizer_and_data", {"optimizing": 0.3, "loading": 0.45}, ("INPUT_BOUND",), "transform, and optimizer", line="loading"),
+    Case("evaluate_and_collect", {"collecting": 0.12, "batches": 150}, ("EVALUATION_BOUND",), "evaluation, and collections", also=("GC_BOUND",), line="evaluating"),
+    Case("evaluate_and_collect", {"collecting": 0.35, "batches": 90}, ("GC_BOUND",), "collections, and evaluation", line="collecting"),
+)  # fmt: skip

@@ -1,0 +1,112 @@
+"""Common parts of the planted scripts: their options, the size of the planted problem, and a diary of their own.
+
+Nothing here takes time inside a training loop, so no line of this file is ever a cause.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+torch.set_num_threads(1)  # the machines differ in cores; a step should not
+
+
+class Run:
+    """Options of a script: `--name value` for each default, `--repaired`, `--usual SECONDS`, `--diary FILE`.
+
+    `usual` is the length of a healthy step on this machine. The benchmark measures it with the repaired twin. A script
+    that is started by hand measures it itself, in the same way.
+    """
+
+    def __init__(self, **defaults):
+        self._options = dict(defaults)
+        self._seconds, self._counts = defaultdict(float), defaultdict(int)
+        self._started, self._loop = time.perf_counter(), 0.0
+        self.repaired, self._usual, self._diary = False, 0.0, ""
+        self.samples = 0  # in all steps, if the repaired twin has other batches
+        words = iter(sys.argv[1:])
+        for word in words:
+            name = word.removeprefix("--")
+            if name == "repaired":
+                self.repaired = True
+            elif name == "usual":
+                self._usual = float(next(words))
+            elif name == "diary":
+                self._diary = next(words)
+            else:
+                self._options[name] = type(defaults[name])(ast.literal_eval(next(words)))
+        if not self.repaired and not self._usual:
+            self._usual = self._measure()
+
+    def __getattr__(self, name):
+        try:
+            return self._options[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def _measure(self) -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            diary = Path(folder, "diary.json")
+            subprocess.run([sys.executable, *sys.argv, "--repaired", "--diary", str(diary)], check=True)
+            return json.loads(diary.read_text())["step"]
+
+    def usual(self) -> float:
+        """Return the seconds of a healthy step."""
+        return self._usual
+
+    def pause(self, share: float | None = None, *, every: float = 1) -> float:
+        """Return the seconds that take this share of the loop if they are spent once in so many steps; 0 if repaired."""
+        share = self.share if share is None else share
+        return 0.0 if self.repaired else self._usual * every * share / (1 - share)
+
+    def rounds(self, work, share: float | None = None, *, every: float = 1) -> int:
+        """Return how often to call a function for that share; 0 if repaired, at least 1 otherwise."""
+        if self.repaired:
+            return 0
+        work()
+        started, count = time.perf_counter(), 0
+        while time.perf_counter() - started < 0.05:
+            work()
+            count += 1
+        return max(round(self.pause(share, every=every) * count / (time.perf_counter() - started)), 1)
+
+    @contextmanager
+    def spends(self, what):
+        """Add the seconds of a block to the diary."""
+        start = time.perf_counter()
+        yield
+        self._seconds[what] += time.perf_counter() - start
+        self._counts[what] += 1
+
+    @contextmanager
+    def training(self):
+        """Time the training loop."""
+        start = time.perf_counter()
+        yield
+        self._loop += time.perf_counter() - start
+
+    def close(self, **facts):
+        """Write the diary."""
+        if self._diary:
+            diary = {
+                "total": time.perf_counter() - self._started,
+                "loop": self._loop,
+                "step": self._loop / self.steps,
+                "steps": self.steps,
+                "samples": self.samples or self.steps,
+                "usual": self._usual,
+                "seconds": self._seconds,
+                "shares": {what: seconds / max(self._loop, 1e-9) for what, seconds in self._seconds.items()},
+                "counts": self._counts,
+                **facts,
+            }
+            Path(self._diary).write_text(json.dumps(diary))

@@ -1,0 +1,92 @@
+"""Running a case: the repaired twin for the length of a healthy step, then the planted script under a profiler."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from benchmarks.diagnosis.adapters import Diagnosis, FailedRunError, Plain, Profiler
+from benchmarks.diagnosis.manifest import PROBLEMS, Case
+
+
+@attrs.frozen
+class Outcome:
+    """A diagnosis of a case, beside the diaries of its scripts."""
+
+    case: Case
+    diagnosis: Diagnosis | None
+    planted: dict[str, Any]
+    repaired: dict[str, Any]
+    plain: dict[str, Any] | None = None
+    error: str = ""
+
+    @property
+    def speedup(self) -> float:
+        """Return how much faster the repaired twin makes a sample."""
+        return _per_sample(self.plain or self.planted) / _per_sample(self.repaired)
+
+    @property
+    def overhead(self) -> float | None:
+        """Return the share by which the profiler made the loop longer; None if it was not measured."""
+        return self.planted["loop"] / self.plain["loop"] - 1 if self.plain else None
+
+
+def _per_sample(diary: dict[str, Any]) -> float:
+    return diary["loop"] / diary["samples"]
+
+
+def _run(case: Case, folder: Path, *options: str) -> tuple[Path, list[str]]:
+    """Return a copy of the script with a name that hints at nothing, and its arguments."""
+    folder.mkdir()
+    script = Path(shutil.copy(PROBLEMS / f"{case.script}.py", folder / "train.py"))
+    sizes = [word for key, value in case.size.items() for word in (f"--{key}", str(value))]
+    return script, [*sizes, *options, "--diary", str(folder / "diary.json")]
+
+
+def run_case(case: Case, profiler: Profiler, *, plain: bool = False) -> Outcome:
+    """Run a case: repaired, planted under the profiler, and planted without it if `plain`."""
+    with tempfile.TemporaryDirectory(prefix="diagnosis-") as name:
+        root = Path(name)
+        script, options = _run(case, root / "repaired", "--repaired")
+        Plain().run(script, options, root / "repaired")
+        repaired = json.loads((root / "repaired" / "diary.json").read_text())
+        usual = ("--usual", str(repaired["step"]))
+        alone = None
+        if plain:
+            script, options = _run(case, root / "plain", *usual)
+            Plain().run(script, options, root / "plain")
+            alone = json.loads((root / "plain" / "diary.json").read_text())
+        script, options = _run(case, root / "planted", *usual)
+        try:
+            diagnosis = profiler.diagnose(script, options, root / "planted")
+        except (FailedRunError, OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
+            return Outcome(case, None, {}, repaired, alone, str(error))
+        planted = json.loads((root / "planted" / "diary.json").read_text())
+        return Outcome(case, diagnosis, planted, repaired, alone)
+
+
+@contextlib.contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Keep so many processes computing beside the runs."""
+    load = [subprocess.Popen([sys.executable, "-c", "while True: sum(range(9999))"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for one in load:
+            one.kill()
+            one.wait()
+
+
+def twice_the_cores() -> int:
+    """Return the number of processes that make this machine busy."""
+    return 2 * (os.cpu_count() or 1)

@@ -1,0 +1,119 @@
+"""Scores: what was right in a diagnosis."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+
+from benchmarks.diagnosis.adapters import Named, Place
+from benchmarks.diagnosis.manifest import NEAR, Case
+from benchmarks.diagnosis.running import Outcome
+
+SLACK = 0.05  # of the measured speedup: two runs of one script differ by as much
+
+
+@attrs.frozen
+class Score:
+    """One row of the result: a case, what was named, and what of it is right.
+
+    A value is None if the case does not ask for it or the profiler does not give it.
+    """
+
+    case: str
+    script: str
+    about: str
+    expected: str
+    got: str
+    confidence: str
+    headline: str
+    right: bool
+    confidently_wrong: bool
+    also: tuple[str, ...]
+    also_right: bool | None
+    line_right: bool | None
+    line: str
+    gain_right: bool | None
+    gain: tuple[float, float] | None
+    measured: float | None
+    overhead: float | None
+    planted: dict[str, float]
+    share: float = 0.0
+    error: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return an object for JSON."""
+        return attrs.asdict(self)
+
+
+def score(outcome: Outcome) -> Score:
+    """Compare a diagnosis with what was planted."""
+    case, diagnosis = outcome.case, outcome.diagnosis
+    if diagnosis is None:
+        return Score(
+            case.name, case.script, case.about, case.expected[0], "FAILED", "", "", False, False, (), None, None, "",
+            None, None, None, None, {}, error=outcome.error,
+        )  # fmt: skip
+    main = diagnosis.main
+    right = main.kind in case.expected
+    others = tuple(one.kind for one in diagnosis.also)
+    found = next((one for one in (main, *diagnosis.also) if one.kind in case.expected), None)
+    wrong = main.confidence == "high" and not right and main.kind not in case.accepted
+    measured = outcome.speedup if case.gains and not case.healthy else None
+    gain = found.speedup if found else None
+    judged = measured is not None and gain is not None and not case.also
+    return Score(
+        case=case.name,
+        script=case.script,
+        about=case.about,
+        expected=case.expected[0],
+        got=main.kind,
+        confidence=main.confidence,
+        headline=main.headline,
+        right=right,
+        confidently_wrong=wrong,
+        also=others,
+        also_right=any(one in (main.kind, *others) for one in case.also) if case.also else None,
+        line_right=_line_right(case, found),
+        line=_text(found.places[0]) if found and found.places else "",
+        gain_right=gain[0] * (1 - SLACK) <= measured <= gain[1] * (1 + SLACK) if judged else None,
+        gain=gain,
+        measured=measured and round(measured, 3),
+        overhead=outcome.overhead,
+        planted={what: round(share, 3) for what, share in outcome.planted["shares"].items()},
+        share=round(main.share, 3),
+    )
+
+
+def _text(place: Place) -> str:
+    return f"{place.file.rsplit('/', 1)[-1]}:{place.line} {place.function}"
+
+
+def _line_right(case: Case, found: Named | None) -> bool | None:
+    """Return whether the first line that the right finding names is a guilty one, or in a guilty function."""
+    lines = case.guilty()
+    if not lines or case.healthy or found is None:
+        return None
+    if not found.places:
+        return False
+    place = found.places[0]
+    return place.file.endswith("train.py") and any(
+        abs(place.line - line.number) <= NEAR or (line.function and line.function == place.function.rsplit(".", 1)[-1])
+        for line in lines
+    )
+
+
+def part(values: Iterable[bool | None]) -> tuple[int, int]:
+    """Return how many are true, of how many that are not None."""
+    known = [one for one in values if one is not None]
+    return sum(known), len(known)
+
+
+def reliability(scores: Iterable[Score]) -> dict[str, tuple[int, int]]:
+    """Return right verdicts and all verdicts by confidence."""
+    groups = defaultdict(list)
+    for one in scores:
+        groups[one.confidence or "none given"].append(one.right)
+    return {name: part(groups[name]) for name in ("high", "medium", "low", "none given") if name in groups}

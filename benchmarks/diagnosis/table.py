@@ -1,0 +1,85 @@
+"""The tables of docs/diagnosis.md, written between two markers."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.diagnosis.scoring import Score, part, reliability
+
+
+def _share(pair: tuple[int, int]) -> str:
+    return f"{pair[0]} of {pair[1]}" if pair[1] else ""
+
+
+def _rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _width(scores: Sequence[Score]) -> str:
+    widths = [
+        one.gain[1] / one.gain[0] for one in scores if one.gain_right is not None and one.gain and one.gain[0] > 0
+    ]
+    return f"{statistics.median(widths):.2f}" if widths else ""
+
+
+def _overhead(scores: Sequence[Score]) -> str:
+    costs = [one.overhead for one in scores if one.overhead is not None]
+    return f"{statistics.median(costs):.1%}" if costs else ""
+
+
+def _row(name: str, scores: Sequence[Score]) -> list[str]:
+    return [
+        name,
+        _share(part(one.right for one in scores)),
+        _share(part(one.also_right for one in scores)),
+        str(sum(one.confidently_wrong for one in scores)) if any(one.confidence for one in scores) else "",
+        _share(part(one.line_right for one in scores)),
+        _share(part(one.gain_right for one in scores)),
+        _width(scores),
+        _overhead(scores),
+    ]
+
+
+def classes_table(scores: Sequence[Score]) -> str:
+    """Return a row for each class, and one for all."""
+    groups = defaultdict(list)
+    for one in scores:
+        groups[one.expected].append(one)
+    header = ["planted", "right", "second cause named", "confidently wrong", "line right", "gain right",
+              "width of the interval", "overhead"]  # fmt: skip
+    rows = [_row(kind, group) for kind, group in groups.items()]
+    return _rows(header, [*rows, _row("**all**", scores)])
+
+
+def problems_table(scores: Sequence[Score]) -> str:
+    """Return a row for each planted problem, with the sizes together."""
+    groups = defaultdict(list)
+    for one in scores:
+        groups[one.script, one.about, one.expected].append(one)
+    header = ["script", "planted problem", "verdict", "right", "otherwise named"]
+    rows = []
+    for (script, about, expected), group in groups.items():
+        wrong = sorted({f"{one.got} ({one.confidence or 'no confidence'})" for one in group if not one.right})
+        rows.append([f"`{script}.py`", about, expected, _share(part(one.right for one in group)), ", ".join(wrong)])
+    return _rows(header, rows)
+
+
+def reliability_table(scores: Sequence[Score]) -> str:
+    """Return how many verdicts of each confidence are right."""
+    rows = [[name, _share(pair), f"{pair[0] / pair[1]:.0%}"] for name, pair in reliability(scores).items()]
+    return _rows(["confidence", "right", "share"], rows)
+
+
+def write(document: Path, name: str, text: str) -> None:
+    """Put a text between the markers of that name in a document."""
+    old = document.read_text(encoding="utf-8")
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    if not pattern.search(old):
+        raise ValueError(f"{document} has no place for the table {name!r}: {begin} … {end}")
+    document.write_text(pattern.sub(lambda _: f"{begin}\n\n{text}\n\n{end}", old), encoding="utf-8")

@@ -1,0 +1,127 @@
+"""The benchmark of diagnosis itself: its cases, its scores, its tables."""
+
+import ast
+
+import attrs
+import pytest
+
+from benchmarks.diagnosis import table
+from benchmarks.diagnosis.adapters import Diagnosis, Named, Place, TraceML, instrumented
+from benchmarks.diagnosis.manifest import CASES, PROBLEMS
+from benchmarks.diagnosis.running import Outcome
+from benchmarks.diagnosis.scoring import reliability, score
+from sm_profiler.report import Class
+
+PLANNED = {"LOGGING", "CHECKPOINTING", "MOVING_STRAGGLER", "GC_OUT_OF_PHASE", "RECOMPILATION", "OVERSUBSCRIBED",
+           "FAIL_SLOW", "DECLARED_PHASE", "HANG"}  # fmt: skip
+SCRIPTS = sorted(path for path in PROBLEMS.glob("*.py") if path.stem not in ("bench", "ranks"))
+CASE = next(case for case in CASES if case.script == "slow_getitem")
+REPAIRED = {"loop": 2.0, "samples": 100, "shares": {}}
+PLANTED = {"loop": 4.0, "samples": 100, "shares": {"loading": 0.5}}
+
+
+def judged(main, *also, case=CASE):
+    return score(Outcome(case, Diagnosis(main, also), PLANTED, REPAIRED))
+
+
+def guilty(shift=0, function="elsewhere"):
+    return Place("/somewhere/train.py", CASE.guilty()[0].number + shift, function)
+
+
+def test_has_enough_problems_each_in_two_sizes():
+    scripts = {(case.script, case.expected) for case in CASES}
+    assert len(CASES) >= 48
+    assert len({case.name for case in CASES}) == len(CASES)
+    for script, expected in scripts:
+        assert sum(case.script == script for case in CASES) >= 2, (script, expected)
+    assert {case.script for case in CASES} == {path.stem for path in SCRIPTS}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_expects_classes_that_exist_and_names_lines(case):
+    kinds = {kind.value for kind in Class} | PLANNED
+    assert kinds >= {*case.expected, *case.also, *case.accepted}
+    if not case.healthy and case.line is not None:
+        assert case.guilty()
+
+
+def test_varied_sizes_depend_on_the_seed_alone():
+    assert CASE.varied(1) == CASE.varied(1)
+    assert CASE.varied(1) != CASE.varied(2)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_marks_the_steps_of_every_script_for_profilers_that_need_it(script):
+    text = instrumented(script.read_text())
+    ast.parse(text)
+    assert text.count("with trace_step(model):") == 1
+
+
+def test_scores_class_and_confidence():
+    assert judged(Named("INPUT_BOUND", "high")).right
+    wrong = judged(Named("SYNC_BOUND", "high"))
+    assert not wrong.right
+    assert wrong.confidently_wrong
+    assert not judged(Named("SYNC_BOUND", "medium")).confidently_wrong
+    accepting = attrs.evolve(CASE, accepted=("SYNC_BOUND",))
+    assert not judged(Named("SYNC_BOUND", "high"), case=accepting).confidently_wrong
+
+
+def test_scores_the_second_cause():
+    case = attrs.evolve(CASE, also=("SYNC_BOUND",))
+    assert judged(Named("INPUT_BOUND"), Named("SYNC_BOUND"), case=case).also_right
+    assert judged(Named("INPUT_BOUND"), case=case).also_right is False
+    assert judged(Named("INPUT_BOUND")).also_right is None
+
+
+@pytest.mark.parametrize(
+    ("place", "right"),
+    [
+        (guilty(), True),
+        (guilty(shift=3), True),
+        (guilty(shift=40), False),
+        (guilty(shift=40, function="Records.__getitem__"), True),
+        (Place("/somewhere/other.py", CASE.guilty()[0].number, "__getitem__"), False),
+    ],
+)
+def test_scores_the_first_line_that_is_named(place, right):
+    assert judged(Named("INPUT_BOUND", places=(place, guilty()))).line_right is right
+
+
+def test_a_finding_without_a_line_is_not_right_and_a_missing_one_not_judged():
+    assert judged(Named("INPUT_BOUND")).line_right is False
+    assert judged(Named("BALANCED")).line_right is None
+
+
+@pytest.mark.parametrize(("speedup", "right"), [((1.8, 2.2), True), ((1.2, 1.5), False), ((2.2, 3.0), False)])
+def test_scores_the_gain_by_what_the_repaired_twin_gained(speedup, right):
+    one = judged(Named("INPUT_BOUND", speedup=speedup))
+    assert one.measured == 2.0
+    assert one.gain_right is right
+
+
+def test_counts_right_verdicts_by_confidence():
+    scores = [judged(Named("INPUT_BOUND", "high")), judged(Named("SYNC_BOUND", "high")), judged(Named("X", "low"))]
+    assert reliability(scores) == {"high": (1, 2), "low": (0, 1)}
+    assert "| high | 1 of 2 | 50% |" in table.reliability_table(scores)
+
+
+def test_writes_tables_between_markers(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- classes -->\nold\n<!-- end of classes -->\nafter\n")
+    table.write(page, "classes", table.classes_table([judged(Named("INPUT_BOUND", "high"))]))
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "| INPUT_BOUND | 1 of 1 |" in text
+    assert "old" not in text
+    with pytest.raises(ValueError, match="no place for the table 'problems'"):
+        table.write(page, "problems", "")
+
+
+def test_reads_a_summary_of_traceml():
+    main = {"kind": "RESIDUAL_HEAVY", "status": "RESIDUAL-HEAVY", "summary": "Residual time is 40 %."}
+    other = {"kind": "HIGH_CPU", "status": "HIGH CPU", "summary": "CPU usage was high."}
+    found = TraceML().read({"primary_diagnosis": main, "system": {"issues": [other]}, "step_time": {"issues": [main]}})
+    assert found.main.kind == "SYNC_BOUND"
+    assert [one.kind for one in found.also] == ["HIGH_CPU"]
