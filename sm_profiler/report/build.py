@@ -10,6 +10,7 @@ from typing import Any, Literal
 import attrs
 
 from sm_profiler.formats import event_names
+from sm_profiler.report.gains import with_gains
 from sm_profiler.report.job_metrics import JobMetrics, measure_job
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.memory_fold import MemoryFold
@@ -169,6 +170,7 @@ def report_of(  # noqa: PLR0913 - one argument a part, all but the first are opt
 ) -> Report:
     """Return a report from its parts."""
     cost = cost_of(metrics, verdict, (job or JobInfo()).prices)
+    verdict = with_gains(verdict, JudgeContext(metrics, rules), cost["per_hour"] if cost else None)
     generated = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     return Report(metrics, verdict, rules, broken or {}, quality or data_quality([], ()), cost, source, generated)
 

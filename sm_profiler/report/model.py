@@ -83,14 +83,18 @@ class Gain:
     Attributes:
         seconds_per_step: seconds of a training step.
         share_of_loop: part of the loop, 0 to 1.
-        speedup: factor by which the loop becomes faster.
+        speedup: factor by which the loop becomes faster, or the job.
         usd: dollars for the whole job; None if its price is unknown.
+        seconds: seconds of the whole job.
+        of: what the speedup refers to: `loop`, or `job` for time that is lost outside the loop.
     """
 
     seconds_per_step: Interval
     share_of_loop: Interval
     speedup: Interval
     usd: Interval | None = None
+    seconds: Interval = Interval(0.0, 0.0, 0.0)
+    of: str = "loop"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object of report.json."""
@@ -99,6 +103,8 @@ class Gain:
             "share_of_loop": self.share_of_loop.as_dict(),
             "speedup": self.speedup.as_dict(),
             "usd": self.usd and self.usd.as_dict(),
+            "seconds": self.seconds.as_dict(),
+            "of": self.of,
         }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from sm_profiler.report.gains import gain_sentence
 from sm_profiler.report.model import Report
 from sm_profiler.report.svg import clean, shorten
 
@@ -41,7 +42,7 @@ def _cells(report: Report) -> list[tuple[str, str]]:
     main = report.verdict.main
     source = json.dumps(clean(report.source))
     return [
-        ("markdown", f"# {_plain(report.metrics.name)}\n\n**{main.kind.value}**: {_plain(main.headline)}\n\n**Next step:** {_plain(main.next_step)}"),
+        ("markdown", f"# {_plain(report.metrics.name)}\n\n**{main.kind.value}**: {_plain(main.headline)} {_plain(gain_sentence(main.gain))}\n\n**Next step:** {_plain(main.next_step)}"),
         ("markdown", "This notebook reads the profile again and redraws the sections of the report. Change and extend it as you like."),
         ("code", f"SOURCE = {source}\n\nimport numpy as np\nimport pandas as pd\nfrom sm_profiler.source import open_source\nfrom sm_profiler.report import build_report\n\nreport = build_report(open_source(SOURCE))\nmetrics = report.metrics\nprint(report.verdict.kind.value, '-', report.verdict.main.headline)"),
         ("markdown", "## Where the training loop's time goes\n\nSeconds per process and part of the loop."),

@@ -142,6 +142,38 @@ HIDDEN_ABOVE = {
     Class.OPTIMIZER_BOUND: T(80.0, "percent; the host may only wait in the optimizer for the GPU to finish"),
 }
 
+# What a repair saves. `REST` numbers are what stays after a good repair; a value between the limits is the usual case.
+GAIN_INTERVAL = T(0.9, "of the intervals contain what a repair really saves")
+GAIN_REPEAT = T(0.03, "of a step; the same training on the same machine differs by this much from run to run")
+GAIN_REPEAT_MOST = T(0.15, "of a step; a machine that varies more is disturbed in this run only")
+GAIN_MOST = T(0.99, "of the loop; no repair makes a loop more than a hundred times as fast")
+LOADER_REST_MS = T(0.3, "per batch; receiving it from a worker through shared memory")
+LOADER_SLOWED = T(1.15, "times as long; the step while workers use the other cores and the memory's bandwidth")
+REDUCED = T(0.5, "of the preprocessing that no core is free for; a repair that saves less is not finished")
+EXCESS_SAVED_LEAST = T(0.85, "of what long steps cost beyond usual ones; a repair may leave a short one in their place")
+EXCESS_SAVED = T(0.95, "as EXCESS_SAVED_LEAST, for the usual repair: rarely, or in another thread")
+GC_SAVED_LEAST = T(0.85, "of the time in collections; gc.disable() with a rare gc.collect() keeps some of it")
+GC_SAVED = T(0.96, "as GC_SAVED_LEAST, usually: one full collection in several hundred steps is left")
+GC_UNSEEN = T(1.1, "times the recorded collections; those below a millisecond are not recorded")
+OUTSIDE_REST_MOST = T(0.1, "of the rest of a step; logging and metrics of a healthy loop take no more")
+OUTSIDE_REST = T(0.02, "as OUTSIDE_REST_MOST, usually: zero_grad and the loop's own Python")
+OPTIMIZER_REST_MOST = T(0.15, "of a step; fused and foreach optimizers take 2 to 15 %")
+OPTIMIZER_REST = T(0.06, "as OPTIMIZER_REST_MOST, usually")
+OPTIMIZER_REST_LEAST = T(0.02, "as OPTIMIZER_REST_MOST, at best")
+EVALUATION_SAVED_LEAST = T(0.5, "of the evaluation; the least that 'less often' means is half as often")
+EVALUATION_SAVED = T(0.7, "as EVALUATION_SAVED_LEAST, usually: a smaller sample or every few epochs")
+EVALUATION_SAVED_MOST = T(0.95, "as EVALUATION_SAVED_LEAST: another job evaluates the checkpoints")
+START_SAVED_LEAST = T(0.4, "of a start beyond what is normal; caches and streaming still read the first data")
+START_SAVED = T(0.7, "as START_SAVED_LEAST, usually")
+UNMODELLED: dict[str, tuple[float, float]] = {  # confidence → least and usual share; at most, all of it
+    "high": (
+        T(0.7, "of the lost share is saved at least where no model fits and the cause was measured directly"),
+        0.9,
+    ),
+    "medium": (T(0.5, "as for high confidence, where the cause was partly inferred"), 0.8),
+    "low": (T(0.25, "as for high confidence, where the cause is one of several"), 0.6),
+}
+
 # Money.
 HALF_EMPTY = T(45.0, "percent; the next smaller instance has about half of everything, so all use must stay below half")
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from sm_profiler.printable import printable
 from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, in_unit, percent
+from sm_profiler.report.gains import gain_sentence
 from sm_profiler.report.model import Evidence, Finding, Report
 from sm_profiler.report.parts import COLOURS
 from sm_profiler.report.slices import loop_slices
@@ -31,6 +32,7 @@ def terminal_summary(report: Report, colour: bool = False, *, width: int | None 
     mood = "good" if main.kind.is_healthy else "open" if main.kind is Class.INCONCLUSIVE else "bad"
     code = f"\x1b[{_MOODS[mood]}m{main.kind.value}\x1b[0m" if colour else main.kind.value
     lines = [f"{code}  {main.kind.label} ({main.confidence} confidence)", *_wrap(main.headline, width)]
+    lines += _wrap(gain_sentence(main.gain), width)
     lines += _bar(report, width, colour=colour)
     lines += [shorten(printable(f"  {_evidence(one)}"), width) for one in main.evidence[:3]]
     count, downtime = report.metrics.interruptions

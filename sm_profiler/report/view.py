@@ -11,6 +11,7 @@ from sm_profiler.report.blocks import Picture
 from sm_profiler.report.charts import ChartPart
 from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, in_unit, percent, plural, size
+from sm_profiler.report.gains import gain_sentence
 from sm_profiler.report.job_metrics import JobMetrics, Rank
 from sm_profiler.report.judges.judge_context import mean_or_none
 from sm_profiler.report.model import Finding, Report
@@ -28,6 +29,7 @@ def finding_view(finding: Finding) -> dict[str, Any]:
         "name": finding.kind.label,
         "headline": finding.headline,
         "next": finding.next_step,
+        "gain": gain_sentence(finding.gain),
         "confidence": finding.confidence,
         "healthy": finding.kind.is_healthy,
         "open": finding.kind is Class.INCONCLUSIVE,

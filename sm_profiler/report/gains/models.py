@@ -1,0 +1,192 @@
+"""What the repair of each class saves: one model a class, and the lost share where none fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from sm_profiler.formats.columns import Floats
+from sm_profiler.report import parts, policy
+from sm_profiler.report.classes import Class
+from sm_profiler.report.gains.claim import Claim
+from sm_profiler.report.gains.loader_queue import fetch_times, simulated_wait
+from sm_profiler.report.gains.loop_table import BETWEEN, EVALUATION, LoopTable
+from sm_profiler.report.job_metrics import Rank
+from sm_profiler.report.judges import JudgeContext
+from sm_profiler.report.judges.ranks import MEETINGS
+from sm_profiler.report.judges.workers import Workers, workers_of
+from sm_profiler.report.model import Finding
+
+Model = Callable[[Finding, JudgeContext, LoopTable], "Claim | None"]
+COMPUTING = ("forward", "backward", "optimizer", BETWEEN, "outside")
+
+
+def claim_of(finding: Finding, context: JudgeContext, table: LoopTable) -> Claim:
+    """Return what the repair of a finding about the loop saves."""
+    model = MODELS.get(finding.kind)
+    claim = model(finding, context, table) if model else None
+    return claim if claim is not None else _lost_share(finding, table)
+
+
+def _lost_share(finding: Finding, table: LoopTable, from_parts: tuple[str, ...] = ()) -> Claim:
+    """Return the finding's own share of the time, as far as its confidence goes."""
+    low, value = policy.UNMODELLED[finding.confidence]
+    share = min(max(float(np.nan_to_num(finding.share_of_time)), 0.0), 1.0)
+    return Claim(table.length * share * value, low / value, 1 / value, from_parts)
+
+
+def _input(_: Finding, context: JudgeContext, table: LoopTable) -> Claim | None:
+    """Simulate the loader with the advised workers; the steps stay as long as they are, or as the cores allow."""
+    wait = table.of("wait")
+    if not context.waits_known or wait.sum() <= 0:
+        return None
+    pool, compute = workers_of(context), table.training - wait
+    rows = table.training > 0
+    if pool.now < 0:
+        left = policy.INPUT_WAIT_MS / 1e3, policy.LOADER_REST_MS / 1e3, 0.0
+    else:
+        left = _left(pool, wait[rows], compute[rows], _time_of_cores(context, float(table.training[rows].mean())))
+    mean = float(wait[rows].mean())
+    return Claim.of_scenarios([wait * (1 - min(one / mean, 1.0)) for one in left], ("wait",))
+
+
+def _left(pool: Workers, wait: Floats, compute: Floats, busy: float) -> tuple[float, float, float]:
+    """Return the seconds by which a step is longer than its computation after the repair: at worst, usually, at best.
+
+    Args:
+        pool: the workers, as they are and as advised.
+        wait: seconds of each step spent waiting.
+        compute: seconds of each step without waiting.
+        busy: seconds in which all cores together do what they do in a step today.
+    """
+    fetch, rest, mean = fetch_times(wait, wait + compute, pool.now), policy.LOADER_REST_MS / 1e3, float(compute.mean())
+    if not pool.idle and pool.cores and pool.needed > pool.cores:  # only less preprocessing helps
+        most = max(pool.now, min(pool.suggested, pool.cores))
+        reduced = simulated_wait(fetch * (1 - policy.REDUCED), compute, most)
+        return max(reduced, policy.INPUT_WAIT_MS / 1e3), rest, 0.0
+    usual = simulated_wait(fetch, compute, pool.suggested)
+    fewest = simulated_wait(fetch, compute, max(pool.needed, pool.now + 1))
+    if pool.idle:
+        return max(fewest, policy.INPUT_WAIT_MS / 1e3), usual + rest, 0.0
+    # workers that compute need cores: the work of all cores does not become less
+    shared = max(busy - mean, 0.0)
+    slowed = mean * (policy.LOADER_SLOWED - 1)
+    return max(fewest, shared + slowed) + rest, max(usual, shared) + rest, usual
+
+
+def _time_of_cores(context: JudgeContext, iteration: float) -> float:
+    """Return the seconds in which all cores together do what they did in a step; 0 if their use is unknown."""
+    cpu = context.metrics.mean_of("cpu")
+    return iteration * min(max(cpu, 0.0), 100.0) / 100 if cpu is not None else 0.0
+
+
+def _sync(_: Finding, __: JudgeContext, table: LoopTable) -> Claim:
+    """Leave what a healthy loop does between its phases and waits."""
+    outside = table.of("outside")
+    inner = float(np.median(table.training - outside))
+    scenarios = [
+        np.maximum(outside - rest * inner, 0.0) for rest in (policy.OUTSIDE_REST_MOST, policy.OUTSIDE_REST, 0.0)
+    ]
+    return Claim.of_scenarios(scenarios, ("outside",))
+
+
+def _collections(_: Finding, context: JudgeContext, table: LoopTable) -> Claim:
+    """Leave a rare full collection."""
+    seconds = np.mean([_rows(rank.iterations.gc, rank, table) for rank in context.ranks], axis=0)
+    return Claim(seconds * policy.GC_SAVED, policy.GC_SAVED_LEAST / policy.GC_SAVED, policy.GC_UNSEEN / policy.GC_SAVED)
+
+
+def _rows(values: Floats, rank: Rank, table: LoopTable) -> Floats:
+    """Return values of a rank's iterations at the rows of the table."""
+    found = np.zeros(len(table.length))
+    place = rank.iterations.index - int(policy.WARM_UP_STEPS)
+    inside = (place >= 0) & (place < table.steps)
+    np.add.at(found, place[inside], np.maximum(np.nan_to_num(values[inside]), 0.0))
+    return found
+
+
+def _stalls(_: Finding, context: JudgeContext, table: LoopTable) -> Claim | None:
+    """Make long steps as long as usual ones."""
+    rank = max((one for one in context.ranks if one.stalls.count), key=lambda one: one.stall_share, default=None)
+    if rank is None or rank.stalls.long.all():
+        return None
+    iterations, stalls = rank.iterations, rank.stalls
+    usual = float(np.median(iterations.length[~stalls.long]))
+    beyond = np.where(stalls.long, np.maximum(iterations.length - usual, 0.0), 0.0)
+    where = (stalls.where,) if stalls.where not in ("", parts.UNKNOWN) else ()
+    least, value = policy.EXCESS_SAVED_LEAST, policy.EXCESS_SAVED
+    return Claim(_rows(beyond, rank, table) * value, least / value, 1 / value, where)
+
+
+def _evaluation(_: Finding, __: JudgeContext, table: LoopTable) -> Claim:
+    """Evaluate less."""
+    value = policy.EVALUATION_SAVED
+    low, high = policy.EVALUATION_SAVED_LEAST / value, policy.EVALUATION_SAVED_MOST / value
+    return Claim(table.of(EVALUATION) * value, low, high, (EVALUATION,), strict=True)
+
+
+def _optimizer(_: Finding, __: JudgeContext, table: LoopTable) -> Claim:
+    """Leave what a fused optimizer takes of a step."""
+    optimizer = table.of("optimizer")
+    others = table.training - optimizer
+    rests = (policy.OPTIMIZER_REST_MOST, policy.OPTIMIZER_REST, policy.OPTIMIZER_REST_LEAST)
+    scenarios = [np.maximum(optimizer - others * rest / (1 - rest), 0.0) for rest in rests]
+    return Claim.of_scenarios(scenarios, ("optimizer",))
+
+
+def _straggler(finding: Finding, context: JudgeContext, table: LoopTable) -> Claim | None:
+    """Replay the steps with a straggler that works like the median of the others."""
+    ranks = context.ranks
+    name = next((one.where for one in finding.evidence if one.where), "")
+    slow = next((number for number, rank in enumerate(ranks) if rank.name == name), None)
+    count = min((len(rank.iterations) for rank in ranks), default=0)
+    if slow is None or len(ranks) <= 1 or not count:
+        return None
+    others = [number for number in range(len(ranks)) if number != slow]
+
+    def waited(key: str) -> float:
+        means = [rank.mean(key, without_stalls=False) for rank in ranks]
+        return float(np.median([means[number] for number in others])) - means[slow]
+
+    meeting = max(MEETINGS, key=waited)
+    work = np.asarray([(rank.iterations.length - rank.iterations.of(meeting))[:count] for rank in ranks])
+    meet = np.asarray([rank.iterations.of(meeting)[:count] for rank in ranks])
+    work = np.maximum(np.nan_to_num(work), 0.0)
+    now = work.max(axis=0)
+    work[slow] = np.median(work[others], axis=0)
+    saved = np.minimum(np.maximum(now - work.max(axis=0), 0.0), now + meet.min(axis=0))
+    length = float(ranks[slow].iterations.length[:count].sum())
+    share = float(saved.sum()) / length if length > 0 else 0.0
+    whole = np.zeros(len(table.length))
+    place = ranks[slow].iterations.index[:count] - int(policy.WARM_UP_STEPS)
+    inside = (place >= 0) & (place < table.steps)
+    whole[place[inside]] = saved[inside]
+    total = float(whole.sum())
+    if total <= 0 or share <= 0:
+        return None
+    recorded = min(max(finding.share_of_time / share, 0.5), 1.5)
+    return Claim(whole, min(recorded, 1.0), max(recorded, 1.0))
+
+
+def _host(finding: Finding, _: JudgeContext, table: LoopTable) -> Claim:
+    return _lost_share(finding, table, COMPUTING)
+
+
+def _communication(finding: Finding, _: JudgeContext, table: LoopTable) -> Claim:
+    return _lost_share(finding, table, ("backward", "optimizer"))
+
+
+MODELS: dict[Class, Model] = {
+    Class.INPUT_BOUND: _input,
+    Class.SYNC_BOUND: _sync,
+    Class.GC_BOUND: _collections,
+    Class.PERIODIC_STALL: _stalls,
+    Class.STEP_OUTLIERS: _stalls,
+    Class.EVALUATION_BOUND: _evaluation,
+    Class.OPTIMIZER_BOUND: _optimizer,
+    Class.STRAGGLER: _straggler,
+    Class.HOST_BOUND: _host,
+    Class.COMMUNICATION_BOUND: _communication,
+}
+WITHOUT_TIME = frozenset({Class.MEMORY_GROWTH})  # what these cost is not time

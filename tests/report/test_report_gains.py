@@ -1,0 +1,349 @@
+"""Gains: each class's model, no second claimed twice, and numbers that hold for any data."""
+
+import json
+import math
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from report_helpers import gpu_samples, metrics_of, report_from, training
+
+from sm_profiler.report import policy
+from sm_profiler.report.classes import Class
+from sm_profiler.report.gains import gain_sentence, predictions, with_gains
+from sm_profiler.report.gains.claim import Claim
+from sm_profiler.report.gains.loader_queue import fetch_times, simulated_wait
+from sm_profiler.report.gains.loop_table import EVALUATION, loop_table, row_keys
+from sm_profiler.report.judges import JudgeContext
+from sm_profiler.report.model import Evidence, Finding, Gain, Interval, Verdict
+from sm_profiler.report.step_fold import LoaderSettings
+from sm_profiler.report.verdict import decide
+
+STEP = 0.0102  # seconds of an iteration of report_helpers.training()
+
+
+def gain_of(rows, kind, system_rows=(), *, workers=None, **options):
+    metrics = metrics_of(rows, system_rows, **options)
+    if workers is not None:
+        metrics = attrs.evolve(metrics, loader=LoaderSettings(workers, 0))
+    context = JudgeContext(metrics, {})
+    verdict = with_gains(decide(context), context)
+    return next(one.gain for one in (verdict.main, *verdict.also) if one.kind is kind)
+
+
+def contains(interval, truth):
+    return interval.low <= truth <= interval.high
+
+
+@pytest.mark.parametrize(
+    ("planted", "kind", "lost"),
+    [
+        ({"wait": 0.021}, Class.INPUT_BOUND, 0.02),
+        ({"outside": 0.0102}, Class.SYNC_BOUND, 0.01),
+        ({"every": 50, "stall": 0.2}, Class.PERIODIC_STALL, 11 * 0.2 / 597),
+        ({"optimizer": 0.031}, Class.OPTIMIZER_BOUND, 0.03),
+    ],
+)
+def test_interval_contains_what_was_planted_and_is_narrow(planted, kind, lost):
+    gain = gain_of(training(600, **planted), kind)
+    assert contains(gain.seconds_per_step, lost)
+    assert contains(gain.speedup, (STEP + lost) / STEP)
+    assert gain.seconds_per_step.high / gain.seconds_per_step.low < 1.5
+    assert gain.of == "loop"
+
+
+def test_collections_are_saved_but_for_a_rest():
+    rows = training(400, outside=0.0032)
+    rows += [("GC", "GC", 1.01 + 0.0132 * step, 0.003, "algo-1-0", step) for step in range(400)]
+    gain = gain_of(rows, Class.GC_BOUND)
+    assert contains(gain.seconds_per_step, 0.003 * policy.GC_SAVED)
+
+
+def test_evaluation_is_never_saved_whole():
+    rows, at = [], 1.0
+    for epoch in range(10):
+        rows += training(50, at=at, number=50 * epoch)
+        rows += training(50, at=at + 0.6, mode="EVAL", number=50 * epoch, backward=0, optimizer=0, forward=0.016)
+        at += 1.6
+    gain = gain_of(rows, Class.EVALUATION_BOUND)
+    assert gain.share_of_loop.value == pytest.approx(policy.EVALUATION_SAVED * 0.54, rel=0.05)
+    assert gain.share_of_loop.high < 0.58
+
+
+def test_straggler_is_replayed_as_the_median_of_the_others():
+    rows = []
+    for rank in range(4):
+        slow = rank == 2
+        rows += training(
+            200, forward=0.013 if slow else 0.003, backward=0.005 if slow else 0.015, node=f"algo-1-{rank}"
+        )
+    gain = gain_of(rows, Class.STRAGGLER)
+    assert contains(gain.seconds_per_step, 0.01)
+    assert gain.seconds_per_step.high / gain.seconds_per_step.low < 1.2
+
+
+def test_start_is_a_gain_of_the_job_and_not_of_the_loop():
+    gain = gain_of(training(400, at=60), Class.INITIALIZATION_BOUND, gpu_samples(70, 65), instance_type="ml.g5.xlarge")
+    assert gain.of == "job"
+    assert gain.share_of_loop.high == gain.seconds_per_step.high == 0
+    assert 20 < gain.seconds.value < 60
+    assert gain.speedup.value > 1
+    assert "of the job" in gain_sentence(gain)
+
+
+def test_healthy_and_inconclusive_jobs_and_memory_have_no_gain():
+    assert report_from(training(300)).verdict.main.gain is None
+    assert report_from([]).verdict.main.gain is None
+    seconds = np.arange(60.0)
+    growing = {"algo-1-0": (seconds + 1_700_000_000, 1e9 + seconds * 1e8)}
+    gain = gain_of(training(6000), Class.MEMORY_GROWTH, memory=growing)
+    assert gain is None
+
+
+def test_dollars_need_a_price():
+    rows = training(300, wait=0.02)
+    with_price = report_from(rows, instance_type="ml.g5.xlarge").verdict.main.gain
+    assert with_price.usd.value == pytest.approx(with_price.seconds.value * 1.408 / 3600, rel=0.2)
+    assert report_from(rows).verdict.main.gain.usd is None
+
+
+def test_causes_claim_before_what_they_explain():
+    rows = training(400, optimizer=0.013)
+    rows += [("GC", "GC", 1.01 + 0.0222 * step, 0.01, "algo-1-0", step) for step in range(400)]
+    context = JudgeContext(metrics_of(rows), {})
+    cause, symptom = (Finding(kind, "", (), "", 0.5) for kind in (Class.GC_BOUND, Class.OPTIMIZER_BOUND))
+    gains = [
+        {one.kind: one.gain.share_of_loop for one in (verdict.main, *verdict.also)}
+        for verdict in (with_gains(Verdict(*pair), context) for pair in ((cause, (symptom,)), (symptom, (cause,))))
+    ]
+    assert gains[0] == gains[1]
+    assert gains[0][Class.GC_BOUND].value == pytest.approx(0.01 * policy.GC_SAVED / 0.0222, rel=0.02)
+
+
+def test_waits_and_stalls_in_waits_are_not_claimed_twice():
+    rows = training(600, wait=0.01)
+    late = [(*row[:3], row[3], *row[4:]) for row in rows]
+    context = JudgeContext(metrics_of(late), {})
+    finding = next(one for one in (decide(context).main,) if one.kind is Class.INPUT_BOUND)
+    again = attrs.evolve(finding, kind=Class.PERIODIC_STALL)
+    verdict = with_gains(Verdict(finding, (finding, again)), context)
+    gains = [one.gain.share_of_loop for one in (verdict.main, *verdict.also)]
+    assert gains[0].value > 0.4
+    assert gains[1].value < 0.02
+
+
+# --- the loader
+
+
+def test_enough_workers_hide_loading():
+    compute, fetch = np.full(500, 0.01), np.full(500, 0.03)
+    assert simulated_wait(fetch, compute, 0) == pytest.approx(0.03)
+    assert simulated_wait(fetch, compute, 1) == pytest.approx(0.02, rel=0.02)
+    assert simulated_wait(fetch, compute, 2) == pytest.approx(0.005, rel=0.05)
+    assert simulated_wait(fetch, compute, 3) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_deep_queue_smooths_varying_batches():
+    draw = np.random.default_rng(1)
+    fetch, compute = draw.exponential(0.018, 2000), np.full(2000, 0.01)
+    shallow, deep = (simulated_wait(fetch, compute, 2, prefetch) for prefetch in (1, 16))
+    assert deep < shallow / 2
+
+
+def test_time_of_a_busy_worker_is_the_length_of_its_round():
+    assert fetch_times(np.zeros(10), np.full(10, 0.02), 3) == pytest.approx(np.full(8, 0.06))
+    assert fetch_times(np.full(4, 0.5), np.ones(4), 0) == pytest.approx(np.full(4, 0.5))
+    assert len(fetch_times(np.zeros(2), np.ones(2), 100)) == 1
+    assert simulated_wait(np.empty(0), np.ones(5), 2) == 0.0
+
+
+def test_workers_that_compute_cannot_save_more_than_the_cores_allow():
+    """Two cores, all busy: a third of the wait is what they do beside the steps."""
+    cpu = [
+        (1 + tick / 2, 90.0, "algo-1", "cpu", f"cpu{core}", "CPUUtilization") for tick in range(20) for core in range(2)
+    ]
+    gain = gain_of(training(500, wait=0.006, forward=0.001), Class.INPUT_BOUND, cpu, workers=1)
+    idle = [(row[0], 5.0, *row[2:]) for row in cpu]
+    without_load = gain_of(training(500, wait=0.006, forward=0.001), Class.INPUT_BOUND, idle, workers=1)
+    assert gain.share_of_loop.low < without_load.share_of_loop.low
+
+
+# --- for any data
+
+
+def finite(value):
+    return all(math.isfinite(one) for one in attrs.astuple(value))
+
+
+def check(verdict):
+    """Require what holds for the gains of every verdict."""
+    gains = [one.gain for one in (verdict.main, *verdict.also) if one.gain is not None]
+    left = 1.0
+    for gain in gains:
+        for interval in (gain.seconds_per_step, gain.share_of_loop, gain.speedup, gain.seconds, gain.usd):
+            assert interval is None or (finite(interval) and 0 <= interval.low <= interval.value <= interval.high)
+        assert gain.speedup.low >= 1
+        left -= gain.share_of_loop.value
+    assert left >= 0
+    json.dumps([gain.as_dict() for gain in gains], allow_nan=False)
+    return gains
+
+
+times = st.floats(0, 0.05)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    wait=times, forward=times, backward=times, optimizer=times, outside=times, stall=st.floats(0, 2),
+    every=st.integers(2, 40), steps=st.integers(15, 120), ranks=st.integers(1, 3), at=st.floats(0, 100),
+)  # fmt: skip
+def test_gains_of_any_loop_add_up_to_less_than_it_lost(ranks, steps, **parts):
+    rows = []
+    for rank in range(ranks):
+        own = {**parts, "forward": parts["forward"] * (1 + rank)}
+        rows += training(steps, **own, node=f"algo-1-{rank}")
+    check(report_from(rows, gpu_samples(30, 10), instance_type="ml.g5.xlarge").verdict)
+
+
+shares = st.floats(allow_nan=True, allow_infinity=True) | st.floats(0, 1)
+found = st.builds(
+    lambda kind, share, of, confidence, where: Finding(
+        kind, "headline", (Evidence("metric", 1.0, None, where),), "next", share, of, confidence
+    ),
+    st.sampled_from(list(Class)), shares, st.sampled_from(["loop", "job"]), st.sampled_from(["low", "medium", "high"]),
+    st.sampled_from(["", "algo-1-0", "algo-1-1", "algo-9-9"]),
+)  # fmt: skip
+LOOPS = [
+    training(100, wait=0.01, every=20, stall=0.1) + training(100, forward=0.01, every=7, stall=0.1, node="algo-1-1"),
+    training(60, optimizer=0.01),
+    training(10),
+    training(40, wait=0, forward=0, backward=0, optimizer=0, outside=0.0),
+    [],
+]
+CONTEXTS = [JudgeContext(metrics_of(rows), {}) for rows in LOOPS]
+
+
+@settings(max_examples=60, deadline=None)
+@given(findings=st.lists(found, min_size=1, max_size=8), loop=st.integers(0, len(LOOPS) - 1))
+def test_any_findings_get_gains_that_hold(findings, loop):
+    verdict, context = Verdict(findings[0], tuple(findings[1:])), CONTEXTS[loop]
+    gains = check(with_gains(verdict, context, per_hour=3.0))
+    assert [gain.as_dict() for gain in gains] == [gain.as_dict() for gain in check(with_gains(verdict, context, 3.0))]
+    for gain in gains:
+        assert "nan" not in gain_sentence(gain)
+
+
+def test_damaged_times_give_finite_gains():
+    rows = training(100, wait=0.02)
+    rows[50] = (*rows[50][:2], rows[50][2], 1e9, *rows[50][4:])
+    rows[90] = (*rows[90][:2], rows[90][2], -5.0, *rows[90][4:])
+    check(report_from(rows).verdict)
+
+
+def test_table_divides_each_row_completely():
+    rows = training(60) + training(20, mode="EVAL", at=2.0) + training(60, at=3.0, number=60)
+    metrics = metrics_of(rows)
+    table = loop_table(metrics.ranks)
+    ends = metrics.ranks[0].steps.end[metrics.ranks[0].train] / 1e6
+    assert table.total == pytest.approx(ends[-1] - ends[int(policy.WARM_UP_STEPS) - 1], rel=1e-6)
+    assert table.seconds.shape == (len(row_keys()), table.steps + 1)
+    assert table.of(EVALUATION).sum() == pytest.approx(20 * STEP, abs=0.02)
+
+
+def test_long_jobs_are_cut_into_few_blocks():
+    context = JudgeContext(metrics_of(training(100, wait=0.02)), {})
+    rank = context.ranks[0]
+    repeat = 2000
+
+    def many(values):
+        return np.tile(values, (repeat, *(1,) * (values.ndim - 1)))
+
+    start = np.concatenate([rank.steps.start + number * 2.92e6 for number in range(repeat)])
+    steps = attrs.evolve(
+        rank.steps, start=start, duration=many(rank.steps.duration), number=np.arange(len(start)), mode=many(rank.steps.mode),
+        parts=many(rank.steps.parts), gc_in_wait=many(rank.steps.gc_in_wait),
+    )  # fmt: skip
+    from sm_profiler.report.job_metrics import measure_rank
+
+    long = measure_rank(rank.name, steps, (start[0], start[-1]), rank.attempts)
+    context = JudgeContext(attrs.evolve(context.metrics, ranks=(long,)), {})
+    assert len(check(with_gains(decide(context), context))) == 1
+
+
+# --- wording
+
+
+def gain(speedup, usd=None, of="loop", share=(0.0, 0.0, 0.0), seconds=(0.0, 0.0, 0.0)):
+    money = Interval(usd, usd, usd) if usd is not None else None
+    return Gain(Interval(0, 0, 0), Interval(*share), Interval(*speedup), money, Interval(*seconds), of)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (gain((1.6, 1.7, 1.8), 210.4), "Repairing it makes the loop 1.6 to 1.8 times as fast, saves about $210."),
+        (gain((12.2, 14.0, 18.9)), "Repairing it makes the loop 12 to 19 times as fast."),
+        (gain((1.21, 1.25, 1.29), 0.001), "Repairing it makes the loop 1.21 to 1.29 times as fast."),
+        (
+            gain((1.03, 1.05, 1.07), 2.1, share=(0.03, 0.05, 0.07)),
+            "Repairing it saves 3 to 7 % of the loop, about $2.10.",
+        ),
+        (gain((1.1, 1.2, 1.3), of="job", seconds=(20, 30, 40)), "Repairing it saves 20 to 40 s of the job."),
+        (gain((1.0, 1.0, 1.0)), ""),
+        (None, ""),
+    ],
+)
+def test_sentence(given, text):
+    assert gain_sentence(given) == text
+
+
+# --- the next run
+
+
+def test_prediction_is_compared_with_the_next_run():
+    before, after = report_from(training(400, wait=0.0205)), report_from(training(400, wait=0.0005))
+    (one,) = predictions(before, after)
+    assert one.findings == ("INPUT_BOUND",)
+    assert one.repaired
+    assert one.held
+    assert one.measured.value == pytest.approx((STEP + 0.0195) / (STEP - 0.0005), rel=0.01)
+    assert one.sentence.startswith("Repairing INPUT_BOUND: predicted 2.")
+    assert one.sentence.endswith("times as fast, measured 3.06.") or "measured 3" in one.sentence
+
+
+def test_finding_that_is_still_there_is_not_called_repaired():
+    report = report_from(training(400, wait=0.02))
+    (one,) = predictions(report, report)
+    assert not one.repaired
+    assert "still found" in one.sentence
+    assert "measured 1.00" in one.sentence
+
+
+def test_gains_of_several_repairs_are_combined():
+    before = report_from(training(600, wait=0.02, every=50, stall=0.3))
+    after = report_from(training(600))
+    (one,) = predictions(before, after)
+    assert set(one.findings) == {"INPUT_BOUND", "PERIODIC_STALL"}
+    assert one.held
+
+
+def test_larger_batches_are_compared_by_sample():
+    before = report_from(training(400, forward=0.0003, backward=0.0005, optimizer=0.0001, wait=0.0001))
+    after = report_from(training(400))
+    sized = [
+        attrs.evolve(report, metrics=attrs.evolve(report.metrics, batch_size=size))
+        for report, size in ((before, 8), (after, 256))
+    ]
+    plain, by_sample = predictions(before, after)[0].measured.value, predictions(*sized)[0].measured.value
+    assert by_sample == pytest.approx(32 * plain)
+
+
+def test_no_prediction_without_steps():
+    assert predictions(report_from([]), report_from(training(400))) == ()
+
+
+def test_claims_outside_their_parts_are_cut():
+    claim = Claim.of_scenarios([np.array([1.0, -1.0]), np.array([2.0, 0.0]), np.array([4.0, 0.0])], ("wait",))
+    assert (claim.low, claim.high, claim.strict) == (0.5, 2.0, True)
