@@ -61,7 +61,7 @@ def _causes_first(findings: list[Finding]) -> list[int]:
 
 @attrs.define(eq=False)
 class _Budget:
-    """What is left of the loop to be saved, by part and block of steps."""
+    """Time of the loop that is left to be saved, by part and block of steps."""
 
     table: LoopTable
     blocks: Blocks

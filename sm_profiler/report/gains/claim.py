@@ -12,7 +12,7 @@ from sm_profiler.formats.columns import Floats
 
 @attrs.frozen(eq=False)
 class Claim:
-    """What the repair of one finding saves by its model.
+    """Saving of one repair by its model.
 
     Attributes:
         seconds: saved in each row of the loop's table.

@@ -1,4 +1,4 @@
-"""What the repair of each class saves: one model a class, and the lost share where none fits."""
+"""Models of what a repair saves: one a class, and the lost share where none fits."""
 
 from __future__ import annotations
 
