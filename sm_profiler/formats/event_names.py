@@ -25,7 +25,7 @@ TENSORFLOW_DATA_ITERATOR = "DataIterator"
 TENSORFLOW_GET_NEXT = "dataset::GetNext"  # end of the names of events
 TENSORFLOW_PREFETCH = "Prefetch"  # part of the names of events
 
-GARBAGE_COLLECTION = "GC"
+GARBAGE_COLLECTION = "GC"  # `own` is true if the profiler caused the collection, else absent
 CPU_OPERATORS = "cpu_functions"
 GPU_OPERATORS = "gpu_functions"  # start of the phase of each device
 NCCL_MANAGER = "NcclManager"  # SMDDP
@@ -38,7 +38,11 @@ DEVICE_FORWARD = f"{OWN}Forward-gpu"
 DEVICE_BACKWARD = f"{OWN}Backward-gpu"
 DEVICE_OPTIMIZER = f"{OWN}Optimizer-gpu"
 DEVICE_MEMORY = f"{OWN}cuda_memory"
-PROFILING = f"{OWN}profiling"  # time that only the profiler caused: starting, stopping and exporting its windows
+# Time that only the profiler caused; name: what it did. `kind` is "stall" (the training waited for it: a window started,
+# stopped, was prepared), "background" (another thread competed for the interpreter: an export) or "window" (from the
+# first step of a window to the step after it: these steps ran slower; `window` is the collector, `steps` their number,
+# `slower` by how much if the usual step is known, else null).
+PROFILING = f"{OWN}profiling"
 SAVE = f"{OWN}save"  # a checkpoint or another file that the script writes; name: the function
 LOG = f"{OWN}log"  # a call of a logger or experiment tracker; name: the function
 COPY = f"{OWN}copy"  # copies between host and device, summed up

@@ -104,6 +104,7 @@ class TraceWriter:
     _base_us: int = attrs.field(default=0, init=False)
     _end_us: int = attrs.field(default=0, init=False)
     _hour: str = attrs.field(default="", init=False)
+    _described: Any = attrs.field(default=None, init=False)  # states of the collectors in the open file
     _phases: dict[str, int] = attrs.field(factory=dict, init=False)
     _announced: set[int] = attrs.field(factory=set, init=False)
     # first parts of spans in the open file, and quoted names
@@ -197,7 +198,7 @@ class TraceWriter:
         if self._fd < 0:
             return
         try:
-            self._put(b"\n]\n")
+            self._put((self._description(again=True) + "\n]\n").encode())
             os.close(self._fd)
             self._fd = -1
             _publish(self.root, self._path, self._end_us, self.source, self.kind)
@@ -308,16 +309,25 @@ class TraceWriter:
             _metadata("process_name", 0, f'{{"start_time_since_epoch_in_micros": {base_us}}}'),
             _metadata("process_sort_index", 0, '{"sort_index": 0}'),
         ]
-        if self.metadata:
-            lines.append(_metadata(event_names.PROCESS, 0, json.dumps(self.metadata())))
         try:
-            self._put(("[\n" + ",\n".join(lines)).encode())
+            self._put(("[\n" + ",\n".join(lines) + self._description()).encode())
         except OSError:  # an empty file on a full disk would only mislead
             with contextlib.suppress(OSError):
                 os.close(self._fd)
                 self._path.unlink()
             self._fd = -1
             raise
+
+    def _description(self, *, again: bool = False) -> str:
+        """Return the record of the process as a further line, or "" if it is in the file as it is."""
+        if self.metadata is None:
+            return ""
+        metadata = self.metadata()
+        states = metadata.get("collectors")
+        if again and states == self._described:
+            return ""
+        self._described = states
+        return ",\n" + _metadata(event_names.PROCESS, 0, json.dumps(metadata))
 
     def _put(self, data: bytes) -> None:
         """Write all or nothing: the file is truncated to its former size after a failed write."""

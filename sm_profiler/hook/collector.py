@@ -24,6 +24,9 @@ class Collector:
     def start(self) -> None:
         """Recording starts: with the first record of this process, and again in a forked child."""
 
+    def prepare(self) -> None:
+        """Do what would delay the start of a window that lies ahead, at the start of a step."""
+
     def enter(self, step: int) -> None:
         """Start collecting: step `step`, the first of the window, begins."""
 

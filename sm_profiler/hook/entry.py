@@ -192,7 +192,7 @@ def _start_session(profile: Profile, source: settings.ConfigText, framework: Fra
     missing = sorted(settings.requested_collectors(profile) - session.adapter.collectors - COMMON)
     if missing:
         logger.warning("sm-profiler: requested, but %s: %s", UNSUPPORTED, ", ".join(missing))
-    session.add(GarbageCollector(session.append))
+    session.add(GarbageCollector(session.append, session.work))
     try:
         session.adapter.install()
     except BaseException:

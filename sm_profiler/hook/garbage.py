@@ -10,19 +10,29 @@ from typing import Any
 
 from sm_profiler.formats.event_names import GARBAGE_COLLECTION
 from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.steps import Record
 
 MIN_NS = 1_000_000
+FULL = 2  # the oldest generation
 
 
 class GarbageCollector(Collector):
-    """Records the runs of Python's garbage collector."""
+    """Records the runs of Python's garbage collector, and marks those that the hook caused.
+
+    The hook caused a collection that ran while it worked, and a full one for which it allocated more than the script
+    since the last full one: the interpreter starts one when enough objects have survived the younger generations.
+    """
 
     name = "garbage collections"
 
-    def __init__(self, append: Callable[[Record], None], clock: Callable[[], int] = perf_counter_ns) -> None:
+    def __init__(
+        self, append: Callable[[Record], None], work: OwnWork, clock: Callable[[], int] = perf_counter_ns
+    ) -> None:
         self._append = append
+        self._work = work
         self._clock = clock
+        self._survived = [0, 0]  # collections of generation 1 since the last full one: the script's, the hook's
         self._began = 0
 
     def start(self) -> None:
@@ -43,7 +53,24 @@ class GarbageCollector(Collector):
         now = self._clock()
         if phase == "start":
             self._began = now
-        elif self._began and now - self._began >= MIN_NS:
+        elif self._began:
             generation = info.get("generation", -1)
-            args = {"generation": generation, "collected": info.get("collected", 0)}
-            self._append((GARBAGE_COLLECTION, f"generation {generation}", self._began, now, -1, args))
+            if generation == 0 and now - self._began < MIN_NS:
+                return
+            own = during = self._work.is_own()
+            if generation == 1:
+                self._survived[own] += 1
+            elif generation == FULL:
+                scripts, hooks = self._survived
+                own = own or hooks > scripts
+                self._survived = [0, 0]
+            if now - self._began >= MIN_NS:
+                self._record(generation, info.get("collected", 0), now, own=own, during=during)
+
+    def _record(self, generation: int, collected: int, now: int, *, own: bool, during: bool) -> None:
+        args: dict[str, Any] = {"generation": generation, "collected": collected}
+        if own:
+            args["own"] = True
+            if not during:  # otherwise part of the work during which it ran
+                self._work.stalled_ns += now - self._began
+        self._append((GARBAGE_COLLECTION, f"generation {generation}", self._began, now, -1, args))

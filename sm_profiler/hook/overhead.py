@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.steps import METER_EVERY, StepTracker
 from sm_profiler.hook.windows import Window
 
@@ -31,12 +32,13 @@ class OverheadController:
         shed: collectors whose windows are over because the hook cost too much.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part that tests replace
         self,
         tracker: StepTracker,
         windows: Mapping[str, Window],
         on_shed: Callable[[str], None],
         *,
+        work: OwnWork,
         clock: Callable[[], float] = time.perf_counter,
         own_cpu: Callable[[], float] = time.thread_time,
     ) -> None:
@@ -44,6 +46,7 @@ class OverheadController:
         self._tracker = tracker
         self._windows = windows
         self._on_shed = on_shed
+        self._work = work
         self._clock = clock
         self._own_cpu = own_cpu
         self.reset()
@@ -55,7 +58,7 @@ class OverheadController:
 
     def reset(self) -> None:
         """Forget all measurements, in a forked child: it writes files of its own."""
-        self._last: tuple[float, float, int, int] | None = None
+        self._last: tuple[float, float, int, int, int] | None = None
         self._bytes_at: tuple[float, int] | None = None
         self._over = self._under = 0
         self._every_for_time = self._every_for_bytes = 1
@@ -78,15 +81,22 @@ class OverheadController:
     def _limit_time(self, now: float) -> dict[str, Any] | None:
         """Compare the own time with its budget, scaled from the metered steps to all."""
         tracker = self._tracker
-        current = (now, self._own_cpu(), tracker.global_step, tracker.own_ns)
-        last, self._last = self._last, current
+        current = (now, self._own_cpu(), tracker.global_step, tracker.own_ns, self._work.stalled_ns)
+        last = self._last
         if last is None or current[2] <= last[2]:
+            self._last = current if last is None else (current[0], current[1], *last[2:])
             return None
+        self._last = current
         steps = current[2] - last[2]
         training_us = (current[3] - last[3]) / 1000 * METER_EVERY
         background_us = max(current[1] - last[1], 0.0) * 1e6
         self._judge(steps, (training_us + background_us) / steps, (current[0] - last[0]) * 1e6 / steps)
-        return {"steps": steps, "training_us": round(training_us, 1), "background_us": round(background_us, 1)}
+        return {
+            "steps": steps,
+            "training_us": round(training_us, 1),
+            "background_us": round(background_us, 1),
+            "windows_us": round((current[4] - last[4]) / 1000, 1),
+        }
 
     def _judge(self, steps: int, cost_us: float, step_us: float) -> None:
         # A beat has a fixed cost, which alone would exceed the budget of a slow loop.

@@ -1,6 +1,6 @@
 """The Python window: which functions take the time, from step start to forward end and on to the next step.
 
-Two more profiles cover the time around the loop: before step 0 and after the last step.  Times are wall, process or
+A step that does not end closes the window.  Two more profiles cover the time around the loop: before step 0 and after the last step.  Times are wall, process or
 off-CPU time at their real resolution.  Around the loop a profile lasts a minute at most: loading data may take hours, and
 a profiler slows it down.  An interpreter runs one profiler at a time: beside a debugger, coverage or another profiler the
 window is left out, and the report lists why.
@@ -22,6 +22,7 @@ from sm_profiler.formats.layout import StatsWindow, stats_path
 from sm_profiler.hook.bounded import run_bounded
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.own_work import BACKGROUND
 from sm_profiler.hook.python_profilers import CProfile, Pyinstrument, PythonProfiler, TimeLimit
 from sm_profiler.hook.recorder import DISK_SECONDS
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 PYTHON = "python"
 ROTATION = ("total_time", "cpu_time", "off_cpu_time")
 AROUND_SECONDS = 60.0  # before step 0, and after the loop
+STEP_SECONDS = 10.0  # a profiled step may take, and as many times the usual step as follows, whichever is longer
+STEP_TIMES = 10.0
 TOOL_ID = 2  # number of profilers in sys.monitoring
 
 
@@ -119,6 +122,7 @@ class PythonCollector(Collector):
         self._done: list[tuple[Point, Point, PythonProfiler]] = []
         self._steps = 0
         self._is_open = False
+        self._on_main_thread = False  # where the profiler runs
 
     # around the loop
 
@@ -162,21 +166,45 @@ class PythonCollector(Collector):
         """Stop the running profiler; start the next one if the window is open."""
         here = Point(mode.name.lower(), self._session.tracker.number, "stepstart", self._now_us())
         was_running = self._profiler is not None
-        self._stop(here)
-        if self._is_open:
-            self._start(here)
-            self._steps += 1
-        elif was_running:
+        if was_running or self._is_open:
+            with self._session.work.doing(f"{PYTHON} window: profilers turn"):
+                self._stop(here)
+                if self._is_open:
+                    self._start(here)
+                    self._steps += 1
+        if was_running and not self._is_open:
             self._session.later(self.write)
         return not self._is_open
+
+    def beat(self) -> None:
+        """Close the window, on the main thread, if its step does not end."""
+        point = self._began
+        if self._is_open and self._limit is None and point is not None and self._on_main_thread:
+            usual = self._session.slowdown.usual_ns(self._session.tracker.mode) or 0.0
+            if self._now_us() - point.at_us > 1e6 * max(STEP_SECONDS, STEP_TIMES * usual / 1e9):
+                self._limit = self._new_limit(0.0, lambda: self._reach_step_limit(point))
+
+    def _reach_step_limit(self, point: Point) -> None:
+        if not self._session.guard.is_off(PYTHON):
+            self._session.run(self, self._end_at_limit, point)
+
+    def _end_at_limit(self, point: Point) -> None:
+        """Close the window in the middle of a step."""
+        if self._is_open and self._began is point:
+            self._session.note(PYTHON, f"ended early: no step began for {(self._now_us() - point.at_us) / 1e6:.0f} s")
+            self._is_open = False
+            self._stop(attrs.evolve(point, phase="stepend", at_us=self._now_us()))
+            self._session.schedule.end(PYTHON)
+            self._session.later(self.write)
 
     def forward_ends(self) -> None:
         """Start the second profiler of a step after its first outermost forward."""
         if self._is_open and self._began is not None and self._began.phase == "stepstart":
             tracker = self._session.tracker
             here = Point(tracker.mode.name.lower(), tracker.number, "forwardpassend", self._now_us())
-            self._stop(here)
-            self._start(here)
+            with self._session.work.doing(f"{PYTHON} window: profilers turn"):
+                self._stop(here)
+                self._start(here)
 
     def profile_changed(self, profile: Profile) -> None:
         """Use the changed profiler and timer from the next start on."""
@@ -211,6 +239,7 @@ class PythonCollector(Collector):
         profiler = Pyinstrument() if self._config.profiler == "pyinstrument" else CProfile(self._timer())
         profiler.start()
         self._profiler, self._began = profiler, point
+        self._on_main_thread = threading.current_thread() is threading.main_thread()
         if seconds is not None:
             self._limit = self._new_limit(seconds, lambda: self._reach_limit(point))
 
@@ -243,11 +272,16 @@ class PythonCollector(Collector):
         self._done.append((began, point, profiler))
 
     def write(self) -> None:
-        """Write the results of stopped profilers.
+        """Write the results of stopped profilers, on the recorder's thread or as the process exits.
 
         Raises:
             OSError: a file cannot be written.
         """
+        if self._done:
+            with self._session.work.doing(f"{PYTHON} window is written", BACKGROUND):
+                self._write()
+
+    def _write(self) -> None:
         session = self._session
         done, self._done = self._done, []
         for began, ended, profiler in done:

@@ -21,6 +21,7 @@ from sm_profiler.formats.event_names import MEMORY, OVERHEAD
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter, span_args
 from sm_profiler.hook.guard import Guard
 from sm_profiler.hook.overhead import OverheadController
+from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.steps import Record
 from sm_profiler.hook.timebase import Timebase
 
@@ -51,6 +52,7 @@ class Recorder:
         guard: Guard,
         *,
         controller: OverheadController,
+        work: OwnWork,
         events: deque[TraceEvent],
         on_beat: Callable[[], None],
         flush_seconds: float = FLUSH_SECONDS,
@@ -62,6 +64,7 @@ class Recorder:
         self._timebase = timebase
         self._guard = guard
         self._controller = controller
+        self._own = work
         self._on_beat = on_beat
         self._flush_seconds = flush_seconds
         self._overflow = 0
@@ -116,9 +119,10 @@ class Recorder:
         self._guard.warn(f"the disk does not answer, the profile ends incomplete: {self.dropped} events are lost")
 
     def _run(self) -> None:
-        while not self._stop.wait(self._flush_seconds):
-            self._guarded(self.beat)
-        self._guarded(self._finish)
+        with self._own.unrecorded():
+            while not self._stop.wait(self._flush_seconds):
+                self._guarded(self.beat)
+            self._guarded(self._finish)
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
@@ -166,7 +170,7 @@ class Recorder:
         overhead = self._controller.beat(self.writer.written)
         if overhead is not None:
             args = {"pid": self._pid, "phases_every": self._controller.every, "dropped": self.dropped, **overhead}
-            length = int(overhead["training_us"] + overhead["background_us"])
+            length = int(overhead["training_us"] + overhead["background_us"] + overhead["windows_us"])
             start = self._timebase.now_us() - length
             self.events.append(TraceEvent(OVERHEAD, "overhead", start, length, json.dumps(args)))
 

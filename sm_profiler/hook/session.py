@@ -24,7 +24,9 @@ from sm_profiler.hook.guard import Guard
 from sm_profiler.hook.kernel_clock import kernel_clock
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.overhead import OverheadController
+from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.recorder import Recorder
+from sm_profiler.hook.slowdown import Slowdown
 from sm_profiler.hook.steps import Record, StepObserver, StepTracker
 from sm_profiler.hook.timebase import Timebase
 from sm_profiler.hook.windows import Schedule
@@ -46,6 +48,8 @@ class Session(StepObserver):
         rank: rank of this process, or None; set when recording starts.
         adapter: the framework's adapter.
         tracker: finds the steps.
+        slowdown: compares the steps of windows with those before.
+        work: what the hook does besides the callbacks of each step.
         schedule: the windows, and the collectors that they turn on and off.
         controller: keeps the hook within its overhead budget.
         guard: failures so far.
@@ -68,8 +72,10 @@ class Session(StepObserver):
         self.notes: dict[str, str] = {}
         self.timebase = Timebase()
         self.tracker = StepTracker(self._record_first, self)
-        self.schedule = Schedule(self.is_off, self.run)
-        self.controller = OverheadController(self.tracker, self.schedule.windows, self._shed)
+        self.work = OwnWork(self.append)
+        self.schedule = Schedule(self.is_off, self.run, self.note)
+        self.controller = OverheadController(self.tracker, self.schedule.windows, self._shed, work=self.work)
+        self.slowdown = Slowdown(self.work, self.schedule.active)
         self.closed = self.quiet = self.exiting = False
         self._source = source
         self._next_profile: Profile | None = None
@@ -216,7 +222,13 @@ class Session(StepObserver):
             metadata=self.describe,
         )
         self._recorder = recorder = Recorder(
-            writer, self.timebase, self.guard, events=self._events, controller=self.controller, on_beat=self._beat
+            writer,
+            self.timebase,
+            self.guard,
+            events=self._events,
+            controller=self.controller,
+            work=self.work,
+            on_beat=self._beat,
         )
         self.tracker.append = recorder.records.append
         self._notify("start")
@@ -272,6 +284,7 @@ class Session(StepObserver):
             self.profile, self._next_profile = self._next_profile, None
             self.schedule.configure(self.profile.collectors)
             self._notify("profile_changed", self.profile)
+        self._end_slow_windows(step, mode)
         settled = self.schedule.at_step(step)
         for collector in self._at_steps:
             if not self.guard.is_off(collector.name):
@@ -279,8 +292,15 @@ class Session(StepObserver):
                     settled = collector.step_begins(step, mode) and settled
                 except Exception as error:  # noqa: BLE001 - fail open
                     self.switch_off(collector, error)
+        self.slowdown.windows_turned(tracker.step_start)
         if not settled:
             tracker.settled = None
+
+    def _end_slow_windows(self, step: int, mode: ModeKeys) -> None:
+        for name in self.slowdown.step_begins(step, mode, self.tracker.step_start):
+            factor = self.slowdown.factor(name)
+            self.note(name, f"ended early: it made the training's steps {factor:.1f} times as long")
+            self.schedule.leave(name, step)
 
     def step_ended(self) -> None:
         """Notify collectors."""
@@ -311,6 +331,9 @@ class Session(StepObserver):
             return
         with self.guarded("closing"):
             self.tracker.end_step()
+        self.slowdown.close(time.perf_counter_ns())
+        if self._recorder is not None:
+            self._note_missed()
         self.schedule.close()
         self._notify("close")
         self.closed = self.quiet = True
@@ -319,6 +342,12 @@ class Session(StepObserver):
                 self._recorder.close()
         self.tracker.append = _ignore
         self._notify("finish", also_failed=True)
+
+    def _note_missed(self) -> None:
+        for name in settings.requested_collectors(self.profile):
+            reason = self.schedule.missed(name, time.time()) if name in self.schedule.collectors else None
+            if reason is not None:
+                self.notes.setdefault(name, reason)
 
     def end(self) -> None:
         """Close, and end what outlives the session: the process exits, or the hook is uninstalled."""
@@ -342,6 +371,8 @@ class Session(StepObserver):
             self._events = deque()
             self.tracker.reset(self._record_first)
             self.controller.reset()
+            self.work.reset()
+            self.slowdown.reset()
             self._may_be_helper = True
             self.schedule.windows.clear()
             self.schedule.configure(self.profile.collectors)

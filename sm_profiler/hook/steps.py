@@ -70,6 +70,7 @@ class StepTracker:
         append: takes each record; replaced by the bound method of the queue once recording starts.
         settled: mode whose steps need not be reported to the observer; None reports the next step of any mode.
         every: phases are recorded for every n-th step.
+        step_start: start of the latest step.
         metering: the hook's own time is measured in this step.
         own_ns: own time in metered steps.
         manual: the script marks its own steps.
@@ -111,7 +112,7 @@ class StepTracker:
         self._optimizer_start = 0  # or end of the last phase inside the optimizer's step
         self._optimizer_name = ""
         self._pieces = False  # the optimizer's own work follows
-        self._step_start = 0
+        self.step_start = 0
         self._last_end = 0
         self._after_fetch = False  # a batch was requested since the last step began
         self._fetch_end = 0
@@ -130,7 +131,7 @@ class StepTracker:
         if self.is_open and not self.manual and (self._saw_backward or self._saw_optimizer or not self._with_gradients):
             self.is_open = False  # inlined end_step(): the call would cost half a microsecond
             name = STEP[self.mode]
-            self.append((name, name, self._step_start, self._last_end, self.number, None))
+            self.append((name, name, self.step_start, self._last_end, self.number, None))
             if self.reports_step_ends:
                 self._observer.step_ended()
         self.in_fetch += 1
@@ -240,7 +241,7 @@ class StepTracker:
 
     def _optimizer_piece(self, end_ns: int) -> None:
         """Record the optimizer's work up to a forward inside its step; before the first forward the step has not begun."""
-        if self._pieces and self.keep_phases and self.is_open and self._optimizer_start >= self._step_start:
+        if self._pieces and self.keep_phases and self.is_open and self._optimizer_start >= self.step_start:
             self.append((OPTIMIZER, self._optimizer_name, self._optimizer_start, end_ns, self.number, None))
         self._pieces = False
 
@@ -261,7 +262,7 @@ class StepTracker:
         self._after_fetch = self._saw_backward = self._saw_optimizer = False
         self._after_optimizer = self._after_optimizer and not gradients  # an evaluation in between leaves it set
         self._first_key, self._one_root = 0, True
-        self._step_start = self._last_end = start_ns
+        self.step_start = self._last_end = start_ns
         self.is_open = True
         if mode is not self.settled:
             self._observer.step_began(step, mode)
@@ -273,7 +274,7 @@ class StepTracker:
         if self.is_open:
             self.is_open = False
             name = STEP[self.mode]
-            self.append((name, name, self._step_start, end_ns or self._last_end, self.number, None))
+            self.append((name, name, self.step_start, end_ns or self._last_end, self.number, None))
             if self.reports_step_ends:
                 self._observer.step_ended()
 

@@ -10,6 +10,8 @@ import attrs
 
 from sm_profiler.hook.collector import Collector
 
+LATE_SECONDS = 1.0  # a shorter delay is that of a usual step
+
 
 class Range(Protocol):
     """Range of a metrics configuration; fields that were not given are None."""
@@ -45,11 +47,19 @@ class Window:
 
     Attributes:
         range: the configured range.
+        opened: it has been active.
+        prepared: its collector has prepared for it.
+        late: seconds from the configured start to the step that opened it.
+        active: the last step was inside.
+        ended: no later step is inside.
     """
 
     range: Range
+    prepared: bool = attrs.field(default=False, init=False)
+    late: float = attrs.field(default=0.0, init=False)
     active: bool = attrs.field(default=False, init=False)
     ended: bool = attrs.field(default=False, init=False)
+    opened: bool = attrs.field(default=False, init=False)
     _first_step: int | None = attrs.field(default=None, init=False)
     _open_until: float | None = attrs.field(default=None, init=False)
     _only: int | None = attrs.field(default=None, init=False)
@@ -71,6 +81,7 @@ class Window:
         if self.active and not inside:
             self.ended = True
         self.active = inside
+        self.opened = self.opened or inside
         return inside
 
     def _counts_steps(self) -> bool:
@@ -96,6 +107,7 @@ class Window:
             return False
         left = 0.0 if duration is None else duration if start is None else start + duration - now
         self._open_until, self._only = monotonic + left, step
+        self.late = 0.0 if start is None else now - start
         return True
 
 
@@ -108,18 +120,20 @@ class Schedule:
     """
 
     def __init__(
-        self, is_off: Callable[[str], bool], run: Callable[[Collector, Callable[[int], None], int], bool]
+        self, is_off: Callable[[str], bool], run: Callable[..., bool], note: Callable[[str, str], None]
     ) -> None:
         """Create a schedule without windows.
 
         Args:
             is_off: whether a collector failed or was shed.
             run: calls a collector's method; returns whether it succeeded.
+            note: takes why a collector has partial data.
         """
         self.windows: dict[str, Window] = {}
         self.collectors: dict[str, Collector] = {}
         self.is_off = is_off
         self._run = run
+        self._note = note
 
     def configure(self, ranges: Mapping[str, Range]) -> None:
         """Give each collector a window; one whose range is unchanged keeps its own, whether open or over."""
@@ -132,6 +146,18 @@ class Schedule:
                 self.windows[name] = Window(given)
         for name in set(self.windows) - set(ranges):
             self.windows[name].ended = True
+
+    def missed(self, name: str, now: float) -> str | None:
+        """Return why a collector's window never opened, or None."""
+        window = self.windows.get(name)
+        if window is None or window.opened or window.ended:
+            return None
+        start = window.range.start_time
+        if start is None:
+            return f"missed: the training ended before step {window.range.start_step or 0}"
+        if now < start:
+            return f"missed: the training ended {start - now:.0f} s before its start"
+        return "missed: no step began after its start"
 
     def at_step(self, step: int) -> bool:
         """Turn collectors on and off for the step that begins; return whether all windows are over."""
@@ -151,6 +177,17 @@ class Schedule:
         if window is not None:
             window.ended, window.active = True, False
 
+    def active(self) -> list[str]:
+        """Return the names of the collectors that are on."""
+        return [name for name, window in self.windows.items() if window.active and name in self.collectors]
+
+    def leave(self, name: str, step: int) -> None:
+        """End a collector's window early."""
+        window, collector = self.windows.get(name), self.collectors.get(name)
+        if window is not None and collector is not None and window.active:
+            self._run(collector, collector.leave, step)
+            self.end(name)
+
     def close(self) -> None:
         """Leave all open windows."""
         for name, collector in self.collectors.items():
@@ -160,6 +197,11 @@ class Schedule:
 
     def _turn(self, name: str, collector: Collector, window: Window, step: int) -> None:
         was = window.active
+        if not window.prepared and not was:
+            window.prepared = True
+            self._run(collector, collector.prepare)
         now = window.at_step(step, time.time(), time.monotonic())
         if was is not now and not self._run(collector, collector.enter if now else collector.leave, step):
             self.end(name)
+        elif now and not was and window.late > LATE_SECONDS:
+            self._note(name, f"late: its first step began {window.late:.1f} s after the window's start")

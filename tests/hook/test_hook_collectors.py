@@ -16,6 +16,7 @@ from sm_profiler.hook.convert import operators
 from sm_profiler.hook.garbage import GarbageCollector
 from sm_profiler.hook.guard import Guard
 from sm_profiler.hook.kernel_clock import KernelClock, judge
+from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.timebase import Timebase
 
 PROGRAM = """
@@ -191,7 +192,7 @@ def test_kernels_and_copies_are_events_of_their_device():
 
 def test_only_long_garbage_collections_are_recorded():
     recorded, now = [], [5]
-    watch = GarbageCollector(recorded.append, lambda: now[0])
+    watch = GarbageCollector(recorded.append, OwnWork(recorded.append), lambda: now[0])
     for nanoseconds, generation in ((999_999, 0), (1_000_000, 2)):
         watch._callback("start", {"generation": generation})
         now[0] += nanoseconds

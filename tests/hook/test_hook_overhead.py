@@ -10,6 +10,7 @@ from sm_profiler.config import CollectorConfig
 from sm_profiler.formats.trace_writer import TraceWriter
 from sm_profiler.hook.guard import Guard
 from sm_profiler.hook.overhead import BYTES_PER_MINUTE, MAX_EVERY_FOR_BYTES, UNDER_BEATS, OverheadController
+from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.recorder import Recorder
 from sm_profiler.hook.steps import METER_EVERY, StepTracker
 from sm_profiler.hook.timebase import Timebase
@@ -26,12 +27,19 @@ class Training:
         self.now = 0.0
         self.tracker = StepTracker(lambda _: None)
         self.shed, self.windows = [], {name: self.window(active) for name, active in windows.items()}
+        self.work = OwnWork(lambda _: None)
         self.controller = OverheadController(
-            self.tracker, self.windows, self.shed.append, clock=lambda: self.now, own_cpu=lambda: 0.0
+            self.tracker, self.windows, self.shed.append, clock=lambda: self.now, own_cpu=lambda: 0.0, work=self.work
         )
         self.writer = TraceWriter(folder, "0-algo-1")
         self.recorder = Recorder(
-            self.writer, Timebase(), Guard(), controller=self.controller, events=deque(), on_beat=lambda: None
+            self.writer,
+            Timebase(),
+            Guard(),
+            controller=self.controller,
+            events=deque(),
+            work=self.work,
+            on_beat=lambda: None,
         )
         self.recorder.beat()
 

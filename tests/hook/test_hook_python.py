@@ -17,6 +17,7 @@ from sm_profiler.formats.layout import PythonStats, parse_path
 from sm_profiler.hook import python_profilers
 from sm_profiler.hook.guard import Guard
 from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.python_collector import AROUND_SECONDS, PythonCollector, other_profiler
 from sm_profiler.hook.python_profilers import CProfile, TimeLimit
 
@@ -37,6 +38,7 @@ class Around:
         self.adapter = types.SimpleNamespace(framework="pytorch")
         self.timebase = types.SimpleNamespace(now_us=lambda: int(self.now * 1e6))
         self.tracker = types.SimpleNamespace(mode=ModeKeys.TRAIN, number=0)
+        self.work = OwnWork(lambda _: None)
         self.later, self.is_recording = self.tasks.append, False
         config = CollectorConfig(start_step=5, num_steps=1, profiler=profiler)
         self.collector = PythonCollector(self, config, limit=self._limit)

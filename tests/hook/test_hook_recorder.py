@@ -13,6 +13,7 @@ from sm_profiler.formats.trace_writer import TraceWriter
 from sm_profiler.hook import recorder as recorder_module
 from sm_profiler.hook.guard import Guard
 from sm_profiler.hook.overhead import OverheadController
+from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.recorder import Recorder
 from sm_profiler.hook.steps import StepTracker
 from sm_profiler.hook.timebase import Timebase
@@ -50,10 +51,10 @@ def disk(monkeypatch, tmp_path):
 @pytest.fixture
 def recorder(tmp_path):
     tracker = StepTracker(lambda _: None)
-    controller = OverheadController(tracker, {}, lambda _: None)
+    controller = OverheadController(tracker, {}, lambda _: None, work=(work := OwnWork(lambda _: None)))
     recorder = Recorder(
         TraceWriter(tmp_path, "0-algo-1"), Timebase(), Guard(),
-        controller=controller, events=deque(), on_beat=lambda: None, flush_seconds=0.01,
+        controller=controller, work=work, events=deque(), on_beat=lambda: None, flush_seconds=0.01,
     )  # fmt: skip
     recorder._read_memory = lambda: None  # only the test's own records are counted
     recorder.start()

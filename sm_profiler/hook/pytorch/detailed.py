@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sm_profiler.formats.event_names import FORWARD_MODULE
 from sm_profiler.hook import conversion
 from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.own_work import BACKGROUND
 from sm_profiler.hook.pytorch.forward import ShyHook
 from sm_profiler.hook.pytorch.kineto import quiet
 
@@ -40,22 +41,39 @@ class DetailedCollector(Collector):
         self._torch = torch
         self._forwards = forwards
         self._profiler: Any = None  # while the window is open
+        self._prepared = False
         self._unpatch: Callable[[], None] = lambda: None
         self._handles: list[Any] = []
         self._first_step = 0
         self._steps: list[tuple[int, int]] = []  # number within the mode, start in microseconds since the epoch
         self._children: list[subprocess.Popen[bytes]] = []
 
+    def prepare(self) -> None:
+        """Start and stop a profiler: the first start imports modules and initialises libraries for seconds."""
+        if self._prepared or self._torch.autograd._profiler_enabled():  # noqa: SLF001 - torch has no public function for it
+            return
+        self._prepared = True
+        with self._session.work.doing(f"{DETAILED} window is prepared"), quiet(self._torch):
+            profiler = self._torch.profiler.profile(activities=self._activities())
+            profiler.start()
+            profiler.stop()
+
+    def _activities(self) -> list[Any]:
+        kinds = self._torch.profiler.ProfilerActivity
+        on_gpu = self._torch.cuda.is_available() and self._torch.cuda.is_initialized()
+        return [kinds.CPU, kinds.CUDA] if on_gpu else [kinds.CPU]
+
     def enter(self, step: int) -> None:
         """Start the profiler, unless another one is active."""
+        with self._session.work.doing(f"{DETAILED} window starts"):
+            self._enter(step)
+
+    def _enter(self, step: int) -> None:
         if self._torch.autograd._profiler_enabled():  # noqa: SLF001 - torch has no public function for it
             self._session.note(DETAILED, "left out: another torch profiler was active")
             self._session.guard.warn("the detailed window is left out: another torch profiler is active")
             return
-        activities = [self._torch.profiler.ProfilerActivity.CPU]
-        if self._torch.cuda.is_available() and self._torch.cuda.is_initialized():
-            activities.append(self._torch.profiler.ProfilerActivity.CUDA)
-        profiler = self._torch.profiler.profile(activities=activities)
+        profiler = self._torch.profiler.profile(activities=self._activities())
         with quiet(self._torch):
             profiler.start()
         self._profiler, self._first_step, self._steps = profiler, step, []
@@ -64,6 +82,10 @@ class DetailedCollector(Collector):
 
     def leave(self, step: int) -> None:  # noqa: ARG002 - the life cycle's
         """Stop the profiler, and schedule the export of its trace."""
+        with self._session.work.doing(f"{DETAILED} window stops"):
+            self._leave()
+
+    def _leave(self) -> None:
         profiler, self._profiler = self._profiler, None
         self._unwatch()
         if profiler is None:
@@ -72,7 +94,12 @@ class DetailedCollector(Collector):
         with quiet(self._torch):
             profiler.stop()
         steps, first = self._steps, self._first_step
-        self._session.later(lambda: self._export(profiler, first, steps))
+
+        def export() -> None:
+            with self._session.work.doing(f"{DETAILED} window is exported", BACKGROUND):
+                self._export(profiler, first, steps)
+
+        self._session.later(export)
 
     def forked(self) -> None:
         """Forget the profiler: it is the parent's, and must not be stopped here."""

@@ -1,0 +1,80 @@
+"""The profiler's own doing: what the hook does on a thread of the training, and the collections that this causes.
+
+A report must not blame the script for the time that its windows take.  Each such moment becomes a record, and garbage
+collections that the hook's objects caused are marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import get_ident
+from time import perf_counter_ns
+from typing import Any
+
+from sm_profiler.formats.event_names import PROFILING
+from sm_profiler.hook.steps import Record
+
+MIN_NS = 50_000  # shorter work is counted and not recorded
+STALL, BACKGROUND, WINDOW = "stall", "background", "window"  # kinds of records
+
+
+class OwnWork:
+    """Tells the hook's work from the script's.
+
+    Attributes:
+        stalled_ns: time for which the training stood still for the hook, besides the callbacks of each step.
+    """
+
+    def __init__(self, append: Callable[[Record], None], clock: Callable[[], int] = perf_counter_ns) -> None:
+        self.stalled_ns = 0
+        self._append = append
+        self._clock = clock
+        self._threads: dict[int, int] = {}  # thread → how many blocks of own work it is in
+
+    def reset(self) -> None:
+        """Start over, in a forked child, which has one thread."""
+        self._threads.clear()
+        self.stalled_ns = 0
+
+    def is_own(self) -> bool:
+        """Return whether this thread is doing the hook's work."""
+        return get_ident() in self._threads
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Count everything inside the block on this thread as the hook's work."""
+        thread = get_ident()
+        self._threads[thread] = self._threads.get(thread, 0) + 1
+        try:
+            yield
+        finally:
+            depth = self._threads.get(thread, 1) - 1
+            if depth:
+                self._threads[thread] = depth
+            else:
+                self._threads.pop(thread, None)
+
+    @contextmanager
+    def doing(self, what: str, kind: str = STALL) -> Iterator[None]:
+        """Record the block as the hook's work.
+
+        Args:
+            what: name of the record, such as "Python window starts".
+            kind: STALL if the training waits for it, BACKGROUND if it runs on another thread.
+        """
+        start = self._clock()
+        outermost = not self.is_own()
+        try:
+            with self.unrecorded():
+                yield
+        finally:
+            end = self._clock()
+            if end - start >= MIN_NS:
+                self.record(what, start, end, kind)
+            if kind == STALL and outermost:
+                self.stalled_ns += end - start
+
+    def record(self, what: str, start_ns: int, end_ns: int, kind: str, **more: Any) -> None:
+        """Record a span of the hook's work."""
+        self._append((PROFILING, what, start_ns, end_ns, -1, {"kind": kind, **more}))
