@@ -20,10 +20,10 @@ STALL, BACKGROUND, WINDOW = "stall", "background", "window"  # kinds of records
 
 
 class OwnWork:
-    """Tells the hook's work from the script's.
+    """Distinguishes the hook's work from the script's.
 
     Attributes:
-        stalled_ns: time for which the training stood still for the hook, besides the callbacks of each step.
+        stalled_ns: time for which the training waited for the hook, besides the callbacks of each step.
     """
 
     def __init__(self, append: Callable[[Record], None], clock: Callable[[], int] = perf_counter_ns) -> None:

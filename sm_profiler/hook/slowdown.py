@@ -1,4 +1,4 @@
-"""How much open windows slow the training, compared with the steps before them."""
+"""Slowdown of the training by open windows, compared with the steps before them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ USUAL_STEPS = 20  # of each mode, before a window
 MIN_USUAL = 3
 MIN_STEPS = 2  # in a window: the first one pays for its start
 FACTOR = 1.5  # times the usual duration of a step
-BUDGET_NS = 1_000_000_000  # that a window may cost, whatever the factor
+BUDGET_NS = 1_000_000_000  # that a window may cost, at any factor
 
 
 @attrs.define

@@ -1,4 +1,4 @@
-"""What the hook causes is recorded as its own doing; windows that cost too much, come late or never end."""
+"""The hook's own doing in the records; windows that cost too much, come late or never end."""
 
 import json
 import threading
