@@ -13,6 +13,7 @@ from sm_profiler.formats.columns import Floats, Ints
 from sm_profiler.printable import printable
 from sm_profiler.report import parts, policy
 from sm_profiler.report.formatting import duration
+from sm_profiler.report.gains import Prediction, predictions
 from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.model import Report
@@ -21,6 +22,7 @@ from sm_profiler.report.svg import shorten
 
 ROUNDS = 2000  # resamples; with these, the ends of an interval vary by less than a tenth of its width
 SEED = 20240229  # fixed, so that the same two runs always give the same interval
+MAX_PREDICTIONS = 2  # lines of the terminal; compare.json has all
 MAX_PERCENT = 10.0  # larger relative changes are shown as a factor
 
 
@@ -58,6 +60,7 @@ class Comparison:
     sentence: str
     verdicts: tuple[str, str]
     steps: tuple[int, int]
+    predictions: tuple[Prediction, ...] = ()
 
     @property
     def step(self) -> Change | None:
@@ -66,7 +69,7 @@ class Comparison:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of compare.json."""
-        return attrs.asdict(self)
+        return {**attrs.asdict(self), "predictions": [one.as_dict() for one in self.predictions]}
 
 
 @attrs.frozen
@@ -115,7 +118,7 @@ def compare(before: Report, after: Report) -> Comparison:
     if len({rank.on_device for one in (before, after) for rank in one.metrics.ranks}) > 1:
         keys = (parts.WHOLE,)  # phases timed by a GPU and by a host are not comparable
     changes = tuple(_change(key, a[key], b[key], draw) for key in keys if a[key].any() and len(b[key]))
-    return Comparison(*names, changes, _sentence(changes), verdicts, steps)
+    return Comparison(*names, changes, _sentence(changes), verdicts, steps, predictions(before, after))
 
 
 def _steady(metrics: JobMetrics) -> dict[str, Floats]:
@@ -176,8 +179,8 @@ def _signed(value: float | None) -> str:
 
 
 def terminal_comparison(found: Comparison) -> str:
-    """Return the comparison as a table of at most ten lines."""
-    lines = [found.sentence]
+    """Return the comparison as a table of at most twelve lines."""
+    lines = [found.sentence, *(one.sentence for one in found.predictions[:MAX_PREDICTIONS])]
     for moment, name, steps, verdict in zip(
         ("before:", "after: "), (found.before, found.after), found.steps, found.verdicts, strict=True
     ):

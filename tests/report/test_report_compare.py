@@ -1,5 +1,7 @@
 """Comparison of two runs: coverage of the intervals, chance against change, exit codes."""
 
+import json
+
 import numpy as np
 import pytest
 from report_helpers import make_job, report_from, training
@@ -77,3 +79,14 @@ def test_hostile_names_are_escaped():
     page = render_comparison(compare(a, a))
     assert "<script>alert" not in page
     assert len(terminal_comparison(compare(a, a)).splitlines()) <= 10
+
+
+def test_comparison_states_what_was_predicted_and_what_came():
+    found = compare(report_from(training(400, wait=0.0205)), report_from(training(400, wait=0.0005)))
+    assert "Repairing INPUT_BOUND: predicted 2." in terminal_comparison(found)
+    assert "times as fast, measured 3" in render_comparison(found)
+    (one,) = json.loads(json.dumps(found.as_dict()))["predictions"]
+    assert one["findings"] == ["INPUT_BOUND"]
+    assert one["predicted"]["low"] <= one["measured"]["value"] <= one["predicted"]["high"]
+    assert one["held"]
+    assert compare(report_from(training(400)), report_from(training(400))).predictions == ()
