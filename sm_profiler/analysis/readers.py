@@ -18,7 +18,7 @@ from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.source.cache import is_writing
-from sm_profiler.source.catalog import TIMELINES, Item
+from sm_profiler.source.item import TIMELINES, Item
 from sm_profiler.storage import open_storage
 
 ProfileLocation = str | os.PathLike[str] | ProfileSource

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
 from sm_profiler.formats.outcome import Outcome
 from sm_profiler.formats.trace_rows import OpenEvent
-from sm_profiler.source.catalog import Item
+from sm_profiler.source.item import Item
 from sm_profiler.source.streams import Streams
 
 try:

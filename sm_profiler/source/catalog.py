@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import calendar
 import os
-import re
 import time
+from bisect import bisect_left
 from collections.abc import Iterable
-
-import attrs
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.layout import DetailedTrace, SystemFile, TraceFile, TraceMetadata
+from sm_profiler.source.clusters import Cluster, Clusters, is_future
+from sm_profiler.source.item import Item, Order
 from sm_profiler.storage import FileInfo, Storage
 
-TIMELINES = (
-    layout.PYTHON_TIMELINE,
-    layout.MODEL_TIMELINE,
-    layout.DETAILED_TRACE,
-    layout.HOROVOD_TIMELINE,
-    layout.SMDATAPARALLEL_TIMELINE,
-)
 TRAILING_US = 5 * layout.MINUTE_US
-_HOST = re.compile(r"algo-(\d{1,9})(?!\d)")
 _CLOCKS_US = layout.MINUTE_US  # tolerated lead of the clock that names files over the clock that dates them
-_DAY_US = 24 * 60 * layout.MINUTE_US
-_FUTURE_US = _DAY_US  # tolerated lead of the clock that names files over the reader's
-_FAR_US = 100 * _DAY_US  # jobs end after 28 days; files of one job are never further apart
 
 
 def duration_us(variable: str, default: int) -> int:
@@ -41,68 +30,41 @@ def duration_us(variable: str, default: int) -> int:
         raise SourceError(f"{variable} is {text!r}, not a number of microseconds") from error
 
 
-@attrs.frozen
-class Item:
-    """A file with data.
-
-    Attributes:
-        info: the file as listed.
-        file: its parsed name.
-        at_us: the time of its name, microseconds since the epoch.
-        node, kind: as in EventColumns for traces; a system file has a node and the kind "".
-        start_us: origin of the times of a trace that does not name one.
-        approximate: `start_us` is an estimate.
-    """
-
-    info: FileInfo
-    file: SystemFile | TraceFile | DetailedTrace
-    at_us: int
-    node: str
-    kind: str
-    start_us: int = 0
-    approximate: bool = False
-
-    @property
-    def is_system(self) -> bool:
-        """True for a file of system metrics."""
-        return not self.kind
-
-    @property
-    def host(self) -> int:
-        """Number of the host: 1 for `algo-1`; 0 for a name of another form."""
-        match = _HOST.match(self.node)
-        return int(match[1]) if match else 0
-
-    @property
-    def order(self) -> tuple[int, bool, int, str]:
-        """Sort key: by minute, system metrics first."""
-        return self.at_us // layout.MINUTE_US, not self.is_system, self.at_us, self.info.key
-
-    @property
-    def rank(self) -> int:
-        """Position of its timeline among the others."""
-        return TIMELINES.index(self.kind) if self.kind in TIMELINES else len(TIMELINES)
-
-
 class Catalog:
     """The files of one profiler output.
 
     Attributes:
-        items: the data files listed so far, by key.
         strays: data files that are not read because of the time in their name, by key, each with the reason.
         others: Python statistics and metadata files, by key.
     """
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
-        self.items: dict[str, Item] = {}
         self.strays: dict[str, str] = {}
-        self._stray_items: dict[str, Item] = {}
+        self._known: dict[str, Item] = {}  # strays included
+        self._approximate: dict[str, Item] = {}
+        self._clusters = Clusters()
+        self._job: Cluster | None = None
+        self._ordered: list[Item] = []
+        self._orders: list[Order] | None = None  # of the items of `_ordered`; None: to be sorted
         self.others: dict[str, FileInfo] = {}
         self._metadata: dict[str, TraceMetadata] = {}
         self._markers: dict[str, FileInfo] = {}
         self._latest = {layout.SYSTEM: 0, layout.FRAMEWORK: 0}
         self._latest_of_host: dict[int, int] = {}
+
+    @property
+    def items(self) -> dict[str, Item]:
+        """The data files listed so far, by key."""
+        return self._job.items if self._job else {}
+
+    @property
+    def ordered(self) -> list[Item]:
+        """The data files in reading order."""
+        if self._orders is None:
+            self._ordered = sorted(self.items.values(), key=lambda item: item.order)
+            self._orders = [item.order for item in self._ordered]
+        return self._ordered
 
     def refresh(self) -> list[Item]:
         """List files that may be new since the last call; return the items that are new or have changed."""
@@ -139,7 +101,7 @@ class Catalog:
             listed += infos
         found = self._note_items(listed)
         for item in found:
-            if _is_future([item]):
+            if is_future(item):
                 continue  # files to come have earlier names
             part = layout.SYSTEM if item.is_system else layout.FRAMEWORK
             self._latest[part] = max(self._latest[part], item.at_us)
@@ -148,10 +110,11 @@ class Catalog:
 
     def _correct_times(self) -> list[Item]:
         """Return the items whose start time was an estimate until their metadata file came."""
-        guessed = [item for item in self.items.values() if item.approximate]
+        guessed = list(self._approximate.values())
         found = [new for item in guessed if (new := self._item(item.info)) and not new.approximate]
-        self.items.update((item.info.key, item) for item in found)
-        return found
+        for item in found:
+            self._note(item)
+        return self._without_strays(found)
 
     def _note_others(self, infos: Iterable[FileInfo]) -> None:
         for info in infos:
@@ -166,38 +129,73 @@ class Catalog:
     def _note_items(self, infos: Iterable[FileInfo]) -> list[Item]:
         found = []
         for info in infos:
-            known = self.items.get(info.key) or self._stray_items.get(info.key)
+            known = self._known.get(info.key)
             if known is not None and (known.info.size, known.info.etag) == (info.size, info.etag):
                 continue
             item = self._item(info)
             if item is not None:
-                self.items[info.key] = item
-                self._stray_items.pop(info.key, None)
+                self._note(item)
                 found.append(item)
         return self._without_strays(found)
 
+    def _note(self, item: Item) -> None:
+        """Add an item, or replace the one with its key."""
+        key = item.info.key
+        known = self._known.get(key)
+        if known is not None:
+            self._clusters.remove(known)
+            if key not in self.strays:
+                self._take_out(known)
+        self._known[key] = item
+        self._approximate.pop(key, None)
+        if item.approximate:
+            self._approximate[key] = item
+        self._clusters.add(item)
+
     def _without_strays(self, found: list[Item]) -> list[Item]:
-        """Separate the items with an impossible time in their name, of all items; return the readable ones of `found`.
+        """Separate the items with an impossible time in their name; return the readable ones of `found` and of before.
 
         The times of a job lie close together. One far-off file would make readers walk years of empty minutes, and
         hide new files from the next listing.
         """
-        if not found:
+        job = self._clusters.job()
+        if not found or job is None:
             return []
-        everything = {**self.items, **self._stray_items}
-        clusters = _clusters(everything.values())
-        # A job of the future is read if it is all there is: the reader's clock may be wrong.
-        job = max(clusters, key=lambda cluster: (not _is_future(cluster), len(cluster)))
-        reasons: dict[str, str] = {}
-        for cluster in clusters:
-            if cluster is not job:
-                reason = "in the future" if _is_future(cluster) else "far from the job's other files"
-                reasons |= {item.info.key: f"named by a time {reason}" for item in cluster}
-        back = [item for key, item in self._stray_items.items() if key not in reasons]
-        self.strays = reasons
-        self._stray_items = {key: everything[key] for key in reasons}
-        self.items = {key: item for key, item in everything.items() if key not in reasons}
-        return [item for item in found if item.info.key not in reasons] + back
+        moved = [item for item in found if item.info.key not in job.items]
+        back: list[Item] = []
+        if job is not self._job or self._clusters.joined:
+            new = {item.info.key for item in found}
+            back = [item for key, item in job.items.items() if key in self.strays and key not in new]
+            moved = [item for cluster in self._clusters if cluster is not job for item in cluster.items.values()]
+            self.strays.clear()
+            self._orders = None
+            self._job, self._clusters.joined = job, False
+        for item in moved:
+            reason = "in the future" if self._clusters.of(item).is_future else "far from the job's other files"
+            self.strays[item.info.key] = f"named by a time {reason}"
+        readable = [item for item in found if item.info.key in job.items]
+        for item in readable:
+            self.strays.pop(item.info.key, None)
+        self._put_in(readable)
+        return readable + back
+
+    def _put_in(self, items: list[Item]) -> None:
+        """Keep the reading order; a few new items are cheaper to insert than to sort with all others."""
+        if self._orders is None:
+            return
+        if len(items) > max(len(self._orders) // 8, 1):
+            self._orders = None
+            return
+        for item in items:
+            order = item.order
+            at = bisect_left(self._orders, order)
+            self._orders.insert(at, order)
+            self._ordered.insert(at, item)
+
+    def _take_out(self, item: Item) -> None:
+        if self._orders is not None:
+            at = bisect_left(self._orders, item.order)
+            del self._orders[at], self._ordered[at]
 
     def _item(self, info: FileInfo) -> Item | None:
         parsed = layout.parse_path(info.key)
@@ -216,21 +214,6 @@ class Catalog:
         node = layout.shown_node(metadata.source)
         node = node if node != metadata.source else parsed.host
         return Item(info, parsed, metadata.end_us, node, layout.DETAILED_TRACE, metadata.start_us)
-
-
-def _is_future(cluster: list[Item]) -> bool:
-    now_us = time.time() * layout.SECOND_US
-    return all(item.at_us > max(now_us, item.info.mtime * layout.SECOND_US) + _FUTURE_US for item in cluster)
-
-
-def _clusters(items: Iterable[Item]) -> list[list[Item]]:
-    """Split items where their times are far apart; the latest cluster comes first."""
-    clusters: list[list[Item]] = []
-    for item in sorted(items, key=lambda item: -item.at_us):
-        if not clusters or clusters[-1][-1].at_us - item.at_us > _FAR_US:
-            clusters.append([])
-        clusters[-1].append(item)
-    return clusters
 
 
 def _hour_us(hour: str) -> int | None:

@@ -12,7 +12,7 @@ from sm_profiler.formats.outcome import Outcome
 from sm_profiler.formats.system_reader import SystemRows
 from sm_profiler.formats.trace_rows import TraceRows
 from sm_profiler.source.cache import Copy, Reading
-from sm_profiler.source.catalog import Item
+from sm_profiler.source.item import Item
 from sm_profiler.source.streams import Streams
 from sm_profiler.source.wire import Rows
 

@@ -18,7 +18,7 @@ from sm_profiler.formats.outcome import MAX_FILE_BYTES, REFUSED, Outcome
 from sm_profiler.formats.system_reader import account, read_system
 from sm_profiler.formats.trace_reader import read_trace
 from sm_profiler.processes import Helper
-from sm_profiler.source.catalog import Item
+from sm_profiler.source.item import Item
 from sm_profiler.source.wire import Request, Rows, receive_rows, send_request
 from sm_profiler.storage import AccessDeniedError, LocalStorage, MissingFileError, Storage, read_all
 from sm_profiler.storage.base import UnreadableFileError

@@ -15,8 +15,9 @@ from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.outcome import READ, REFUSED
 from sm_profiler.source.cache import WORTH_BYTES, Cache, Copy, Reading
-from sm_profiler.source.catalog import Catalog, Item
+from sm_profiler.source.catalog import Catalog
 from sm_profiler.source.column_builder import ColumnBuilder, FileRows
+from sm_profiler.source.item import Item
 from sm_profiler.source.parse import AHEAD_BYTES, DENIED, parse_all
 from sm_profiler.source.progress import progress_bar
 from sm_profiler.source.streams import Streams
@@ -119,7 +120,7 @@ class ProfileSource:
     @property
     def files(self) -> list[Item]:
         """The data files found so far, in reading order."""
-        return sorted(self._catalog.items.values(), key=lambda item: item.order)
+        return list(self._catalog.ordered)
 
     @property
     def other_files(self) -> list[FileInfo]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from sm_profiler.source.catalog import Item
+from sm_profiler.source.item import Item
 
 PATIENCE_S = 1.0
 _WIDTH = 30
