@@ -21,6 +21,7 @@ EXPORTED = {
     "sm_profiler.analysis": """Heatmap MergeUnit MergedTimeline MetricsHistogram PT_dataloader_analysis PandasFrame
         PandasFrameAnalysis PyinstrumentAnalysis Resource StatsBy StepHistogram StepTimelineChart TimelineCharts TrainingJob
         cProfileAnalysis dataloader_frame framework_frame system_frame""",
+    "sm_profiler.analysis.gpu": "GpuTraces find_traces",
     "sm_profiler.cli": "main",
     "sm_profiler.config": """COLLECTORS CollectorConfig Explanation Profile config_from_environment environment_for explain
         format_metrics load_profile parse_metrics""",
@@ -40,6 +41,7 @@ EXPORTED = {
 }
 # Exports that the API reference leaves out: other packages of this project use them, docs/stability.md makes them private.
 PRIVATE = {
+    "sm_profiler.analysis.gpu": "find_traces",
     "sm_profiler.cli": EXPORTED["sm_profiler.cli"],
     "sm_profiler.config": EXPORTED["sm_profiler.config"],
     "sm_profiler.report": "JobInfo MetricFolds assemble terminal_summary",
@@ -53,7 +55,11 @@ PAIRS = [(module, name) for module in sorted(EXPORTED) for name in EXPORTED[modu
 def test_every_package_that_exports_names_is_listed():
     packages = {
         ".".join(path.parent.relative_to(ROOT).parts)
-        for path in [ROOT / "sm_profiler/__init__.py", *ROOT.glob("sm_profiler/*/__init__.py")]
+        for path in [
+            ROOT / "sm_profiler/__init__.py",
+            *ROOT.glob("sm_profiler/*/__init__.py"),
+            *ROOT.glob("sm_profiler/analysis/*/__init__.py"),
+        ]
     }
     assert {name for name in packages if hasattr(import_module(name), "__all__")} == set(EXPORTED)
 

@@ -1,0 +1,178 @@
+"""The host's side of each kernel: the operator, module, annotation and line of Python that launched it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+import pandas as pd
+
+from sm_profiler.analysis.gpu import nesting
+from sm_profiler.analysis.gpu.launches import launch_rows
+from sm_profiler.analysis.gpu.nesting import Numbers
+from sm_profiler.analysis.gpu.steps import step_rows
+from sm_profiler.formats.columns import Floats, Mask
+from sm_profiler.formats.kineto_reader import ANNOTATION, OPERATOR, PYTHON, RUNTIME, KinetoColumns
+
+_FRAME = re.compile(r"^(?P<file>[^<].*\.py)\((?P<line>[0-9]{1,9})\): (?P<function>.*)$", re.DOTALL)
+_LIBRARY = re.compile(r"(^|/)(site-packages|dist-packages|torch|lib/python[0-9.]+|importlib|runpy)(/|\.py)|^<")
+_MODULE = "nn.Module: "
+_SYNCHRONIZE = re.compile(r"Synchronize$|^(cuda|hip)(Memcpy)$|^(cuda|hip)EventSynchronize")
+BLOCKING_US = 5.0  # a call that returns sooner found its work done
+
+
+@attrs.frozen
+class Frame:
+    """A line of Python in a trace recorded with `with_stack=True`."""
+
+    file: str
+    line: int
+    function: str
+
+
+def frame_of(name: str) -> Frame | None:
+    """Return the frame of a Python function's event; None for a built-in one."""
+    found = _FRAME.match(name)
+    return Frame(found["file"], int(found["line"]), found["function"]) if found else None
+
+
+def is_user_code(name: str) -> bool:
+    """Return whether an event is a Python function of the user's, not of a library."""
+    found = _FRAME.match(name)
+    return found is not None and _LIBRARY.search(found["file"]) is None
+
+
+class Callers:
+    """Finds the events on the host that enclose a moment on a thread."""
+
+    def __init__(self, events: KinetoColumns) -> None:
+        self.events = events
+        annotations = events.category == ANNOTATION
+        annotations[step_rows(events)] = False
+        self._operators = _Layer(events, events.category == OPERATOR)
+        self._annotations = _Layer(events, annotations)
+        self._python: Mask = events.category == PYTHON
+
+    def operators(self, rows: Numbers) -> Numbers:
+        """Return the row of the innermost operator around each event, -1 if there is none."""
+        return self._operators.around(rows)
+
+    def outermost(self, rows: Numbers) -> Numbers:
+        """Return the row of the outermost operator around each event, -1 if there is none."""
+        return self._operators.around(rows, outermost=True)
+
+    def annotations(self, rows: Numbers) -> Numbers:
+        """Return the row of the innermost `record_function` around each event, -1 if there is none."""
+        return self._annotations.around(rows)
+
+    def modules(self, rows: Numbers) -> Numbers:
+        """Return the row of the innermost nn.Module around each event, -1 if there is none."""
+        return self._of_python(lambda name: name.startswith(_MODULE)).around(rows)
+
+    def frames(self, rows: Numbers) -> Numbers:
+        """Return the row of the innermost Python function of the user's around each event, -1 if there is none."""
+        return self._of_python(is_user_code).around(rows)
+
+    def _of_python(self, wanted: Callable[[str], bool]) -> _Layer:
+        return _Layer(self.events, self._python & self.events.name.mask(wanted))
+
+
+class _Layer:
+    """Events that nest on each thread."""
+
+    def __init__(self, events: KinetoColumns, chosen: Mask) -> None:
+        self._events = events
+        self._rows: dict[int, tuple[Numbers, Floats, Floats, Numbers]] = {}
+        rows = np.flatnonzero(chosen)
+        for thread in np.unique(events.thread[rows]):
+            own = rows[events.thread[rows] == thread]
+            start, end = events.start_us[own], events.end_us[own]
+            self._rows[int(thread)] = own, start, end, nesting.parents(start, end)
+
+    def around(self, rows: Numbers, *, outermost: bool = False) -> Numbers:
+        """Return the row of the innermost (or outermost) event of this layer around each event, -1 if there is none."""
+        found = np.full(len(rows), -1, np.intp)
+        known = rows >= 0
+        threads = np.where(known, self._events.thread[rows], -1)
+        for thread, (own, start, end, parent) in self._rows.items():
+            of_thread = known & (threads == thread)
+            if not of_thread.any():
+                continue
+            at = nesting.enclosing(start, end, parent, self._events.start_us[rows[of_thread]])
+            if outermost:
+                at = np.where(at >= 0, nesting.outermost(parent)[at], -1)
+            found[of_thread] = np.where(at >= 0, own[at], -1)
+        return found
+
+
+def names_of(events: KinetoColumns, rows: Numbers, missing: str = "") -> list[str]:
+    """Return the name of each row; `missing` for -1."""
+    values, codes = events.name.values, events.name.codes
+    return [values[codes[row]] if row >= 0 else missing for row in rows.tolist()]
+
+
+def operators(events: KinetoColumns, callers: Callers | None = None) -> pd.DataFrame:
+    """Return the time on the device by the operator that launched it, the most expensive first.
+
+    Returns:
+        Columns operator (innermost), caller (outermost operator, such as `autograd::engine::evaluate_function: …`),
+        module, annotation, file, line, kernels, device_us, mean_us, share of the time in all kernels.
+    """
+    callers = callers or Callers(events)
+    device = events[events.on_device]
+    launch = launch_rows(events, device)
+    frame = pd.DataFrame({
+        "operator": callers.operators(launch), "caller": callers.outermost(launch), "module": callers.modules(launch),
+        "annotation": callers.annotations(launch), "frame": callers.frames(launch), "us": device.duration_us,
+    })  # fmt: skip
+    for column in ("operator", "caller", "module", "annotation", "frame"):
+        rows = frame[column].to_numpy()
+        frame[column] = np.where(rows >= 0, events.name.codes[rows], -1)
+    keys = ["operator", "caller", "module", "annotation", "frame"]
+    grouped = frame.groupby(keys, sort=False)["us"].agg(kernels="count", device_us="sum", mean_us="mean").reset_index()
+    names = events.name.values
+    for column in ("operator", "caller", "module", "annotation"):
+        grouped[column] = [names[code] if code >= 0 else "" for code in grouped[column]]
+    grouped["module"] = grouped["module"].str.removeprefix(_MODULE)
+    frames = [frame_of(names[code]) if code >= 0 else None for code in grouped.pop("frame")]
+    grouped["file"] = [one.file if one else "" for one in frames]
+    grouped["line"] = [one.line if one else 0 for one in frames]
+    whole = float(grouped["device_us"].sum())
+    grouped["share"] = grouped["device_us"] / whole if whole else 0.0
+    order = ["operator", "caller", "module", "annotation", "file", "line", "kernels", "device_us", "mean_us", "share"]
+    return grouped[order].sort_values("device_us", ascending=False, ignore_index=True)
+
+
+def synchronizations(events: KinetoColumns, callers: Callers | None = None) -> pd.DataFrame:
+    """Return the calls in which the host waited for the device, the most harmful first.
+
+    Returns:
+        Columns call, operator, file, line, count, host_us (waiting), idle_after_us (from the end of the wait to the next
+        kernel: what the device idles because the host could not launch ahead).
+    """
+    callers = callers or Callers(events)
+    calls = events.name.mask(lambda name: _SYNCHRONIZE.search(name) is not None)
+    rows = np.flatnonzero(calls & (events.category == RUNTIME) & (events.duration_us >= BLOCKING_US))
+    device = events[events.on_device]
+    busy_start, busy_end = nesting.union(device.start_us, device.end_us)
+    if not len(rows) or not len(busy_start):
+        columns = ["call", "operator", "file", "line", "count", "host_us", "idle_after_us"]
+        return pd.DataFrame(columns=columns)
+    at = events.end_us[rows]
+    before = np.searchsorted(busy_start, at, "right") - 1
+    is_idle = (before >= 0) & (busy_end[before] <= at) & (before + 1 < len(busy_start))
+    following = busy_start[np.minimum(before + 1, len(busy_start) - 1)]
+    # of several waits in one gap only the first is charged with it
+    first = np.concatenate([[True], before[1:] != before[:-1]])
+    idle_after = np.where(is_idle & first, following - busy_end[np.maximum(before, 0)], 0.0)
+    frames = [frame_of(name) for name in names_of(events, callers.frames(rows))]
+    frame = pd.DataFrame({
+        "call": names_of(events, rows), "operator": names_of(events, callers.outermost(rows)),
+        "file": [one.file if one else "" for one in frames], "line": [one.line if one else 0 for one in frames],
+        "host_us": events.duration_us[rows], "idle_after_us": idle_after,
+    })  # fmt: skip
+    grouped = frame.groupby(["call", "operator", "file", "line"], sort=False)
+    result = grouped.agg(count=("host_us", "count"), host_us=("host_us", "sum"), idle_after_us=("idle_after_us", "sum"))
+    return result.reset_index().sort_values(["idle_after_us", "host_us"], ascending=False, ignore_index=True)

@@ -1,0 +1,251 @@
+"""All traces of a job, one or several a rank."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pandas as pd
+
+from sm_profiler.analysis.gpu import breakdown, callers, collectives, copies, flops, launches
+from sm_profiler.analysis.gpu import critical_path as path
+from sm_profiler.analysis.gpu import steps as step_spans
+from sm_profiler.errors import SourceError
+from sm_profiler.formats.columns import Category
+from sm_profiler.formats.kineto_reader import KinetoColumns, KinetoTrace, is_kineto, read_kineto, unpacked_head
+from sm_profiler.formats.outcome import REFUSED, Outcome
+from sm_profiler.storage import FileInfo, Storage, open_storage
+
+_NAMES = (".json", ".json.gz")
+_RANK = re.compile(r"rank[-_.]?([0-9]{1,6})", re.IGNORECASE)
+_BLOCK = 4 << 20
+_HEAD = 64 << 10
+MAX_FILES = 10_000
+
+
+@attrs.frozen
+class TraceFile:
+    """A file of a job's traces and what could be read of it."""
+
+    key: str
+    outcome: Outcome
+
+
+def find_traces(source: str | os.PathLike[str]) -> tuple[Storage, list[FileInfo]]:
+    """Return the storage and the files of torch.profiler's traces in it.
+
+    Args:
+        source: a file, a folder, or an s3:// prefix.
+
+    Raises:
+        SourceError: the source cannot be listed.
+    """
+    text = os.fspath(source)
+    local = "://" not in text and Path(text).is_file()
+    storage = open_storage(Path(text).parent if local else text)
+    names = [Path(text).name] if local else []
+    found = []
+    for info in storage.list(names[0] if names else ""):
+        wanted = info.key == names[0] if names else info.key.endswith(_NAMES)
+        if wanted and is_kineto(unpacked_head(storage.read(info.key, 0, _HEAD))):
+            found.append(info)
+        if len(found) == MAX_FILES:
+            break
+    return storage, found
+
+
+class GpuTraces:
+    """Traces of torch.profiler (Kineto), of any number of ranks.
+
+    Times are microseconds. A trace that marks several steps is analysed without its last one, whose kernels may still run
+    when the recording ends. Several traces of one rank are joined end to end.
+
+    Attributes:
+        ranks: rank → its trace.
+        files: the files and what could be read of them.
+    """
+
+    def __init__(self, source: str | os.PathLike[str], *, last_step: bool = False) -> None:
+        """Read the traces.
+
+        Args:
+            source: a file, a folder, or an s3:// prefix of `*.json` and `*.json.gz` traces.
+            last_step: keep the last step.
+
+        Raises:
+            SourceError: there is no trace, or it cannot be read.
+        """
+        storage, infos = find_traces(source)
+        files: list[TraceFile] = []
+        by_rank: dict[int, list[KinetoTrace]] = {}
+        for number, info in enumerate(infos):
+            trace, outcome = read_kineto(_blocks(storage, info))
+            files.append(TraceFile(info.key, outcome))
+            if outcome.status != REFUSED:
+                by_rank.setdefault(_rank(trace, info.key, number), []).append(trace)
+        if not by_rank:
+            raise SourceError(f"{os.fspath(source)} holds no traces of torch.profiler")
+        prepare: Callable[[KinetoTrace], KinetoTrace] = (lambda one: one) if last_step else step_spans.without_last_step
+        self.files = tuple(files)
+        self.ranks: Mapping[int, KinetoTrace] = {
+            rank: _joined([prepare(trace) for trace in traces]) for rank, traces in sorted(by_rank.items())
+        }
+        self._callers: dict[int, callers.Callers] = {}
+
+    def temporal_breakdown(self) -> pd.DataFrame:
+        """Return how each GPU spent the time from its first to its last kernel.
+
+        Returns:
+            Columns rank, idle_us, compute_us, non_compute_us (only communicating or copying), total_us.
+        """
+        return pd.DataFrame([{"rank": rank, **breakdown.temporal(trace.events)} for rank, trace in self.ranks.items()])
+
+    def idle_breakdown(self, delay_us: float = breakdown.CONSECUTIVE_US) -> pd.DataFrame:
+        """Return the idle time of each stream by reason.
+
+        Args:
+            delay_us: a queued kernel that starts within this time after the previous one waited for that one only.
+
+        Returns:
+            Columns rank, stream, category (`host_wait`: not launched yet; `kernel_wait`; `other`: waiting for another
+            stream), idle_us, share.
+        """
+        return self._each(lambda trace: breakdown.idle(trace.events, delay_us))
+
+    def kernels(self, n: int | None = None) -> pd.DataFrame:
+        """Return the kernels and copies, the most expensive of each rank first.
+
+        Args:
+            n: keep so many a rank.
+
+        Returns:
+            Columns rank, kind (`computation`, `communication`, `memory`), name, count, sum_us, mean_us, min_us, max_us, std_us,
+            share.
+        """
+        return self._each(
+            lambda trace: breakdown.kernels(trace.events).head(n) if n else breakdown.kernels(trace.events)
+        )
+
+    def kinds(self) -> pd.DataFrame:
+        """Return the busy time by kind of kernel and combination of kinds: columns rank, kind, sum_us, share."""
+        return self._each(lambda trace: breakdown.by_kind(trace.events))
+
+    def communication_overlap(self) -> pd.DataFrame:
+        """Return what computation hides of communication: columns rank, share_hidden (NaN without any), exposed_us."""
+        return pd.DataFrame([{"rank": rank, **breakdown.overlap(trace.events)} for rank, trace in self.ranks.items()])
+
+    def communication(self) -> pd.DataFrame:
+        """Return the collectives by operation and group; see `collectives.communication`."""
+        return self._each(collectives.communication)
+
+    def stragglers(self) -> pd.DataFrame:
+        """Return how long each rank keeps the others waiting in collectives; see `collectives.stragglers`."""
+        return collectives.stragglers(dict(self.ranks))
+
+    def launch_statistics(self) -> pd.DataFrame:
+        """Return one row a launch, by rank.
+
+        Returns:
+            Columns rank, correlation, name, call, stream, cpu_us, gpu_us, delay_us, shorter_than_launch.
+        """
+        return self._each(lambda trace: launches.launch_statistics(trace.events))
+
+    def queue_length(self) -> pd.DataFrame:
+        """Return the queue of each stream: columns rank, stream, count, mean, std, min, median, max, full_us."""
+        return self._each(lambda trace: launches.queue_summary(trace.events))
+
+    def queue_length_series(self) -> pd.DataFrame:
+        """Return the queue of each stream over time: columns rank, stream, time_us, queue_length; a row a change."""
+        return self._each(lambda trace: launches.queue_lengths(trace.events))
+
+    def memory_bandwidth(self) -> pd.DataFrame:
+        """Return the copies by direction, with their bandwidth; see `copies.memory_bandwidth`."""
+        return self._each(lambda trace: copies.memory_bandwidth(trace.events))
+
+    def operators(self) -> pd.DataFrame:
+        """Return the time on the device by the operator, module and line that launched it; see `callers.operators`."""
+        return self._each_rank(lambda rank, trace: callers.operators(trace.events, self.callers(rank)))
+
+    def synchronizations(self) -> pd.DataFrame:
+        """Return the calls in which the host waited for the device; see `callers.synchronizations`."""
+        return self._each_rank(lambda rank, trace: callers.synchronizations(trace.events, self.callers(rank)))
+
+    def critical_path(self) -> pd.DataFrame:
+        """Return the critical path of each rank: columns rank, kind, name, start_us, duration_us."""
+        return self._each(lambda trace: path.critical_path(trace.events))
+
+    def flops(self) -> pd.DataFrame:
+        """Return the arithmetic of each rank; see `flops.flops`."""
+        return self._each(flops.flops)
+
+    def steps(self) -> pd.DataFrame:
+        """Return the steps that the traces mark: columns rank, step, start_us, end_us."""
+        return self._each(lambda trace: step_spans.steps(trace.events))
+
+    @cached_property
+    def lost(self) -> int:
+        """Number of records that could not be read."""
+        return sum(file.outcome.lost for file in self.files)
+
+    def callers(self, rank: int) -> callers.Callers:
+        """Return what finds the host's side of a rank's kernels."""
+        if rank not in self._callers:
+            self._callers[rank] = callers.Callers(self.ranks[rank].events)
+        return self._callers[rank]
+
+    def _each(self, table: Callable[[KinetoTrace], pd.DataFrame]) -> pd.DataFrame:
+        return self._each_rank(lambda _, trace: table(trace))
+
+    def _each_rank(self, table: Callable[[int, KinetoTrace], pd.DataFrame]) -> pd.DataFrame:
+        tables = []
+        for rank, trace in self.ranks.items():
+            frame = table(rank, trace)
+            frame.insert(0, "rank", rank)
+            tables.append(frame)
+        filled = [frame for frame in tables if len(frame)] or tables[:1]
+        return pd.concat(filled, ignore_index=True)
+
+
+def _blocks(storage: Storage, info: FileInfo) -> Iterator[bytes]:
+    for at in range(0, info.size, _BLOCK):
+        yield storage.read(info.key, at, min(at + _BLOCK, info.size))
+
+
+def _rank(trace: KinetoTrace, key: str, number: int) -> int:
+    """Return a trace's rank: as the trace names it, else its file; else its number among the files."""
+    named = _RANK.search(key.rpartition("/")[2])
+    return trace.rank if trace.rank is not None else int(named[1]) if named else number
+
+
+def _joined(traces: list[KinetoTrace]) -> KinetoTrace:
+    """Join the traces of one rank end to end."""
+    whole = traces[0]
+    for trace in traces[1:]:
+        one, two = whole.events, trace.events
+        at = float(one.end_us.max()) if len(one) else 0.0
+        offset = int(one.correlation.max(initial=-1)) + 1
+        thread = two.thread + int(one.thread.max(initial=-1)) + 1
+        events = KinetoColumns(
+            np.concatenate([one.start_us, two.start_us + at]),
+            np.concatenate([one.duration_us, two.duration_us]),
+            Category.concat([one.name, two.name]),
+            np.concatenate([one.category, two.category]),
+            np.concatenate([one.thread, thread]),
+            np.concatenate([one.stream, two.stream]),
+            np.concatenate([one.device, two.device]),
+            np.concatenate([one.correlation, np.where(two.correlation >= 0, two.correlation + offset, -1)]),
+            np.concatenate([one.bytes, two.bytes]),
+        )
+        shift = len(one)
+        whole = attrs.evolve(
+            whole,
+            events=events,
+            collectives={**whole.collectives, **{row + shift: value for row, value in trace.collectives.items()}},
+            inputs={**whole.inputs, **{row + shift: value for row, value in trace.inputs.items()}},
+        )
+    return whole

@@ -1,0 +1,91 @@
+"""Launches: the host's calls that start kernels and copies, and the queue between them and the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from sm_profiler.analysis.gpu.nesting import Numbers
+from sm_profiler.formats.columns import Floats
+from sm_profiler.formats.kineto_reader import RUNTIME, KinetoColumns
+
+FULL_QUEUE = 1024  # operations that CUDA queues per stream before a launch blocks
+
+
+def launch_rows(events: KinetoColumns, device: KinetoColumns) -> Numbers:
+    """Return for each event on the device the row of its launch in `events`, -1 if the trace does not hold it."""
+    calls = np.flatnonzero((events.category == RUNTIME) & (events.correlation >= 0))
+    if not len(calls):
+        return np.full(len(device), -1, np.intp)
+    order = calls[np.argsort(events.correlation[calls], kind="stable")]
+    known = events.correlation[order]
+    at = np.searchsorted(known, device.correlation)
+    row = order[np.minimum(at, len(order) - 1)]
+    return np.where((device.correlation >= 0) & (events.correlation[row] == device.correlation), row, -1)
+
+
+def launch_starts(events: KinetoColumns, device: KinetoColumns) -> Floats:
+    """Return when each event on the device was launched; minus infinity if the trace does not hold the launch."""
+    rows = launch_rows(events, device)
+    return np.where(rows >= 0, events.start_us[rows], -np.inf)
+
+
+def launch_statistics(events: KinetoColumns) -> pd.DataFrame:
+    """Return one row per launch whose call and kernel are in the trace.
+
+    Returns:
+        Columns correlation, name (of the kernel), call, stream, cpu_us (the call), gpu_us (the kernel), delay_us (from the
+        end of the call to the start of the kernel, at least 0), shorter_than_launch.
+    """
+    device = events[events.on_device]
+    rows = launch_rows(events, device)
+    device, rows = device[rows >= 0], rows[rows >= 0]
+    calls = events[rows]
+    delay = np.maximum(device.start_us - calls.end_us, 0.0)
+    return pd.DataFrame({
+        "correlation": device.correlation,
+        "name": _names(device),
+        "call": _names(calls),
+        "stream": device.stream,
+        "cpu_us": calls.duration_us,
+        "gpu_us": device.duration_us,
+        "delay_us": delay,
+        "shorter_than_launch": device.duration_us < calls.duration_us,
+    })  # fmt: skip
+
+
+def _names(events: KinetoColumns) -> pd.Categorical[str]:
+    categories: pd.Index[str] = pd.Index(list(events.name.values))
+    return pd.Categorical.from_codes(events.name.codes, categories)
+
+
+def queue_lengths(events: KinetoColumns) -> pd.DataFrame:
+    """Return the queue of each stream over time: operations launched that the device has not begun.
+
+    Returns:
+        Columns stream, time_us, queue_length; one row per change.
+    """
+    device = events[events.on_device]
+    rows = launch_rows(events, device)
+    device, rows = device[rows >= 0], rows[rows >= 0]
+    at = np.concatenate([events.start_us[rows], device.start_us])
+    change = np.repeat([1, -1], len(device))
+    stream = np.concatenate([device.stream, device.stream])
+    order = np.lexsort((-change, at, stream))
+    frame = pd.DataFrame({"stream": stream[order], "time_us": at[order], "queue_length": change[order]})
+    frame["queue_length"] = frame.groupby("stream")["queue_length"].cumsum()
+    return frame
+
+
+def queue_summary(events: KinetoColumns, full: int = FULL_QUEUE) -> pd.DataFrame:
+    """Return the queue length of each stream.
+
+    Returns:
+        Columns stream, count (of changes), mean, std, min, median, max, full_us (time with at least `full` waiting).
+    """
+    frame = queue_lengths(events)
+    frame["lasts"] = frame.groupby("stream")["time_us"].shift(-1) - frame["time_us"]
+    grouped = frame.groupby("stream")["queue_length"]
+    result = grouped.agg(["count", "mean", "std", "min", "median", "max"])
+    result["full_us"] = frame[frame["queue_length"] >= full].groupby("stream")["lasts"].sum()
+    return result.fillna({"std": 0.0, "full_us": 0.0}).reset_index()

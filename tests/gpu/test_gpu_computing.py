@@ -1,0 +1,266 @@
+"""Tables of `GpuTraces` on made-up traces with expected results."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sm_profiler.analysis.gpu import GpuTraces, kernels, nesting
+
+
+def event(category, name, start, length, *, thread=1, **arguments):
+    """Return a whole event."""
+    pid = 0 if category in {"kernel", "gpu_memcpy", "gpu_memset"} else 100
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": pid,
+        "tid": thread,
+        "ts": start,
+        "dur": length,
+        "args": arguments,
+    }
+
+
+def kernel(name, start, length, *, stream=7, correlation=-1):
+    return event("kernel", name, start, length, thread=stream, stream=stream, device=0, correlation=correlation)
+
+
+def call(start, length, correlation=-1, *, name="cudaLaunchKernel", thread=1):
+    return event("cuda_runtime", name, start, length, thread=thread, correlation=correlation)
+
+
+@pytest.fixture
+def traces(tmp_path):
+    def of(*ranks, **properties):
+        for rank, events in enumerate(ranks):
+            found = {"schemaVersion": 1, "distributedInfo": {"rank": rank}, **properties, "traceEvents": events}
+            (tmp_path / f"rank{rank}.json").write_text(json.dumps(found))
+        return GpuTraces(tmp_path)
+
+    return of
+
+
+def test_divides_a_gpus_time(traces):
+    gpu = traces([kernel("gemm", 0, 10), kernel("ncclDevKernel_AllReduce", 5, 10, stream=20), kernel("relu", 30, 10)])
+    (row,) = gpu.temporal_breakdown().to_dict("records")
+    assert row == {"rank": 0, "idle_us": 15.0, "compute_us": 20.0, "non_compute_us": 5.0, "total_us": 40.0}
+    (row,) = gpu.communication_overlap().to_dict("records")
+    assert row == {"rank": 0, "share_hidden": 0.5, "exposed_us": 5.0}
+    assert gpu.kinds().set_index("kind")["sum_us"].to_dict() == {
+        "computation": 15.0, "computation and communication": 5.0, "communication": 5.0,
+    }  # fmt: skip
+
+
+def test_divides_idle_time_by_reason(traces):
+    gpu = traces([
+        call(0, 2, 1), kernel("a", 5, 10, correlation=1),
+        call(3, 2, 2), kernel("b", 17, 10, correlation=2),  # queued: 2 us
+        call(90, 2, 3), kernel("c", 100, 10, correlation=3),  # launched late: 73 us
+        call(95, 2, 4), kernel("d", 200, 10, correlation=4),  # queued, and waits for something else: 90 us
+    ])  # fmt: skip
+    idle = gpu.idle_breakdown().set_index("category")["idle_us"]
+    assert idle.to_dict() == {"host_wait": 73.0, "kernel_wait": 2.0, "other": 90.0}
+
+
+def test_a_step_that_was_cut_off_is_left_out(traces):
+    def step(number, start):
+        return [
+            event("user_annotation", f"ProfilerStep#{number}", start, 100),
+            call(start + 1, 2, number), kernel("k", start + 10, 20, correlation=number),
+        ]  # fmt: skip
+
+    gpu = traces([*step(1, 0), *step(2, 100), *step(3, 200)])
+    assert gpu.temporal_breakdown()["compute_us"].tolist() == [40.0]
+    assert gpu.steps()["step"].tolist() == [1, 2]
+
+
+def test_launches_and_their_queue(traces):
+    gpu = traces(
+        [call(0, 4, 1), call(4, 4, 2), call(8, 30, 3), *(kernel("k", 10 + 3 * n, 2, correlation=n) for n in (1, 2, 3))]
+    )
+    launches = gpu.launch_statistics()
+    assert launches["delay_us"].tolist() == [9.0, 8.0, 0.0]
+    assert launches["shorter_than_launch"].tolist() == [True, True, True]
+    (row,) = gpu.queue_length().to_dict("records")
+    assert (row["count"], row["max"], row["stream"]) == (6, 3, 7)
+
+
+def test_operators_have_their_callers(traces):
+    gpu = traces([
+        event("python_function", "train.py(83): step", 0, 100),
+        event("python_function", "/usr/lib/python3.11/site-packages/torch/nn/modules/linear.py(114): forward", 5, 80),
+        event("python_function", "nn.Module: Linear_0", 6, 70),
+        event("user_annotation", "augment", 7, 60),
+        event("cpu_op", "aten::linear", 10, 40), event("cpu_op", "aten::addmm", 12, 30),
+        call(20, 3, 1), kernel("gemm", 60, 25, correlation=1),
+    ])  # fmt: skip
+    (row,) = gpu.operators().to_dict("records")
+    assert (row["operator"], row["caller"], row["module"], row["annotation"]) == (
+        "aten::addmm", "aten::linear", "Linear_0", "augment",
+    )  # fmt: skip
+    assert (row["file"], row["line"], row["device_us"]) == ("train.py", 83, 25.0)
+
+
+def test_synchronizations_have_the_idle_time_after_them(traces):
+    gpu = traces([
+        event("python_function", "train.py(90): log", 0, 200), event("cpu_op", "aten::item", 5, 60),
+        call(0, 2, 1), kernel("a", 5, 55, correlation=1),
+        call(10, 51, name="cudaStreamSynchronize"),
+        call(100, 2, 2), kernel("b", 105, 5, correlation=2),
+    ])  # fmt: skip
+    (row,) = gpu.synchronizations().to_dict("records")
+    assert (row["operator"], row["file"], row["line"], row["host_us"], row["idle_after_us"]) == (
+        "aten::item", "train.py", 90, 51.0, 45.0,
+    )  # fmt: skip
+
+
+def test_copies_by_direction(traces):
+    def copy(name, start, length, size):
+        return event("gpu_memcpy", name, start, length, thread=7, stream=7, bytes=size)
+
+    gpu = traces([
+        copy("Memcpy HtoD (Pageable -> Device)", 0, 10, 100_000), copy("Memcpy HtoD (Pageable -> Device)", 20, 10, 300_000),
+        copy("Memcpy DtoH (Device -> Pinned)", 40, 5, 1000),
+    ])  # fmt: skip
+    table = gpu.memory_bandwidth().set_index("direction")
+    assert table.loc["Memcpy HtoD", ["pageable", "count", "bytes", "gbps", "max_gbps"]].tolist() == [
+        True,
+        2,
+        4e5,
+        20.0,
+        30.0,
+    ]
+    assert not table.loc["Memcpy DtoH", "pageable"]
+
+
+def test_collectives_have_a_bus_bandwidth(traces):
+    arguments = {"Collective name": "allreduce", "In msg nelems": 1_000_000, "Out msg nelems": 1_000_000, "Group size": 4,
+                 "dtype": "Float", "Process Group Name": "data"}  # fmt: skip
+    one = kernel("ncclDevKernel_AllReduce_Sum_f32", 0, 100, stream=20)
+    one["args"] |= arguments
+    (row,) = traces([one, kernel("gemm", 0, 60)]).communication().to_dict("records")
+    assert (row["operation"], row["group"], row["group_size"], row["exposed_us"]) == ("allreduce", "data", 4, 40.0)
+    assert row["bus_gbps"] == pytest.approx(4e6 / 100 / 1e3 * 1.5)
+
+
+def test_the_rank_that_comes_last_is_the_one_that_waits_least(traces):
+    def rank(length):
+        return [kernel("ncclDevKernel_AllReduce", 100.0 * n, length, stream=20) for n in range(10)]
+
+    table = traces(rank(50), rank(10), rank(48)).stragglers().set_index("rank")
+    assert table["last"].to_dict() == {0: 0, 1: 10, 2: 0}
+    assert table.loc[1, "late_us"] == pytest.approx(390.0)
+
+
+def test_the_critical_path_of_a_gpu_that_waits_for_the_host(traces):
+    events = []
+    for number in range(5):
+        at = 100.0 * number
+        events += [
+            event("cpu_op", f"op {number}", at, 90),
+            call(at + 80, 5, number),
+            kernel("k", at + 90, 5, correlation=number),
+        ]
+    path = traces(events).critical_path()
+    spent = path.groupby("kind")["duration_us"].sum()
+    assert spent["host"] > 400
+    assert spent.get("computation", 0) == 5.0
+    assert path["start_us"].is_monotonic_increasing
+
+
+def test_the_critical_path_of_a_gpu_that_is_never_idle(traces):
+    events = [event("cpu_op", "op", 0, 30)]
+    for number in range(10):
+        events += [call(1 + number, 1, number), kernel("k", 20 + 50.0 * number, 50, correlation=number)]
+    spent = traces(events).critical_path().groupby("kind")["duration_us"].sum()
+    assert spent["computation"] == 500.0
+
+
+def test_the_critical_path_goes_through_a_wait_for_the_device(traces):
+    path = traces([
+        event("cpu_op", "first", 0, 10), call(2, 2, 1), kernel("long", 5, 200, correlation=1),
+        event("cpu_op", "aten::item", 12, 200), call(15, 195, name="cudaStreamSynchronize"),
+        event("cpu_op", "second", 215, 10), call(218, 2, 2), kernel("last", 222, 10, correlation=2),
+    ]).critical_path()  # fmt: skip
+    assert "long" in path["name"].tolist()
+    assert path.groupby("kind")["duration_us"].sum()["computation"] == pytest.approx(210.0)
+
+
+def test_arithmetic_from_shapes(traces):
+    multiply = event("cpu_op", "aten::mm", 0, 10)
+    multiply["args"] = {"Input Dims": [[1000, 500], [500, 2000]], "Input type": ["c10::Half", "c10::Half"]}
+    gpu = traces(
+        [multiply, call(1, 1, 1), kernel("hgemm", 5, 20, correlation=1)],
+        deviceProperties=[{"name": "NVIDIA A100-SXM4-40GB"}],
+    )
+    (row,) = gpu.flops().to_dict("records")
+    assert (row["flops"], row["half_share"], row["peak_tflops"]) == (2e9, 1.0, 312.0)
+    assert row["mfu"] == pytest.approx(2e9 / 20e-6 / 312e12)
+
+
+@pytest.mark.parametrize(("name", "tensor"), [
+    ("sm80_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x32_stage3_tensor16x8x16", True),
+    ("ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn", True),
+    ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x128_16x5_nn_align4>", True),
+    ("volta_sgemm_128x64_tn", False),
+    ("ampere_sgemm_32x32_sliced1x4_tn", False),
+    ("void at::native::vectorized_elementwise_kernel<4>", False),
+])  # fmt: skip
+def test_recognizes_tensor_cores_by_the_kernels_name(name, tensor):
+    assert kernels.uses_tensor_cores(name) is tensor
+
+
+@pytest.mark.parametrize(("name", "kind"), [
+    ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "communication"), ("ncclKernel_SendRecv", "communication"),
+    ("Memcpy HtoD (Pinned -> Device)", "memory"), ("Memset (Device)", "memory"), ("triton_poi_fused_add_0", "computation"),
+    ("void rccl_main", "communication"),
+])  # fmt: skip
+def test_kinds_of_kernels(name, kind):
+    assert kernels.kind_of(name) == kind
+
+
+intervals = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 30)), max_size=20)
+
+
+@given(intervals, intervals)
+def test_unions_and_intersections_count_each_moment_once(one, other):
+    def moments(pairs):
+        return {moment for start, length in pairs for moment in range(start, start + length)}
+
+    def union(pairs):
+        start = np.array([pair[0] for pair in pairs], float)
+        return nesting.union(start, start + np.array([pair[1] for pair in pairs], float))
+
+    assert float(np.subtract(*union(one)[::-1]).sum()) == len(moments(one))
+    assert nesting.intersection(union(one), union(other)) == len(moments(one) & moments(other))
+    start = np.array([pair[0] for pair in one], float)
+    end = start + np.array([pair[1] for pair in one], float)
+    covered = [len(moments([pair]) & moments(other)) for pair in one]
+    assert nesting.covered(start, end, union(other)).tolist() == covered
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_finds_the_innermost_interval(seed):
+    rng = np.random.default_rng(seed)
+    found = []
+
+    def fill(start, end, depth):
+        while start + 1 < end and depth < 4:
+            stop = start + rng.integers(1, end - start + 1)
+            found.append((start, stop))
+            fill(start, stop, depth + 1)
+            start = stop + rng.integers(1, 4)
+
+    fill(0, 60, 0)
+    found.sort(key=lambda pair: (pair[0], -pair[1]))
+    start, end = (np.array([pair[side] for pair in found], float) for side in (0, 1))
+    parent = nesting.parents(start, end)
+    moments = np.arange(0, 62) + 0.5
+    rows = nesting.enclosing(start, end, parent, moments)
+    for moment, row in zip(moments, rows, strict=True):
+        around = [number for number, pair in enumerate(found) if pair[0] <= moment <= pair[1]]
+        assert (row == -1) if not around else (end[row] - start[row] == min(end[n] - start[n] for n in around))
