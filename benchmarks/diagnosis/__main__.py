@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.diagnosis import table
 from benchmarks.diagnosis.adapters import PROFILERS, FailedRunError
-from benchmarks.diagnosis.manifest import CASES
+from benchmarks.diagnosis.manifest import CASES, Case
 from benchmarks.diagnosis.running import busy, run_case, twice_the_cores
 from benchmarks.diagnosis.scoring import Score, part, score
 
@@ -35,15 +35,19 @@ def options() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the scores to this file, after every case")
     parser.add_argument("--from", type=Path, dest="source", help="read scores from a file instead of running")
     parser.add_argument("--markdown", type=Path, help="write the tables into this document")
+    parser.add_argument("--twins", action="store_true", help="judge the repaired twins: nothing is wrong with them")
     parser.add_argument("--list", action="store_true", help="list the cases")
     return parser.parse_args()
 
 
-def chosen(words: str) -> list:
-    if words == "sample":
-        return [case for case in CASES if case.sample]
-    parts = [word for word in words.split(",") if word]
-    return [case for case in CASES if not parts or any(word in case.name for word in parts)]
+def chosen(args: argparse.Namespace) -> list[Case]:
+    cases = CASES
+    if args.cases == "sample":
+        cases = [case for case in cases if case.sample]
+    elif args.cases:
+        words = args.cases.split(",")
+        cases = [case for case in cases if any(word in case.name for word in words)]
+    return [twin for case in cases if (twin := case.twin())] if args.twins else list(cases)
 
 
 def line(one: Score, seconds: float) -> str:
@@ -61,7 +65,7 @@ def measure(args: argparse.Namespace) -> list[Score]:
     profiler, scores = PROFILERS[args.profiler](), []
     with busy(twice_the_cores()) if args.busy else contextlib.nullcontext():
         for turn in range(args.repeat):
-            for case in chosen(args.cases):
+            for case in chosen(args):
                 if case.ranks and not profiler.follows_ranks:
                     continue
                 started = time.monotonic()
@@ -79,7 +83,7 @@ def measure(args: argparse.Namespace) -> list[Score]:
 def main() -> None:
     args = options()
     if args.list:
-        print("\n".join(f"{case.name:60} {case.expected[0]:22} {case.about}" for case in CASES))
+        print("\n".join(f"{case.name:60} {case.expected[0]:22} {case.about}" for case in chosen(args)))
         return
     scores = [Score(**row) for row in json.loads(args.source.read_text())] if args.source else measure(args)
     right, count = part(one.right for one in scores)

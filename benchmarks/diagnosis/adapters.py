@@ -186,7 +186,8 @@ class TraceML:
         main = summary["primary_diagnosis"]
         sections = (summary.get(name) or {} for name in ("step_time", "step_memory", "process", "system"))
         issues = [issue for section in sections for issue in section.get("issues", ())]
-        also = tuple(self._named(issue) for issue in issues if issue["kind"] != main["kind"])
+        nothing = (main["kind"], "NORMAL", "BALANCED", "NO_GPU", "NO_DATA")
+        also = tuple(self._named(issue) for issue in issues if issue["kind"] not in nothing)
         return Diagnosis(self._named(main), also)
 
     def _named(self, diagnosis: dict) -> Named:

@@ -25,8 +25,8 @@ class Outcome:
 
     case: Case
     diagnosis: Diagnosis | None
-    planted: dict[str, Any]
-    repaired: dict[str, Any]
+    planted: dict[str, Any] = attrs.Factory(dict)
+    repaired: dict[str, Any] = attrs.Factory(dict)
     plain: dict[str, Any] | None = None
     error: str = ""
 
@@ -57,6 +57,8 @@ def run_case(case: Case, profiler: Profiler, *, plain: bool = False) -> Outcome:
     """Run a case: repaired, planted under the profiler, and planted without it if `plain`."""
     with tempfile.TemporaryDirectory(prefix="diagnosis-") as name:
         root = Path(name)
+        if case.repaired:
+            return _judge(case, profiler, root, "--repaired")
         script, options = _run(case, root / "repaired", "--repaired")
         Plain().run(script, options, root / "repaired")
         repaired = json.loads((root / "repaired" / "diary.json").read_text())
@@ -66,13 +68,18 @@ def run_case(case: Case, profiler: Profiler, *, plain: bool = False) -> Outcome:
             script, options = _run(case, root / "plain", *usual)
             Plain().run(script, options, root / "plain")
             alone = json.loads((root / "plain" / "diary.json").read_text())
-        script, options = _run(case, root / "planted", *usual)
-        try:
-            diagnosis = profiler.diagnose(script, options, root / "planted")
-        except (FailedRunError, OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
-            return Outcome(case, None, {}, repaired, alone, str(error))
-        planted = json.loads((root / "planted" / "diary.json").read_text())
-        return Outcome(case, diagnosis, planted, repaired, alone)
+        return _judge(case, profiler, root, *usual, repaired=repaired, plain=alone)
+
+
+def _judge(case: Case, profiler: Profiler, root: Path, *options: str, **diaries: Any) -> Outcome:
+    """Run a case under the profiler."""
+    script, arguments = _run(case, root / "judged", *options)
+    try:
+        diagnosis = profiler.diagnose(script, arguments, root / "judged")
+    except (FailedRunError, OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
+        return Outcome(case, None, error=str(error), **diaries)
+    planted = json.loads((root / "judged" / "diary.json").read_text())
+    return Outcome(case, diagnosis, planted, **diaries)
 
 
 @contextlib.contextmanager

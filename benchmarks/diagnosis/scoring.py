@@ -56,6 +56,7 @@ def score(outcome: Outcome) -> Score:
             case.name, case.script, case.about, case.expected[0], "FAILED", "", "", False, False, (), None, None, "",
             None, None, None, None, {}, error=outcome.error,
         )  # fmt: skip
+    case = case.as_measured(outcome.planted["shares"])
     main = diagnosis.main
     right = main.kind in case.expected
     others = tuple(one.kind for one in diagnosis.also)

@@ -74,6 +74,15 @@ def test_scores_the_second_cause():
     assert judged(Named("INPUT_BOUND")).also_right is None
 
 
+def test_the_problem_that_took_more_time_leads():
+    case = next(case for case in CASES if case.script == "two_causes" and case.expected == ("INPUT_BOUND",))
+    assert case.as_measured({"loading": 0.4, "norms": 0.2}) == case
+    swapped = case.as_measured({"loading": 0.2, "norms": 0.4})
+    assert (swapped.expected, swapped.also, swapped.line) == (("SYNC_BOUND",), ("INPUT_BOUND",), "norms")
+    close = case.as_measured({"loading": 0.31, "norms": 0.3})
+    assert close.expected == ("INPUT_BOUND", "SYNC_BOUND")
+
+
 @pytest.mark.parametrize(
     ("place", "right"),
     [
