@@ -31,6 +31,7 @@ HOOK_PARAMETERS = (
     "RotateMaxFileSizeInBytes",
     "RotateFileCloseIntervalInSeconds",
     "FileOpenFailThreshold",
+    "SamplerEnabled",
     *(collector.wire for collector in COLLECTORS.values()),
 )
 PARAMETER_KEYS = (*HOOK_PARAMETERS, CPU_PROFILING, "SMPFileRotationSecs")

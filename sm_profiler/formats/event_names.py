@@ -54,6 +54,9 @@ THREADS = f"{OWN}threads"  # threads of the process and its libraries
 HANG = f"{OWN}hang"  # the steps stopped: the stacks of all threads
 # Events that describe one occurrence each and carry arguments; the report collects them by phase.
 RECORDED = (PROFILING, SAVE, LOG, COPY, COMPILE, ALLOCATOR, OPERATORS, OBJECTS, THREADS, HANG)
+SAMPLES = (
+    f"{OWN}samples"  # Python stacks of the training thread and the loader's workers, summed up over a second or more
+)
 PROCESS = f"{OWN}process"  # metadata: the process that wrote the file
 CLOCK = f"{OWN}clock"  # metadata: a merged timeline's correction of clocks
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import ClassVar
 
 from sm_profiler.hook.settings import rank_from
@@ -33,6 +34,10 @@ class FrameworkAdapter:
     def rank(self) -> int | None:
         """Return this process's rank, or None outside a distributed job."""
         return rank_from()
+
+    def training_thread(self) -> int | None:
+        """Return the id of the thread that trains."""
+        return threading.main_thread().ident
 
     def is_helper(self) -> bool:
         """Return whether this process only loads data; it has no steps then."""

@@ -22,6 +22,7 @@ from sm_profiler.hook.horovod_collector import HOROVOD, add_horovod
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.monitor_launcher import accompany
 from sm_profiler.hook.python_collector import PYTHON, PythonStarter
+from sm_profiler.hook.sampler import SAMPLER, Sampler, is_wanted
 from sm_profiler.hook.session import UNSUPPORTED, Session
 from sm_profiler.printable import logger_for
 
@@ -84,10 +85,13 @@ class Hook:
     def phase(self, name: str) -> Iterator[None]:
         """Record a span under this name in the timeline."""
         start = time.perf_counter_ns()
+        declared = self.session.sampler.declared if self.session.sampler else []
+        declared.append(str(name))
         try:
             yield
         finally:
             try:
+                declared.pop()
                 self.session.append_span(name, start, time.perf_counter_ns())
             except Exception as error:  # noqa: BLE001 - fail open
                 self.session.fail(error)
@@ -192,7 +196,8 @@ def _start_session(profile: Profile, source: settings.ConfigText, framework: Fra
     missing = sorted(settings.requested_collectors(profile) - session.adapter.collectors - COMMON)
     if missing:
         logger.warning("sm-profiler: requested, but %s: %s", UNSUPPORTED, ", ".join(missing))
-    session.add(GarbageCollector(session.append, session.work))
+    sampler = _add_sampler(session)
+    session.add(GarbageCollector(session.append, session.work, on_collection=sampler.note_collection if sampler else None))
     try:
         session.adapter.install()
     except BaseException:
@@ -204,6 +209,24 @@ def _start_session(profile: Profile, source: settings.ConfigText, framework: Fra
     session.add(starter)
     session.run(starter, partial(starter.add, before_loop=True))
     return session
+
+
+def _add_sampler(session: Session) -> Sampler | None:
+    if not is_wanted(session.profile):
+        session.note(SAMPLER, "off")
+        return None
+    sampler = Sampler(
+        session.append,
+        session.tracker,
+        session.adapter.training_thread,
+        is_recording=lambda: session.is_recording,
+        on_error=session.switch_off,
+    )
+    session.sampler = sampler
+    session.add(sampler)
+    session.controller.others.append(lambda: sampler.cpu_seconds)
+    session.run(sampler, sampler.begin)
+    return sampler
 
 
 def _report_unsupported(framework: Framework) -> None:

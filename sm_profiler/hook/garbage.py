@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 from collections.abc import Callable
 from time import perf_counter_ns
+from types import FrameType
 from typing import Any
 
 from sm_profiler.formats.event_names import GARBAGE_COLLECTION
@@ -27,12 +29,18 @@ class GarbageCollector(Collector):
     name = "garbage collections"
 
     def __init__(
-        self, append: Callable[[Record], None], work: OwnWork, clock: Callable[[], int] = perf_counter_ns
+        self,
+        append: Callable[[Record], None],
+        work: OwnWork,
+        clock: Callable[[], int] = perf_counter_ns,
+        *,
+        on_collection: Callable[[FrameType | None, float], None] | None = None,
     ) -> None:
         self._append = append
         self._work = work
         self._clock = clock
         self._survived = [0, 0]  # collections of generation 1 since the last full one: the script's, the hook's
+        self._on_collection = on_collection  # takes the frame that caused it, and its seconds
         self._began = 0
 
     def start(self) -> None:
@@ -74,3 +82,6 @@ class GarbageCollector(Collector):
             if not during:  # otherwise part of the work during which it ran
                 self._work.stalled_ns += now - self._began
         self._append((GARBAGE_COLLECTION, f"generation {generation}", self._began, now, -1, args))
+        if self._on_collection is not None and not own:
+            with contextlib.suppress(Exception):  # an extra
+                self._on_collection(sys._getframe(2), (now - self._began) / 1e9)  # noqa: SLF001 - the caller's line

@@ -30,6 +30,7 @@ class OverheadController:
 
     Attributes:
         shed: collectors whose windows are over because the hook cost too much.
+        others: return the CPU seconds of the hook's other threads.
     """
 
     def __init__(  # noqa: PLR0913 - each is a part that tests replace
@@ -43,6 +44,7 @@ class OverheadController:
         own_cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         self.shed: set[str] = set()
+        self.others: list[Callable[[], float]] = []
         self._tracker = tracker
         self._windows = windows
         self._on_shed = on_shed
@@ -81,7 +83,8 @@ class OverheadController:
     def _limit_time(self, now: float) -> dict[str, Any] | None:
         """Compare the own time with its budget, scaled from the metered steps to all."""
         tracker = self._tracker
-        current = (now, self._own_cpu(), tracker.global_step, tracker.own_ns, self._work.stalled_ns)
+        cpu = self._own_cpu() + sum(other() for other in self.others)
+        current = (now, cpu, tracker.global_step, tracker.own_ns, self._work.stalled_ns)
         last = self._last
         if last is None or current[2] <= last[2]:
             self._last = current if last is None else (current[0], current[1], *last[2:])

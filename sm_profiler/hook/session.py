@@ -26,6 +26,7 @@ from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.overhead import OverheadController
 from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.recorder import Recorder
+from sm_profiler.hook.sampler import Sampler
 from sm_profiler.hook.slowdown import Slowdown
 from sm_profiler.hook.steps import Record, StepObserver, StepTracker
 from sm_profiler.hook.timebase import Timebase
@@ -53,6 +54,7 @@ class Session(StepObserver):
         schedule: the windows, and the collectors that they turn on and off.
         controller: keeps the hook within its overhead budget.
         guard: failures so far.
+        sampler: samples the training thread's stack, unless it is off.
         notes: collector → why it has no or partial data, for the report.
         quiet: nothing more is recorded: the session is closed, failed, or runs in a loader's worker.
         exiting: the process is about to exit.
@@ -76,6 +78,7 @@ class Session(StepObserver):
         self.schedule = Schedule(self.is_off, self.run, self.note)
         self.controller = OverheadController(self.tracker, self.schedule.windows, self._shed, work=self.work)
         self.slowdown = Slowdown(self.work, self.schedule.active)
+        self.sampler: Sampler | None = None
         self.closed = self.quiet = self.exiting = False
         self._source = source
         self._next_profile: Profile | None = None

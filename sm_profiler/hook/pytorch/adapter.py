@@ -136,6 +136,10 @@ class PyTorchAdapter(FrameworkAdapter):
             return int(torch.distributed.get_rank())
         return rank
 
+    def training_thread(self) -> int | None:
+        """Return the id of the thread that trains."""
+        return self.forwards.thread
+
     def is_helper(self) -> bool:
         """Return whether this process is a DataLoader worker."""
         return torch.utils.data.get_worker_info() is not None

@@ -20,6 +20,7 @@ from sm_profiler.formats.event_names import (
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.pytorch.forward import compiling_check
 from sm_profiler.hook.pytorch.worker import FetchTimes, watched
+from sm_profiler.hook.pytorch.worker_samples import Board, WorkerStacks
 from sm_profiler.hook.steps import METER_MAX_NS, Stream
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class DataLoaderCollector(Collector):
         self._alive: weakref.WeakSet[LoaderStream] = weakref.WeakSet()
         self._names = NamePattern(_regex(session.profile))
         self._last_step = -1
+        self._stacks = WorkerStacks()
 
     def install(self) -> None:
         """Wrap `__next__` and the constructors."""
@@ -82,6 +84,10 @@ class DataLoaderCollector(Collector):
     def profile_changed(self, profile: Profile) -> None:
         """Use the changed filter; without a configuration the old one applies to workers that are still alive."""
         self._names = NamePattern(_regex(profile, self._names.text))
+
+    def forked(self) -> None:
+        """Forget the parent's workers."""
+        self._stacks.clear()
 
     def close(self) -> None:
         """Record the lives of the workers that still run."""
@@ -167,25 +173,31 @@ class DataLoaderCollector(Collector):
         return __init__
 
     def _with_times(self, original: Any) -> Any:
-        """Let the workers of an iterator record their times, if a window may need them."""
-        session, guard = self._session, self._session.guard
+        """Let the workers of an iterator record their samples, and their times if a window may need them."""
+        session, guard, stacks = self._session, self._session.guard, self._stacks
 
         @functools.wraps(original)
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - replaces a method of this name
-            times = None
+            times = board = None
+            sampler = session.sampler
             try:
+                loader = args[0] if args else kwargs["loader"]
                 window = session.schedule.windows.get(DATALOADER)
                 if window is not None and not (window.ended or session.quiet or session.is_off(DATALOADER)):
-                    loader = args[0] if args else kwargs["loader"]
                     times = FetchTimes(2 * loader.num_workers * (loader.prefetch_factor + 1))
+                if sampler is not None and not session.quiet and not session.is_off(sampler.name):
+                    board = Board(loader.num_workers)
             except Exception as error:  # noqa: BLE001 - fail open
                 guard.failed(DATALOADER, error)
-            if times is None:
+            if times is None and board is None:
                 original(self, *args, **kwargs)
                 return
-            with watched(times):
+            with watched(times, board):
                 original(self, *args, **kwargs)
             self.__dict__[TIMES] = times
+            if board is not None and sampler is not None:
+                stacks.add(self, board)
+                sampler.read_also(stacks)
 
         return __init__
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from multiprocessing.sharedctypes import RawArray
@@ -19,7 +20,10 @@ from typing import Any
 
 import attrs
 
+from sm_profiler.hook.pytorch.worker_samples import Board, WorkerSampler
+
 CELLS = 8  # per batch: task + 1, worker, pid, start, end; task + 1, start, end of pinning
+WORKER_NUMBER = 10  # position of the worker's number among its arguments
 WORKER = "torch.utils.data._utils.worker"
 PIN_MEMORY = "torch.utils.data._utils.pin_memory"
 
@@ -82,11 +86,14 @@ class Incoming(_Queue):
     """Queue of a worker's tasks; remembers when the last one arrived."""
 
     came_ns = 0
+    waiting = False
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
         """Get a task."""
+        self.waiting = True
         got = self._queue.get(*args, **kwargs)
         self.came_ns = perf_counter_ns()
+        self.waiting = False
         return got
 
 
@@ -97,6 +104,7 @@ class Outgoing(_Queue):
         super().__init__(queue)
         self._incoming = incoming
         self._note = note
+        self.ended: Callable[[float], None] | None = None  # takes the seconds of a task
 
     def put(self, what: Any, *args: Any, **kwargs: Any) -> Any:
         """Put a result; a batch that is put again is not stored again."""
@@ -104,6 +112,8 @@ class Outgoing(_Queue):
         self._incoming.came_ns = 0
         if start_ns and isinstance(what[0], int):
             with contextlib.suppress(Exception):  # the worker must deliver its batch regardless
+                if self.ended is not None:
+                    self.ended((end_ns - start_ns) / 1e9)
                 self._note(what[0], start_ns, end_ns)
         return self._queue.put(what, *args, **kwargs)
 
@@ -113,13 +123,15 @@ class Loop:
     """Replaces the function that a loader's process or thread runs, and runs it with proxies of its queues.
 
     Attributes:
-        times: ring for the times.
+        times: ring for the times; None if no window needs them.
+        board: shared memory for the samples of workers; None if the sampler is off.
         module, name: location of the function.
         queues: positions of the queues of tasks and results among its arguments.
         original: the function; None in a spawned process, in which it is not replaced.
     """
 
-    times: FetchTimes
+    times: FetchTimes | None
+    board: Board | None
     module: str
     name: str
     queues: tuple[int, int]
@@ -131,10 +143,32 @@ class Loop:
         original = self.original or getattr(module, self.name)
         if getattr(module, self.name) is self:  # a process that was forked while the function was replaced
             setattr(module, self.name, original)
-        return original(*self._watched(args))
+        watched = self._watched(args)
+        sampler = self._sampler(watched)
+        if sampler is None:
+            return original(*watched)
+        try:
+            return original(*watched)
+        finally:
+            with contextlib.suppress(Exception):
+                sampler.end()
+
+    def _sampler(self, args: tuple[Any, ...]) -> WorkerSampler | None:
+        """Start to sample this worker."""
+        if self.board is None or self.module != WORKER or len(args) <= WORKER_NUMBER:
+            return None
+        try:
+            entry, outgoing = (args[place] for place in self.queues)
+            stop = Loop.__call__.__code__
+            sampler = WorkerSampler(self.board, args[WORKER_NUMBER], entry, stop, frames=sys._current_frames)  # noqa: SLF001 - the only way to another thread's stack
+            outgoing.ended = sampler.task_ended
+            sampler.start()
+        except Exception:  # noqa: BLE001 - the worker must deliver its batches regardless
+            return None
+        return sampler
 
     def __reduce__(self) -> Any:
-        return (Loop, (self.times, self.module, self.name, self.queues, None))
+        return (Loop, (self.times, self.board, self.module, self.name, self.queues, None))
 
     def _watched(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         incoming, outgoing = self.queues
@@ -148,23 +182,29 @@ class Loop:
         return tuple(watched)
 
     def _pinned(self, task: int, start_ns: int, end_ns: int) -> None:
-        self.times.pinned(task, start_ns, end_ns)
+        if self.times is not None:
+            self.times.pinned(task, start_ns, end_ns)
 
     def _fetched(self, task: int, start_ns: int, end_ns: int) -> None:
+        if self.times is None:
+            return
         worker = import_module(WORKER).get_worker_info().id
         self.times.fetched(task, Span(worker, os.getpid(), start_ns, end_ns))
 
 
 @contextlib.contextmanager
-def watched(times: FetchTimes) -> Iterator[None]:
-    """Let processes and threads that a loader's iterator starts inside the block store their times."""
+def watched(times: FetchTimes | None, board: Board | None = None) -> Iterator[None]:
+    """Let processes and threads that a loader's iterator starts inside the block store their times and samples."""
     put: list[Loop] = []
+    loops = [(WORKER, "_worker_loop", (2, 3))]
+    if times is not None:
+        loops.append((PIN_MEMORY, "_pin_memory_loop", (0, 1)))
     try:
-        for module, name, queues in ((WORKER, "_worker_loop", (2, 3)), (PIN_MEMORY, "_pin_memory_loop", (0, 1))):
+        for module, name, queues in loops:
             with contextlib.suppress(ImportError, AttributeError):  # another version of torch: no times
                 original = getattr(import_module(module), name)
                 if not isinstance(original, Loop):
-                    loop = Loop(times, module, name, queues, original)
+                    loop = Loop(times, board, module, name, queues, original)
                     setattr(import_module(module), name, loop)
                     put.append(loop)
         yield

@@ -1,0 +1,247 @@
+"""The sampler: look at the training thread's Python stack several times a second, and sum up where the time goes.
+
+Its thread belongs to no one else: a disk that hangs stops the recorder, and the sampler must still see why a step is long.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from time import perf_counter_ns
+from types import FrameType
+from typing import Protocol
+
+from sm_profiler.config import Profile
+from sm_profiler.formats.event_names import SAMPLES
+from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.stacks import Key, Lengths, Place, StackReader, Tally, to_args
+from sm_profiler.hook.steps import Record, StepTracker
+
+SAMPLER = "sampler"
+SWITCH = "SM_PROFILER_SAMPLER"
+PARAMETER = "SamplerEnabled"
+OFF = ("off", "false", "0", "no")
+
+DELAY = 1 / 15  # seconds between samples
+DENSE_DELAY = 1 / 60  # while a step is long
+MAX_DELAY = 1.0
+SHARE = 0.002  # of the time: CPU time of the sampler's thread
+SAVED = 0.02  # seconds of CPU time that may be saved up, for a while of dense samples
+START_SLOWS = 1000.0  # before the first step the delay is at least the time so far divided by this
+WRITE_SECONDS, LATER_SECONDS = 1.0, 10.0  # between events: at first, and once the job has run for
+LATER_AFTER = 60.0
+HOLD_SECONDS = 600.0  # for which samples wait until it is known whether their step is long
+END = {"outside": "end"}  # what no further step follows comes after the loop
+MAX_NOTES = 20  # collections a second whose caller is looked up
+
+
+class Source(Protocol):
+    """Samples of other processes: loader workers."""
+
+    def read(self) -> list[tuple[Key, float, float]]:
+        """Return stacks with the seconds and samples that are new since the last call."""
+
+
+def is_wanted(profile: Profile, environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether neither the environment nor the configuration switches the sampler off."""
+    given = {key.lower(): value for key, value in profile.parameters.items()}
+    chosen = (environment.get(SWITCH, ""), given.get(PARAMETER.lower(), ""))
+    return not any(str(value).strip().lower() in OFF for value in chosen)
+
+
+class Sampler(Collector):
+    """Samples the training thread.
+
+    Attributes:
+        declared: phases that the script declares, the innermost last.
+        sources: samples of other processes.
+        reader: reduces stacks.
+        cpu_seconds: CPU time of the sampler's thread so far.
+    """
+
+    name = SAMPLER
+
+    def __init__(  # noqa: PLR0913 - each is a part that tests replace
+        self,
+        append: Callable[[Record], None],
+        tracker: StepTracker,
+        thread: Callable[[], int | None],
+        *,
+        is_recording: Callable[[], bool],
+        on_error: Callable[[Collector, BaseException], None],
+        clock: Callable[[], int] = perf_counter_ns,
+        own_cpu: Callable[[], float] = time.thread_time,
+        frames: Callable[[], dict[int, FrameType]] = sys._current_frames,  # noqa: SLF001 - the only way to another thread's stack
+    ) -> None:
+        self._append = append
+        self._tracker = tracker
+        self._training_thread = thread
+        self._is_recording = is_recording
+        self._on_error = on_error
+        self._clock = clock
+        self._own_cpu = own_cpu
+        self._frames = frames
+        self.declared: list[str] = []
+        self.sources: list[Source] = []
+        self.reader = StackReader()
+        self.cpu_seconds = 0.0
+        self._random = random.Random()  # noqa: S311 - not a secret; the script's own generator must not be touched
+        self._reset()
+
+    def _reset(self) -> None:
+        self._tally = Tally()
+        self._notes: deque[tuple[tuple[Place, ...], str, float]] = deque(maxlen=MAX_NOTES)
+        self._lengths = Lengths()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._began_ns = self._last_ns = self._written_ns = self._clock()
+        self._seen = (-1, 0)  # number of a step and its start
+        self._was_training = True
+        self._saved = SAVED
+
+    # life cycle
+
+    def begin(self) -> None:
+        """Start the thread: with the hook, before the first step, so that imports and the opening of data are seen."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, args=(self._stop,), name="sm-profiler sampler", daemon=True
+            )
+            self._thread.start()
+
+    def start(self) -> None:
+        """Start the thread in a forked child, with its first step."""
+        self.begin()
+
+    def forked(self) -> None:
+        """Forget the parent's samples; the thread does not exist here."""
+        self.sources.clear()
+        self.declared.clear()
+        self.cpu_seconds = 0.0
+        self._reset()
+
+    def failed(self) -> None:
+        """End the thread."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """End the thread and record what is left."""
+        self._stop.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=0.5)
+            if thread.is_alive():
+                return
+        self._tally.settle(rename=END)
+        self.write(self._clock())
+
+    def _run(self, stop: threading.Event) -> None:
+        try:
+            while not stop.wait(self.delay(self._clock()) * self._random.uniform(0.5, 1.5)):
+                before = self._own_cpu()
+                now = self._clock()
+                self.sample(now)
+                if now - self._written_ns >= self._write_every(now) * 1e9 and self._is_recording():
+                    self.write(now)
+                used = self._own_cpu() - before
+                self.cpu_seconds += used
+                self._saved -= used
+        except Exception as error:  # noqa: BLE001 - fail open
+            self._on_error(self, error)
+
+    # pace
+
+    def delay(self, now_ns: int) -> float:
+        """Return the seconds until the next sample: fewer in a long step, more if sampling is expensive here."""
+        if self._saved < 0:
+            return min(DELAY - self._saved / SHARE, MAX_DELAY)
+        number, start_ns = self._seen
+        if number < 0:
+            return min(max(DELAY, (now_ns - self._began_ns) / 1e9 / START_SLOWS), MAX_DELAY)
+        dense = self._saved > SAVED / 2 and self._lengths.is_long((now_ns - start_ns) / 1e9)
+        return DENSE_DELAY if dense else DELAY
+
+    def _write_every(self, now_ns: int) -> float:
+        return WRITE_SECONDS if (now_ns - self._began_ns) / 1e9 < LATER_AFTER else LATER_SECONDS
+
+    # samples
+
+    def sample(self, now_ns: int) -> None:
+        """Add one sample of the training thread, which counts for the time since the last one."""
+        seconds = (now_ns - self._last_ns) / 1e9
+        self._last_ns = now_ns
+        self._saved = min(self._saved + SHARE * seconds, SAVED)
+        stacks = self._frames()
+        frame = stacks.get(self._training_thread() or 0)
+        del stacks  # frames keep what is local to them alive
+        places, leaf = self.reader.read(frame)
+        del frame
+        long = self._follow_step(now_ns)
+        phase = self.declared[-1] if self.declared else phase_of(self._tracker)
+        if places:
+            self._tally.hold((phase, long, leaf, places), seconds)
+
+    def _follow_step(self, now_ns: int) -> bool:
+        """Return whether the running step is long already; settle the samples of the one before."""
+        tracker = self._tracker
+        number, start_ns = tracker.global_step, tracker.step_start
+        last, last_start_ns = self._seen
+        training = tracker.mode is ModeKeys.TRAIN
+        if number != last:
+            long = False
+            if last >= 0 and training and self._was_training:
+                length = (start_ns - last_start_ns) / 1e9 / (number - last)
+                long = number == last + 1 and self._lengths.is_long(length)
+                self._lengths.add(length)
+            self._tally.settle(long=long)
+            self._seen, self._was_training = (number, start_ns), training
+        seconds = (now_ns - start_ns) / 1e9
+        if number >= 0 and seconds > HOLD_SECONDS:
+            self._tally.settle(rename=END)
+        return number >= 0 and training and self._lengths.is_long(seconds)
+
+    def read_also(self, source: Source) -> None:
+        """Add the samples of other processes to ours."""
+        if source not in self.sources:
+            self.sources.append(source)
+
+    def note_collection(self, frame: FrameType | None, seconds: float) -> None:
+        """Note who caused a garbage collection, on the thread that it ran on."""
+        if threading.get_ident() == self._training_thread() and len(self._notes) < MAX_NOTES:
+            self._notes.append((*self.reader.read(frame), seconds))
+
+    def write(self, now_ns: int) -> None:
+        """Record what was summed up since the last time."""
+        tally = self._tally
+        while self._notes:
+            places, leaf, seconds = self._notes.popleft()
+            tally.add(("gc", False, leaf, places), seconds)
+        for source in self.sources:
+            for key, seconds, count in source.read():
+                tally.add(key, seconds, count)
+        if tally:
+            self._append((SAMPLES, "samples", now_ns, now_ns, -1, to_args(tally.take())))
+        self._written_ns = now_ns
+
+
+def phase_of(tracker: StepTracker) -> str:
+    """Return what the training thread does now."""
+    training = tracker.mode is ModeKeys.TRAIN
+    if tracker.global_step < 0:
+        return "wait" if tracker.in_fetch else "start"
+    if not training and (tracker.is_open or tracker.in_fetch):
+        return "evaluation"
+    running = (
+        (tracker.in_fetch, "wait"),
+        (tracker.in_backward, "backward"),
+        (tracker.forward_key, "forward"),
+        (tracker.optimizer, "optimizer"),
+        (training and tracker.is_open and not tracker.after_last_phase, "between"),
+    )
+    return next((name for active, name in running if active), "outside")

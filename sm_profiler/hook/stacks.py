@@ -1,0 +1,225 @@
+"""Stacks of Python frames, reduced to the user's lines and summed up.
+
+Loader workers import this module in their processes, so it must not import anything heavy.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from types import CodeType, FrameType
+from typing import Any, TypeAlias
+
+Place: TypeAlias = tuple[str, int, str]  # file, line, function
+Key: TypeAlias = tuple[str, bool, str, tuple[Place, ...]]  # phase, in a long step, innermost function, user's lines
+
+MAX_DEPTH = 300  # frames looked at
+MAX_PLACES = 32  # of the user's frames, the innermost
+MAX_LIBRARY = 3  # frames of a stack without any of the user's
+MAX_KEYS = 500  # stacks summed up in a period; further ones only add to their phase
+MAX_WRITTEN = 60  # stacks written for a period, those with the most time
+MAX_FILES = 10_000  # whose origin is remembered
+MAX_NAME, MAX_TEXT = 300, 160  # characters
+MAX_SOURCE_BYTES = 2_000_000  # of a file whose lines are quoted
+LONG_MS, LONG_TIMES = 5.0, 2.0  # a step is long if it exceeds the usual one by both
+LENGTHS = 64  # latest steps that define the usual one
+MIN_LENGTHS = 8
+_HOOK, _LIBRARY, _USER = range(3)
+_OWN = str(Path(__file__).parents[1]) + os.sep
+_STANDARD = str(Path(os.__file__).parent) + os.sep
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+class StackReader:
+    """Reduces the stack of a thread to the user's lines, outermost first.
+
+    Frames of installed packages, the standard library and the hook are left out, unless there are no others: then the
+    innermost ones stay. A package that is installed but runs as the script (`python -m package.train`) is the user's.
+    """
+
+    def __init__(self, stop: CodeType | None = None) -> None:
+        self._origins: dict[str, int] = {}
+        self._shown: dict[str, str] = {}
+        self._stop = stop  # code of the outermost frame that counts
+        self._script: str | None = None  # folder of the package that runs as the script
+
+    def read(self, frame: FrameType | None) -> tuple[tuple[Place, ...], str]:
+        """Return the user's lines and the name of the innermost function if it is not the user's.
+
+        The caller holds the interpreter's lock, so the stack does not change meanwhile.
+        """
+        places: list[Place] = []
+        library: list[Place] = []
+        leaf, depth = "", 0
+        while frame is not None and depth < MAX_DEPTH and len(places) < MAX_PLACES:
+            code = frame.f_code
+            if code is self._stop:
+                break
+            origin = self._origins.get(code.co_filename)
+            if origin is None:
+                origin = self._origin(code.co_filename)
+            if origin == _USER:
+                places.append(self._place(frame, code))
+            elif origin == _LIBRARY and not places:
+                leaf = leaf or _qualified(frame, code)
+                if len(library) < MAX_LIBRARY:
+                    library.append(self._place(frame, code))
+            frame = frame.f_back
+            depth += 1
+        return tuple(reversed(places or library)), leaf
+
+    def _place(self, frame: FrameType, code: CodeType) -> Place:
+        name = code.co_filename
+        return self._shown.get(name) or self._show(name), frame.f_lineno or code.co_firstlineno, _name(code)
+
+    def _show(self, name: str) -> str:
+        """Return a file's name as the report shows it: below the working folder, relative to it."""
+        try:
+            folder = os.getcwd() + os.sep  # noqa: PTH109 - as text, once a file
+        except OSError:  # the folder was removed
+            folder = os.sep
+        shown = name[len(folder) :] if name.startswith(folder) and len(folder) > 1 else name
+        self._shown[name] = shown = sys.intern(shown if len(shown) <= MAX_NAME else f"…{shown[-MAX_NAME:]}")
+        return shown
+
+    def _origin(self, name: str) -> int:
+        if len(self._origins) >= MAX_FILES:
+            self._origins.clear()
+            self._shown.clear()
+        if self._script is None:
+            self._script = _script_folder()
+        if name.startswith(_OWN) or (name.startswith("<") and not name.startswith(("<ipython", "<stdin"))):
+            origin = _HOOK
+        elif self._script and name.startswith(self._script):
+            origin = _USER
+        elif name.startswith(_STANDARD) or any(part in name for part in _INSTALLED) or "torchinductor_" in name:
+            origin = _LIBRARY
+        else:
+            origin = _USER
+        self._origins[name] = origin
+        return origin
+
+
+def _script_folder() -> str:
+    """Return the folder of the installed package that runs as the script, or ""."""
+    main = sys.modules.get("__main__")
+    package = str(getattr(getattr(main, "__spec__", None), "parent", "") or "").partition(".")[0]
+    file = str(getattr(main, "__file__", "") or "")
+    if not package or package in ("torch", "sm_profiler", "accelerate") or f"{os.sep}{package}{os.sep}" not in file:
+        return ""
+    return file.partition(f"{os.sep}{package}{os.sep}")[0] + f"{os.sep}{package}{os.sep}"
+
+
+def _name(code: CodeType) -> str:
+    name = getattr(code, "co_qualname", code.co_name)  # 3.11
+    return name.rpartition("<locals>.")[2] if "<locals>" in name else name
+
+
+def _qualified(frame: FrameType, code: CodeType) -> str:
+    module = frame.f_globals.get("__name__")
+    return f"{module}.{_name(code)}" if isinstance(module, str) else _name(code)
+
+
+class Lengths:
+    """Lengths of the latest steps, and whether another one is long."""
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque(maxlen=LENGTHS)
+        self._limit = float("inf")
+        self._fresh = 0
+
+    def add(self, seconds: float) -> None:
+        """Note the length of a step."""
+        self._latest.append(seconds)
+        self._fresh += 1
+        if len(self._latest) >= MIN_LENGTHS and (self._fresh >= MIN_LENGTHS or self._limit == float("inf")):
+            usual, self._fresh = median(self._latest), 0
+            self._limit = max(LONG_TIMES * usual, usual + LONG_MS / 1e3)
+
+    def is_long(self, seconds: float) -> bool:
+        """Return whether a step that takes this long is longer than usual."""
+        return seconds > self._limit
+
+
+class Tally:
+    """Time by stack. Belongs to one thread."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Key, list[float]] = {}  # seconds, samples
+        self._held: dict[Key, list[float]] = {}  # of the running step, whose length is not known yet
+
+    def __bool__(self) -> bool:
+        return bool(self._sums)
+
+    def add(self, key: Key, seconds: float, count: float = 1) -> None:
+        """Add samples of a stack."""
+        _add(self._sums, key, seconds, count)
+
+    def hold(self, key: Key, seconds: float) -> None:
+        """Keep a sample until it is known whether its step is long."""
+        _add(self._held, key, seconds, 1)
+
+    def settle(self, *, long: bool = False, rename: Mapping[str, str] | None = None) -> None:
+        """Add the samples that were kept.
+
+        Args:
+            long: their step is long; if one of them was taken when it had become long, it is in any case.
+            rename: phase → its name instead.
+        """
+        long = long or any(key[1] for key in self._held)
+        for (phase, _, leaf, places), (seconds, count) in self._held.items():
+            self.add(((rename or {}).get(phase, phase), long, leaf, places), seconds, count)
+        self._held.clear()
+
+    def take(self) -> dict[Key, list[float]]:
+        """Return what was summed up, and start over."""
+        sums, self._sums = self._sums, {}
+        return sums
+
+
+def _add(sums: dict[Key, list[float]], key: Key, seconds: float, count: float) -> None:
+    found = sums.get(key)
+    if found is None:
+        if len(sums) >= MAX_KEYS:
+            key = (key[0], key[1], "", ())
+        found = sums.setdefault(key, [0.0, 0])
+    found[0] += seconds
+    found[1] += count
+
+
+def to_args(sums: dict[Key, list[float]]) -> dict[str, Any]:
+    """Return sums as the arguments of an event: frames, their source lines, and stacks that refer to frames."""
+    ranked = sorted(sums.items(), key=lambda item: -item[1][0])
+    kept = dict(ranked[:MAX_WRITTEN])
+    for (phase, long, _, _), (seconds, count) in ranked[MAX_WRITTEN:]:
+        rest = phase, long, "", ()
+        before = kept.get(rest, (0.0, 0))
+        kept[rest] = [before[0] + seconds, before[1] + count]
+    frames: dict[Place, int] = {}
+    stacks = [
+        [
+            phase, int(long), round(seconds * 1e3, 2), int(count), leaf[:MAX_NAME],
+            [frames.setdefault(place, len(frames)) for place in places],
+        ]
+        for (phase, long, leaf, places), (seconds, count) in kept.items()
+    ]  # fmt: skip
+    return {
+        "frames": [[file, line, name[:MAX_NAME]] for file, line, name in frames],
+        "lines": [source_line(file, line) for file, line, _ in frames],
+        "stacks": stacks,
+    }
+
+
+def source_line(file: str, line: int) -> str:
+    """Return a line of a source file as it runs, or "" if it cannot be read."""
+    try:
+        if file not in linecache.cache and (file.startswith("…") or Path(file).stat().st_size > MAX_SOURCE_BYTES):
+            return ""
+        return linecache.getline(file, line).strip()[:MAX_TEXT]
+    except Exception:  # noqa: BLE001 - a source in an odd encoding; the line is an extra
+        return ""
