@@ -17,6 +17,7 @@ from sm_profiler.report.memory_fold import MemoryFold
 from sm_profiler.report.model import Report, Verdict
 from sm_profiler.report.prices import cost_of
 from sm_profiler.report.record_fold import RecordFold
+from sm_profiler.report.sample_fold import SampleFold
 from sm_profiler.report.step_fold import StepFold
 from sm_profiler.report.system_fold import SystemFold
 from sm_profiler.report.verdict import decide
@@ -52,6 +53,7 @@ class MetricFolds:
     system: SystemFold = attrs.field(factory=SystemFold)
     memory: MemoryFold = attrs.field(factory=MemoryFold)
     records: RecordFold = attrs.field(factory=RecordFold)
+    samples: SampleFold = attrs.field(factory=SampleFold)
 
     def all(self) -> list[Any]:
         """Return the folds for `run_rules(extra_folds=…)`."""
@@ -93,6 +95,7 @@ class MetricFolds:
             metadata=metadata,
             memory=result(self.memory),
             records=result(self.records),
+            samples=result(self.samples),
         )
 
 

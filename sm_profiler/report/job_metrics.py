@@ -13,6 +13,7 @@ from sm_profiler.report import parts
 from sm_profiler.report.attempts import Attempts, evaluation_seconds, find_attempts, join_successors
 from sm_profiler.report.iterations import Iterations, as_run_on_device, iterations_of
 from sm_profiler.report.record_fold import Records
+from sm_profiler.report.sample_fold import Samples
 from sm_profiler.report.stalls import Stalls, find_stalls
 from sm_profiler.report.step_fold import (
     COMMUNICATION,
@@ -135,6 +136,7 @@ class JobMetrics:
         memory: process → (seconds, bytes) of its resident memory.
         batch_size: samples a step, if known.
         records: phase of `event_names.RECORDED` → its occurrences; a phase that was not recorded is absent.
+        samples: Python stacks of the training processes.
     """
 
     name: str
@@ -152,6 +154,7 @@ class JobMetrics:
     memory: dict[str, tuple[Floats, Floats]] = attrs.field(factory=dict)
     batch_size: int | None = None
     records: Mapping[str, Records] = attrs.field(factory=dict)
+    samples: Samples = attrs.field(factory=Samples)
 
     @property
     def duration(self) -> float:
@@ -316,6 +319,7 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
     metadata: tuple[dict[str, Any], ...] = (),
     memory: dict[str, tuple[Floats, Floats]] | None = None,
     records: Mapping[str, Records] | None = None,
+    samples: Samples | None = None,
 ) -> JobMetrics:
     """Compute the metrics of a job from the results of the folds."""
     summary, processes = join_successors(summary, metadata)
@@ -345,5 +349,5 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
     return JobMetrics(
         name, start, end, running, tuple(nodes), ranks, gpus, system, summary.loader,
         max(overheads, default=None), instance_type, metadata, memory or {}, _batch_size(metadata),
-        records or {},
+        records or {}, samples or Samples(),
     )  # fmt: skip

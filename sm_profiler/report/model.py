@@ -49,6 +49,7 @@ class Location:
         share: part of the time lost to the finding that was spent there, 0 to 1.
         phase: part of the loop in which it was seen; "" if unknown.
         rank: process that it was seen in, `algo-1-0`; "" for all.
+        source: text of the line as it ran; "" if unknown.
     """
 
     file: str
@@ -57,6 +58,7 @@ class Location:
     share: float
     phase: str = ""
     rank: str = ""
+    source: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object of report.json."""

@@ -134,6 +134,11 @@ COMMUNICATION = T(0.40, "collectives overlap the backward pass up to a third of 
 UNBALANCED = T(30.0, "percentage points between the most and the least used GPU of a node")
 COMPUTE = T(80.0, "percent mean GPU use in the loop; the accelerator is the limit, as it should be")
 
+# Lines of code.
+WHERE_SAMPLES = T(5, "samples; with fewer, the line seen most often may be there by chance")
+WHERE_SHARE = T(0.05, "of the lost time; repairing a line below it gains nothing that could be measured")
+WHERE_ONE_RANK = T(0.9, "of a line's time; below it, other ranks run into the line as well")
+
 # Classes that a busy GPU rules out, each with the mean GPU use above which it does: what the host does while the GPU has
 # work costs nothing. An optimizer whose time on the GPU was measured stays a finding.
 HIDDEN_ABOVE = {

@@ -11,6 +11,7 @@ from sm_profiler.report.formatting import percent
 from sm_profiler.report.judges import JUDGES, JudgeContext
 from sm_profiler.report.judges.loop import launches_unknown, outside_share
 from sm_profiler.report.model import Evidence, Finding, Verdict
+from sm_profiler.report.where import with_locations
 from sm_profiler.rules.profiler_report import one_line
 
 _TIER = {kind: tier for tier, kinds in enumerate(policy.PRECEDENCE) for kind in kinds}
@@ -41,7 +42,7 @@ def decide(context: JudgeContext, broken: dict[str, str] | None = None) -> Verdi
     main, also = ranked[0], [finding for finding in ranked[1:] if not finding.kind.is_healthy]
     if any(worth[other.kind] >= policy.CLOSE * worth[main.kind] for other in also if other.of == main.of):
         main = _not_certain(main)
-    return Verdict(main, tuple(also), tuple(not_judged(context)))
+    return with_locations(Verdict(main, tuple(also), tuple(not_judged(context))), context.metrics)
 
 
 def _worth(finding: Finding, findings: list[Finding]) -> float:

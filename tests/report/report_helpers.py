@@ -124,6 +124,7 @@ def metrics_of(  # noqa: PLR0913 - one argument a part, each with a default
         memory=memory,
         metadata=metadata,
         records=folds.records.result(),
+        samples=folds.samples.result(),
     )
 
 

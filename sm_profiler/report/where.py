@@ -1,0 +1,200 @@
+"""Find the lines of code behind a finding, from the stacks that the hook samples."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
+
+import attrs
+import numpy as np
+
+from sm_profiler.report import policy
+from sm_profiler.report.classes import Class
+from sm_profiler.report.job_metrics import JobMetrics, Rank
+from sm_profiler.report.model import Finding, Location, Verdict
+from sm_profiler.report.sample_fold import Place, Sampled
+
+MAX_LOCATIONS = 5
+
+# Phases of the hook's samples; all others are declared by the script and lie in the loop.
+WAIT, WORKER = "wait", "worker"
+BESIDE_THE_LOOP = ("start", "end", "gc", WORKER, "evaluation")
+STEPS = ("forward", "backward", "optimizer")
+Weights: TypeAlias = Mapping[Place, float]
+
+
+@attrs.define
+class _Line:
+    """What was seen of one line."""
+
+    seconds: float = 0.0
+    count: int = 0
+    phases: Counter[str] = attrs.field(factory=Counter)
+    processes: Counter[str] = attrs.field(factory=Counter)
+
+
+@attrs.frozen
+class Lines:
+    """Time by the innermost of the user's lines."""
+
+    lines: Mapping[Place, _Line]
+
+    @classmethod
+    def of(cls, samples: Iterable[Sampled]) -> Lines:
+        """Sum up stacks."""
+        lines: dict[Place, _Line] = defaultdict(_Line)
+        for one in samples:
+            if one.places:
+                line = lines[one.places[-1]]
+                line.seconds += one.seconds
+                line.count += one.count
+                line.phases[one.phase] += one.seconds  # type: ignore[assignment] # counts of time
+                line.processes[one.process] += one.seconds  # type: ignore[assignment] # counts of time
+        return cls(lines)
+
+    @property
+    def seconds(self) -> float:
+        """Time of all lines."""
+        return sum(line.seconds for line in self.lines.values())
+
+    def weights(self) -> dict[Place, float]:
+        """Return line → seconds."""
+        return {place: line.seconds for place, line in self.lines.items()}
+
+    def locations(self, weights: Weights, metrics: JobMetrics) -> tuple[Location, ...]:
+        """Return the lines with the most weight, or none if they were seen too rarely to tell."""
+        total = sum(weight for weight in weights.values() if weight > 0)
+        seen = sum(self.lines[place].count for place, weight in weights.items() if weight > 0)
+        if total <= 0 or seen < policy.WHERE_SAMPLES:
+            return ()
+        ranked = sorted(weights.items(), key=lambda item: (-item[1], item[0].file, item[0].line))[:MAX_LOCATIONS]
+        found = []
+        for place, weight in ranked:
+            if weight / total < policy.WHERE_SHARE:
+                break
+            line = self.lines[place]
+            process, most = line.processes.most_common(1)[0]
+            alone = len(metrics.ranks) > 1 and most >= policy.WHERE_ONE_RANK * line.seconds
+            found.append(
+                Location(
+                    place.file, place.line, place.function, weight / total, line.phases.most_common(1)[0][0],
+                    process if alone else "", metrics.samples.source(place),
+                )
+            )  # fmt: skip
+        return tuple(found)
+
+
+def with_locations(verdict: Verdict, metrics: JobMetrics) -> Verdict:
+    """Return the verdict with the lines behind each finding; lines that a judge found itself stay."""
+    if not metrics.samples.stacks:
+        return verdict
+    main, *also = (
+        finding if finding.where else attrs.evolve(finding, where=locate(finding, metrics))
+        for finding in (verdict.main, *verdict.also)
+    )
+    return attrs.evolve(verdict, main=main, also=tuple(also))
+
+
+def locate(finding: Finding, metrics: JobMetrics) -> tuple[Location, ...]:
+    """Return the lines of code behind a finding, the most expensive first."""
+    find = _BY_CLASS.get(finding.kind)
+    return find(finding, metrics) if find else ()
+
+
+def _in_loop(one: Sampled) -> bool:
+    return one.phase not in BESIDE_THE_LOOP
+
+
+def _usual(one: Sampled) -> bool:
+    """Return whether a sample was taken in the loop, in a step of usual length."""
+    return _in_loop(one) and not one.long
+
+
+def _outside_phases(one: Sampled) -> bool:
+    return _in_loop(one) and one.phase not in (WAIT, *STEPS)
+
+
+def _time(of: Callable[[Sampled], bool]) -> Callable[[Finding, JobMetrics], tuple[Location, ...]]:
+    """Return a search for the lines with the most time among some samples."""
+
+    def find(_finding: Finding, metrics: JobMetrics) -> tuple[Location, ...]:
+        lines = Lines.of(one for one in metrics.samples.stacks if of(one))
+        return lines.locations(lines.weights(), metrics)
+
+    return find
+
+
+def _phase(*names: str) -> Callable[[Finding, JobMetrics], tuple[Location, ...]]:
+    return _time(lambda one: one.phase in names)
+
+
+def _input(finding: Finding, metrics: JobMetrics) -> tuple[Location, ...]:
+    """Find what the loader's workers do; without workers, what the loop does to get a batch."""
+    workers = _phase(WORKER)(finding, metrics)
+    return workers or _phase(WAIT)(finding, metrics)
+
+
+def _long_steps(_finding: Finding, metrics: JobMetrics) -> tuple[Location, ...]:
+    """Find the lines on which long steps spend more than a usual step does."""
+    stalled = [rank for rank in metrics.ranks if rank.stalls.count]
+    if not stalled:
+        return ()
+    worst = max(stalled, key=lambda rank: rank.stall_share)
+    stacks = [one for one in metrics.samples.stacks if one.process in {rank.name for rank in stalled}]
+    in_part = [one for one in stacks if _is_in(one, worst.stalls.where)]
+    for chosen in (in_part, [one for one in stacks if _in_loop(one)]):
+        lines, found = _excess(chosen, worst)
+        if located := lines.locations(found, metrics):
+            return located
+    return ()
+
+
+def _is_in(one: Sampled, part: str) -> bool:
+    if part == "outside":  # of an iteration: also what lies between the phases of its step
+        return _outside_phases(one)
+    return one.phase == part or (part == WAIT and one.phase == WORKER)
+
+
+def _excess(samples: list[Sampled], rank: Rank) -> tuple[Lines, Weights]:
+    """Return the time by line in long steps beyond what a usual step spends there.
+
+    A wait for workers is what its workers did: the line that waits says nothing.
+    """
+    if any(one.phase == WORKER and one.long for one in samples):
+        samples = [one for one in samples if one.phase != WAIT]
+    long, usual = (Lines.of(one for one in samples if one.long is kind) for kind in (True, False))
+    expected = rank.stalls.median / rank.stalls.typical if rank.stalls.typical > 0 else 0.0
+    scale = long.seconds * min(expected, 1.0) / usual.seconds if usual.seconds > 0 else 0.0
+    spent = usual.weights()
+    return long, {place: seconds - scale * spent.get(place, 0.0) for place, seconds in long.weights().items()}
+
+
+def _straggler(finding: Finding, metrics: JobMetrics) -> tuple[Location, ...]:
+    """Find the lines on which the slow rank spends more of its loop than the others do."""
+    name = next((one.where for one in finding.evidence if one.where), "")
+    loops = {rank.name: rank.loop for rank in metrics.ranks if rank.loop > 0}
+    if name not in loops or len(loops) <= 1:
+        return ()
+    by_rank = {
+        rank: Lines.of(one for one in metrics.samples.stacks if one.process == rank and (_in_loop(one) or one.phase == WORKER))
+        for rank in loops
+    }  # fmt: skip
+    shares = {rank: {place: spent / loops[rank] for place, spent in lines.weights().items()} for rank, lines in by_rank.items()}  # fmt: skip
+    own = shares.pop(name)
+    excess = {place: share - float(np.median([other.get(place, 0.0) for other in shares.values()])) for place, share in own.items()}  # fmt: skip
+    return by_rank[name].locations(excess, metrics)
+
+
+_BY_CLASS: dict[Class, Callable[[Finding, JobMetrics], tuple[Location, ...]]] = {
+    Class.INPUT_BOUND: _input,
+    Class.SYNC_BOUND: _time(lambda one: _usual(one) and _outside_phases(one)),
+    Class.HOST_BOUND: _time(lambda one: _usual(one) and one.phase != WAIT),
+    Class.OPTIMIZER_BOUND: _phase("optimizer"),
+    Class.GC_BOUND: _phase("gc"),
+    Class.EVALUATION_BOUND: _phase("evaluation"),
+    Class.INITIALIZATION_BOUND: _phase("start"),
+    Class.PERIODIC_STALL: _long_steps,
+    Class.STEP_OUTLIERS: _long_steps,
+    Class.STRAGGLER: _straggler,
+}

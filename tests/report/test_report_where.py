@@ -1,0 +1,167 @@
+"""Lines of code behind findings: from made-up stacks, folded and judged."""
+
+import json
+import random
+
+import attrs
+import pytest
+from report_helpers import FakeWindow, events, system, training, verdict_of
+
+from sm_profiler.report.classes import Class
+from sm_profiler.report.sample_fold import MAX_STACKS, Place, SampleFold
+
+SAMPLES = "sm_profiler/samples"
+
+
+def sampled(*stacks, node="algo-1-0", at=2.0):
+    """Return an event from stacks: phase, long, seconds, line, and optionally file and function."""
+    places = [(*stack, "train.py", "main")[3:6] if len(stack) == 4 else (stack[3], *stack[4:]) for stack in stacks]
+    frames = [[file, line, name] for line, file, name in places]
+    args = {
+        "frames": frames,
+        "lines": [f"source of line {line}" for _, line, _ in frames],
+        "stacks": [
+            [phase, int(long), seconds * 1e3, max(int(seconds * 15), 1), "", [number]]
+            for number, (phase, long, seconds, *_) in enumerate(stacks)
+        ],
+    }
+    return (SAMPLES, "samples", at, 0.0, node, -1, args)
+
+
+def where(verdict, kind):
+    finding = next(one for one in (verdict.main, *verdict.also) if one.kind is kind)
+    return [(one.file, one.line, round(one.share, 2), one.phase) for one in finding.where]
+
+
+def test_input_names_the_workers_lines():
+    rows = training(200, wait=0.02)
+    rows.append(sampled(("wait", 0, 4, 17), ("worker", 0, 6, 83, "data.py", "collate"), ("worker", 0, 2, 40)))
+    verdict = verdict_of(rows)
+    assert where(verdict, Class.INPUT_BOUND) == [("data.py", 83, 0.75, "worker"), ("train.py", 40, 0.25, "worker")]
+    first = verdict.main.where[0]
+    assert (first.function, first.source, first.rank) == ("collate", "source of line 83", "")
+
+
+def test_input_without_workers_names_what_the_loop_runs_to_get_a_batch():
+    rows = [*training(200, wait=0.02), sampled(("wait", 0, 4, 12), ("forward", 0, 9, 30))]
+    assert where(verdict_of(rows), Class.INPUT_BOUND) == [("train.py", 12, 1.0, "wait")]
+
+
+def test_time_outside_the_phases_names_lines_of_usual_steps():
+    rows = training(200, outside=0.02)
+    rows.append(sampled(("outside", 0, 6, 50), ("between", 0, 2, 51), ("outside", 1, 50, 90), ("end", 0, 99, 99)))
+    rows.append(sampled(("log images", 0, 2, 52), ("wait", 0, 70, 17), ("start", 0, 70, 1)))
+    assert where(verdict_of(rows), Class.SYNC_BOUND) == [
+        ("train.py", 50, 0.6, "outside"), ("train.py", 51, 0.2, "between"), ("train.py", 52, 0.2, "log images"),
+    ]  # fmt: skip
+
+
+def test_stalls_name_the_lines_on_which_long_steps_spend_more():
+    rows = training(400, every=50, stall=0.5)
+    usual = ("outside", 0, 4, 20)
+    rows.append(sampled(usual, ("outside", 1, 4, 90), ("outside", 1, 0.1, 20), ("forward", 1, 3, 30)))
+    found = where(verdict_of(rows), Class.PERIODIC_STALL)
+    assert found == [("train.py", 90, 1.0, "outside")]
+
+
+def test_a_stall_while_waiting_for_workers_names_the_workers_line():
+    rows = []
+    for block in range(8):
+        start = 1 + block * (50 * 0.0102 + 0.599)
+        rows += training(49, at=start, number=50 * block)
+        rows += training(1, wait=0.6, at=start + 49 * 0.0102, number=50 * block + 49)
+    rows.append(sampled(("wait", 1, 5, 17), ("worker", 1, 4, 61), ("worker", 0, 4, 60), ("wait", 0, 1, 17)))
+    verdict = verdict_of(rows)
+    found = where(verdict, verdict.kind)
+    assert found[0][:2] == ("train.py", 61)
+
+
+def test_collections_starts_and_evaluation_name_their_lines():
+    rows = training(200)
+    rows += [("GC", "generation 2", 1 + 0.0102 * step, 0.002, "algo-1-0", -1) for step in range(200)]
+    rows.append(sampled(("gc", 0, 0.4, 44), ("forward", 0, 5, 30)))
+    assert where(verdict_of(rows), Class.GC_BOUND) == [("train.py", 44, 1.0, "gc")]
+    rows = [
+        *training(100),
+        *training(100, mode="EVAL", at=2.03),
+        sampled(("evaluation", 0, 3, 71), ("outside", 0, 3, 9)),
+    ]
+    assert where(verdict_of(rows), Class.EVALUATION_BOUND) == [("train.py", 71, 1.0, "evaluation")]
+
+
+def test_a_straggler_names_the_lines_on_which_it_differs():
+    rows = []
+    for rank in range(4):
+        slow = rank == 2
+        rows += training(
+            200, forward=0.012 if slow else 0.003, backward=0.001 if slow else 0.010, node=f"algo-1-{rank}"
+        )
+        extra = [("forward", 0, 2, 66)] if slow else []
+        rows.append(sampled(("forward", 0, 1, 30), ("backward", 0, 1, 31), *extra, node=f"algo-1-{rank}"))
+    verdict = verdict_of(rows)
+    assert where(verdict, Class.STRAGGLER) == [("train.py", 66, 1.0, "forward")]
+    assert verdict.main.where[0].rank == "algo-1-2"
+
+
+@pytest.mark.parametrize("stacks", [(), (("wait", 0, 0.1, 12),), (("forward", 0, 9, 12),)])
+def test_without_useful_samples_a_finding_has_no_line(stacks):
+    rows = training(200, wait=0.02)
+    if stacks:
+        rows.append(sampled(*stacks))
+    assert verdict_of(rows).main.where == ()
+
+
+def test_at_most_five_lines_and_none_that_hardly_costs():
+    rows = training(200, wait=0.02)
+    rows.append(sampled(*[("wait", 0, 10 - number, 10 + number) for number in range(8)], ("wait", 0, 0.5, 90)))
+    assert [one[1] for one in where(verdict_of(rows), Class.INPUT_BOUND)] == [10, 11, 12, 13, 14]
+
+
+def fold_of(rows):
+    fold = SampleFold()
+    fold.update(FakeWindow(0, events(rows), system([])))
+    return fold
+
+
+def test_folds_merge_in_any_order():
+    rows = [sampled(("wait", number % 2, 0.1 * number + 0.3, number % 5 + 1), at=number) for number in range(40)]
+    whole = fold_of(rows).result()
+    shuffled = random.Random(3).sample(rows, len(rows))  # noqa: S311 - an order
+    first, second = fold_of(shuffled[:11]), fold_of(shuffled[11:])
+    second.merge(first)
+    assert second.result() == whole
+    assert whole.source(Place("train.py", 3, "main")) == "source of line 3"
+
+
+def test_memory_is_bounded_and_the_total_is_kept():
+    fold = SampleFold()
+    for number in range(30):
+        frames = [["train.py", number * 1000 + line, "f"] for line in range(1000)]
+        stacks = [["wait", 0, 1.0, 1, "", [line]] for line in range(1000)]
+        fold.update(FakeWindow(0, events([(SAMPLES, "samples", 1.0, 0.0, "algo-1-0", -1, {"frames": frames, "stacks": stacks})]), system([])))  # fmt: skip
+    found = fold.result()
+    assert len(found.stacks) <= 2 * MAX_STACKS + 1
+    assert sum(one.seconds for one in found.stacks) == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        [], {"stacks": 3}, {"frames": [["a", "b", "c"]], "stacks": []}, {"frames": [], "stacks": [["wait", 0, 5, 1, "", [0]]]},
+        {"frames": [["a", 1, "f"]], "stacks": [["wait", 0, -5, 1, "", [0]]]},
+        {"frames": [["a", 1, "f"]], "stacks": [["wait", 0, 1e300, 1, "", [0]]]},
+        {"frames": [["a", 1, "f"]], "stacks": [["wait", 0, 5, 1, "", [-1]]]},
+    ],
+)  # fmt: skip
+def test_damaged_events_add_nothing(args):
+    assert fold_of([(SAMPLES, "samples", 1.0, 0.0, "algo-1-0", -1, args)]).result().stacks == ()
+
+
+def test_hostile_names_are_printable_and_short():
+    name = "\x1b[31m<script>\u202e" + "x" * 5000
+    rows = [*training(200, wait=0.02), sampled(("wait", 0, 4, 12, name, name))]
+    found = verdict_of(rows).main.where[0]
+    assert found.file.isprintable()
+    assert found.function.isprintable()
+    assert len(found.file) < 1000
+    assert json.dumps(attrs.asdict(found))
