@@ -42,7 +42,14 @@ def decide(context: JudgeContext, broken: dict[str, str] | None = None) -> Verdi
     main, also = ranked[0], [finding for finding in ranked[1:] if not finding.kind.is_healthy]
     if any(worth[other.kind] >= policy.CLOSE * worth[main.kind] for other in also if other.of == main.of):
         main = _not_certain(main)
-    return with_locations(Verdict(main, tuple(also), tuple(not_judged(context))), context.metrics)
+    verdict = Verdict(main, tuple(also), tuple(not_judged(context)))
+    try:
+        return with_locations(verdict, context.metrics)
+    except Exception as error:
+        if broken is None:
+            raise
+        broken[with_locations.__name__] = one_line(error)
+        return verdict
 
 
 def _worth(finding: Finding, findings: list[Finding]) -> float:
