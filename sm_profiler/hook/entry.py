@@ -197,7 +197,9 @@ def _start_session(profile: Profile, source: settings.ConfigText, framework: Fra
     if missing:
         logger.warning("sm-profiler: requested, but %s: %s", UNSUPPORTED, ", ".join(missing))
     sampler = _add_sampler(session)
-    session.add(GarbageCollector(session.append, session.work, on_collection=sampler.note_collection if sampler else None))
+    session.add(
+        GarbageCollector(session.append, session.work, on_collection=sampler.note_collection if sampler else None)
+    )
     try:
         session.adapter.install()
     except BaseException:
@@ -221,6 +223,7 @@ def _add_sampler(session: Session) -> Sampler | None:
         session.adapter.training_thread,
         is_recording=lambda: session.is_recording,
         on_error=session.switch_off,
+        work=session.work.unrecorded,
     )
     session.sampler = sampler
     session.add(sampler)

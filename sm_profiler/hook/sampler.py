@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter_ns
 from types import FrameType
 from typing import Protocol
@@ -75,6 +76,7 @@ class Sampler(Collector):
         *,
         is_recording: Callable[[], bool],
         on_error: Callable[[Collector, BaseException], None],
+        work: Callable[[], AbstractContextManager[None]] = nullcontext,
         clock: Callable[[], int] = perf_counter_ns,
         own_cpu: Callable[[], float] = time.thread_time,
         frames: Callable[[], dict[int, FrameType]] = sys._current_frames,  # noqa: SLF001 - the only way to another thread's stack
@@ -84,6 +86,7 @@ class Sampler(Collector):
         self._training_thread = thread
         self._is_recording = is_recording
         self._on_error = on_error
+        self._work = work
         self._clock = clock
         self._own_cpu = own_cpu
         self._frames = frames
@@ -143,17 +146,21 @@ class Sampler(Collector):
 
     def _run(self, stop: threading.Event) -> None:
         try:
-            while not stop.wait(self.delay(self._clock()) * self._random.uniform(0.5, 1.5)):
-                before = self._own_cpu()
-                now = self._clock()
-                self.sample(now)
-                if now - self._written_ns >= self._write_every(now) * 1e9 and self._is_recording():
-                    self.write(now)
-                used = self._own_cpu() - before
-                self.cpu_seconds += used
-                self._saved -= used
+            with self._work():
+                self._loop(stop)
         except Exception as error:  # noqa: BLE001 - fail open
             self._on_error(self, error)
+
+    def _loop(self, stop: threading.Event) -> None:
+        while not stop.wait(self.delay(self._clock()) * self._random.uniform(0.5, 1.5)):
+            before = self._own_cpu()
+            now = self._clock()
+            self.sample(now)
+            if now - self._written_ns >= self._write_every(now) * 1e9 and self._is_recording():
+                self.write(now)
+            used = self._own_cpu() - before
+            self.cpu_seconds += used
+            self._saved -= used
 
     # pace
 

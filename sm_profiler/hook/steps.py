@@ -126,11 +126,6 @@ class StepTracker:
     # for other threads
 
     @property
-    def step_start(self) -> int:
-        """Start of the latest step."""
-        return self._step_start
-
-    @property
     def after_last_phase(self) -> bool:
         """True once the open step's optimizer has stepped: usually nothing of the step follows."""
         return self._saw_optimizer and not self.optimizer
