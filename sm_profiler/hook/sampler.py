@@ -1,6 +1,6 @@
 """The sampler: look at the training thread's Python stack several times a second, and sum up where the time goes.
 
-Its thread belongs to no one else: a disk that hangs stops the recorder, and the sampler must still see why a step is long.
+Its thread does nothing else: a disk that hangs stops the recorder, and the sampler must still see why a step is long.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 Place: TypeAlias = tuple[str, int, str]  # file, line, function
 Key: TypeAlias = tuple[str, bool, str, tuple[Place, ...]]  # phase, in a long step, innermost function, user's lines
 
-MAX_DEPTH = 300  # frames looked at
+MAX_DEPTH = 300  # frames inspected
 MAX_PLACES = 32  # of the user's frames, the innermost
 MAX_LIBRARY = 3  # frames of a stack without any of the user's
 MAX_KEYS = 500  # stacks summed up in a period; further ones only add to their phase

@@ -26,7 +26,7 @@ Weights: TypeAlias = Mapping[Place, float]
 
 @attrs.define
 class _Line:
-    """What was seen of one line."""
+    """Samples of one line."""
 
     seconds: float = 0.0
     count: int = 0
@@ -63,7 +63,7 @@ class Lines:
         return {place: line.seconds for place, line in self.lines.items()}
 
     def locations(self, weights: Weights, metrics: JobMetrics) -> tuple[Location, ...]:
-        """Return the lines with the most weight, or none if they were seen too rarely to tell."""
+        """Return the lines with the most weight, or none if they were seen too rarely."""
         total = sum(weight for weight in weights.values() if weight > 0)
         seen = sum(self.lines[place].count for place, weight in weights.items() if weight > 0)
         if total <= 0 or seen < policy.WHERE_SAMPLES:
@@ -159,7 +159,7 @@ def _is_in(one: Sampled, part: str) -> bool:
 def _excess(samples: list[Sampled], rank: Rank) -> tuple[Lines, Weights]:
     """Return the time by line in long steps beyond what a usual step spends there.
 
-    A wait for workers is what its workers did: the line that waits says nothing.
+    A wait for workers is what its workers did, whatever line waits.
     """
     if any(one.phase == WORKER and one.long for one in samples):
         samples = [one for one in samples if one.phase != WAIT]

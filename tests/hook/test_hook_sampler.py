@@ -297,7 +297,7 @@ def test_a_worker_is_sampled_while_it_has_a_task_and_only_what_is_new_is_read():
         sampler.sample(now[0])
 
     class Iterator:
-        """Stands for a loader's iterator."""
+        """Iterator of a loader."""
 
     iterator, stacks = Iterator(), WorkerStacks()
     stacks.add(iterator, board)
@@ -436,6 +436,6 @@ def test_real_trainings_keep_their_results_and_name_the_slow_line(tmp_path, mode
 
 
 @pytest.mark.slow
-def test_it_is_off_if_the_environment_says_so(tmp_path, digests):
+def test_the_environment_switches_it_off(tmp_path, digests):
     (tmp_path / "train.py").write_text(SCRIPT)
     assert run(tmp_path, "workers", SM_PROFILER_SAMPLER="off") == (digests[True], [])

@@ -58,7 +58,7 @@ class Board:
 
 
 class Tasks(Protocol):
-    """What a worker is doing."""
+    """State of a worker."""
 
     waiting: bool  # for a task
     came_ns: int  # when the task arrived
@@ -155,7 +155,7 @@ class WorkerSampler:
 
 
 class WorkerStacks:
-    """What is new on the boards of all iterators, in the training process."""
+    """Samples on the boards of all iterators, for the training process."""
 
     def __init__(self) -> None:
         self._boards: list[tuple[weakref.ref[Any], Board, dict[Key, tuple[float, float]]]] = []
