@@ -159,7 +159,7 @@ def _is_in(one: Sampled, part: str) -> bool:
 def _excess(samples: list[Sampled], rank: Rank) -> tuple[Lines, Weights]:
     """Return the time by line in long steps beyond what a usual step spends there.
 
-    A wait for workers is what its workers did, whatever line waits.
+    A wait for workers is what its workers did, not the line that waits.
     """
     if any(one.phase == WORKER and one.long for one in samples):
         samples = [one for one in samples if one.phase != WAIT]
