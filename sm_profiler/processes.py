@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 # Such a process is neither a training to be profiled nor an interactive session.
 _HIDDEN = frozenset({"SM_PROFILER_AUTO", "PYTHONINSPECT", "PYTHONSTARTUP"})
+STOPPED_SECONDS = 3.0  # how long a stopped process is waited for
+POLL_SECONDS = 0.5
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
 
@@ -60,6 +63,40 @@ def start_module(  # noqa: PLR0913 - the options of Popen that our processes dif
         pass_fds=tuple(pass_fds),
         start_new_session=new_session,
     )
+
+
+class StopWatch:
+    """Notices that a process has been stopped (by SIGSTOP, a debugger) for so long that nobody should wait for it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: float | None = None
+
+    def is_over(self, pid: int) -> bool:
+        """Return whether the process has been found stopped in all calls of the last seconds."""
+        if not is_stopped(pid):
+            self._since = None
+            return False
+        self._since = self._clock() if self._since is None else self._since
+        return self._clock() - self._since >= STOPPED_SECONDS
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by a signal or a debugger; False where the system does not tell."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in {b"T", b"t"}
+    except (OSError, IndexError):
+        return False
+
+
+def wait_for(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Return whether a process ends within some seconds; one that is stopped is not waited for."""
+    watch, until = StopWatch(), time.monotonic() + seconds
+    while time.monotonic() < until and not watch.is_over(process.pid):
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(min(POLL_SECONDS, max(until - time.monotonic(), 0.0)))
+            return True
+    return False
 
 
 class Helper:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
-from sm_profiler.processes import start_module
+from sm_profiler.processes import start_module, wait_for
 
 CONVERT_SECONDS = 60  # the end of a training waits for a conversion no longer than this
 MAX_EVENTS = 500_000  # per conversion
@@ -43,12 +43,10 @@ def finish(child: subprocess.Popen[bytes]) -> bool:
     """Let a conversion finish, as the training ends; return whether it did in time."""
     if child.stdin:
         child.stdin.close()  # no more data follows
-    try:
-        child.wait(timeout=CONVERT_SECONDS)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        return False
-    return True
+    if wait_for(child, CONVERT_SECONDS):
+        return True
+    child.kill()
+    return False
 
 
 def carry_out(convert: Callable[[Mapping[str, Any]], None]) -> None:

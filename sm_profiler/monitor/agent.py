@@ -247,10 +247,12 @@ def main(arguments: list[str]) -> None:
     with contextlib.suppress(OSError):  # undo the pinning of a rank whose core should be its own
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     root = Path(task.root)
+    lock = NodeLock(root, task.node, fd)
+    lock.sign()
     interval_s = min(max(task.interval_ms, MIN_INTERVAL_MS), MAX_INTERVAL_MS) / 1000
     agent = Agent(
         task,
-        NodeLock(root, task.node, fd),
+        lock,
         ProcessRegistry(root, task.node),
         lambda: open_destination(task.destination, task.kms_key_id or None),
         lambda: Sampler(root, task.node, interval_s, machine_sources(task.interface)),

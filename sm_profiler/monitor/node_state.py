@@ -9,12 +9,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import IGNORED_FOLDER
+from sm_profiler.storage import LocalStorage
 
 PROC = Path("/proc")
 ENTRY_SECONDS = 2.0
 ENDED = ".ended"  # the interpreter ran to its end
 CUT = ".cut"  # a signal ended the process
+_PID_BYTES = 10
 
 
 class NodeLock:
@@ -49,6 +52,19 @@ class NodeLock:
         if fd is not None:
             os.close(fd)
         return fd is None
+
+    def sign(self) -> None:
+        """Note in the lock's file that this process holds it."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self.fd, os.pwrite(self.fd, str(os.getpid()).encode(), 0))
+
+    def signer(self) -> int | None:
+        """Return the process that signed the lock's file; None if none has."""
+        try:
+            text = LocalStorage(self._path.parent).read(self._path.name, end=_PID_BYTES)
+        except SourceError:
+            return None
+        return int(text) if text.isdigit() else None
 
     def release(self) -> None:
         """Close this process's copy; a child that inherited the lock keeps it."""

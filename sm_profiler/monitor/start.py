@@ -14,11 +14,12 @@ from sm_profiler.errors import ProfilerError
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
 from sm_profiler.monitor.task import Task
 from sm_profiler.printable import logger_for
-from sm_profiler.processes import start_module
+from sm_profiler.processes import StopWatch, start_module
 
 logger = logger_for("sm_profiler")
 
 END_SECONDS = 60.0  # how long the last process of a job waits for the upload of the last files
+LOCAL_SECONDS = 15.0  # the same if nothing is uploaded: the monitor only writes its last minute
 NOTICE_SECONDS = 5.0  # wait after which it reports what it waits for
 POLL_SECONDS = 0.05
 
@@ -51,9 +52,21 @@ class Registration:
         registry.leave(self.pid, by_itself=by_itself)
         if registry.living():
             return
-        lock, began, noticed = NodeLock(root, node), time.monotonic(), False
+        lock, began, noticed, watch = NodeLock(root, node), time.monotonic(), False, StopWatch()
         while lock.is_held() and not self._has_ended():
             waited = time.monotonic() - began
+            monitor = self.monitor.pid if self.monitor is not None else lock.signer()
+            if monitor is not None and watch.is_over(monitor):
+                logger.warning(
+                    "sm-profiler: not waiting for the monitor, process %d, which is stopped; files are kept in %s",
+                    monitor, root,
+                )  # fmt: skip
+                return
+            if not self.task.destination and waited > LOCAL_SECONDS:
+                logger.warning(
+                    "sm-profiler: not waiting for the monitor, which does not end; files are kept in %s", root
+                )
+                return
             if waited > seconds:
                 logger.warning("sm-profiler: the last files are not uploaded yet; they are kept in %s", root)
                 return

@@ -210,6 +210,22 @@ def test_a_monitor_that_is_stopped_and_continued(job):
     check_complete(job)
 
 
+def test_a_stopped_monitor_does_not_keep_the_training_from_ending(job):
+    process = job.start(2)
+    while not list(job.root.rglob("*.algo-1.json*")):
+        time.sleep(0.05)
+    [monitor] = job.monitors()
+    os.kill(monitor, signal.SIGSTOP)
+    try:
+        assert process.wait(30) == 0  # not the minute that uploads may take
+        os.set_blocking(process.stderr.fileno(), False)  # the monitor holds the other end, too
+        assert "which is stopped" in process.stderr.read()
+    finally:
+        os.kill(monitor, signal.SIGCONT)
+    job.wait_until_gone()
+    check_complete(job)
+
+
 def test_signals_at_random_moments_do_not_stop_the_monitor(job):
     dice = random.Random(0)  # noqa: S311 - not for cryptography
     process = job.start(8)

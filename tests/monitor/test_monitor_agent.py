@@ -14,7 +14,9 @@ import pytest
 
 from sm_profiler.monitor.agent import Agent, keep_running
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry
+from sm_profiler.monitor.start import Registration
 from sm_profiler.monitor.task import Task
+from sm_profiler.processes import is_stopped, wait_for
 from sm_profiler.storage.base import UnavailableError
 
 MARKERS = ["framework/training_job_end.ts", "system/training_job_end.ts"]
@@ -325,6 +327,62 @@ def test_the_lock_is_exclusive_per_node(tmp_path):
     assert not other.is_held()
     assert other.acquire()
     other.release()
+
+
+@pytest.fixture
+def stopped():
+    """A process that is stopped."""
+    process = subprocess.Popen(["sleep", "100"])
+    os.kill(process.pid, signal.SIGSTOP)
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("is_own", [True, False], ids=["started here", "by another rank"])
+def test_leaving_does_not_wait_for_a_stopped_monitor(tmp_path, monkeypatch, caplog, stopped, is_own):
+    monkeypatch.setattr("sm_profiler.processes.STOPPED_SECONDS", 0.1)
+    lock = NodeLock(tmp_path, "algo-1")
+    assert lock.acquire()
+    if not is_own:
+        os.pwrite(lock.fd, str(stopped.pid).encode(), 0)
+    task = Task(str(tmp_path), "algo-1", destination="s3://bucket/job")
+    registration = Registration(task, os.getpid(), stopped if is_own else None)
+    with caplog.at_level(logging.WARNING):
+        registration.leave(seconds=600)
+    lock.release()
+    (record,) = caplog.records
+    assert f"process {stopped.pid}, which is stopped" in record.getMessage()
+
+
+def test_leaving_does_not_wait_long_for_a_monitor_that_uploads_nothing(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("sm_profiler.monitor.start.LOCAL_SECONDS", 0.1)
+    lock = NodeLock(tmp_path, "algo-1")
+    assert lock.acquire()
+    with caplog.at_level(logging.WARNING):
+        Registration(Task(str(tmp_path), "algo-1"), os.getpid()).leave(seconds=600)
+    lock.release()
+    assert "which does not end" in caplog.text
+
+
+@pytest.mark.parametrize("content", ["", "x", "²", "-1", "1" * 40, "99999999"])
+def test_a_lock_with_any_content_can_be_waited_for(tmp_path, content):
+    lock = NodeLock(tmp_path, "algo-1")
+    assert lock.acquire()
+    os.pwrite(lock.fd, content.encode(), 0)
+    signer = lock.signer()
+    assert signer is None or not is_stopped(signer)
+    lock.release()
+
+
+def test_a_process_that_ends_or_is_stopped_is_not_waited_for(stopped, monkeypatch):
+    monkeypatch.setattr("sm_profiler.processes.STOPPED_SECONDS", 0.1)
+    assert not wait_for(stopped, 600)
+    with subprocess.Popen(["true"]) as ending:
+        assert wait_for(ending, 600)
+    with subprocess.Popen(["sleep", "100"]) as lasting:
+        assert not wait_for(lasting, 0.05)
+        lasting.kill()
 
 
 def test_a_reused_pid_is_another_process(tmp_path):
