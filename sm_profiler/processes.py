@@ -66,7 +66,7 @@ def start_module(  # noqa: PLR0913 - the options of Popen that our processes dif
 
 
 class StopWatch:
-    """Notices that a process has been stopped (by SIGSTOP, a debugger) for so long that nobody should wait for it."""
+    """Notices that a process has been stopped (by SIGSTOP, a debugger) for longer than it is worth waiting for."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -82,7 +82,7 @@ class StopWatch:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by a signal or a debugger; False where the system does not tell."""
+    """Return whether a process is stopped by a signal or a debugger; False where the system cannot answer."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in {b"T", b"t"}
     except (OSError, IndexError):
