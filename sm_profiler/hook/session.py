@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -195,7 +196,9 @@ class Session(StepObserver):
 
     def append_span(self, name: str, start_ns: int, end_ns: int) -> None:
         """Queue a span of the script."""
-        self.tracker.append((name, name, start_ns, end_ns, self.tracker.number, None))
+        # another thread's phase is no part of the loop
+        declared = {"declared": True} if threading.current_thread() is threading.main_thread() else None
+        self.tracker.append((name, name, start_ns, end_ns, self.tracker.number, declared))
         self.step_metered()
 
     def append_event(self, event: TraceEvent) -> None:

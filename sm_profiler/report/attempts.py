@@ -67,12 +67,16 @@ def join_successors(
     if not renamed:
         return found, records
     steps, loop, overhead = dict(found.steps), dict(found.loop), dict(found.overhead_us)
+    declared = dict(found.declared_us)
     for name, first in renamed.items():
         steps[first] = _joined(steps[first], steps.pop(name))
         loop[first] = (loop[first][0], loop.pop(name)[1])
         if name in overhead:
             overhead[first] = overhead.get(first, 0.0) + overhead.pop(name)
-    return attrs.evolve(found, steps=steps, loop=loop, overhead_us=overhead), records
+        if name in declared:
+            both, more = dict(declared.get(first, {})), declared.pop(name)
+            declared[first] = {one: both.get(one, 0.0) + more.get(one, 0.0) for one in {**both, **more}}
+    return attrs.evolve(found, steps=steps, loop=loop, overhead_us=overhead, declared_us=declared), records
 
 
 def evaluation_seconds(rows: StepRows, breaks: Sequence[int] = ()) -> float:

@@ -15,6 +15,7 @@ class Class(str, Enum):
     COMPUTE_BOUND = "COMPUTE_BOUND", "Healthy: limited by the accelerator"
     HOST_BOUND = "HOST_BOUND", "Limited by the host"
     SYNC_BOUND = "SYNC_BOUND", "Busy between the phases"
+    USER_PHASE = "USER_PHASE", "Busy in a phase of its own"
     GC_BOUND = "GC_BOUND", "Paused by garbage collection"
     PERIODIC_STALL = "PERIODIC_STALL", "Stalls at regular intervals"
     STEP_OUTLIERS = "STEP_OUTLIERS", "A few very long steps"

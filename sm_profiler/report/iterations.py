@@ -8,7 +8,7 @@ import numpy as np
 from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.report import parts, policy
 from sm_profiler.report.attempts import same_attempt
-from sm_profiler.report.step_fold import GC, TRAIN, StepRows, column
+from sm_profiler.report.step_fold import GC, OWN, OWN_IN_STEP, TRAIN, StepRows, column
 
 
 @attrs.frozen(eq=False)
@@ -42,7 +42,12 @@ class Iterations:
 
 
 def iterations_of(
-    steps: StepRows, waits: Floats, breaks: tuple[int, ...] = (), *, on_device: bool = False
+    steps: StepRows,
+    waits: Floats,
+    breaks: tuple[int, ...] = (),
+    *,
+    on_device: bool = False,
+    index: Ints | None = None,
 ) -> Iterations:
     """Turn the steps of a process into iterations, without those that start in evaluation or in an earlier attempt.
 
@@ -50,22 +55,25 @@ def iterations_of(
         steps: the steps.
         waits: seconds each step waited for data.
         breaks: rows that start a new attempt.
+        index: number of each step, counted over all training steps; default: as the rows count them.
         on_device: the phases are those of a GPU, which may still run when the host has finished its step.
     """
     train = steps.mode == TRAIN
     rows = np.flatnonzero(train[:-1] & train[1:] & same_attempt(steps, breaks)) + 1
     ends = steps.end / 1e6
-    length = np.maximum(ends[rows] - ends[rows - 1], 0.0)
+    length = np.maximum(ends[rows] - ends[rows - 1] - steps.seconds(OWN)[rows], 0.0)
     seconds = {part.key: steps.seconds(part.key)[rows] for part in parts.phases()}
     phases = np.sum(list(seconds.values()), axis=0)
-    step = steps.duration[rows] / 1e6
+    step = steps.duration[rows] / 1e6 - steps.seconds(OWN_IN_STEP)[rows]
     known = (phases > 0) | ((waits[rows] > 0) & (not on_device))
     if not known.any():  # only steps were recorded: all of a step counts as work
         known = np.ones(len(rows), np.bool_)
     used = np.where(phases > 0, np.minimum(phases, length if on_device else step), step)
     seconds["wait"] = waits[rows]
-    seconds["outside"] = np.where(known, np.maximum(length - waits[rows] - used, 0.0), 0.0)
-    index = np.cumsum(train) - 1
+    outside = np.where(known, np.maximum(length - waits[rows] - used, 0.0), 0.0)
+    seconds[parts.DECLARED] = np.minimum(steps.seconds(parts.DECLARED)[rows], outside)
+    seconds["outside"] = outside - seconds[parts.DECLARED]
+    index = np.cumsum(train) - 1 if index is None else index
     return Iterations(
         index[rows].astype(np.int64), ends[rows - 1], length, seconds, steps.seconds(GC)[rows], known
     )  # fmt: skip

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 
+from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.report import parts
 from sm_profiler.report.attempts import Attempts, evaluation_seconds, find_attempts, join_successors
 from sm_profiler.report.iterations import Iterations, as_run_on_device, iterations_of
+from sm_profiler.report.left_out import keep_undisturbed, slow_spans
 from sm_profiler.report.record_fold import Records
 from sm_profiler.report.sample_fold import Samples
 from sm_profiler.report.stalls import Stalls, find_stalls
 from sm_profiler.report.step_fold import (
     COMMUNICATION,
+    DECLARED_IN_STEP,
     EVAL,
     GC,
     LOADER,
+    OWN,
+    OWN_IN_STEP,
     TRAIN,
     LoaderSettings,
     StepRows,
@@ -47,6 +52,9 @@ class Rank:
         on_device: phases and waits are those of the GPU instead of the host.
         iterations: its iterations.
         stalls: the long ones among them.
+        left_out: training steps that the profiler slowed down, and that are not judged.
+        excluded: time of those steps and of the profiler's own work; not part of the loop.
+        declared: phases that the script declared, name → time.
     """
 
     name: str
@@ -64,11 +72,14 @@ class Rank:
     on_device: bool
     iterations: Iterations
     stalls: Stalls
+    left_out: int = 0
+    excluded: float = 0.0
+    declared: dict[str, float] = attrs.field(factory=dict)
 
     @property
     def loop(self) -> float:
-        """Length of the loop without downtime."""
-        return self.end - self.start - self.attempts.down_s
+        """Length of the loop without downtime and without what the profiler caused."""
+        return max(self.end - self.start - self.attempts.down_s - self.excluded, 0.0)
 
     @property
     def train(self) -> Mask:
@@ -186,7 +197,7 @@ class JobMetrics:
             return None
         rank = self.ranks[0]
         span = rank.loop - rank.slices["evaluation"]
-        return float(rank.train.sum() / span) if span > 0 else None
+        return float((rank.train.sum() - rank.left_out) / span) if span > 0 else None
 
     @property
     def interruptions(self) -> tuple[int, float]:
@@ -234,6 +245,8 @@ class JobMetrics:
                     "loop_s": _number(rank.loop),
                     "phases": "device" if rank.on_device else "host",
                     "seconds": {name: _number(value) for name, value in rank.slices.items()},
+                    "own_phases": {name: _number(value) for name, value in rank.declared.items()},
+                    "excluded_s": _number(rank.excluded),
                     "gc_s": _number(rank.gc),
                     "communication_s": _number(rank.communication),
                     "attempts": rank.attempts.count,
@@ -248,31 +261,57 @@ def _number(value: float | None) -> float | None:
     return None if value is None or not np.isfinite(value) else round(float(value), 6)
 
 
-def measure_rank(name: str, rows: StepRows, span_us: tuple[float, float], attempts: Attempts) -> Rank:
-    """Divide the loop of one process into its slices."""
+def measure_rank(  # noqa: PLR0913, PLR0917 - one argument a source of its times
+    name: str,
+    rows: StepRows,
+    span_us: tuple[float, float],
+    attempts: Attempts,
+    slowed: Sequence[tuple[float, float]] = (),
+    declared_us: Mapping[str, float] | None = None,
+) -> Rank:
+    """Divide the loop of one process into its slices, without what the profiler itself caused.
+
+    Args:
+        name: name of the process.
+        rows: its steps.
+        span_us: start and end of its loop.
+        attempts: its attempts.
+        slowed: spans in which the profiler slowed the steps.
+        declared_us: the script's own phases, name → time.
+    """
     start, end = span_us[0] / 1e6, span_us[1] / 1e6
-    train = rows.mode == TRAIN
-    waits = rows.seconds("wait")
+    kept = keep_undisturbed(rows, slowed, span_us) if attempts.count == 1 else keep_undisturbed(rows, (), span_us)
+    judged, breaks = kept.rows, kept.breaks or attempts.breaks
+    train = judged.mode == TRAIN
+    waits = judged.seconds("wait")
     has_waits = bool(waits.sum() > 0)
     waits_seen = float((waits[train] > 0).mean()) if train.any() else 0.0
     if not has_waits and train.any():  # the old hook recorded waiting in its dataloader window only
-        loading = rows.seconds(LOADER)
+        loading = judged.seconds(LOADER)
         waits_seen = float(((loading > 0) & train).sum() / train.sum())
-        gaps = np.maximum(rows.start - np.concatenate([[rows.start[0]], rows.end[:-1]]), 0) / 1e6
+        gaps = np.maximum(judged.start - np.concatenate([[judged.start[0]], judged.end[:-1]]), 0) / 1e6
         waits = np.minimum(loading, gaps)
-    device = as_run_on_device(rows)
+    device = as_run_on_device(judged)
     if device is not None:
         waits = device.seconds("wait")
-    iterations = iterations_of(device or rows, waits, attempts.breaks, on_device=device is not None)
-    loop = end - start - attempts.down_s
-    slices = _slices(
-        device or rows, waits, iterations, loop, evaluation_seconds(rows, attempts.breaks), on_device=device is not None
-    )  # fmt: skip
+    iterations = iterations_of(device or judged, waits, breaks, on_device=device is not None, index=kept.index)
+    own = float(judged.seconds(OWN).sum())
+    loop = max(end - start - attempts.down_s - kept.seconds - own, 0.0)
+    evaluation = max(evaluation_seconds(judged, breaks) - float(judged.seconds(OWN)[~train].sum()), 0.0)
+    slices = _slices(device or judged, waits, iterations, loop, evaluation, on_device=device is not None)
     return Rank(
         name, name.rpartition("-")[0] or name, rows, start, end, slices,
-        float(rows.seconds(GC).sum()), float(rows.gc_in_wait.sum() / 1e6), float(rows.seconds(COMMUNICATION)[train].sum()),
-        attempts, has_waits, waits_seen, device is not None, iterations, find_stalls(iterations),
+        float(judged.seconds(GC).sum()), float(judged.gc_in_wait.sum() / 1e6),
+        float(rows.seconds(COMMUNICATION)[rows.mode == TRAIN].sum()), attempts, has_waits, waits_seen, device is not None,
+        iterations, find_stalls(iterations), kept.left_out, kept.seconds + own, _named(slices, declared_us or {}),
     )  # fmt: skip
+
+
+def _named(slices: Mapping[str, float], declared_us: Mapping[str, float]) -> dict[str, float]:
+    """Divide the slice of the script's own phases by name, the longest first."""
+    total = sum(declared_us.values())
+    order = sorted(declared_us.items(), key=lambda item: (-item[1], item[0]))
+    return {name: slices[parts.DECLARED] * spent / total for name, spent in order} if total > 0 else {}
 
 
 def _slices(  # noqa: PLR0913 - one argument a part
@@ -280,7 +319,7 @@ def _slices(  # noqa: PLR0913 - one argument a part
 ) -> dict[str, float]:
     """Return the seconds of each part of the loop."""
     train = rows.mode == TRAIN
-    steps = rows.duration / 1e6
+    steps = rows.duration / 1e6 - rows.seconds(OWN_IN_STEP)
     phases = {part.key: rows.seconds(part.key) for part in parts.phases()}
     in_phases = np.sum(list(phases.values()), axis=0)
     # steps with recorded phases represent all
@@ -290,8 +329,9 @@ def _slices(  # noqa: PLR0913 - one argument a part
     slices["wait"] = float(waits[train].sum()) * scale
     slices |= {key: float(seconds[train].sum()) * scale for key, seconds in phases.items()}
     if not on_device:  # what a GPU did between its phases is not recorded
-        between = np.maximum(steps - in_phases, 0.0)
+        between = np.maximum(steps - in_phases - rows.seconds(DECLARED_IN_STEP), 0.0)
         slices["between"] = float(between[train & (in_phases > 0)].sum()) * scale
+    slices[parts.DECLARED] = float(rows.seconds(parts.DECLARED)[train].sum())
     if not (in_phases[train] > 0).any():  # only steps were recorded: all of a step counts as work
         slices["forward"] = float(steps[train].sum())
     training, available = sum(slices.values()), max(loop - evaluation, 0.0)
@@ -323,8 +363,12 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
 ) -> JobMetrics:
     """Compute the metrics of a job from the results of the folds."""
     summary, processes = join_successors(summary, metadata)
+    profiling = (records or {}).get(event_names.PROFILING, Records())
     ranks = tuple(
-        measure_rank(process, rows, summary.loop[process], find_attempts(process, rows, processes, summary.pids.get(process, 1)))
+        measure_rank(
+            process, rows, summary.loop[process], find_attempts(process, rows, processes, summary.pids.get(process, 1)),
+            slow_spans(profiling.of(process)), summary.declared_us.get(process),
+        )
         for process, rows in each_process(summary)
     )  # fmt: skip
     edges = [edge for rank in ranks for edge in (rank.start, rank.end)] + [system.first_s, system.last_s]
@@ -342,7 +386,7 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
     )  # fmt: skip
     nodes = dict.fromkeys([node for node, _, _ in system.series] + [rank.node for rank in ranks])
     overheads = [
-        summary.overhead_us[rank.name] / 1e6 / rank.loop
+        summary.overhead_us[rank.name] / 1e6 / (rank.loop + rank.excluded)
         for rank in ranks
         if rank.name in summary.overhead_us and rank.loop > 0
     ]

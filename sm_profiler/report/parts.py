@@ -31,6 +31,7 @@ COLOURS = {
     "teal": Colour("#2a9187", "#4fb8ac", "36"),
     "grey": Colour("#9aa2ab", "#7b848f", "90"),
     "violet": Colour("#8a6bb8", "#ab8fd6", "35"),
+    "moss": Colour("#7d9a3c", "#a5c162", "32"),
     "rose": Colour("#c9506b", "#e57b92", "31"),
     "pale": Colour("#e6e4df", "#343a42", "37"),
 }
@@ -41,6 +42,7 @@ class Kind(Enum):
 
     WAIT = auto()  # recorded before the step it belongs to
     PHASE = auto()  # recorded inside a step
+    DECLARED = auto()  # phases that the script declares, with names of its own
     DERIVED = auto()  # computed from the other parts
 
 
@@ -90,11 +92,14 @@ PARTS: tuple[Part, ...] = (
         "optimizer", "Optimizer", "in the optimizer", "teal", "O", Kind.PHASE, event_names.OPTIMIZER,
         event_names.DEVICE_OPTIMIZER,
     ),
+    Part("declared", "Your own phases", "in phases of its own", "moss", "Y", Kind.DECLARED),
     Part("between", "Between phases", "between its phases", "grey", ".", per_iteration=False),
     Part("evaluation", "Evaluation", "in evaluation", "violet", "E", per_iteration=False),
     Part("outside", "Outside the phases", "outside the phases", "rose", "x"),
 )  # fmt: skip
 
+_NAMED = (("Y", "moss"), ("Z", "violet"), ("V", "amber"), ("U", "teal"), ("T", "sky"))
+DECLARED = "declared"  # key of the script's own phases
 UNKNOWN = "unknown"  # in place of a key: the part was not recorded
 WHOLE = "length"  # in place of a key: the whole iteration
 
@@ -128,6 +133,12 @@ def during_all(keys: Sequence[str]) -> str:
     """Return where a step spends its time, for a sentence, if several parts have a share in it."""
     each = [during(key) for key in keys]
     return each[0] if len(each) == 1 else f"{', '.join(each[:-1])} and {each[-1]}"
+
+
+def named(part: Part, place: int) -> Part:
+    """Return a part for one of several names, with a letter and a colour of its own for the first few."""
+    letter, colour = _NAMED[place % len(_NAMED)]
+    return attrs.evolve(part, letter=letter, colour=colour)
 
 
 def _part(key: str) -> Part:

@@ -29,6 +29,8 @@ WAITS_SEEN = T(0.9, "share of the steps with a recorded wait; the windowed profi
 CLEARLY = T(1.5, "times the threshold; measurement error does not reach this far")
 SAMPLE_IDLE = T(10.0, "percent; a GPU sample below it counts as idle, as in the rules' gpu_threshold")
 
+SLOWED = T(1.1, "times the usual step; a window that slows steps by more would shift the shares of their parts")
+
 # Input.
 INPUT_WAIT = T(
     0.15, "share of the loop; a loader that just keeps up costs a few percent, and above 15 % workers pay off"
@@ -51,6 +53,7 @@ BURSTS = T(0.5, "long waits per round of the loader's workers; this many come fr
 # Inside the loop.
 OUTSIDE = T(0.20, "logging, metrics and the loss take less than a tenth of a healthy loop; a finding is twice that")
 OUTSIDE_MS = T(0.5, "per step; less is the cost of a Python loop, which HOST_BOUND covers")
+USER_PHASE = T(0.20, "of the loop, as OUTSIDE: where the script itself has named the time, the name is the finding")
 LAUNCHES = T(0.4, "of a typical step; below it, most of the time is arithmetic or something else that can be named")
 TINY_STEP_MS = T(
     3.0, "launching a few hundred operators from Python takes 1 to 3 ms: shorter steps are mostly overhead"
@@ -186,7 +189,7 @@ HALF_EMPTY = T(45.0, "percent; the next smaller instance has about half of every
 # most: its share of the time, without what other findings explain, times the probability that it is right.
 PRECEDENCE: tuple[tuple[Class, ...], ...] = (
     (
-        Class.INPUT_BOUND, Class.SYNC_BOUND, Class.HOST_BOUND, Class.GC_BOUND, Class.PERIODIC_STALL,
+        Class.INPUT_BOUND, Class.SYNC_BOUND, Class.USER_PHASE, Class.HOST_BOUND, Class.GC_BOUND, Class.PERIODIC_STALL,
         Class.OPTIMIZER_BOUND, Class.EVALUATION_BOUND, Class.INITIALIZATION_BOUND, Class.STEP_OUTLIERS, Class.STRAGGLER,
         Class.MOVING_STRAGGLER, Class.GC_OUT_OF_PHASE, Class.COMMUNICATION_BOUND, Class.UNBALANCED_GPUS, Class.MEMORY_GROWTH,
     ),
@@ -198,6 +201,7 @@ PRECEDENCE: tuple[tuple[Class, ...], ...] = (
 # Causes, each with the symptoms in which the same lost time appears again: a cause explains at most its own share of a
 # symptom. Judges that measure a symptom without its cause (waits without the collections in them) need no entry.
 EXPLAINS: dict[Class, tuple[Class, ...]] = {
+    Class.USER_PHASE: (Class.PERIODIC_STALL, Class.STEP_OUTLIERS),
     Class.GC_BOUND: (Class.STRAGGLER, Class.EVALUATION_BOUND, Class.OPTIMIZER_BOUND),
     Class.GC_OUT_OF_PHASE: (
         Class.GC_BOUND, Class.STRAGGLER, Class.MOVING_STRAGGLER, Class.PERIODIC_STALL, Class.STEP_OUTLIERS,

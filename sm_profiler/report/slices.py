@@ -6,12 +6,16 @@ from collections.abc import Sequence
 
 import attrs
 
+from sm_profiler.printable import printable
 from sm_profiler.report import parts, policy
 from sm_profiler.report.formatting import duration, percent
 from sm_profiler.report.job_metrics import Rank
-from sm_profiler.report.judges.judge_context import waits_recorded
+from sm_profiler.report.judges.judge_context import declared_shares, waits_recorded
+from sm_profiler.report.svg import shorten
 
 MIN_NAMED = 0.0005  # smaller shares are drawn but not in the legend
+MAX_DECLARED = 5  # phases of the script with a slice of their own; the others share one
+MAX_NAME = 40
 NOT_RECORDED = "not recorded"
 
 
@@ -40,19 +44,32 @@ class Slice:
 
 
 def loop_slices(ranks: Sequence[Rank]) -> list[Slice]:
-    """Return the slices in the order of a step; none without a loop."""
+    """Return the slices in the order of a step; none without a loop. Phases that the script declared have names."""
     loops = [rank for rank in ranks if rank.loop > 0]
     if not loops:
         return []
-    steps = sum(int(rank.train.sum()) for rank in loops) or 1
+    steps = sum(int(rank.train.sum()) - rank.left_out for rank in loops) or 1
     whole = sum(rank.loop for rank in loops)
     slices, on_device = [], all(rank.on_device for rank in loops)
+
+    def note(share: float) -> str:
+        return f"{duration(share * whole / steps)} per step"
+
     for part in parts.PARTS:
         share = sum(rank.share(part.key) for rank in loops) / len(loops)
-        value, note = percent(share), f"{duration(share * whole / steps)} per step"
+        if part.kind is parts.Kind.DECLARED:
+            named = declared_shares(loops)
+            slices += [
+                Slice(parts.named(part, place), shorten(printable(name), MAX_NAME), one, percent(one), note(one))
+                for place, (name, one) in enumerate(named[:MAX_DECLARED])
+            ]
+            share -= sum(one for _, one in named[:MAX_DECLARED])
+            if share < MIN_NAMED:
+                continue
+        value, text = percent(share), note(share)
         if part.key == "wait" and not waits_recorded(loops) and share < policy.INPUT_WAIT:
             value = NOT_RECORDED
-            note = f"{percent(share)} in the dataloader window" if share >= MIN_NAMED else "no dataloader window either"
+            text = f"{percent(share)} in the dataloader window" if share >= MIN_NAMED else "no dataloader window either"
         gpu = " (GPU)" if on_device and part.kind is parts.Kind.PHASE else ""
-        slices.append(Slice(part, part.label + gpu, share, value, note))
+        slices.append(Slice(part, part.label + gpu, share, value, text))
     return slices

@@ -12,11 +12,15 @@ from numpy.typing import NDArray
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints
 from sm_profiler.report import parts
+from sm_profiler.report.covered import Covered, contains_any, without_inner
 from sm_profiler.report.formatting import natural_key
 
 MODES = ("TRAIN", "EVAL", "PREDICT", "GLOBAL")
 TRAIN, EVAL = MODES.index("TRAIN"), MODES.index("EVAL")  # as in StepRows.mode
-GC, LOADER, COMMUNICATION = "gc", "loader", "communication"  # columns beside the parts of the loop
+# columns beside the parts of the loop: of garbage collections; of the profiler's own work in an iteration, and inside
+# its step; of the script's own phases inside the step
+GC, OWN, OWN_IN_STEP, DECLARED_IN_STEP = "gc", "own", "own in step", "declared in step"
+LOADER, COMMUNICATION = "loader", "communication"
 _COLLECTIVES = ("nccl", "allreduce", "all_reduce", "allgather", "reducescatter", "reduce_scatter", "broadcast")
 
 
@@ -35,7 +39,16 @@ class EventWindow(Protocol):
 def columns() -> tuple[str, ...]:
     """Return the names of the columns of `StepRows.parts`; the phases that a GPU ran come last."""
     on_device = tuple(_on_device(part.key) for part in parts.phases())
-    return (*(part.key for part in parts.recorded()), GC, LOADER, COMMUNICATION, *on_device)
+    return (
+        *(part.key for part in parts.recorded()),
+        GC,
+        OWN,
+        OWN_IN_STEP,
+        DECLARED_IN_STEP,
+        LOADER,
+        COMMUNICATION,
+        *on_device,
+    )
 
 
 def column(key: str, *, on_device: bool = False) -> int:
@@ -90,6 +103,7 @@ class _Chunk:
     after: Floats  # shape (columns,): waits for the first step of the next window
     first_us: float  # earliest event of the loop
     last_us: float
+    declared: dict[str, float]  # the script's own phases: name → µs in training
 
 
 @attrs.frozen(eq=False)
@@ -109,6 +123,7 @@ class StepSummary:
     loader: LoaderSettings
     overhead_us: dict[str, float]  # time spent by the hook itself
     pids: dict[str, int]  # processes with this name; more than one after a restart
+    declared_us: dict[str, dict[str, float]] = attrs.field(factory=dict)  # process → the script's own phases
 
 
 class StepFold:
@@ -180,10 +195,12 @@ class StepFold:
             self._loader,
             dict(self._overhead),
             {node: len(pids) for node, pids in self._pids.items()},
+            {node: joined[node].declared for node in steps if joined[node].declared},
         )
 
 
-_STEP, _OVERHEAD, _IGNORED = 100, 101, -1
+_STEP, _OVERHEAD, _OWN, _DECLARED, _IGNORED = 100, 101, 102, 103, -1
+_BEGINNINGS = {event_names.STEP: _STEP, event_names.OVERHEAD: _OVERHEAD, event_names.PROFILING: _OWN}
 _OTHER_COLUMNS = {event_names.GARBAGE_COLLECTION: GC, event_names.DATALOADER_ITER: LOADER}
 
 
@@ -193,7 +210,23 @@ def classify(events: EventColumns) -> NDArray[np.int8]:
     by_name = np.asarray([_kind_of_name(text) for text in events.name.values] or [_IGNORED], np.int8)
     kinds = by_phase[events.phase.codes]
     named = by_name[events.name.codes]
-    return np.where(kinds == _IGNORED, named, kinds).astype(np.int8)
+    kinds = np.where(kinds == _IGNORED, named, kinds).astype(np.int8)
+    open_rows = np.flatnonzero((kinds == _IGNORED) | (kinds == _OWN) | (kinds == column(GC)))
+    kinds[open_rows] = _by_arguments(events[open_rows], kinds[open_rows])
+    return kinds
+
+
+def _by_arguments(events: EventColumns, kinds: NDArray[np.int8]) -> NDArray[np.int8]:
+    """Return the kinds of events that depend on their arguments, as the hook writes them."""
+    codes, each = np.unique(events.args.codes, return_inverse=True)
+    texts = [events.args.values[code].replace(": ", ":") for code in codes]
+    stall, own, declared = (
+        np.asarray([mark in text for text in texts], np.bool_)[each]
+        for mark in ('"kind":"stall"', '"own":true', '"declared":true')
+    )
+    kinds = np.where((kinds == _OWN) & ~stall, _IGNORED, kinds)
+    kinds = np.where((kinds == column(GC)) & own, _OWN, kinds)
+    return np.where((kinds == _IGNORED) & declared, _DECLARED, kinds).astype(np.int8)
 
 
 def _kind_of_phase(phase: str) -> int:
@@ -204,10 +237,9 @@ def _kind_of_phase(phase: str) -> int:
             return column(part.key, on_device=True)
     if phase in _OTHER_COLUMNS:
         return column(_OTHER_COLUMNS[phase])
-    if phase.startswith(event_names.STEP):
-        return _STEP
-    if phase.startswith(event_names.OVERHEAD):
-        return _OVERHEAD
+    for start, kind in _BEGINNINGS.items():
+        if phase.startswith(start):
+            return kind
     return column(COMMUNICATION) if phase.lower().startswith(event_names.NCCL_MANAGER.lower()) else _IGNORED
 
 
@@ -228,6 +260,9 @@ def _chunk(events: EventColumns, kinds: NDArray[np.int8], modes: NDArray[np.int8
     steps, others, kinds = events[is_step], events[~is_step], kinds[~is_step]
     count = len(steps)
     padded = np.zeros((count + 2, len(columns())))  # first and last row: steps of the neighbouring windows
+    is_own, is_declared = kinds == _OWN, kinds == _DECLARED
+    own, declared = others[is_own], others[is_declared]
+    others, kinds = others[~is_own & ~is_declared], kinds[~is_own & ~is_declared]
     ahead = np.isin(kinds, (column("wait"), column(LOADER)))
     # a phase belongs to the last step started before it, a wait to the next one started after it
     row = np.searchsorted(steps.start_us, others.start_us + np.where(ahead, 0.0, 0.5), side="right")
@@ -239,13 +274,58 @@ def _chunk(events: EventColumns, kinds: NDArray[np.int8], modes: NDArray[np.int8
     row = np.where(collected, np.where(begun, holder, 0), row)
     late = kinds > column(COMMUNICATION)  # a GPU runs behind the host, which may be some steps ahead
     row[late] = _rows_by_number(steps, others[late])
-    np.add.at(padded, (row, kinds), others.duration_us)
+    of_loop = ~collected  # imports collect garbage long before the loop
+    edges = (steps.start_us, steps.end_us, others.start_us[of_loop], others.end_us[of_loop])
+    first = min((float(one.min()) for one in edges if len(one)), default=np.inf)
+    last = max((float(one.max()) for one in edges if len(one)), default=-np.inf)
+    by_profiler = Covered.by(own.start_us, own.end_us)
+    times = others.duration_us - np.where(late, 0.0, by_profiler.within(others.start_us, others.end_us))
+    np.add.at(padded, (row, kinds), np.maximum(times, 0.0))
+    _add_own(padded, by_profiler, steps, first)
+    found = _add_declared(padded, declared, by_profiler, steps, others[np.isin(kinds, _recorded_columns())])
     gc_in_wait = _overlap_with_waits(others, kinds, steps.start_us)
     rows = StepRows(steps.start_us, steps.duration_us, steps.step, modes, padded[1:-1], gc_in_wait[1 : count + 1])
-    of_loop = is_step.copy()
-    of_loop[~is_step] = ~collected  # imports collect garbage long before the loop
-    edges = events[of_loop] if of_loop.any() else events
-    return _Chunk(rows, padded[0], padded[-1], float(edges.start_us[0]), float(edges.end_us.max()))
+    return _Chunk(rows, padded[0], padded[-1], first, last, found)
+
+
+def _recorded_columns() -> list[int]:
+    return [column(part.key) for part in parts.recorded() if part.kind is not parts.Kind.DECLARED]
+
+
+def _add_own(padded: Floats, by_profiler: Covered, steps: EventColumns, first: float) -> None:
+    """Add the profiler's own work to each iteration, which is the time from the end of a step to the end of the next."""
+    if not len(steps):
+        return
+    edges = np.concatenate([[first], steps.end_us, [np.inf]])
+    padded[1:, column(OWN)] += by_profiler.within(edges[:-1], edges[1:])
+    padded[1:-1, column(OWN_IN_STEP)] += by_profiler.within(steps.start_us, steps.end_us)
+
+
+def _add_declared(
+    padded: Floats, declared: EventColumns, by_profiler: Covered, steps: EventColumns, recorded: EventColumns
+) -> dict[str, float]:
+    """Add the script's own phases to their iterations, without the recorded parts inside them; return name → time.
+
+    A phase around a whole step is a frame for the others and no activity of its own.
+    """
+    if not len(declared) or not len(steps):
+        return {}
+    declared = declared[~contains_any(declared.start_us, declared.end_us, (steps.start_us, steps.end_us))]
+    if not len(declared):
+        return {}
+    start, end = declared.start_us, declared.end_us
+    in_parts = Covered.by(recorded.start_us, recorded.end_us)
+    times = without_inner(start, end) - in_parts.within(start, end) - by_profiler.within(start, end)
+    times = np.maximum(times, 0.0)
+    row = np.searchsorted(steps.end_us, start, side="right") + 1
+    row = np.where(start >= min(float(steps.start_us[0]), float(recorded.start_us.min(initial=np.inf))), row, 0)
+    inside = start >= np.append(steps.start_us, np.inf)[np.maximum(row - 1, 0)]
+    padded[:, column(parts.DECLARED)] += np.bincount(row, times, len(padded))
+    padded[:, column(DECLARED_IN_STEP)] += np.bincount(row, times * inside, len(padded))
+    trained = np.append(_modes(steps) == TRAIN, True)[np.maximum(row - 1, 0)] & (row > 0)
+    codes, each = np.unique(declared.phase.codes[trained], return_inverse=True)
+    spent = np.bincount(each, times[trained], len(codes)).tolist()
+    return {declared.phase.values[code]: one for code, one in zip(codes, spent, strict=True) if one > 0}
 
 
 def _rows_by_number(steps: EventColumns, events: EventColumns) -> NDArray[np.intp]:
@@ -316,8 +396,12 @@ def _joined(chunks: list[_Chunk]) -> _Chunk:
     if np.any(np.diff(rows.start) < 0):  # a file arrived late
         order = np.argsort(rows.start, kind="stable")
         rows = StepRows(*(getattr(rows, field.name)[order] for field in attrs.fields(StepRows)))
-    first = min(chunk.first_us for chunk in chunks)
-    return _Chunk(rows, before, after, first, max(chunk.last_us for chunk in chunks))
+    declared: dict[str, float] = {}
+    for chunk in chunks:
+        for phase, spent in chunk.declared.items():
+            declared[phase] = declared.get(phase, 0.0) + spent
+    first_us, last_us = min(chunk.first_us for chunk in chunks), max(chunk.last_us for chunk in chunks)
+    return _Chunk(rows, before, after, first_us, last_us, declared)
 
 
 def each_process(found: StepSummary) -> Iterator[tuple[str, StepRows]]:

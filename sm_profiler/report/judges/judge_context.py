@@ -130,6 +130,15 @@ def waits_recorded(ranks: Sequence[Rank]) -> bool:
     return bool(ranks) and all(rank.has_waits or rank.waits_seen > policy.WAITS_SEEN for rank in ranks)
 
 
+def declared_shares(ranks: Sequence[Rank]) -> list[tuple[str, float]]:
+    """Return the phases that the script declared with their shares of the loop, averaged over ranks, largest first."""
+    shares: dict[str, float] = {}
+    for rank in ranks:
+        for name, spent in rank.declared.items():
+            shares[name] = shares.get(name, 0.0) + (spent / rank.loop / len(ranks) if rank.loop else 0.0)
+    return sorted(shares.items(), key=lambda item: (-item[1], item[0]))
+
+
 def input_bursts(rank: Rank, metrics: JobMetrics) -> bool:
     """Return whether the long waits recur with each round of the loader's workers, so that slow workers cause them."""
     stalls, workers = rank.stalls, metrics.loader.num_workers

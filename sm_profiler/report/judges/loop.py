@@ -6,12 +6,16 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats import event_names
-from sm_profiler.report import policy
+from sm_profiler.printable import printable
+from sm_profiler.report import parts, policy
 from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, number, percent
 from sm_profiler.report.job_metrics import Rank
-from sm_profiler.report.judges.judge_context import JudgeContext, mean_or_none
+from sm_profiler.report.judges.judge_context import JudgeContext, declared_shares, mean_or_none
 from sm_profiler.report.model import Evidence, Finding
+from sm_profiler.report.svg import shorten
+
+MAX_NAME = 40  # of a phase, in a sentence
 
 
 def outside_share(context: JudgeContext) -> float:
@@ -55,6 +59,31 @@ def judge_sync(context: JudgeContext) -> Finding | None:
             policy.OUTSIDE,
             sure=context.waits_known,
             error=context.share_error(lambda one: one.iterations.of("outside")),
+        ),
+    )
+
+
+def judge_declared(context: JudgeContext) -> Finding | None:
+    """Find a phase that the script declared and that takes much of the loop."""
+    shares = declared_shares(context.ranks)
+    if not shares or shares[0][1] < policy.USER_PHASE:
+        return None
+    name, share = shares[0]
+    shown = shorten(printable(name), MAX_NAME)
+    steps = sum(len(rank.iterations) for rank in context.ranks)
+    a_step = sum(rank.declared.get(name, 0.0) for rank in context.ranks) / max(steps, 1)
+    return Finding(
+        Class.USER_PHASE,
+        f"The script's phase “{shown}” takes {percent(share)} of the training loop: {duration(a_step)} a step.",
+        (
+            Evidence(f"time in the phase “{shown}”", round(share, 4), policy.USER_PHASE, unit="share"),
+            Evidence("the same per step", round(a_step * 1e3, 3), unit="ms"),
+        ),
+        f"Make “{shown}” cheaper, do it less often, or move it out of the loop: into loader workers, another process, or before "
+        "the training. Declare phases inside it to see which of its parts takes the time.",
+        share,
+        confidence=context.confidence(
+            share, policy.USER_PHASE, error=context.share_error(lambda one: one.iterations.of(parts.DECLARED))
         ),
     )
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from sm_profiler.printable import printable
 from sm_profiler.report import parts, policy
 from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, percent
 from sm_profiler.report.job_metrics import Rank
 from sm_profiler.report.judges.judge_context import JudgeContext, input_bursts
+from sm_profiler.report.judges.loop import MAX_NAME
 from sm_profiler.report.model import Evidence, Finding
+from sm_profiler.report.svg import shorten
 
 
 def _worst(context: JudgeContext) -> Rank | None:
@@ -25,7 +28,7 @@ def judge_periodic(context: JudgeContext) -> Finding | None:
     return Finding(
         Class.PERIODIC_STALL,
         f"Every {about}{period} steps, one takes {duration(stalls.typical)} instead of {duration(stalls.median)}, "
-        f"{parts.during_all(stalls.grown)}; this costs {percent(rank.stall_share)} of the loop.",
+        f"{_during(rank)}; this costs {percent(rank.stall_share)} of the loop.",
         (
             Evidence("time lost in long steps", round(rank.stall_share, 4), policy.STALL_COST, rank.name, "share"),
             Evidence("period", period, None, rank.name, "steps"),
@@ -36,6 +39,14 @@ def judge_periodic(context: JudgeContext) -> Finding | None:
         rank.stall_share,
         confidence=context.confidence(rank.stall_share, policy.STALL_COST, sure=stalls.exact),
     )
+
+
+def _during(rank: Rank) -> str:
+    """Return where the long steps spend their time; a phase that the script declared by its name."""
+    names = list(rank.declared)
+    if rank.stalls.where == parts.DECLARED and names:
+        return f"in the phase “{shorten(printable(names[0]), MAX_NAME)}”"
+    return parts.during_all(rank.stalls.grown)
 
 
 def _duration(rank: Rank) -> Evidence:
@@ -51,7 +62,7 @@ def _periodic_advice(where: str, period: int, context: JudgeContext) -> str:
             f"{start} every {period} steps (an epoch?). Use persistent_workers=True, and make __iter__ of dataset and sampler "
             "cheap."
         )
-    if where in ("outside", parts.UNKNOWN):
+    if where in ("outside", parts.DECLARED, parts.UNKNOWN):
         return (
             f"Find what the script does every {period} steps between the optimizer and the next batch: checkpoint, evaluation, "
             "logging, image summaries. Do it less often, or in another thread or process (asynchronous checkpoint)."
@@ -78,7 +89,7 @@ def judge_outliers(context: JudgeContext) -> Finding | None:
     return Finding(
         Class.STEP_OUTLIERS,
         f"{stalls.count} of {len(rank.iterations)} steps take {duration(stalls.typical)} instead of "
-        f"{duration(stalls.median)}, {parts.during_all(stalls.grown)}, at irregular intervals; they cost "
+        f"{duration(stalls.median)}, {_during(rank)}, at irregular intervals; they cost "
         f"{percent(rank.stall_share)} of the loop.",
         (
             Evidence("time lost in long steps", round(rank.stall_share, 4), policy.OUTLIER_COST, rank.name, "share"),

@@ -1,0 +1,72 @@
+"""Steps that the profiler slowed down: a report judges from the others, if they suffice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+
+from sm_profiler.formats.columns import Floats, Ints, Mask
+from sm_profiler.report import policy
+from sm_profiler.report.formatting import number
+from sm_profiler.report.record_fold import Record
+from sm_profiler.report.step_fold import TRAIN, StepRows, column
+
+
+@attrs.frozen(eq=False)
+class Kept:
+    """The steps of a process that are judged.
+
+    Attributes:
+        rows: the steps.
+        index: number of each, counted over all training steps of the process.
+        breaks: rows before which steps were left out.
+        left_out: training steps that were left out.
+        seconds: length of the stretches that were left out.
+    """
+
+    rows: StepRows
+    index: Ints
+    breaks: tuple[int, ...] = ()
+    left_out: int = 0
+    seconds: float = 0.0
+
+
+def slow_spans(records: Sequence[Record]) -> list[tuple[float, float]]:
+    """Return the spans of the windows that made steps noticeably longer, seconds since the epoch."""
+    windows = [record for record in records if record.args.get("kind") == "window"]
+    return [
+        (record.start, record.end)
+        for record in windows
+        if record.args.get("slower") is None or number(record.args.get("slower")) >= policy.SLOWED
+    ]
+
+
+def keep_undisturbed(rows: StepRows, spans: Sequence[tuple[float, float]], loop_us: tuple[float, float]) -> Kept:
+    """Leave out the steps that began in one of the spans, unless too few training steps would remain."""
+    train = rows.mode == TRAIN
+    index = np.cumsum(train) - 1
+    slow = np.zeros(len(rows), np.bool_)
+    for start, end in spans:
+        slow |= (rows.start >= start * 1e6) & (rows.start < end * 1e6)
+    if not slow.any() or np.count_nonzero(train & ~slow) <= policy.MIN_STEPS:
+        return Kept(rows, index)
+    keep = ~slow
+    kept = StepRows(*(getattr(rows, field.name)[keep] for field in attrs.fields(StepRows)))
+    after_gap = np.flatnonzero(np.diff(np.flatnonzero(keep), prepend=-1) > 1)
+    lost = _gaps(rows, kept, keep, loop_us)
+    return Kept(
+        kept, index[keep], tuple(int(row) for row in after_gap if row), int(np.count_nonzero(train & slow)), lost
+    )
+
+
+def _gaps(rows: StepRows, kept: StepRows, keep: Mask, loop_us: tuple[float, float]) -> float:
+    """Return the seconds from the last judged step before each stretch to the first wait or step after it."""
+    begins: Floats = kept.start - kept.parts[:, column("wait")]
+    places = np.flatnonzero(keep)
+    gaps = np.flatnonzero(np.diff(places) > 1)
+    lost = float(np.maximum(begins[gaps + 1] - kept.end[gaps], 0.0).sum())
+    lost += max(float(begins[0]) - loop_us[0], 0.0) if not keep[0] else 0.0
+    lost += max(loop_us[1] - float(kept.end[-1]), 0.0) if places[-1] != len(rows) - 1 else 0.0
+    return lost / 1e6

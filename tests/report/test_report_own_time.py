@@ -1,0 +1,180 @@
+"""The profiler's own time is no part of the loop; phases that the script declares are parts of it."""
+
+import attrs
+import pytest
+from report_helpers import metrics_of, report_from, training, verdict_of
+
+from sm_profiler.report import Class, terminal_summary
+from sm_profiler.report.page import render_html
+from sm_profiler.report.slices import loop_slices
+
+NODE = "algo-1-0"
+
+
+def stretched_by(rows, extra, at, *, phase="Forward", every=1):
+    """Return a loop in which `extra` seconds of something ran inside a phase or, after Step, behind each step."""
+    made, shift, spans = [], 0.0, []
+    for row in rows:
+        name, step = row[0], row[5]
+        hit = name.startswith(phase) and step % every == 0
+        inside = hit and not name.startswith("Step")
+        made.append((row[0], row[1], row[2] + shift, row[3] + extra * inside, *row[4:]))
+        if hit:
+            spans.append((row[2] + shift + (row[3] * 0.5 if inside else row[3]), extra))
+            shift += extra
+    return made, [(*at, start, length, NODE, -1) for start, length in spans]
+
+
+def steps_enclosing(rows):
+    """Return the rows with each step's span from its first to its last phase."""
+    phases = {}
+    for row in rows:
+        if row[0] in ("Forward", "Backward(post-forward)", "Optimizer"):
+            begin, end = phases.get(row[5], (row[2], 0.0))
+            phases[row[5]] = min(begin, row[2]), max(end, row[2] + row[3])
+    made = []
+    for row in rows:
+        if row[0].startswith("Step"):
+            begin, end = phases[row[5]]
+            made.append((row[0], row[1], begin, end - begin, *row[4:]))
+        else:
+            made.append(row)
+    return made
+
+
+@pytest.mark.parametrize("phase", ["Forward", "DataLoaderWait", "Step"])
+def test_stalls_that_the_profiler_caused_are_no_time_of_the_loop(phase):
+    plain = metrics_of(training(200)).ranks[0]
+    rows, spans = stretched_by(training(200), 0.05, ("sm_profiler/profiling", "window starts"), phase=phase, every=10)
+    own = [(*span, {"kind": "stall"}) for span in spans]
+    (rank,) = metrics_of([*steps_enclosing(rows), *own]).ranks
+    assert rank.loop == pytest.approx(plain.loop, rel=0.02)
+    assert rank.excluded == pytest.approx(20 * 0.05, rel=0.06)
+    for key, seconds in plain.slices.items():
+        assert rank.slices[key] == pytest.approx(seconds, abs=0.06), key
+    assert verdict_of([*steps_enclosing(rows), *own]).kind is Class.BALANCED
+    assert (
+        verdict_of([*steps_enclosing(rows), *((*span, {"kind": "background"}) for span in spans)]).kind
+        is not Class.BALANCED
+    )
+
+
+def test_collections_of_the_profilers_objects_are_not_the_scripts():
+    rows, spans = stretched_by(training(200), 0.02, ("GC", "generation 2"), phase="Step", every=5)
+    assert verdict_of([*rows, *spans]).kind is Class.GC_BOUND
+    verdict = verdict_of([*rows, *((*span, {"generation": 2, "own": True}) for span in spans)])
+    assert (verdict.kind, verdict.also) == (Class.BALANCED, ())
+
+
+def slowed(factor, *, steps=60, usual=60):
+    """Return a loop whose first steps ran in a window that slowed them."""
+    slow = training(steps, forward=0.003 * factor, backward=0.005, optimizer=0.001)
+    end = slow[-1][2] + slow[-1][3] + 0.0002
+    return slow + training(usual, at=end, number=steps), end
+
+
+@pytest.mark.parametrize("slower", [4.0, None])
+def test_steps_in_a_window_that_slowed_them_are_left_out(slower):
+    rows, end = slowed(20)
+    window = (
+        "sm_profiler/profiling",
+        "python window",
+        1.001,
+        end - 1.001,
+        NODE,
+        -1,
+        {"kind": "window", "slower": slower},
+    )
+    (rank,) = metrics_of([*rows, window]).ranks
+    assert (len(rank.iterations), rank.left_out, int(rank.train.sum())) == (59, 60, 120)
+    assert rank.share("forward") == pytest.approx(0.003 / 0.0102, abs=0.01)
+    assert sum(rank.slices.values()) == pytest.approx(rank.loop, rel=1e-6)
+    assert metrics_of([*rows, window]).steps_per_second == pytest.approx(1 / 0.0102, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("args", "usual"), [({"kind": "window", "slower": 1.02}, 60), ({"kind": "window", "slower": 4.0}, 10)]
+)
+def test_steps_in_a_window_count_if_it_is_cheap_or_the_others_do_not_suffice(args, usual):
+    rows, end = slowed(20, usual=usual)
+    (rank,) = metrics_of([*rows, ("sm_profiler/profiling", "window", 1.0, end - 1.0, NODE, -1, args)]).ranks
+    assert rank.left_out == 0
+    assert len(rank.iterations) == 59 + usual
+
+
+def test_periods_are_counted_over_the_steps_that_were_left_out():
+    rows = training(300, every=20, stall=0.1)
+    begin = next(row[2] for row in rows if row[5] == 90)
+    end = next(row[2] for row in rows if row[5] == 97)
+    window = ("sm_profiler/profiling", "window", begin, end - begin, NODE, -1, {"kind": "window", "slower": 3.0})
+    verdict = verdict_of([*rows, window])
+    assert verdict.main.headline.startswith("Every 20 steps")
+
+
+def declared(rows, extra, *, phase="Step", every=1, name="augment"):
+    rows, spans = stretched_by(rows, extra, (name, name), phase=phase, every=every)
+    return [*steps_enclosing(rows), *((*span, {"declared": True}) for span in spans)]
+
+
+def test_a_phase_of_the_script_is_a_slice_and_a_finding_with_its_name():
+    report = report_from(declared(training(200), 0.02))
+    (rank,) = report.metrics.ranks
+    assert rank.declared == {"augment": pytest.approx(199 * 0.02, rel=0.01)}
+    assert rank.share("outside") < 0.02
+    assert report.verdict.kind is Class.USER_PHASE
+    assert "“augment” takes 66 %" in report.verdict.main.headline
+    assert report.verdict.also == ()
+    assert [one.label for one in loop_slices([rank]) if one.part.key == "declared"] == ["augment"]
+    assert '<span class="what">augment</span> <b>66 %</b>' in render_html(report)
+    assert "augment 66 %" in terminal_summary(report, width=100)
+
+
+def test_a_phase_inside_a_step_is_not_between_its_phases():
+    rows = training(200)
+    made, shift = [], 0.0
+    for row in rows:  # between forward and backward
+        made.append((row[0], row[1], row[2] + shift, row[3], *row[4:]))
+        if row[0] == "Forward":
+            made.append(("loss", "loss", row[2] + row[3] + shift, 0.01, NODE, row[5], {"declared": True}))
+            shift += 0.01
+    (rank,) = metrics_of(steps_enclosing(made)).ranks
+    assert rank.slices["between"] == pytest.approx(0, abs=1e-6)
+    assert rank.slices["declared"] == pytest.approx(2.0, rel=0.01)
+    assert sum(rank.slices.values()) == pytest.approx(rank.loop, rel=1e-6)
+
+
+def test_a_rare_phase_of_the_script_has_its_name_in_the_verdict():
+    verdict = verdict_of(declared(training(400), 0.04, every=40, name="save"))
+    assert verdict.kind is Class.PERIODIC_STALL
+    assert "in the phase “save”" in verdict.main.headline
+
+
+def test_a_phase_counts_without_what_the_hook_recorded_inside_it():
+    rows = training(200)
+    around_forward = [
+        ("mine", "mine", row[2], row[3] + 0.0001, NODE, -1, {"declared": True}) for row in rows if row[0] == "Forward"
+    ]
+    (rank,) = metrics_of([*rows, *around_forward]).ranks
+    assert rank.slices["declared"] == pytest.approx(0, abs=0.03)
+    whole = [("epoch", "epoch", 0.5, 3.0, NODE, -1, {"declared": True})]
+    assert metrics_of([*rows, *whole]).ranks[0].declared == {}
+
+
+def test_nested_phases_count_once():
+    rows, spans = stretched_by(training(200), 0.02, ("outer", "outer"), phase="Step")
+    inner = [("inner", "inner", start + 0.005, 0.01, NODE, -1) for *_, start, _, _, _ in spans]
+    every = [(*span, {"declared": True}) for span in (*spans, *inner)]
+    (rank,) = metrics_of([*rows, *every]).ranks
+    assert rank.declared == {name: pytest.approx(199 * 0.01, rel=0.01) for name in ("inner", "outer")}
+    assert sum(rank.slices.values()) == pytest.approx(rank.loop, rel=1e-6)
+
+
+def test_names_of_phases_are_shown_printable_and_few_have_a_slice():
+    rows = declared(training(200), 0.02, name="a\x1b]0;x\x07<b>" + "y" * 90)
+    report = report_from(rows)
+    assert "\x1b" not in terminal_summary(report)
+    assert "<b>y" not in render_html(report)
+    (rank,) = report.metrics.ranks
+    many = attrs.evolve(rank, declared={f"phase {number}": 0.1 for number in range(40)})
+    shown = [one.label for one in loop_slices([many]) if one.part.key == "declared"]
+    assert len(shown) <= 6
