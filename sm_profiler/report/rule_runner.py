@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from sm_profiler.report.build import JobInfo, MetricFolds, assemble
+from sm_profiler.report.classes import Class
 from sm_profiler.report.write import write_report
-from sm_profiler.rules.runner import ReportJob
+from sm_profiler.rules.runner import Judgement, ReportJob
+from sm_profiler.rules.settings import Status
 
 
 def make_folds() -> list[Any]:
@@ -14,12 +16,16 @@ def make_folds() -> list[Any]:
     return MetricFolds().all()
 
 
-def write_for_runner(job: ReportJob) -> list[str]:
-    """Write the whole report from the runner's data so far; return the keys written."""
+def write_for_runner(job: ReportJob) -> Judgement:
+    """Write the whole report from the runner's data so far; return its verdict."""
     report = assemble(
         job.source,
         job.results,
         MetricFolds.of(job.folds),
         JobInfo(name=job.job or None, finished=True if job.finished else None),
     )
-    return write_report(report, job.folder)
+    write_report(report, job.folder)
+    main = report.verdict.main
+    status = Status.NO_ISSUES if main.kind.is_healthy else Status.ISSUES
+    details = f"{main.kind.value} ({main.confidence} confidence): {main.headline}"
+    return Judgement(None if main.kind is Class.INCONCLUSIVE else status, details)

@@ -73,7 +73,20 @@ class ReportJob:
     finished: bool
 
 
-ReportWriter = Callable[[ReportJob], object]
+@attrs.frozen
+class Judgement:
+    """The status of a job by its report, returned by a report writer that judges.
+
+    Attributes:
+        status: `Status.ISSUES`, `Status.NO_ISSUES`, or None if the data do not suffice and the rules decide.
+        details: one sentence.
+    """
+
+    status: Status | None
+    details: str
+
+
+ReportWriter = Callable[[ReportJob], Judgement | None]
 
 
 class Runner:
@@ -94,6 +107,7 @@ class Runner:
         self._stopped = SignalEvent()
         self._windows = 0  # evaluated
         self._reported_windows = -1
+        self._judgement: Judgement | None = None
         self._broken_folds: dict[str, str] = {}
 
     def stop(self) -> None:
@@ -227,8 +241,9 @@ class Runner:
             settings.job,
             finished,
         )
+        self._judgement = None
         try:
-            self._write_report(job)
+            self._judgement = self._write_report(job)
         except Exception as error:
             log.exception("the report could not be rendered")
             reason = f"the report could not be rendered: {one_line(error)}"
@@ -244,11 +259,24 @@ class Runner:
         results = report.results()
         if deciding in results.broken:
             return Status.ERROR, f"{deciding}: {results.broken[deciding]}"
+        judged = self._judged(results, deciding)
+        if judged is not None and not (stopped and judged[0] is Status.NO_ISSUES):
+            return judged
         if deciding in results.fired or (deciding == DEFAULT_RULE and results.fired):
             step = report.first_met.get(deciding, self._windows)
             return Status.ISSUES, str(RuleEvaluationConditionMet(deciding, step))
         broken = "; ".join(f"{name} could not be evaluated: {line}" for name, line in results.broken.items())
         return (Status.STOPPED, "stopped by signal") if stopped else (Status.NO_ISSUES, broken)
+
+    def _judged(self, results: RuleResults, deciding: str) -> tuple[Status, str] | None:
+        """Return status and details by the report's verdict; None if a rule decides, as it did in the service."""
+        judgement = self._judgement
+        if judgement is None or deciding != DEFAULT_RULE or self.settings.compat is not None:
+            return None
+        fired = f" Rules that fired: {', '.join(results.fired)}." if results.fired else ""
+        broken = "".join(f" {name} could not be evaluated: {line}." for name, line in results.broken.items())
+        status = judgement.status or (Status.ISSUES if results.fired else Status.NO_ISSUES)
+        return status, f"{judgement.details}{fired}{broken}"
 
 
 def _has_ended(location: str) -> bool:

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from rules_jobs import make_job
 
+from sm_profiler.report.rule_runner import make_folds, write_for_runner
 from sm_profiler.rules import RULES, RuleResults
 from sm_profiler.rules import runner as runner_module
-from sm_profiler.rules.runner import Runner, main
+from sm_profiler.rules.runner import Judgement, Runner, main
 from sm_profiler.rules.settings import Settings, Status, read_settings
 
 END = "training_job_end.ts"
@@ -86,6 +87,28 @@ class TestStatus:
 
     def test_no_issues_found(self, tmp_path, calm):
         assert evaluate(tmp_path, calm)[:2] == (Status.NO_ISSUES, "")
+
+    def test_the_verdict_decides_the_status(self, tmp_path, job, calm):
+        def judging(source, **values):
+            made = settings(tmp_path, source, **values)
+            return Runner(made, write_report=write_for_runner, make_folds=make_folds).run()
+
+        status, details = judging(job)
+        assert status is Status.ISSUES
+        assert details.startswith("INPUT_BOUND (")
+        assert "Rules that fired: CPUBottleneck" in details
+        assert judging(job, compat="service")[1].startswith("Evaluation of the rule ProfilerReport at step ")
+        assert judging(job, rule="IOBottleneck", parameters={"patience": "10"})[0] is Status.NO_ISSUES
+        status, details = judging(calm)
+        assert (status, details.split()[0]) == (Status.NO_ISSUES, "COMPUTE_BOUND")
+
+    @pytest.mark.parametrize(
+        ("status", "expected"),
+        [(Status.ISSUES, Status.ISSUES), (Status.NO_ISSUES, Status.NO_ISSUES), (None, Status.NO_ISSUES)],
+    )
+    def test_a_report_without_enough_data_leaves_the_status_to_the_rules(self, tmp_path, calm, status, expected):
+        made = settings(tmp_path, calm)
+        assert Runner(made, write_report=lambda _: Judgement(status, "because")).run() == (expected, "because")
 
     def test_chosen_rule_decides_the_status(self, tmp_path, job):
         status, details, _ = evaluate(tmp_path, job, rule="cpubottleneck", parameters={"patience": "100"})
