@@ -28,8 +28,10 @@ from sm_profiler.report.blocks import (
 )
 from sm_profiler.report.formatting import decimal, duration, milliseconds, natural_key, number, percent, plural, utc
 from sm_profiler.report.job_metrics import JobMetrics
+from sm_profiler.report.slices import loop_slices
 from sm_profiler.report.svg import shorten
 
+OF_THE_LOOP = ("phase", "forward_backward")  # shares of OverallFrameworkMetrics that the loop's bar shows
 MAX_PICTURES = 4  # of one kind in a section
 MAX_LINES = 16  # in one workload chart
 MAX_NODE_SENTENCES = 8
@@ -91,7 +93,7 @@ CUSTOM = RuleText("A custom rule.")
 def build_sections(metrics: JobMetrics, rules: Rules, broken: Mapping[str, str]) -> list[Section]:
     """Return all sections in the order of the page."""
     return [
-        summary(metrics, rules), system_usage(rules), framework(rules), rule_table(rules, broken), step_durations(rules),
+        summary(metrics, rules), system_usage(rules), framework(metrics, rules), rule_table(rules, broken), step_durations(rules),
         gpu_use(rules), dataloading(rules), batch_size(rules), bottleneck(rules, "CPUBottleneck", "CPU bottlenecks", "cpu"),
         bottleneck(rules, "IOBottleneck", "I/O bottlenecks", "io"), gpu_memory(rules),
     ]  # fmt: skip
@@ -162,21 +164,29 @@ def system_usage(rules: Rules) -> Section:
     return Section(key, title, tuple(sentences), (cut_table(head, rows, 12 * MAX_ROWS),))
 
 
-def framework(rules: Rules) -> Section:
-    """Shares of modes, passes and operators."""
+def framework(metrics: JobMetrics, rules: Rules) -> Section:
+    """Shares of the loop's parts and of operators.
+
+    The rule divides the time in another way than the verdict's bar; if there is a loop, the page shows the bar's shares
+    only, so that each share has one definition.
+    """
     key, title = "framework", "Framework metrics summary"
     found = details(rules, "OverallFrameworkMetrics")
     titles = {
         "phase": "Training, evaluation, others", "forward_backward": "Forward and backward pass",
         "ratio": "Operators on CPU and GPU", "general": "General operations", "horovod": "Horovod",
     }  # fmt: skip
+    slices = [one for one in loop_slices(metrics.ranks) if one.is_named]
+    if slices:
+        titles = {key: text for key, text in titles.items() if key not in OF_THE_LOOP}
     pictures = share_rings(found, titles)
-    if not pictures:
+    if not pictures and not slices:
         missing = (
             "No framework metrics were recorded: start the script with 'sm-profiler run', or set SM_PROFILER_AUTO=1."
         )
         return Section(key, title, missing=missing)
-    tables = []
+    rows = [(one.label, one.value, one.note) for one in slices]
+    tables = [cut_table(("Part of the training loop", "Share", "Time"), rows)] if rows else []
     for device in ("CPU", "GPU"):
         shares, totals = found.get(device), found.get(f"{device}_total")
         if isinstance(shares, Mapping) and shares:

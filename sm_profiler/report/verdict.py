@@ -89,8 +89,8 @@ def _healthy(context: JudgeContext) -> Finding | None:
     if unexplained >= policy.UNEXPLAINED:
         text = f"There is no single cause, but {percent(min(unexplained, 1.0))} of the loop is not spent computing."
         advice = (
-            "Record more: a longer run, a Python window (cProfile) or a detailed window. Mark what the loop does beside the "
-            "model with 'with hook.phase(name)', so that it is measured by name."
+            "Mark what the loop does beside the model with 'with hook.phase(name):', so that it is measured by name, and let the "
+            "job run longer."
         )
     return Finding(
         Class.BALANCED, text, tuple(evidence), advice, 0.0, confidence=_confidence_in_health(context, unexplained)

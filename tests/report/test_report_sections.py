@@ -4,6 +4,7 @@ import pytest
 from report_helpers import metrics_of, report_from, training
 
 from sm_profiler.report import Class
+from sm_profiler.report.page import render_html
 from sm_profiler.report.sections import build_sections
 from sm_profiler.report.timeline_data import MAX_STRETCHES, timeline
 from sm_profiler.report.view import glance
@@ -74,3 +75,15 @@ def test_shows_samples_per_second_if_batch_sizes_agree(sizes, samples):
     if samples:
         speed = report.metrics.steps_per_second
         assert tiles["Samples"][0] == f"{speed * 32:,.0f} /s"
+
+
+def test_each_share_of_the_loop_has_one_definition_on_the_page():
+    other = {"phase": {"Step:ModeKeys.TRAIN": 29.5, "others": 70.5}, "forward_backward": {"Forward": 1, "Backward": 2}}
+    rules = {"OverallFrameworkMetrics": result(9, **other, ratio={"cpu_functions": 1.0})}
+    report = report_from(training(200, wait=0.02), rules=rules)
+    (section,) = [one for one in build_sections(report.metrics, rules, {}) if one.key == "framework"]
+    assert [one.caption for one in section.pictures] == ["Operators on CPU and GPU"]
+    assert ("Waiting for data", "69 %", "20 ms per step") in section.tables[0].rows
+    assert "70.5 %" not in render_html(report)
+    without_loop = {one.key: one for one in build_sections(metrics_of(), rules, {})}["framework"]
+    assert len(without_loop.pictures) == 3

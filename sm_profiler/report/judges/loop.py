@@ -51,8 +51,7 @@ def judge_sync(context: JudgeContext) -> Finding | None:
             Evidence("the same in a typical step", round(outside * 1e3, 3), policy.OUTSIDE_MS, unit="ms"),
         ),
         "Check what runs at every step besides the model: logging, print, .item() or .cpu() of the loss, metrics, writing "
-        "files. Do it every 50th step, or keep values on the device and read them once. A Python window (cProfile) shows the "
-        "functions.",
+        "files. Do it every 50th step, or keep values on the device and read them once.",
         share,
         confidence=context.confidence(
             share,
