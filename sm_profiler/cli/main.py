@@ -28,6 +28,7 @@ INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + number of the signal, as shells rep
 COMMANDS = {
     "run": "profile a training script on this machine, without changing it",
     "report": "find out why a run was slow: verdict, rules, HTML report",
+    "try-loader": "try other settings of a script's own DataLoader, without training",
     "compare": "compare two runs, for people and for CI",
     "merge-timeline": "merge all traces of a job into one for Perfetto or chrome://tracing",
     "monitor": "sample this machine's metrics until stopped",

@@ -101,6 +101,14 @@ def measured_speedup(before: JobMetrics, after: JobMetrics) -> Interval | None:
     return Interval(value * max(1 - below, 0.0), value, value * (1 + above)) if math.isfinite(value) else None
 
 
+def compute_seconds(metrics: JobMetrics) -> float | None:
+    """Return the mean seconds of a training step without waiting for data; None if unknown."""
+    table = loop_table(JudgeContext(metrics, {}).ranks)
+    if table is None:
+        return None
+    return float((table.training - table.of("wait")).sum()) / table.steps or None
+
+
 def _seconds_per_step(table: LoopTable) -> tuple[float, float, float]:
     """Return the mean seconds of a step, and how far below and above it the truth may lie."""
     blocks = Blocks.of(table.length)

@@ -1,0 +1,217 @@
+"""`sm-profiler try-loader`: the script's own DataLoader under other settings, without training."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from sm_profiler.cli.arguments import SOURCE_HELP, newest_run
+from sm_profiler.cli.command import BAD, DONE
+from sm_profiler.cli.run import check_module
+from sm_profiler.errors import ConfigError, ProfilerError
+from sm_profiler.printable import printable
+
+if TYPE_CHECKING:
+    from sm_profiler.trial.plan import Outcome, Plan
+
+INTERRUPTED = 128 + signal.SIGINT
+MAX_WORKERS = 256
+MAX_SECONDS = 3600.0
+PER_CORE = 2  # workers tried for each core: more help only if loading mostly waits
+MEMORY_SHARE = 0.8  # of the memory that is free, which workers may take
+EXAMPLES = """\
+examples:
+  sm-profiler try-loader train.py --epochs 3
+  sm-profiler try-loader --profile sm-profiler train.py     how many workers does this loop need?
+  sm-profiler try-loader --workers 4,8,16 --seconds 10 train.py
+"""
+
+
+class Command:
+    """Runs the script up to its first loader and prints how fast each setting delivers batches."""
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Declare the arguments."""
+        parser.epilog = EXAMPLES
+        parser.usage = (
+            "sm-profiler try-loader [--seconds S] [--workers N,N,…] [--prefetch N,N,…] [--loader N] [--profile SOURCE] "
+            "[--json FILE] [-m MODULE | SCRIPT] [ARGS]"
+        )
+        parser.add_argument(
+            "--seconds", type=float, default=3.0, metavar="S", help="time for each setting (default: 3)"
+        )
+        parser.add_argument(
+            "--workers", type=counts, metavar="N,N,…", help="values of num_workers (default: by the cores)"
+        )
+        parser.add_argument(
+            "--prefetch", type=counts, default=(2, 4), metavar="N,N,…", help="values of prefetch_factor (default: 2,4)"
+        )
+        parser.add_argument(
+            "--loader", type=int, default=0, metavar="N",
+            help="try the Nth loader that the script iterates over (default: the first with gradients enabled)",
+        )  # fmt: skip
+        parser.add_argument(
+            "--profile", metavar="SOURCE", help=f"compare with what the loop of this profile needs: {SOURCE_HELP}"
+        )
+        parser.add_argument("--json", metavar="FILE", help="also write the results as JSON; - for standard output")
+        parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
+        parser.add_argument("words", nargs=argparse.REMAINDER, metavar="…", help="the script and its arguments")
+
+    def run(self, options: Namespace) -> int:
+        """Try the loader, print the table, and return the exit code."""
+        from sm_profiler.cli.trial_table import trial_table
+
+        command = find_script(options)
+        if not 0 < options.seconds <= MAX_SECONDS:
+            raise ConfigError(f"--seconds: expected more than 0 and at most {MAX_SECONDS:.0f}")
+        needed = batches_needed(options.profile) if options.profile else None
+        with tempfile.TemporaryDirectory(prefix="sm-profiler-") as folder:
+            plan = make_plan(options, Path(folder, "result.json"))
+            code = run_script(command, plan)
+            outcome = read_outcome(plan)
+        if outcome is None:
+            raise ProfilerError(no_loader(code, options))
+        best = outcome.best(needed)
+        found = {
+            **outcome.as_dict(),
+            "best": best.as_dict() if best else None,
+            "needed_per_second": needed,
+        }
+        if options.json == "-":
+            print(json.dumps(found, indent=1))
+        else:
+            if options.json:
+                Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+            print(trial_table(outcome, needed))
+        if outcome.interrupted:
+            return INTERRUPTED
+        return DONE if outcome.measured else BAD
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Read `2,4,8`."""
+    try:
+        found = tuple(dict.fromkeys(int(word) for word in text.split(",")))
+    except ValueError:
+        found = (-1,)
+    if not all(0 <= one <= MAX_WORKERS for one in found):
+        raise argparse.ArgumentTypeError(f"expected numbers from 0 to {MAX_WORKERS}, separated by commas")
+    return found
+
+
+def find_script(options: Namespace) -> list[str]:
+    """Return the words after `python -m sm_profiler.trial`.
+
+    Raises:
+        ProfilerError: there is no such script or module.
+    """
+    words: list[str] = options.words
+    if not words:
+        raise ProfilerError("try-loader: no script given, as in sm-profiler try-loader train.py")
+    if options.module:
+        check_module(words[0])
+        return ["-m", *words]
+    if not Path(words[0]).exists():
+        raise ProfilerError(f"{words[0]}: no such file")
+    return words
+
+
+def make_plan(options: Namespace, result: Path) -> Plan:
+    """Return the plan for this machine: its cores, and the memory that is free."""
+    from sm_profiler.trial.plan import Plan
+
+    cores, memory = resources()
+    workers = options.workers
+    if workers is None:
+        powers = [1 << exponent for exponent in range(9)]
+        workers = (0, *(count for count in powers if count <= PER_CORE * cores))
+    prefetch = tuple(one for one in options.prefetch if one > 0) or (2,)
+    return Plan(str(result), options.seconds, workers, prefetch, max(options.loader, 0), int(memory * MEMORY_SHARE))
+
+
+def resources() -> tuple[int, int]:
+    """Return the cores that this process may use, and the free memory in bytes; 0 if unknown."""
+    from sm_profiler.monitor.limits import Limits
+
+    limits = Limits()
+    cores = len(os.sched_getaffinity(0))
+    if limits.cpu_quota:
+        cores = min(cores, max(round(limits.cpu_quota), 1))
+    free = 0
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
+        pass
+    used = limits.memory()
+    if used is not None:
+        left = max(used.limit - used.used, 1)
+        free = min(free, left) if free else left
+    return max(cores, 1), free
+
+
+def run_script(words: list[str], plan: Plan) -> int:
+    """Run the script in a process of its own and return its exit code; what it prints goes to standard error."""
+    from sm_profiler.container import AUTO_VARIABLE
+    from sm_profiler.trial.plan import PLAN_VARIABLE
+
+    environment = {**os.environ, PLAN_VARIABLE: json.dumps(attrs.asdict(plan)), AUTO_VARIABLE: "0"}
+    command = [sys.executable, "-m", "sm_profiler.trial", *words]
+    try:
+        process = subprocess.Popen(command, env=environment, stdout=sys.stderr.fileno())
+    except ValueError as error:  # a null byte in an argument
+        raise ProfilerError(f"{words[0]}: {error}") from error
+    # The terminal sends Ctrl-C to the script too, which ends with the results so far.
+    kept = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return process.wait()
+    finally:
+        signal.signal(signal.SIGINT, kept)
+
+
+def read_outcome(plan: Plan) -> Outcome | None:
+    """Return the results, or None if the script ended before its loader."""
+    from sm_profiler.trial.plan import Outcome
+
+    try:
+        return Outcome.of(json.loads(Path(plan.result).read_text()))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def no_loader(code: int, options: Namespace) -> str:
+    """Return why there are no results."""
+    script = printable(options.words[0])
+    if code in {-signal.SIGINT, INTERRUPTED}:
+        return f"{script} was interrupted before it reached its DataLoader"
+    if code:
+        return f"{script} failed before its DataLoader delivered a batch (exit code {code})"
+    which = f"a DataLoader number {options.loader}" if options.loader else "a DataLoader with gradients enabled"
+    hint = "" if options.loader else "; --loader 1 tries the first of any kind"
+    return f"{script} ended without iterating over {which}{hint}"
+
+
+def batches_needed(where: str) -> float:
+    """Return the batches a second that a recorded loop takes if it never waits.
+
+    Raises:
+        ProfilerError: the profile has too few steps.
+    """
+    from sm_profiler.report import build_report
+    from sm_profiler.report.gains import compute_seconds
+    from sm_profiler.source import open_source
+
+    seconds = compute_seconds(build_report(open_source(newest_run(where))).metrics)
+    if not seconds:
+        raise ProfilerError(f"{where}: too few training steps to know what the loop needs")
+    return 1 / seconds

@@ -1,0 +1,143 @@
+"""Plan of a trial and its results, as they pass between the command and the script's process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+PLAN_VARIABLE = "SM_PROFILER_TRIAL"  # JSON of the plan, in the environment of the script's process
+WORTH = 1.05  # times the throughput that more workers or a deeper queue must bring to be better
+ENOUGH = 1.2  # times the batches that the loop takes; beside a training, a loader is slower than alone
+
+
+@attrs.frozen
+class Setting:
+    """Arguments of a DataLoader.
+
+    Attributes:
+        num_workers: worker processes.
+        prefetch_factor: batches each worker may be ahead; None without workers.
+        pin_memory: whether batches are copied to pinned memory.
+    """
+
+    num_workers: int
+    prefetch_factor: int | None
+    pin_memory: bool
+
+
+@attrs.frozen
+class Plan:
+    """Settings to try.
+
+    Attributes:
+        result: path of the file for the results.
+        seconds: time measured for each setting.
+        workers: numbers of workers.
+        prefetch: values of prefetch_factor.
+        loader: number of the loader among those that the script iterates over, from 1; 0: the first one with gradients
+            enabled.
+        memory: bytes that all workers together may take; 0 if unknown.
+    """
+
+    result: str
+    seconds: float
+    workers: tuple[int, ...]
+    prefetch: tuple[int, ...]
+    loader: int = 0
+    memory: int = 0
+
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> Plan:
+        """Return the plan of its JSON object."""
+        return cls(**{**found, "workers": tuple(found["workers"]), "prefetch": tuple(found["prefetch"])})
+
+
+@attrs.define
+class Trial:
+    """One setting and its result.
+
+    Attributes:
+        setting: arguments of the loader.
+        current: they are the script's own.
+        batches: batches received.
+        per_second: batches a second after the first one; None if the trial failed or was left out.
+        first_s: seconds until the first batch, which each epoch takes again without persistent workers.
+        problem: why the trial failed or was left out.
+    """
+
+    setting: Setting
+    current: bool = False
+    batches: int = 0
+    per_second: float | None = None
+    first_s: float | None = None
+    problem: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the object of the JSON output."""
+        found = attrs.asdict(self)
+        return {**found.pop("setting"), **found}
+
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> Trial:
+        """Return the trial of its JSON object."""
+        names = [field.name for field in attrs.fields(Setting)]
+        rest = {name: value for name, value in found.items() if name not in names}
+        return cls(Setting(*(found[name] for name in names)), **rest)
+
+
+@attrs.frozen
+class Outcome:
+    """Results of all trials.
+
+    Attributes:
+        trials: in the order in which they were made.
+        dataset: type of the dataset.
+        batch_size: samples a batch; None if the loader does not know it.
+        persistent_workers: the script's own setting.
+        iterable: the dataset is an IterableDataset, whose workers must divide the data themselves.
+        loaders: loaders that the script iterated over until then.
+        interrupted: the user stopped the trials.
+    """
+
+    trials: tuple[Trial, ...]
+    dataset: str = ""
+    batch_size: int | None = None
+    persistent_workers: bool = False
+    iterable: bool = False
+    loaders: int = 1
+    interrupted: bool = False
+
+    @property
+    def measured(self) -> list[Trial]:
+        """The trials with a throughput."""
+        return [trial for trial in self.trials if trial.per_second]
+
+    @property
+    def now(self) -> Trial | None:
+        """The trial of the script's own settings, if it was measured."""
+        return next((trial for trial in self.measured if trial.current), None)
+
+    def best(self, needed: float | None = None) -> Trial | None:
+        """Return the best trial: the smallest setting that suffices, else the smallest that is about the fastest.
+
+        Args:
+            needed: batches a second that the loop takes if it never waits; None if unknown.
+        """
+        if not self.measured:
+            return None
+        most = max(trial.per_second or 0.0 for trial in self.measured) / WORTH
+        limit = min(most, needed * ENOUGH) if needed else most
+        good = [trial for trial in self.measured if (trial.per_second or 0.0) >= limit]
+        return min(
+            good, key=lambda trial: (trial.setting.num_workers, trial.setting.prefetch_factor or 0, not trial.current)
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {**attrs.asdict(self, recurse=False), "trials": [trial.as_dict() for trial in self.trials]}
+
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> Outcome:
+        """Return the outcome of its JSON object."""
+        return cls(**{**found, "trials": tuple(Trial.of(one) for one in found["trials"])})

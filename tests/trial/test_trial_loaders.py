@@ -1,0 +1,170 @@
+"""Trials of a loader: which settings are tried, how they are measured, and which is best."""
+
+import argparse
+import json
+import random
+
+import attrs
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from sm_profiler.cli.trial_table import trial_table
+from sm_profiler.cli.try_loader import counts, resources
+from sm_profiler.trial.loaders import copy_of, own_setting, try_loader
+from sm_profiler.trial.plan import Outcome, Plan, Setting, Trial
+
+PLAN = Plan("", 0.05, (0,), (2,))
+
+
+class Failing(Dataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        raise ValueError("first line\nno such image")
+
+
+class Numbers(IterableDataset):
+    def __iter__(self):
+        return iter(range(10_000))
+
+
+class Remembering(Dataset):
+    """Draws from the random generators and remembers the first samples of each trial."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        self.seen.append((index, random.random(), float(torch.rand(()))))  # noqa: S311 - not a secret
+        return index
+
+
+def run(loader, plan=PLAN):
+    reports = []
+    outcome = try_loader(loader, plan, reports.append)
+    assert [len(one.trials) for one in reports] == list(range(1, len(outcome.trials) + 1))
+    return outcome
+
+
+def test_script_s_own_setting_is_measured_first_and_once():
+    outcome = run(DataLoader(TensorDataset(torch.zeros(64, 2)), batch_size=4))
+    (trial,) = outcome.trials
+    assert trial.current
+    assert trial.setting == Setting(0, None, False)
+    assert trial.per_second > 10
+    assert trial.batches > 16  # epochs are repeated until the time is over
+    assert (outcome.dataset, outcome.batch_size, outcome.iterable) == ("TensorDataset", 4, False)
+
+
+def test_best_number_of_workers_is_tried_with_deeper_queues():
+    outcome = run(
+        DataLoader(TensorDataset(torch.zeros(64, 2)), batch_size=4, num_workers=1),
+        attrs.evolve(PLAN, workers=(1,), prefetch=(2, 4)),
+    )
+    assert [trial.setting for trial in outcome.trials] == [Setting(1, 2, False), Setting(1, 4, False)]
+    assert all(trial.per_second for trial in outcome.trials)
+
+
+def test_every_trial_loads_the_same_samples():
+    dataset = Remembering()
+    loader = DataLoader(dataset, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(3))
+    plan = attrs.evolve(PLAN, seconds=0.001)
+    run(loader, plan)
+    first, dataset.seen = dataset.seen[:4], []
+    loader.generator.manual_seed(3)
+    run(loader, plan)
+    assert [index for index, *_ in dataset.seen[:4]] == [index for index, *_ in first]
+
+
+def test_error_of_the_dataset_is_reported_in_one_line():
+    outcome = run(DataLoader(Failing()))
+    assert outcome.trials[0].problem == "ValueError: no such image"
+    assert outcome.best() is None
+    assert "No setting delivered a batch." in trial_table(outcome)
+
+
+@pytest.mark.parametrize("size", [None, 8])
+def test_iterable_datasets_are_recognized(size):
+    outcome = run(DataLoader(Numbers(), batch_size=size))
+    assert outcome.iterable
+    assert outcome.trials[0].per_second
+    two = Trial(Setting(2, 2, False), per_second=1e9)
+    assert "each worker must load its own part" in trial_table(attrs.evolve(outcome, trials=(*outcome.trials, two)))
+
+
+def test_loader_without_batches_has_no_throughput():
+    outcome = run(DataLoader(TensorDataset(torch.zeros(0, 2))))
+    assert outcome.trials[0].problem == "the loader has no batch"
+
+
+def test_copy_keeps_what_is_not_tried():
+    sampler = torch.utils.data.BatchSampler(torch.utils.data.SequentialSampler(range(10)), 3, True)
+    loader = DataLoader(list(range(10)), batch_sampler=sampler, collate_fn=sum)
+    made = copy_of(loader, Setting(2, 4, False))
+    assert made.batch_sampler is sampler
+    assert made.collate_fn is sum
+    assert (made.num_workers, made.prefetch_factor) == (2, 4)
+    assert list(copy_of(loader, own_setting(loader))) == [3, 12, 21]
+    assert copy_of(DataLoader(list(range(10)), batch_size=None), Setting(0, None, False)).batch_size is None
+
+
+def test_workers_that_need_too_much_memory_are_left_out(monkeypatch):
+    monkeypatch.setattr("sm_profiler.trial.loaders._bytes_of_workers", lambda _: 1_000)
+    outcome = run(DataLoader(list(range(64))), attrs.evolve(PLAN, workers=(0, 1, 4), memory=2_000))
+    problems = {trial.setting.num_workers: trial.problem for trial in outcome.trials}
+    assert problems[1] == ""
+    assert "memory" in problems[4]
+
+
+def outcome_of(*rates, current=0):
+    trials = [
+        Trial(Setting(workers, 2 if workers else None, False), workers == current, 100, rate, 0.1)
+        for workers, rate in rates
+    ]
+    return Outcome(tuple(trials), "Images", 32)
+
+
+def test_best_is_the_smallest_setting_that_is_about_the_fastest():
+    outcome = outcome_of((0, 10.0), (2, 30.0), (4, 57.0), (8, 58.0), (16, 40.0))
+    assert outcome.best().setting.num_workers == 4
+
+
+def test_best_is_the_smallest_that_suffices_if_the_need_is_known():
+    outcome = outcome_of((0, 10.0), (2, 30.0), (4, 57.0), (8, 58.0))
+    assert outcome.best(20.0).setting.num_workers == 2
+    assert outcome.best(1000.0).setting.num_workers == 4
+
+
+def test_table_names_the_best_setting_and_what_the_loop_takes():
+    outcome = outcome_of((0, 10.0), (2, 30.0), (4, 57.0))
+    text = trial_table(outcome, 20.0)
+    assert "Best: num_workers=2, prefetch_factor=2, pin_memory=False, persistent_workers=True: 30.0 batches/s" in text
+    assert "3 times as many as now (10.0)" in text
+    assert "takes 20.0 batches/s" in text
+    assert text.endswith("enough.")
+    assert "not enough" in trial_table(outcome, 100.0)
+    assert "just enough" in trial_table(outcome, 50.0)
+    assert "as in the script, best" in trial_table(outcome_of((0, 10.0)))
+
+
+def test_outcome_survives_json():
+    outcome = attrs.evolve(outcome_of((0, 10.0), (2, 30.0)), interrupted=True)
+    assert Outcome.of(json.loads(json.dumps(outcome.as_dict()))) == outcome
+
+
+def test_counts_are_checked():
+    assert counts("0,2,2,8") == (0, 2, 8)
+    for text in ("", "a", "-1", "1000000", "2;4"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            counts(text)
+
+
+def test_resources_are_known_here():
+    cores, memory = resources()
+    assert cores >= 1
+    assert memory >= 0
