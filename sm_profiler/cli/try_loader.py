@@ -213,5 +213,5 @@ def batches_needed(where: str) -> float:
 
     seconds = compute_seconds(build_report(open_source(newest_run(where))).metrics)
     if not seconds:
-        raise ProfilerError(f"{where}: too few training steps to know what the loop needs")
+        raise ProfilerError(f"{where}: too few training steps to measure what the loop needs")
     return 1 / seconds

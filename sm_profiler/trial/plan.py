@@ -93,7 +93,7 @@ class Outcome:
     Attributes:
         trials: in the order in which they were made.
         dataset: type of the dataset.
-        batch_size: samples a batch; None if the loader does not know it.
+        batch_size: samples a batch; None if it varies.
         persistent_workers: the script's own setting.
         iterable: the dataset is an IterableDataset, whose workers must divide the data themselves.
         loaders: loaders that the script iterated over until then.

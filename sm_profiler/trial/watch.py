@@ -32,7 +32,7 @@ class Watch:
         """Replace `DataLoader.__iter__`."""
         original: Any = DataLoader.__iter__
 
-        def __iter__(loader: Any) -> Any:  # noqa: N807 - stands in for the method
+        def __iter__(loader: Any) -> Any:  # noqa: N807 - replaces the method
             if os.getpid() == self._pid and not self._busy and threading.current_thread() is threading.main_thread():
                 self._arrive(loader)
             return original(loader)
