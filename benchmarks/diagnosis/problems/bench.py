@@ -74,7 +74,7 @@ class Run:
             return 0
         work()
         started, count = time.perf_counter(), 0
-        while time.perf_counter() - started < 0.05:
+        while time.perf_counter() - started < 0.25:
             work()
             count += 1
         return max(round(self.pause(share, every=every) * count / (time.perf_counter() - started)), 1)
