@@ -46,7 +46,7 @@ def chosen(args: argparse.Namespace) -> list[Case]:
         cases = [case for case in cases if case.sample]
     elif args.cases:
         words = args.cases.split(",")
-        cases = [case for case in cases if any(word in case.name for word in words)]
+        cases = [case for word in words for case in CASES if word in case.name]
     return [twin for case in cases if (twin := case.twin())] if args.twins else list(cases)
 
 
