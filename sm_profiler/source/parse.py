@@ -14,11 +14,12 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from sm_profiler.errors import SourceError
-from sm_profiler.formats.outcome import MAX_FILE_BYTES, REFUSED, Outcome
+from sm_profiler.formats.outcome import REFUSED, Outcome
 from sm_profiler.formats.system_reader import account, read_system
 from sm_profiler.formats.trace_reader import read_trace
 from sm_profiler.processes import Helper
 from sm_profiler.source.item import Item
+from sm_profiler.source.memory import largest_file_bytes
 from sm_profiler.source.wire import Request, Rows, receive_rows, send_request
 from sm_profiler.storage import AccessDeniedError, LocalStorage, MissingFileError, Storage, read_all
 from sm_profiler.storage.base import UnreadableFileError
@@ -61,14 +62,14 @@ def parse_all(
     Raises:
         SourceError: a file cannot be fetched. One that is too large, must not be read or was removed is refused instead.
     """
-    items = list(items)
-    parsed = _parse(storage, [item for item in items if item.info.size <= MAX_FILE_BYTES], processes, ahead_bytes)
+    items, limit = list(items), largest_file_bytes()
+    parsed = _parse(storage, [item for item in items if item.info.size <= limit], processes, ahead_bytes)
     with closing(parsed):
         for item in items:
-            if item.info.size <= MAX_FILE_BYTES:
+            if item.info.size <= limit:
                 yield next(parsed)
             else:
-                yield item, None, Outcome(REFUSED, 0, f"larger than {MAX_FILE_BYTES >> 30} GB")
+                yield item, None, Outcome(REFUSED, 0, f"larger than {limit / (1 << 30):.3g} GB")
 
 
 def _parse(

@@ -10,20 +10,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from sm_profiler.formats.outcome import REFUSED, Outcome
+from sm_profiler.source.memory import LEAST_BYTES, machine_bytes
 from sm_profiler.source.parse import DENIED, parse_bytes
 from sm_profiler.source.wire import receive_request, send_rows
 from sm_profiler.storage.local import open_regular
-
-_LEAST_BYTES = 2 << 30
 
 
 def limit_memory() -> None:
     """Limit this process to half of the machine's memory, so that a file that takes more is refused, not the machine."""
     with suppress(OSError, ValueError):
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        with suppress(OSError, ValueError):  # "max" without a limit, no file outside of containers
-            memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text("ascii")))
-        limit = max(memory // 2, _LEAST_BYTES)
+        limit = max(machine_bytes() // 2, LEAST_BYTES)
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         if hard == resource.RLIM_INFINITY or hard > limit:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))

@@ -11,7 +11,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.system_writer import recover_minutes
 from sm_profiler.formats.trace_rows import OpenEvent, TraceRows
-from sm_profiler.source import open_source, parse, streams
+from sm_profiler.source import memory, open_source, parse, streams
 from sm_profiler.source.profile import Options, ProfileSource
 from sm_profiler.storage import AccessDeniedError, LocalStorage, local
 
@@ -192,10 +192,17 @@ def test_access_denied_to_all_files_is_an_error(job):
 
 def test_too_large_files_are_refused_without_reading_them(job, monkeypatch):
     sizes = sorted(info.size for info in LocalStorage(job).list("system/"))
-    monkeypatch.setattr(parse, "MAX_FILE_BYTES", sizes[-1] - 1)
+    monkeypatch.setattr(memory, "MAX_FILE_BYTES", sizes[-1] - 1)
     source = open_source(Guarded(job, lambda _: False), cache=False, processes=1)
     source.system()
-    assert set(reasons(source).values()) == {"larger than 0 GB"}
+    assert set(reasons(source).values()) == {f"larger than {(sizes[-1] - 1) / (1 << 30):.3g} GB"}
+
+
+def test_a_file_may_take_a_share_of_the_memory(monkeypatch):
+    monkeypatch.setattr(memory, "machine_bytes", lambda: 400)
+    assert memory.largest_file_bytes() == 100
+    monkeypatch.setattr(memory, "machine_bytes", lambda: 1 << 50)
+    assert memory.largest_file_bytes() == memory.MAX_FILE_BYTES
 
 
 def test_open_events_of_a_stream_are_bounded(monkeypatch):
