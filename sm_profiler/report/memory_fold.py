@@ -37,7 +37,7 @@ class MemoryFold:
             return
         try:
             resident = float(json.loads(args)["resident_bytes"])
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return
         samples = self._samples.setdefault(name, [])
         samples.append((seconds, resident))

@@ -1,9 +1,12 @@
 """Folds: results do not depend on the windows, partial folds merge, and thinning keeps extremes."""
 
+import attrs
 import numpy as np
 import pytest
 from report_helpers import START_S, FakeWindow, events, gpu_samples, make_job, metrics_of, report_from, system, training
 
+from sm_profiler.formats.columns import Category
+from sm_profiler.formats.event_names import MEMORY
 from sm_profiler.report import build_report
 from sm_profiler.report.memory_fold import MemoryFold
 from sm_profiler.report.page import render_html
@@ -173,3 +176,15 @@ def test_a_gpu_without_valid_memory_samples_has_a_report():
     assert gpu.mean == pytest.approx(50)
     assert np.isnan(gpu.memory_max)
     render_html(report)
+
+
+@pytest.mark.parametrize(
+    "args", ['{"resident_bytes": 1' + "0" * 400 + "}", "[" * 100_000, "[]", '{"resident_bytes": null}']
+)
+def test_a_damaged_memory_sample_is_left_out(args):
+    fold = MemoryFold()
+    rows = [(MEMORY, "memory", at, 0.0, "algo-1-0", -1) for at in (1.0, 2.0)]
+    table = events(rows)
+    texts = Category(np.array([0, 1], np.int32), (args, '{"resident_bytes": 5}'))
+    fold.update(FakeWindow(0, attrs.evolve(table, args=texts), system([])))
+    assert fold.result()["algo-1-0"][1].tolist() == [5.0]
