@@ -24,6 +24,7 @@ from sm_profiler.hook.monitor_launcher import accompany
 from sm_profiler.hook.python_collector import PYTHON, PythonStarter
 from sm_profiler.hook.sampler import SAMPLER, Sampler, is_wanted
 from sm_profiler.hook.session import UNSUPPORTED, Session
+from sm_profiler.hook.timed_calls import TimedCalls
 from sm_profiler.printable import logger_for
 
 logger = logger_for("sm_profiler")
@@ -200,10 +201,14 @@ def _start_session(profile: Profile, source: settings.ConfigText, framework: Fra
     session.add(
         GarbageCollector(session.append, session.work, on_collection=sampler.note_collection if sampler else None)
     )
+    calls = TimedCalls(session)
+    session.add(calls)
     try:
         session.adapter.install()
+        calls.install()
     except BaseException:
         session.adapter.remove()
+        calls.remove()
         raise
     with session.guarded(HOROVOD):
         add_horovod(session)

@@ -20,33 +20,33 @@ def when_loaded(name: str, action: Callable[[], None]) -> None:
     if finder is None:
         finder = LoadFinder()
         sys.meta_path.insert(0, finder)
-    finder.waiting[name] = action
+    finder.waiting.setdefault(name, []).append(action)
 
 
 class LoadFinder:
     """Finds no module itself: it delegates to the other finders and reports when an awaited module is loaded."""
 
     def __init__(self) -> None:
-        self.waiting: dict[str, Callable[[], None]] = {}
+        self.waiting: dict[str, list[Callable[[], None]]] = {}
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the module's own spec, with a loader that reports when it is done."""
-        action = self.waiting.pop(name, None)
-        if action is None:
+        actions = self.waiting.pop(name, None)
+        if actions is None:
             return None
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find(name, path, target) if find else None
             if spec is not None:
-                _report_load(spec, action)
+                _report_load(spec, actions)
                 return spec
-        self.waiting[name] = action  # not installed (yet)
+        self.waiting[name] = actions  # not installed (yet)
         return None
 
 
-def _report_load(spec: ModuleSpec, action: Callable[[], None]) -> None:
+def _report_load(spec: ModuleSpec, actions: list[Callable[[], None]]) -> None:
     loader: Any = spec.loader
     load = getattr(loader, "exec_module", None)
     if load is None:
@@ -55,7 +55,8 @@ def _report_load(spec: ModuleSpec, action: Callable[[], None]) -> None:
     def exec_module(module: ModuleType) -> None:
         loader.__dict__.pop("exec_module", None)
         load(module)
-        action()
+        for action in actions:
+            action()
 
     # Patches this loader object for this call only: code that inspects the module later finds its usual loader.
     loader.exec_module = exec_module

@@ -19,6 +19,8 @@ class Class(str, Enum):
     GC_BOUND = "GC_BOUND", "Paused by garbage collection"
     PERIODIC_STALL = "PERIODIC_STALL", "Stalls at regular intervals"
     STEP_OUTLIERS = "STEP_OUTLIERS", "A few very long steps"
+    CHECKPOINTING = "CHECKPOINTING", "Waiting for files to be saved"
+    LOGGING = "LOGGING", "Slow logging"
     INITIALIZATION_BOUND = "INITIALIZATION_BOUND", "Slow to start"
     EVALUATION_BOUND = "EVALUATION_BOUND", "Mostly evaluating"
     OPTIMIZER_BOUND = "OPTIMIZER_BOUND", "Slow optimizer"

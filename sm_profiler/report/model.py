@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -125,6 +126,7 @@ class Finding:
         weight: rank among the findings of its tier; the lost share unless the judge sets another.
         where: lines of code that it points to, the most expensive first; at most five.
         gain: what its repair saves; None if that is not known.
+        explains: class of a symptom → share of the loop that this finding accounts for in it.
     """
 
     kind: Class
@@ -137,6 +139,7 @@ class Finding:
     weight: float = attrs.field(default=attrs.Factory(lambda self: self.share_of_time, takes_self=True))
     where: tuple[Location, ...] = ()
     gain: Gain | None = None
+    explains: Mapping[Class, float] = attrs.field(factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object of report.json."""

@@ -91,6 +91,11 @@ LOOSE_PERIOD = T(2, "steps; gaps this short agree within any tolerance, so an ap
 MAX_PERIOD = T(100_000, "steps; even an epoch is rarely longer")
 MANY_LONG = T(0.5, "if half of all steps are long, there is no usual step to compare them with")
 
+# Calls that the hook times one by one.
+SAVING = T(0.05, "share of the loop, like STALL_COST; a background save hides nearly all of it")
+LOGGING = T(0.10, "share of the loop; a log line costs tens of microseconds, which a tenth of a step far exceeds")
+EXPLAINED = T(0.5, "of a finding's lost share; a symptom of which another finding explains most is not listed again")
+
 # Before the loop.
 INIT_ALLOWANCE_S = T(5.0, "starting Python and importing torch takes 2 to 5 s and cannot be avoided")
 INIT_ALLOWANCE_GPU_S = T(12.0, "as INIT_ALLOWANCE_S, with the start of CUDA and its libraries")
@@ -192,6 +197,7 @@ PRECEDENCE: tuple[tuple[Class, ...], ...] = (
         Class.INPUT_BOUND, Class.SYNC_BOUND, Class.USER_PHASE, Class.HOST_BOUND, Class.GC_BOUND, Class.PERIODIC_STALL,
         Class.OPTIMIZER_BOUND, Class.EVALUATION_BOUND, Class.INITIALIZATION_BOUND, Class.STEP_OUTLIERS, Class.STRAGGLER,
         Class.MOVING_STRAGGLER, Class.GC_OUT_OF_PHASE, Class.COMMUNICATION_BOUND, Class.UNBALANCED_GPUS, Class.MEMORY_GROWTH,
+        Class.CHECKPOINTING, Class.LOGGING,
     ),
     (Class.COMPUTE_BOUND,),
     (Class.BALANCED,),

@@ -7,6 +7,7 @@ import numpy as np
 
 from sm_profiler.report import parts, policy
 from sm_profiler.report.classes import Class
+from sm_profiler.report.explaining import without_symptoms
 from sm_profiler.report.formatting import percent
 from sm_profiler.report.judges import JUDGES, JudgeContext
 from sm_profiler.report.judges.loop import launches_unknown, outside_share
@@ -35,6 +36,7 @@ def decide(context: JudgeContext, broken: dict[str, str] | None = None) -> Verdi
             continue
         if finding is not None and not context.gpu_hides(finding.kind):
             findings.append(finding)
+    findings = without_symptoms(findings)
     if all(finding.kind.is_healthy for finding in findings):
         findings.append(_healthy(context) or _inconclusive(context))
     worth = {finding.kind: _worth(finding, findings) for finding in findings}

@@ -33,6 +33,7 @@ RUNS_WHILE_TRAINING = tuple(
         "guard",
         "steps",
         "windows",
+        "timed_calls",
         "pytorch.adapter",
         "pytorch.cuda",
         "pytorch.cuda_events",
@@ -128,6 +129,11 @@ class PyTorchAdapter(FrameworkAdapter):
             self._constructor = None
         for collector in (self.forwards, self.loaders, self._detailed, self.cuda):
             self.session.discard(collector)
+
+    @property
+    def training_thread(self) -> int | None:
+        """Id of the thread that updates parameters, or the main thread."""
+        return self.forwards.thread
 
     def rank(self) -> int | None:
         """Return the rank set by the launcher, or that of the initialised process group."""

@@ -1,5 +1,6 @@
 """Judges: functions without state that turn a `JudgeContext` into a finding or None."""
 
+from sm_profiler.report.judges.calls import judge_logging, judge_saving
 from sm_profiler.report.judges.devices import judge_compute, judge_unbalanced
 from sm_profiler.report.judges.inputs import judge_input
 from sm_profiler.report.judges.job import judge_evaluation, judge_initialization, judge_memory
@@ -12,6 +13,7 @@ from sm_profiler.report.judges.turns import judge_gc_turns, judge_turns
 JUDGES: tuple[Judge, ...] = (
     judge_input, judge_sync, judge_declared, judge_host, judge_gc, judge_optimizer, judge_periodic, judge_outliers, judge_evaluation,
     judge_initialization, judge_memory, judge_straggler, judge_turns, judge_gc_turns, judge_communication, judge_unbalanced, judge_compute,
+    judge_saving, judge_logging,
 )  # fmt: skip
 
 __all__ = ["JUDGES", "Judge", "JudgeContext"]

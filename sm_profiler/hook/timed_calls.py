@@ -1,0 +1,268 @@
+"""Calls that save files or log: how long each takes, where it is, and how large the file becomes.
+
+The functions are wrapped once their module is loaded. A long call becomes an event of its own, with its file and the
+user's line; short ones are summed up for a second.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import stat
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from sm_profiler.formats.event_names import LOG, SAVE
+from sm_profiler.hook.caller import user_line
+from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.patches import Patches
+
+if TYPE_CHECKING:
+    from sm_profiler.hook.session import Session
+
+LONG_NS = 1_000_000  # calls that take longer are events of their own
+MAX_LONG = 200  # between two beats; more are summed up like the short ones
+MAX_FILES = 1_000  # of a folder, whose sizes are added up
+
+
+@attrs.frozen
+class Target:
+    """Functions that are wrapped.
+
+    Attributes:
+        module: module that defines them.
+        names: their names there; `Class.method` for a method.
+        phase: phase under which their calls are recorded.
+        path: position and keyword of the argument with the path, if they have one.
+    """
+
+    module: str
+    names: tuple[str, ...]
+    phase: str
+    path: tuple[int, str] | None = None
+
+
+TARGETS = (
+    Target("torch", ("save",), SAVE, (1, "f")),
+    Target("torch.jit", ("save",), SAVE, (1, "f")),
+    Target("torch.distributed.checkpoint.state_dict_saver", ("save", "async_save"), SAVE, (-1, "checkpoint_id")),
+    Target("safetensors.torch", ("save_file", "save_model"), SAVE, (1, "filename")),
+    Target("safetensors.numpy", ("save_file",), SAVE, (1, "filename")),
+    Target("numpy", ("save", "savez", "savez_compressed"), SAVE, (0, "file")),
+    Target("pickle", ("dump",), SAVE),
+    Target("json", ("dump",), SAVE),
+    Target("os", ("fsync", "fdatasync"), SAVE),
+    Target("joblib", ("dump",), SAVE, (1, "filename")),
+    Target("lightning.pytorch.trainer.trainer", ("Trainer.save_checkpoint",), SAVE, (1, "filepath")),
+    Target("pytorch_lightning.trainer.trainer", ("Trainer.save_checkpoint",), SAVE, (1, "filepath")),
+    Target("transformers.trainer", ("Trainer._save_checkpoint", "Trainer.save_model"), SAVE),
+    Target("transformers.modeling_utils", ("PreTrainedModel.save_pretrained",), SAVE, (1, "save_directory")),
+    Target("accelerate.accelerator", ("Accelerator.save_state", "Accelerator.save_model"), SAVE),
+    Target("keras.src.saving.saving_api", ("save_model", "save_weights"), SAVE, (1, "filepath")),
+    Target("builtins", ("print",), LOG),
+    Target("logging", ("Logger.handle",), LOG),
+    *(
+        Target(
+            module,
+            tuple(
+                f"SummaryWriter.{name}"
+                for name in (
+                    "add_scalar", "add_scalars", "add_histogram", "add_image", "add_images", "add_figure", "add_video",
+                    "add_text", "add_embedding", "add_graph", "add_pr_curve", "add_mesh", "add_hparams", "flush",
+                )
+            ),
+            LOG,
+        )
+        for module in ("torch.utils.tensorboard.writer", "tensorboardX.writer")
+    ),
+    Target("matplotlib.figure", ("Figure.savefig",), LOG),
+    Target("wandb.sdk.wandb_run", ("Run.log", "Run.log_artifact", "Run.save"), LOG),
+    Target(
+        "mlflow.tracking.fluent",
+        ("log_metric", "log_metrics", "log_param", "log_params", "log_artifact", "log_artifacts", "log_image", "log_figure"),
+        LOG,
+    ),
+    Target("comet_ml.experiment", ("BaseExperiment.log_metric", "BaseExperiment.log_metrics"), LOG),
+)  # fmt: skip
+
+
+class _Sum:
+    """Short calls of one function so far; the training thread only adds, and each beat takes the difference."""
+
+    __slots__ = ("count", "line", "name", "phase", "seen_count", "seen_ns", "total_ns")
+
+    def __init__(self, phase: str, name: str) -> None:
+        self.phase = phase
+        self.name = name
+        self.line: dict[str, Any] | None = None  # of the user's code; None: to be found at the next call
+        self.count = self.seen_count = 0
+        self.total_ns = self.seen_ns = 0
+
+    def forget(self) -> tuple[int, int]:
+        """Return the calls and nanoseconds since the last time."""
+        count, total = self.count, self.total_ns
+        new = count - self.seen_count, total - self.seen_ns
+        self.seen_count, self.seen_ns = count, total
+        return new
+
+
+class TimedCalls(Collector):
+    """Records calls on the training thread; a call inside another is part of it."""
+
+    name = "saving and logging"
+
+    def __init__(self, session: Session, clock: Callable[[], int] = perf_counter_ns) -> None:
+        self._session = session
+        self._clock = clock
+        self._inside = False
+        self._thread = session.adapter.training_thread
+        self._sums: list[_Sum] = []
+        self._long = 0  # events since the last beat
+        self._paths: list[str] = []  # of the calls inside the one that runs
+        self._patches = Patches(functools.partial(session.guard.failed, self.name))
+
+    def install(self, targets: tuple[Target, ...] = TARGETS) -> None:
+        """Wrap the functions whose module is loaded, and the others when it is."""
+        modules = dict.fromkeys(target.module for target in targets)
+        for module in modules:
+            own = [target for target in targets if target.module == module]
+            self._patches.when_loaded(module, functools.partial(self._wrap_in, module, own))
+
+    def remove(self) -> None:
+        """Restore the functions."""
+        self._patches.remove()
+
+    def _wrap_in(self, module: str, targets: list[Target]) -> None:
+        for target in targets:
+            for name in target.names:
+                owner: Any = import_module(module)
+                *holders, attribute = name.split(".")
+                for holder in holders:
+                    owner = getattr(owner, holder, None)
+                if owner is not None:
+                    title = name if module == "builtins" else f"{module.partition('.')[0]}.{name}"
+                    self._patches.replace(
+                        owner, attribute, functools.partial(self._wrap, phase=target.phase, title=title, path=target.path)
+                    )  # fmt: skip
+
+    def _wrap(self, original: Any, *, phase: str, title: str, path: tuple[int, str] | None) -> Any:
+        session, tracker, clock, get_ident = self._session, self._session.tracker, self._clock, threading.get_ident
+        short = _Sum(phase, title)
+        self._sums.append(short)
+
+        @functools.wraps(original)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if session.quiet or tracker.in_fetch or get_ident() != self._thread:
+                return original(*args, **kwargs)
+            if self._inside:
+                if path is not None:
+                    self._paths += _path(path, args, kwargs)
+                return original(*args, **kwargs)
+            self._inside = True
+            start = clock()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                length = clock() - start
+                self._inside = False
+                if length < LONG_NS:
+                    short.count += 1
+                    short.total_ns += length
+                    if short.line is None:
+                        short.line = user_line()
+                else:
+                    self._ended(short, start, length, _path(path, args, kwargs))
+
+        timed._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001 - breaks a graph without a warning
+        return timed
+
+    def _ended(self, short: _Sum, start: int, length: int, paths: list[str]) -> None:
+        """Record a long call on its own, unless there are too many of them."""
+        try:
+            self._long += 1
+            if self._long > MAX_LONG:
+                short.count += 1
+                short.total_ns += length
+            else:
+                self._note(short.phase, short.name, start, start + length, paths + self._paths)
+            self._paths.clear()
+        except Exception as error:  # noqa: BLE001 - fail open
+            self._session.switch_off(self, error)
+
+    def _note(self, phase: str, title: str, start: int, end: int, paths: list[str]) -> None:
+        session = self._session
+        if not session.is_recording:
+            return
+        args: dict[str, Any] = {"calls": 1, **user_line()}
+        record = (phase, title, start, end, session.tracker.number, args)
+        if not paths:
+            session.append(record)
+            return
+
+        def measure() -> None:
+            args["path"], args["bytes"] = paths[0], sum(size_of(path) for path in dict.fromkeys(paths))
+            session.append(record)
+
+        session.later(measure)
+
+    def start(self) -> None:
+        """Forget the calls before the first step."""
+        for one in self._sums:
+            one.forget()
+
+    def beat(self) -> None:
+        """Record the sums of the short calls, on the recorder's thread."""
+        self._thread = self._session.adapter.training_thread
+        self._long = 0
+        now = self._clock()
+        for one in self._sums:
+            count, total = one.forget()
+            if count:
+                args = {"calls": count, **(one.line or {})}
+                one.line = None
+                self._session.append((one.phase, one.name, now - total, now, -1, args))
+
+    def close(self) -> None:
+        """Record the last sums."""
+        self.beat()
+
+    def forked(self) -> None:
+        """Forget the parent's calls."""
+        self._inside = False
+        self.start()
+
+    def failed(self) -> None:
+        """Restore the functions."""
+        self.remove()
+
+    def exit(self) -> None:
+        """Restore the functions."""
+        self.remove()
+
+
+def _path(place: tuple[int, str] | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """Return the path among the arguments of a call, as a list of one or none."""
+    if place is None:
+        return []
+    number, keyword = place
+    value = args[number] if 0 <= number < len(args) else kwargs.get(keyword)
+    return [str(value)] if isinstance(value, (str, os.PathLike)) else []
+
+
+def size_of(path: str) -> int:
+    """Return the bytes of a file, or of the files directly in a folder; 0 if there is none."""
+    try:
+        found = Path(path).stat()
+        if not stat.S_ISDIR(found.st_mode):
+            return found.st_size
+        with os.scandir(path) as entries:
+            return sum(entry.stat().st_size for entry in islice(entries, MAX_FILES) if entry.is_file())
+    except OSError:
+        return 0

@@ -1,0 +1,95 @@
+"""Judges of calls that save files or log."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sm_profiler.formats import event_names
+from sm_profiler.report import policy
+from sm_profiler.report.classes import Class
+from sm_profiler.report.formatting import duration, percent, plural, size
+from sm_profiler.report.judges.judge_context import JudgeContext
+from sm_profiler.report.judges.occurrences import Spent, calls_of, largest_names, lines_of, time_spent
+from sm_profiler.report.model import Evidence, Finding
+
+
+def _explained(spent: Spent) -> dict[Class, float]:
+    """Return what the calls account for: long steps, and time outside the phases of the others."""
+    return {
+        Class.PERIODIC_STALL: spent.in_long,
+        Class.STEP_OUTLIERS: spent.in_long,
+        Class.SYNC_BOUND: spent.share - spent.in_long,
+    }
+
+
+def judge_saving(context: JudgeContext) -> Finding | None:
+    """Find checkpoints and other files that the loop waits for."""
+    spent = time_spent(context, event_names.SAVE)
+    rank = spent.worst
+    if rank is None or spent.share < policy.SAVING:
+        return None
+    name = largest_names(spent.records)[0]
+    own = [one for one in spent.records if one.name == name]
+    single = [one for one in own if calls_of(one) == 1]
+    usual = float(np.median([one.seconds for one in single])) if single else spent.seconds / spent.calls
+    evidence = [
+        Evidence("time in the training loop spent saving files", round(spent.share, 4), policy.SAVING, unit="share"),
+        Evidence("files saved", spent.calls, None, rank.name),
+        Evidence("duration of a save", round(usual * 1e3, 3), None, rank.name, "ms"),
+    ]
+    written = [
+        float(one.args["bytes"]) for one in single if isinstance(one.args.get("bytes"), int) and one.args["bytes"]
+    ]
+    if written:
+        bytes_each = float(np.median(written))
+        evidence += [
+            Evidence("size of a file", round(bytes_each), None, rank.name, "bytes"),
+            Evidence("speed of saving", round(bytes_each / max(usual, 1e-6)), None, rank.name, "bytes/s"),
+        ]
+        path = next((one.args.get("path") for one in single if isinstance(one.args.get("path"), str)), None)
+        if path:
+            evidence.append(Evidence("saved to", path, None, rank.name))
+    steps = [one.step for one in single if one.step >= 0]
+    every = round(float(np.median(np.diff(steps)))) if len(steps) > 1 else 0
+    if every > 0:
+        evidence.append(Evidence("steps from one save to the next", every, None, rank.name, "steps"))
+    how_often = "at every step" if every == 1 else f"every {every} steps" if every else plural(spent.calls, "time")
+    return Finding(
+        Class.CHECKPOINTING,
+        f"Training stops for {name} {how_often}, {duration(usual)} each time"
+        f"{f' for {size(bytes_each)}' if written else ''}; this costs {percent(spent.share)} of the loop.",
+        tuple(evidence),
+        "Save in the background: copy the state to the CPU and write it in a thread, or use "
+        "torch.distributed.checkpoint.async_save. Save less often, to a local disk first, and only from rank 0; leave out "
+        "what can be recomputed.",
+        spent.share,
+        confidence=context.confidence(spent.share, policy.SAVING),
+        where=lines_of(spent.records),
+        explains=_explained(spent),
+    )  # fmt: skip
+
+
+def judge_logging(context: JudgeContext) -> Finding | None:
+    """Find log lines, prints and experiment trackers that the loop waits for."""
+    spent = time_spent(context, event_names.LOG)
+    rank = spent.worst
+    if rank is None or spent.share < policy.LOGGING:
+        return None
+    names = largest_names(spent.records)
+    per_step = spent.calls / max(int(rank.train.sum()), 1)
+    return Finding(
+        Class.LOGGING,
+        f"{percent(spent.share)} of the loop is spent in {names[0]}"
+        f"{f' and {names[1]}' if len(names) > 1 else ''}: {spent.calls:,} calls of {duration(spent.seconds / spent.calls)}.",
+        (
+            Evidence("time in the training loop spent logging", round(spent.share, 4), policy.LOGGING, unit="share"),
+            Evidence("calls for each training step", round(per_step, 2), None, rank.name),
+            Evidence("duration of a call", round(spent.seconds / spent.calls * 1e3, 4), None, rank.name, "ms"),
+        ),
+        "Log every 50th step, or collect values and log them once. Let a queue write them "
+        "(logging.handlers.QueueHandler), do not flush after each line, and draw images and histograms rarely.",
+        spent.share,
+        confidence=context.confidence(spent.share, policy.LOGGING),
+        where=lines_of(spent.records),
+        explains=_explained(spent),
+    )  # fmt: skip

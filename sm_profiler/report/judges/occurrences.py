@@ -1,0 +1,101 @@
+"""Occurrences that the hook recorded one by one, compared with a rank's loop: shares, long steps, lines of code."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import attrs
+import numpy as np
+
+from sm_profiler.report.job_metrics import Rank
+from sm_profiler.report.judges.judge_context import JudgeContext
+from sm_profiler.report.model import Location
+from sm_profiler.report.record_fold import Record, Records
+
+MAX_LINES = 5  # of a finding
+
+
+@attrs.frozen(eq=False)
+class Spent:
+    """Time that the occurrences of one phase take of the judged ranks' loops, averaged; shares of the loop.
+
+    Attributes:
+        share: all of it.
+        in_long: in steps that are long, beyond what the other steps spend on it.
+        worst: the rank that spends most, or None if nothing was recorded in a loop.
+        records: its occurrences in the loop, in time order.
+        seconds: its time.
+        calls: number of its occurrences, those included that were recorded as a sum.
+    """
+
+    share: float = 0.0
+    in_long: float = 0.0
+    worst: Rank | None = None
+    records: tuple[Record, ...] = ()
+    seconds: float = 0.0
+    calls: int = 0
+
+
+def time_spent(context: JudgeContext, phase: str, keep: Callable[[Record], bool] = lambda _: True) -> Spent:
+    """Add up the occurrences of a phase inside the loops; `keep` chooses among them."""
+    found = context.metrics.records.get(phase)
+    if found is None or not context.ranks:
+        return Spent()
+    spent = [_of(rank, found, keep) for rank in context.ranks]
+    worst = max(spent, key=lambda one: one.share)
+    share = float(np.mean([one.share for one in spent]))
+    return attrs.evolve(worst, share=share, in_long=float(np.mean([one.in_long for one in spent])))
+
+
+def _of(rank: Rank, found: Records, keep: Callable[[Record], bool]) -> Spent:
+    own = found.of(rank.name)
+    inside = tuple(one for one in own if rank.start <= one.start <= rank.end and keep(one))
+    if not inside or rank.loop <= 0:
+        return Spent()
+    kept = sum(one.seconds for one in own)
+    scale = max(found.seconds.get(rank.name, kept) / kept, 1.0) if kept > 0 else 1.0  # shorter ones are only counted
+    seconds = sum(one.seconds for one in inside) * scale
+    calls = round(sum(calls_of(one) for one in inside) * max(found.count / len(found.longest), 1.0))
+    share = min(seconds / rank.loop, 1.0)
+    return Spent(share, min(_in_long(rank, inside) / rank.loop, share), rank, inside, seconds, calls)
+
+
+def calls_of(record: Record) -> int:
+    """Return the number of calls that a record stands for."""
+    calls = record.args.get("calls", 1)
+    return calls if isinstance(calls, int) and calls > 0 else 1
+
+
+def _in_long(rank: Rank, records: Sequence[Record]) -> float:
+    """Return the seconds of the records inside long iterations; a sum of many calls is spread over all steps."""
+    iterations, long = rank.iterations, rank.stalls.long
+    if not len(iterations) or not long.any():
+        return 0.0
+    starts, seconds = iterations.start, 0.0
+    for record in records:
+        row = int(np.searchsorted(starts, record.start, side="right")) - 1
+        inside = row >= 0 and record.start < starts[row] + iterations.length[row]
+        if inside and long[row] and calls_of(record) == 1:
+            seconds += record.seconds
+    return seconds
+
+
+def lines_of(records: Sequence[Record]) -> tuple[Location, ...]:
+    """Return the lines of code that made the calls, the most expensive first."""
+    seconds: dict[tuple[str, int, str], float] = defaultdict(float)
+    for record in records:
+        file, line, function = (record.args.get(name) for name in ("file", "line", "function"))
+        if isinstance(file, str) and isinstance(line, int) and isinstance(function, str):
+            seconds[file, line, function] += record.seconds
+    total = sum(record.seconds for record in records)
+    longest = sorted(seconds, key=lambda place: -seconds[place])[:MAX_LINES]
+    return tuple(Location(*place, share=seconds[place] / total) for place in longest if total > 0)
+
+
+def largest_names(records: Sequence[Record]) -> tuple[str, ...]:
+    """Return the names of the records, the most expensive first."""
+    seconds: dict[str, float] = defaultdict(float)
+    for record in records:
+        seconds[record.name] += record.seconds
+    return tuple(sorted(seconds, key=lambda name: -seconds[name]))

@@ -1,0 +1,80 @@
+"""Saving and logging as causes, from made-up records."""
+
+import pytest
+from report_helpers import training, verdict_of
+
+from sm_profiler.formats import event_names
+from sm_profiler.report import Class
+
+LINE = {"file": "/code/train.py", "line": 31, "function": "main"}
+
+
+def with_saves(steps, every, length, *, saved=1.0):
+    """Return a loop that stalls every `every` steps; `saved` is the part of each stall that a save takes."""
+    rows = training(steps, every=every, stall=length)
+    ends = [row[2] + row[3] for row in rows if row[0].startswith("Step")]
+    args = {"calls": 1, "path": "/checkpoints/last.pt", "bytes": 40_000_000, **LINE}
+    return rows + [
+        (event_names.SAVE, "torch.save", ends[step] + 0.0001, length * saved, "algo-1-0", step, args)
+        for step in range(0, steps - 1, every)
+    ]
+
+
+def test_names_checkpoints_instead_of_a_periodic_stall():
+    verdict = verdict_of(with_saves(400, 40, 0.2))
+    assert verdict.kind is Class.CHECKPOINTING
+    assert "torch.save every 40 steps, 200 ms each time for 40 MB" in verdict.main.headline
+    assert verdict.main.share_of_time == pytest.approx(0.33, abs=0.02)
+    assert verdict.main.confidence == "high"
+    assert (verdict.main.where[0].file, verdict.main.where[0].line) == ("/code/train.py", 31)
+    shown = {one.metric: one.value for one in verdict.main.evidence}
+    assert shown["saved to"] == "/checkpoints/last.pt"
+    assert shown["speed of saving"] == pytest.approx(200e6, rel=0.01)
+    assert verdict.also == ()
+
+
+def test_a_save_that_is_a_small_part_of_a_stall_does_not_hide_it():
+    verdict = verdict_of(with_saves(400, 40, 0.2, saved=0.2))
+    assert verdict.kind is Class.PERIODIC_STALL
+    assert Class.CHECKPOINTING in {finding.kind for finding in verdict.also}
+
+
+def test_rare_saves_cost_nothing():
+    assert verdict_of(with_saves(400, 200, 0.03)).kind is Class.BALANCED
+
+
+def test_a_save_after_the_loop_does_not_count():
+    rows = training(200)
+    end = rows[-1][2] + rows[-1][3]
+    rows.append((event_names.SAVE, "torch.save", end + 0.1, 3.0, "algo-1-0", 199, {"calls": 1}))
+    assert verdict_of(rows).kind is Class.BALANCED
+
+
+def test_names_logging_instead_of_time_outside_the_phases():
+    rows = training(400, outside=0.008)
+    for second in range(1, 7):  # sums of short calls, a second's each
+        rows.append(
+            (event_names.LOG, "logging.Logger.handle", second + 0.3, 0.35, "algo-1-0", -1, {"calls": 600, **LINE})
+        )
+        rows.append((event_names.LOG, "print", second + 0.3, 0.01, "algo-1-0", -1, {"calls": 50}))
+    verdict = verdict_of(rows)
+    assert verdict.kind is Class.LOGGING
+    assert "logging.Logger.handle and print" in verdict.main.headline
+    assert verdict.main.where[0].line == 31
+    assert verdict.also == ()
+
+
+def test_a_few_log_lines_are_no_finding():
+    rows = training(400, outside=0.008)
+    rows += [(event_names.LOG, "print", second + 0.3, 0.02, "algo-1-0", -1, {"calls": 60}) for second in range(1, 7)]
+    verdict = verdict_of(rows)
+    assert verdict.kind is Class.SYNC_BOUND
+    assert verdict.also == ()
+
+
+@pytest.mark.parametrize("args", [{}, {"calls": "many"}, {"calls": -3, "bytes": "x", "file": 7, "line": None}])
+def test_damaged_arguments_do_no_harm(args):
+    rows = training(400, every=40, stall=0.2)
+    ends = [row[2] + row[3] for row in rows if row[0].startswith("Step")]
+    rows += [(event_names.SAVE, "torch.save", ends[step], 0.2, "algo-1-0", step, args) for step in range(0, 399, 40)]
+    assert verdict_of(rows).kind is Class.CHECKPOINTING
