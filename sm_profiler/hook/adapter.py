@@ -31,11 +31,6 @@ class FrameworkAdapter:
         """Restore the framework; must work after an `install` that failed halfway."""
         raise NotImplementedError
 
-    @property
-    def training_thread(self) -> int | None:
-        """Id of the thread that runs the training loop."""
-        return threading.main_thread().ident
-
     def rank(self) -> int | None:
         """Return this process's rank, or None outside a distributed job."""
         return rank_from()

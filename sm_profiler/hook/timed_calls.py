@@ -122,7 +122,7 @@ class TimedCalls(Collector):
         self._session = session
         self._clock = clock
         self._inside = False
-        self._thread = session.adapter.training_thread
+        self._thread = session.adapter.training_thread()
         self._sums: list[_Sum] = []
         self._long = 0  # events since the last beat
         self._paths: list[str] = []  # of the calls inside the one that runs
@@ -219,7 +219,7 @@ class TimedCalls(Collector):
 
     def beat(self) -> None:
         """Record the sums of the short calls, on the recorder's thread."""
-        self._thread = self._session.adapter.training_thread
+        self._thread = self._session.adapter.training_thread()
         self._long = 0
         now = self._clock()
         for one in self._sums:

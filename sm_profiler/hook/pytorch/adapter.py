@@ -130,11 +130,6 @@ class PyTorchAdapter(FrameworkAdapter):
         for collector in (self.forwards, self.loaders, self._detailed, self.cuda):
             self.session.discard(collector)
 
-    @property
-    def training_thread(self) -> int | None:
-        """Id of the thread that updates parameters, or the main thread."""
-        return self.forwards.thread
-
     def rank(self) -> int | None:
         """Return the rank set by the launcher, or that of the initialised process group."""
         rank = super().rank()
