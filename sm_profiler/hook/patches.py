@@ -45,7 +45,7 @@ class Patches:
             self._replaced.append((owner, name, original, wrapper))
 
     def remove(self) -> None:
-        """Restore everything that nobody else has replaced since."""
+        """Restore everything that no other code has replaced since."""
         self._on = False
         while self._replaced:
             owner, name, original, wrapper = self._replaced.pop()

@@ -1,4 +1,4 @@
-"""Calls that save or log: what is recorded of them, and that nobody notices the wrappers."""
+"""Calls that save or log: what is recorded of them, and that the wrappers change nothing."""
 
 import builtins
 import inspect
@@ -133,7 +133,7 @@ def test_wrappers_look_like_the_functions_and_are_removed():
     assert [getattr(owner, name) for owner, name in WRAPPED] == originals
 
 
-def test_a_wrapper_that_somebody_wrapped_stays(tmp_path, monkeypatch):
+def test_a_wrapper_inside_another_stays(tmp_path, monkeypatch):
     monkeypatch.setenv("SM_PROFILER_CONFIG", json.dumps({"ProfilingParameters": {"LocalPath": str(tmp_path)}}))
     original = torch.save
     entry.install()

@@ -62,7 +62,7 @@ def _of(rank: Rank, found: Records, keep: Callable[[Record], bool]) -> Spent:
 
 
 def calls_of(record: Record) -> int:
-    """Return the number of calls that a record stands for."""
+    """Return the number of calls in a record."""
     calls = record.args.get("calls", 1)
     return calls if isinstance(calls, int) and calls > 0 else 1
 
