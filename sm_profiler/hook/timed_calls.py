@@ -1,4 +1,4 @@
-"""Calls that save files or log: their time, their line in the program, and the size of the file."""
+"""Calls that save files or log: their time, their line in the program, and the size of the file.
 
 The functions are wrapped once their module is loaded. A long call becomes an event of its own, with its file and the
 user's line; short ones are summed up for a second.
