@@ -14,7 +14,7 @@ def histogram(parameters):
     bins = [0] * 20
     for parameter in parameters:
         for value in parameter.detach().flatten()[:500].tolist():
-            bins[min(int(abs(value) * 100), 19)] += 1
+            bins[min(int(abs(value) * 100), 19)] += 1  # GUILTY
     return [math.log1p(count) for count in bins]
 
 

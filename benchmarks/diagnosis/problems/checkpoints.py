@@ -38,7 +38,7 @@ class Slow:
 
     def write(self, data):
         if self.pause:
-            time.sleep(self.pause)
+            time.sleep(self.pause)  # GUILTY
             self.pause = 0
         return self.file.write(data)
 

@@ -8,7 +8,7 @@ from ranks import launch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-run = Run(steps=120, share=0.45, slow=0, width=288, batch=32)
+run = Run(steps=120, share=0.45, slow=0, width=700, batch=16)
 
 
 class Shard(Dataset):

@@ -12,11 +12,11 @@ run = Run(steps=160, share=0.4, width=384, batch=64)
 
 
 def describe(model):
-    return {name: parameter.detach().flatten()[:200].tolist() for name, parameter in model.named_parameters()}
+    return {name: parameter.detach().flatten()[:200].tolist() for name, parameter in model.named_parameters()}  # GUILTY
 
 
 def write_line(file, step, loss, model):
-    file.write(json.dumps({"step": step, "loss": loss, "weights": describe(model)}) + "\n")
+    file.write(json.dumps({"step": step, "loss": loss, "weights": describe(model)}) + "\n")  # GUILTY
     file.flush()
 
 

@@ -20,7 +20,7 @@ class Meter:
     def f1(self):
         scores = []
         for one in range(self.classes):
-            hits = self.table[one, one].item()
+            hits = self.table[one, one].item()  # GUILTY
             found = self.table[:, one].sum().item()
             wanted = self.table[one].sum().item()
             scores.append(2 * hits / max(found + wanted, 1))

@@ -13,7 +13,7 @@ class Miner:
         self.pool, self.hard = pool, torch.zeros(0, dtype=torch.long)
 
     def rank(self):
-        distances = torch.cdist(self.pool, self.pool)
+        distances = torch.cdist(self.pool, self.pool)  # GUILTY
         self.hard = distances.mean(1).argsort(descending=True)[:64]
 
     def refresh(self, rounds):

@@ -15,7 +15,7 @@ run = Run(steps=150, saving=0.35, logging=0.2, every=25, width=400, batch=64)
 
 def dump(file, rows):
     for row in rows:
-        file.write(json.dumps([round(value, 4) for value in row]) + "\n")
+        file.write(json.dumps([round(value, 4) for value in row]) + "\n")  # GUILTY: logging
     file.flush()
 
 
