@@ -33,7 +33,13 @@ def options() -> argparse.Namespace:
     parser.add_argument("--busy", action="store_true", help="keep twice as many processes busy as there are cores")
     parser.add_argument("--plain", action="store_true", help="also run without a profiler, for its overhead")
     parser.add_argument("--json", type=Path, help="write the scores to this file, after every case")
-    parser.add_argument("--from", type=Path, dest="source", help="read scores from a file instead of running")
+    parser.add_argument(
+        "--from",
+        type=Path,
+        dest="sources",
+        nargs="+",
+        help="read scores from files instead of running; of a case run twice, the later",
+    )
     parser.add_argument("--markdown", type=Path, help="write the tables into this document")
     parser.add_argument("--twins", action="store_true", help="judge the repaired twins: nothing is wrong with them")
     parser.add_argument("--list", action="store_true", help="list the cases")
@@ -80,12 +86,21 @@ def measure(args: argparse.Namespace) -> list[Score]:
     return scores
 
 
+def kept(files: list[Path]) -> list[Score]:
+    scores: dict[str, list[Score]] = {}
+    for path in files:
+        rows = [Score(**row) for row in json.loads(path.read_text())]
+        scores |= {name: [row for row in rows if row.case == name] for name in dict.fromkeys(row.case for row in rows)}
+    order = {case.script: number for number, case in enumerate(CASES)}
+    return sorted((one for group in scores.values() for one in group), key=lambda one: order.get(one.script, 0))
+
+
 def main() -> None:
     args = options()
     if args.list:
         print("\n".join(f"{case.name:60} {case.expected[0]:22} {case.about}" for case in chosen(args)))
         return
-    scores = [Score(**row) for row in json.loads(args.source.read_text())] if args.source else measure(args)
+    scores = kept(args.sources) if args.sources else measure(args)
     right, count = part(one.right for one in scores)
     print(f"{right} of {count} right, {sum(one.confidently_wrong for one in scores)} confidently wrong")
     print(table.classes_table(scores), table.reliability_table(scores), sep="\n\n")

@@ -64,7 +64,9 @@ def problems_table(scores: Sequence[Score]) -> str:
     header = ["script", "planted problem", "verdict", "right", "otherwise named"]
     rows = []
     for (script, about, expected), group in groups.items():
-        wrong = sorted({f"{one.got} ({one.confidence or 'no confidence'})" for one in group if not one.right})
+        wrong = sorted(
+            {f"{one.got} ({one.confidence})" if one.confidence else one.got for one in group if not one.right}
+        )
         rows.append([f"`{script}.py`", about, expected, _share(part(one.right for one in group)), ", ".join(wrong)])
     return _rows(header, rows)
 

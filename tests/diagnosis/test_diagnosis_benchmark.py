@@ -77,6 +77,7 @@ def test_scores_the_second_cause():
 def test_the_problem_that_took_more_time_leads():
     case = next(case for case in CASES if case.script == "two_causes" and case.expected == ("INPUT_BOUND",))
     assert case.as_measured({"loading": 0.4, "norms": 0.2}) == case
+    assert case.as_measured({"loading": 0.4, "norms": 0.1}).also == ()
     swapped = case.as_measured({"loading": 0.2, "norms": 0.4})
     assert (swapped.expected, swapped.also, swapped.line) == (("SYNC_BOUND",), ("INPUT_BOUND",), "norms")
     close = case.as_measured({"loading": 0.31, "norms": 0.3})
