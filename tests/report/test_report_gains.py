@@ -252,6 +252,29 @@ def test_table_divides_each_row_completely():
     assert table.of(EVALUATION).sum() == pytest.approx(20 * STEP, abs=0.02)
 
 
+def test_steps_that_the_profiler_slowed_are_no_gain():
+    """Steps left out of the judged ones are no rows, and no evaluation."""
+    rows = training(100, wait=0.02)
+    end = rows[-1][2] + rows[-1][3] + 0.0002
+    rows += training(20, at=end, forward=0.5, number=100)
+    rows += training(100, at=end + 20 * 0.5072, wait=0.02, number=120)
+    window = (
+        "sm_profiler/profiling",
+        "detailed",
+        end,
+        20 * 0.5072,
+        "algo-1-0",
+        100,
+        {"kind": "window", "slower": 50.0},
+    )
+    report = report_from([*rows, window])
+    table = loop_table(report.metrics.ranks)
+    assert report.metrics.ranks[0].left_out == 20
+    assert table.length.max() < 0.05
+    assert table.steps == pytest.approx(196, abs=2)
+    assert contains(report.verdict.main.gain.seconds_per_step, 0.0195)
+
+
 def test_long_jobs_are_cut_into_few_blocks():
     context = JudgeContext(metrics_of(training(100, wait=0.02)), {})
     rank = context.ranks[0]

@@ -13,7 +13,7 @@ from sm_profiler.report.classes import Class
 from sm_profiler.report.gains.bootstrap import Blocks, unsteadiness
 from sm_profiler.report.gains.claim import Claim
 from sm_profiler.report.gains.loop_table import LoopTable, loop_table, row_keys
-from sm_profiler.report.gains.models import WITHOUT_TIME, claim_of
+from sm_profiler.report.gains.models import WITHOUT_TIME, claim_of, lost_share
 from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.judges.job import start_allowance
@@ -130,7 +130,7 @@ def _gain_of_job(finding: Finding, metrics: JobMetrics, outside: float, per_hour
         factors = float(policy.START_SAVED_LEAST), float(policy.START_SAVED), 1.0
     else:
         low, value = policy.UNMODELLED[finding.confidence]
-        beyond, factors = whole * min(max(finding.share_of_time, 0.0), 1.0), (low, value, 1.0)
+        beyond, factors = whole * lost_share(finding), (low, value, 1.0)
     seconds = Interval(*(min(beyond * factor, outside) for factor in factors))
     most = float(policy.GAIN_MOST)
     speedup = Interval(*(1 / (1 - min(one / whole, most)) for one in attrs.astuple(seconds)))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 import attrs
 import numpy as np
 
-from sm_profiler.formats.columns import Floats
+from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.report import parts, policy
 from sm_profiler.report.job_metrics import Rank
 
@@ -19,6 +20,9 @@ def row_keys() -> tuple[str, ...]:
     return (*parts.iteration_keys(), BETWEEN, EVALUATION)
 
 
+AFTER = np.iinfo(np.int64).max  # in place of the number of a step: the row after the last one
+
+
 @attrs.frozen(eq=False)
 class LoopTable:
     """The loop after its warm-up, averaged over ranks.
@@ -27,14 +31,19 @@ class LoopTable:
     holds what follows the last training step.
 
     Attributes:
+        index: number of the training step that ends each row, ascending; AFTER for the last row.
         seconds: shape (parts, rows), in the order of `row_keys()`; never negative.
-        steps: training steps among the rows.
         loop: seconds of the whole loop with its warm-up.
     """
 
+    index: Ints
     seconds: Floats
-    steps: int
     loop: float
+
+    @property
+    def steps(self) -> int:
+        """Training steps among the rows."""
+        return len(self.index) - 1
 
     def of(self, key: str) -> Floats:
         """Return the seconds of one part."""
@@ -55,31 +64,64 @@ class LoopTable:
         """Seconds of all rows."""
         return float(self.seconds.sum())
 
+    def placed(self, index: Ints, values: Floats) -> Floats:
+        """Return values of numbered steps at their rows, 0 elsewhere and for what is not finite and positive."""
+        found = np.zeros(len(self.index))
+        at = np.minimum(np.searchsorted(self.index, index), self.steps)
+        known = self.index[at] == index
+        found[at[known]] = np.maximum(np.nan_to_num(values[known]), 0.0)
+        return found
+
 
 def loop_table(ranks: Sequence[Rank]) -> LoopTable | None:
     """Return the table of some ranks; None with too few training steps."""
-    tables = [_of_rank(rank) for rank in ranks if len(rank.iterations) >= policy.MIN_STEPS and rank.loop > 0]
-    if not tables:
+    found = [_of_rank(rank) for rank in ranks if len(rank.iterations) >= policy.MIN_STEPS and rank.loop > 0]
+    if not found:
         return None
-    count = min(table.shape[1] for table in tables)
-    whole = np.zeros((len(row_keys()), count))
-    for table in tables:
-        whole += table[:, :count] / len(tables)
-    if whole.sum() <= 0 or count < policy.MIN_STEPS:
+    common = reduce(np.intersect1d, [index for index, _ in found])
+    if len(common) <= policy.MIN_STEPS:
         return None
-    loops = [rank.loop for rank in ranks if rank.loop > 0]
-    return LoopTable(whole, count - 1, float(np.mean(loops)))
+    whole = np.zeros((len(row_keys()), len(common)))
+    for index, table in found:
+        whole += table[:, np.searchsorted(index, common)] / len(found)
+    if whole.sum() <= 0:
+        return None
+    return LoopTable(common, whole, float(np.mean([rank.loop for rank in ranks if rank.loop > 0])))
 
 
-def _of_rank(rank: Rank) -> Floats:
-    """Return the rows of one rank, shape (parts, rows)."""
-    keys = row_keys()
+def _of_rank(rank: Rank) -> tuple[Ints, Floats]:
+    """Return the numbers of the steps that end the rows of one rank, and their seconds, shape (parts, rows)."""
+    keys, iterations = row_keys(), rank.iterations
     rows = np.flatnonzero(rank.train)
-    ends = rank.steps.end / 1e6
-    length = np.maximum(np.nan_to_num(np.diff(ends[rows])), 0.0)
-    table = np.zeros((len(keys), len(length)))
-    iterations = rank.iterations
-    measured = np.zeros(len(length), np.bool_)
+    ends = np.nan_to_num(rank.steps.end / 1e6)
+    length = np.maximum(np.diff(ends[rows]), 0.0)
+    length[iterations.index - 1] = np.maximum(np.nan_to_num(iterations.length), 0.0)
+    whole_step = np.zeros(len(length), np.bool_)
+    whole_step[iterations.index - 1] = True
+    evaluated = ~whole_step & (np.diff(rows) > 1)
+    table, measured = _recorded(rank, length)
+    total = float(table.sum())
+    usual = table.sum(axis=1) / total if total > 0 else np.eye(len(keys))[keys.index(BETWEEN)]
+    training = np.where(evaluated, np.minimum(length, float(np.median(iterations.length))), length)
+    table[:, ~measured] = usual[:, None] * training[~measured]
+    attempt = np.searchsorted(np.asarray(rank.attempts.breaks, np.int64), rows, side="right")
+    # rows that are neither are steps that are not judged
+    keep = (whole_step | evaluated) & (attempt[1:] == attempt[:-1]) & (np.arange(1, len(rows)) >= policy.WARM_UP_STEPS)
+    beside = np.where(evaluated, length - training, 0.0)  # evaluation, and what surrounds it
+    after = max(rank.end - float(ends[rows[-1]]), 0.0) if rank.slices[EVALUATION] > 0 else 0.0
+    share = min(rank.slices[EVALUATION] / max(float(beside.sum()) + after, 1e-12), 1.0)
+    table[keys.index(EVALUATION)] += beside * share
+    table[keys.index(OUTSIDE)] += beside * (1 - share)
+    last = np.zeros((len(keys), 1))
+    last[keys.index(EVALUATION)] = after * share
+    index = np.append(np.flatnonzero(keep) + 1, AFTER)
+    return index, np.concatenate([table[:, keep], last], axis=1)
+
+
+def _recorded(rank: Rank, length: Floats) -> tuple[Floats, Mask]:
+    """Return the recorded parts of each row, cut to its length, and which rows have any."""
+    iterations, keys = rank.iterations, row_keys()
+    table, measured = np.zeros((len(keys), len(length))), np.zeros(len(length), np.bool_)
     place = iterations.index[iterations.known] - 1
     for number, key in enumerate(parts.iteration_keys()):
         table[number, place] = np.maximum(np.nan_to_num(iterations.of(key)[iterations.known]), 0.0)
@@ -87,20 +129,4 @@ def _of_rank(rank: Rank) -> Floats:
     spent = table.sum(axis=0)
     table *= np.where(spent > length, length / np.maximum(spent, 1e-12), 1.0)
     table[keys.index(BETWEEN)] = np.where(measured, np.maximum(length - table.sum(axis=0), 0.0), 0.0)
-    whole = float(table.sum())
-    usual = table.sum(axis=1) / whole if whole > 0 else np.eye(len(keys))[keys.index(BETWEEN)]
-    training = length.copy()
-    interrupted = np.ones(len(length), np.bool_)  # by evaluation
-    interrupted[iterations.index - 1] = False
-    training[interrupted] = np.minimum(length[interrupted], float(np.median(iterations.length)))
-    table[:, ~measured] = usual[:, None] * training[~measured]
-    beside = length - training  # evaluation, and what surrounds it
-    after = max(rank.end - ends[rows[-1]], 0.0) if rank.slices[EVALUATION] > 0 else 0.0
-    share = min(rank.slices[EVALUATION] / max(float(beside.sum()) + after, 1e-12), 1.0)
-    table[keys.index(EVALUATION)] += beside * share
-    table[keys.index(OUTSIDE)] += beside * (1 - share)
-    attempt = np.searchsorted(np.asarray(rank.attempts.breaks, np.int64), rows, side="right")
-    keep = (attempt[1:] == attempt[:-1]) & (np.arange(1, len(rows)) >= policy.WARM_UP_STEPS)
-    last = np.zeros((len(keys), 1))
-    last[keys.index(EVALUATION)] = after * share
-    return np.concatenate([table[:, keep], last], axis=1)
+    return table, measured

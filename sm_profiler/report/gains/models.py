@@ -12,7 +12,6 @@ from sm_profiler.report.classes import Class
 from sm_profiler.report.gains.claim import Claim
 from sm_profiler.report.gains.loader_queue import fetch_times, simulated_wait
 from sm_profiler.report.gains.loop_table import BETWEEN, EVALUATION, LoopTable
-from sm_profiler.report.job_metrics import Rank
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.judges.ranks import MEETINGS
 from sm_profiler.report.judges.workers import Workers, workers_of
@@ -29,11 +28,15 @@ def claim_of(finding: Finding, context: JudgeContext, table: LoopTable) -> Claim
     return claim if claim is not None else _lost_share(finding, table)
 
 
+def lost_share(finding: Finding) -> float:
+    """Return the finding's share of the time, from 0 to 1 even for damaged data."""
+    return min(max(float(np.nan_to_num(finding.share_of_time)), 0.0), 1.0)
+
+
 def _lost_share(finding: Finding, table: LoopTable, from_parts: tuple[str, ...] = ()) -> Claim:
     """Return the finding's own share of the time, as far as its confidence goes."""
     low, value = policy.UNMODELLED[finding.confidence]
-    share = min(max(float(np.nan_to_num(finding.share_of_time)), 0.0), 1.0)
-    return Claim(table.length * share * value, low / value, 1 / value, from_parts)
+    return Claim(table.length * lost_share(finding) * value, low / value, 1 / value, from_parts)
 
 
 def _input(_: Finding, context: JudgeContext, table: LoopTable) -> Claim | None:
@@ -93,17 +96,8 @@ def _sync(_: Finding, __: JudgeContext, table: LoopTable) -> Claim:
 
 def _collections(_: Finding, context: JudgeContext, table: LoopTable) -> Claim:
     """Leave a rare full collection."""
-    seconds = np.mean([_rows(rank.iterations.gc, rank, table) for rank in context.ranks], axis=0)
+    seconds = np.mean([table.placed(rank.iterations.index, rank.iterations.gc) for rank in context.ranks], axis=0)
     return Claim(seconds * policy.GC_SAVED, policy.GC_SAVED_LEAST / policy.GC_SAVED, policy.GC_UNSEEN / policy.GC_SAVED)
-
-
-def _rows(values: Floats, rank: Rank, table: LoopTable) -> Floats:
-    """Return values of a rank's iterations at the rows of the table."""
-    found = np.zeros(len(table.length))
-    place = rank.iterations.index - int(policy.WARM_UP_STEPS)
-    inside = (place >= 0) & (place < table.steps)
-    np.add.at(found, place[inside], np.maximum(np.nan_to_num(values[inside]), 0.0))
-    return found
 
 
 def _stalls(_: Finding, context: JudgeContext, table: LoopTable) -> Claim | None:
@@ -116,7 +110,7 @@ def _stalls(_: Finding, context: JudgeContext, table: LoopTable) -> Claim | None
     beyond = np.where(stalls.long, np.maximum(iterations.length - usual, 0.0), 0.0)
     where = (stalls.where,) if stalls.where not in ("", parts.UNKNOWN) else ()
     least, value = policy.EXCESS_SAVED_LEAST, policy.EXCESS_SAVED
-    return Claim(_rows(beyond, rank, table) * value, least / value, 1 / value, where)
+    return Claim(table.placed(iterations.index, beyond) * value, least / value, 1 / value, where)
 
 
 def _evaluation(_: Finding, __: JudgeContext, table: LoopTable) -> Claim:
@@ -158,19 +152,20 @@ def _straggler(finding: Finding, context: JudgeContext, table: LoopTable) -> Cla
     saved = np.minimum(np.maximum(now - work.max(axis=0), 0.0), now + meet.min(axis=0))
     length = float(ranks[slow].iterations.length[:count].sum())
     share = float(saved.sum()) / length if length > 0 else 0.0
-    whole = np.zeros(len(table.length))
-    place = ranks[slow].iterations.index[:count] - int(policy.WARM_UP_STEPS)
-    inside = (place >= 0) & (place < table.steps)
-    whole[place[inside]] = saved[inside]
+    whole = table.placed(ranks[slow].iterations.index[:count], saved)
     total = float(whole.sum())
     if total <= 0 or share <= 0:
         return None
-    recorded = min(max(finding.share_of_time / share, 0.5), 1.5)
+    recorded = min(max(lost_share(finding) / share, 0.5), 1.5)
     return Claim(whole, min(recorded, 1.0), max(recorded, 1.0))
 
 
 def _host(finding: Finding, _: JudgeContext, table: LoopTable) -> Claim:
     return _lost_share(finding, table, COMPUTING)
+
+
+def _own_phase(finding: Finding, _: JudgeContext, table: LoopTable) -> Claim:
+    return _lost_share(finding, table, (parts.DECLARED,))
 
 
 def _communication(finding: Finding, _: JudgeContext, table: LoopTable) -> Claim:
@@ -187,6 +182,7 @@ MODELS: dict[Class, Model] = {
     Class.OPTIMIZER_BOUND: _optimizer,
     Class.STRAGGLER: _straggler,
     Class.HOST_BOUND: _host,
+    Class.USER_PHASE: _own_phase,
     Class.COMMUNICATION_BOUND: _communication,
 }
 WITHOUT_TIME = frozenset({Class.MEMORY_GROWTH})  # what these cost is not time
