@@ -7,12 +7,13 @@ import sys
 from argparse import ArgumentParser, Namespace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from sm_profiler.cli.arguments import SOURCE_HELP, newest_run, read_json
 from sm_profiler.cli.command import BAD, DONE
+from sm_profiler.errors import SourceError
 from sm_profiler.printable import printable
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class Command:
 
         parameters = read_json(options.parameters) if options.parameters else None
         prices = read_json(options.prices) if options.prices else None
+        if not options.follow and is_trace_source(options.source):
+            return report_on_traces(options, prices)
         where = newest_run(options.source, running=options.follow)
         build = partial(
             build_report,
@@ -82,6 +85,28 @@ class Command:
         print_summary(report, page)
         kind = report.verdict.kind
         return BAD if options.fail_on and not kind.is_healthy and kind.value != "INCONCLUSIVE" else DONE
+
+
+def is_trace_source(where: str) -> bool:
+    """Return whether a source holds traces of torch.profiler and no profile; a bucket is not searched for them in vain."""
+    from sm_profiler.report.gpu.discovery import holds_only_traces
+
+    return holds_only_traces(where)
+
+
+def report_on_traces(options: Namespace, prices: dict[str, Any] | None) -> int:
+    """Report on a file, folder or prefix of torch.profiler's traces."""
+    from sm_profiler.report import JobInfo
+    from sm_profiler.report.gpu import report_traces
+
+    report = report_traces(options.source, JobInfo(instance_type=options.instance_type, prices=prices))
+    lost = report.quality["lost"]
+    if options.strict and lost:
+        raise SourceError(f"{printable(options.source)}: {lost} records could not be read")
+    page = write(report, options.out or default_folder(report.metrics.name))
+    print_summary(report, page)
+    kind = report.verdict.kind
+    return BAD if options.fail_on and not kind.is_healthy and kind.value != "INCONCLUSIVE" else DONE
 
 
 def follow(where: str, build: Callable[..., Report], *, strict: bool, out: str | None) -> tuple[ProfileSource, Report]:

@@ -30,6 +30,9 @@ class Class(str, Enum):
     GC_OUT_OF_PHASE = "GC_OUT_OF_PHASE", "Ranks collect garbage at different steps"
     COMMUNICATION_BOUND = "COMMUNICATION_BOUND", "Busy communicating"
     UNBALANCED_GPUS = "UNBALANCED_GPUS", "GPUs used unevenly"
+    TRANSFER_BOUND = "TRANSFER_BOUND", "Waiting for copies to and from the device"
+    TENSOR_CORES_UNUSED = "TENSOR_CORES_UNUSED", "Tensor cores unused"
+    MEMORY_BANDWIDTH_BOUND = "MEMORY_BANDWIDTH_BOUND", "Limited by the GPU's memory bandwidth"
     INCONCLUSIVE = "INCONCLUSIVE", "Not enough data to judge"
 
     def __new__(cls, code: str, label: str) -> Class:  # noqa: PYI034 - Self needs Python 3.11

@@ -189,6 +189,7 @@ class Report:
         cost: estimated cost of the lost time; None if the instance type is unknown.
         source: location of the profile.
         generated: time at which the report was made.
+        gpu_traces: what traces of torch.profiler show of each rank; see `report.gpu.tables`.
     """
 
     metrics: JobMetrics
@@ -199,6 +200,7 @@ class Report:
     cost: dict[str, Any] | None = None
     source: str = ""
     generated: str = ""
+    gpu_traces: tuple[dict[str, Any], ...] = ()
 
     @property
     def profiling_cost(self) -> str:
@@ -223,4 +225,5 @@ class Report:
             "broken_rules": self.broken,
             "data_quality": self.quality,
             "cost": self.cost,
+            "gpu_traces": list(self.gpu_traces),
         }

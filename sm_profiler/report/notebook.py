@@ -41,6 +41,8 @@ def _plain(text: str) -> str:
 def _cells(report: Report) -> list[tuple[str, str]]:
     main = report.verdict.main
     source = json.dumps(clean(report.source))
+    if report.gpu_traces and not report.metrics.ranks:
+        return _cells_of_traces(report, source)
     return [
         ("markdown", f"# {_plain(report.metrics.name)}\n\n**{main.kind.value}**: {_plain(main.headline)} {_plain(gain_sentence(main.gain))}\n\n**Next step:** {_plain(main.next_step)}"),
         ("markdown", "This notebook reads the profile again and redraws the sections of the report. Change and extend it as you like."),
@@ -68,3 +70,20 @@ def _cells(report: Report) -> list[tuple[str, str]]:
         ("markdown", "## Data quality"),
         ("code", "print(report.quality['sentence'])\npd.DataFrame(report.quality['rows'])"),
     ]  # fmt: skip
+
+
+def _cells_of_traces(report: Report, source: str) -> list[tuple[str, str]]:
+    main = report.verdict.main
+    tables = (
+        ("Time of each GPU", "temporal_breakdown()"), ("Idle time by reason", "idle_breakdown()"), ("Kernels", "kernels(20)"),
+        ("Operators and lines", "operators().head(20)"), ("Waits for the GPU", "synchronizations().head(20)"),
+        ("Communication", "communication()"), ("Copies", "memory_bandwidth()"), ("Queues of launches", "queue_length()"),
+        ("Critical path", 'critical_path().groupby(["rank", "kind"])["duration_us"].sum().to_frame()'),
+    )  # fmt: skip
+    cells = [
+        ("markdown", f"# {_plain(report.metrics.name)}\n\n**{main.kind.value}**: {_plain(main.headline)} {_plain(gain_sentence(main.gain))}\n\n**Next step:** {_plain(main.next_step)}"),
+        ("code", f"from sm_profiler.analysis.gpu import GpuTraces\n\ngpu = GpuTraces({source})"),
+    ]  # fmt: skip
+    for title, call in tables:
+        cells += [("markdown", f"## {title}"), ("code", f"gpu.{call}")]
+    return cells

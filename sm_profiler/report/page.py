@@ -13,6 +13,8 @@ import jinja2
 from markupsafe import Markup
 
 from sm_profiler._version import __version__
+from sm_profiler.report.blocks import Section
+from sm_profiler.report.gpu import section as gpu_section
 from sm_profiler.report.model import Report
 from sm_profiler.report.parts import COLOURS
 from sm_profiler.report.sections import build_sections
@@ -34,11 +36,19 @@ def render_html(report: Report) -> str:
         not_judged=report.verdict.not_judged,
         pictures=pictures(report),
         tiles=glance(report),
-        sections=build_sections(report.metrics, report.rules, report.broken),
+        sections=_sections(report),
         timeline=timeline(report.metrics),
         quality=report.quality,
         cost=report.cost,
     )
+
+
+def _sections(report: Report) -> list[Section]:
+    """Return the sections on traces, if there are any, and those on the profile, unless there are traces only."""
+    of_traces = gpu_section.sections(report.gpu_traces)
+    if of_traces and not report.rules and not report.metrics.ranks:
+        return of_traces
+    return [*of_traces, *build_sections(report.metrics, report.rules, report.broken)]
 
 
 def render_page(template: str, *, script: str = "", **content: Any) -> str:

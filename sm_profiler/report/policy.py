@@ -187,6 +187,28 @@ UNMODELLED: dict[str, tuple[float, float]] = {  # confidence → least and usual
     "low": (T(0.25, "as for high confidence, where the cause is one of several"), 0.6),
 }
 
+# Traces of torch.profiler. Shares of the time from the first kernel to the last.
+TRACE_LAUNCHES = T(200, "fewer launches are a fraction of a step, which may be unusual")
+TRACE_KERNELS = T(20, "fewer kernels are not a step of any training")
+TRACE_SYNC = T(0.10, "waits for the device are avoidable nearly always; a tenth is worth the change")
+TRACE_LAUNCH = T(0.25, "the host is a little late in most healthy jobs: at the start of a step, in the optimizer")
+TRACE_EXPOSED = T(0.15, "the last bucket of gradients is always exposed, which takes some percent")
+TRACE_COPIES = T(0.10, "a batch copied from pinned memory ahead of its step is hidden completely")
+TRACE_PLAIN = T(0.25, "tensor cores make these kernels two to eight times as fast; below, little of the step is won")
+TRACE_ELEMENTWISE = T(0.35, "activations, norms and copies cost a third of a usual transformer without fusion")
+TRACE_LAST = T(0.6, "of the collectives; of two equal ranks each comes last to half of them")
+# Part of the lost share that the advised repair saves: at least, probably, at most.
+TRACE_REPAIRED = {
+    Class.INPUT_BOUND: (0.7, 0.9, 1.0),
+    Class.SYNC_BOUND: (0.5, 0.8, 1.0),
+    Class.HOST_BOUND: (0.4, 0.65, 0.9),
+    Class.COMMUNICATION_BOUND: (0.3, 0.55, 0.8),
+    Class.TRANSFER_BOUND: (0.5, 0.8, 1.0),
+    Class.TENSOR_CORES_UNUSED: (0.4, 0.55, 0.75),
+    Class.MEMORY_BANDWIDTH_BOUND: (0.3, 0.5, 0.7),
+    Class.STRAGGLER: (0.7, 0.9, 1.0),
+}
+
 # Money.
 HALF_EMPTY = T(45.0, "percent; the next smaller instance has about half of everything, so all use must stay below half")
 
@@ -198,6 +220,7 @@ PRECEDENCE: tuple[tuple[Class, ...], ...] = (
         Class.OPTIMIZER_BOUND, Class.EVALUATION_BOUND, Class.INITIALIZATION_BOUND, Class.STEP_OUTLIERS, Class.STRAGGLER,
         Class.MOVING_STRAGGLER, Class.GC_OUT_OF_PHASE, Class.COMMUNICATION_BOUND, Class.UNBALANCED_GPUS, Class.MEMORY_GROWTH,
         Class.CHECKPOINTING, Class.LOGGING,
+        Class.TRANSFER_BOUND, Class.TENSOR_CORES_UNUSED, Class.MEMORY_BANDWIDTH_BOUND,
     ),
     (Class.COMPUTE_BOUND,),
     (Class.BALANCED,),

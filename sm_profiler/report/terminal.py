@@ -10,6 +10,7 @@ from sm_profiler.printable import printable
 from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, in_unit, percent
 from sm_profiler.report.gains import gain_sentence
+from sm_profiler.report.gpu.section import parts_of as gpu_parts
 from sm_profiler.report.model import Evidence, Finding, Report
 from sm_profiler.report.parts import COLOURS
 from sm_profiler.report.slices import loop_slices
@@ -80,16 +81,21 @@ def _wrap(text: str, width: int) -> list[str]:
 
 def _bar(report: Report, width: int, *, colour: bool) -> list[str]:
     """Return where the loop's time goes, as one line of blocks or letters and its legend."""
-    slices = loop_slices(report.metrics.ranks)
+    slices = [
+        (one.share, one.part.colour, one.part.letter, f"{one.label.lower()} {one.value}" if one.is_named else "")
+        for one in loop_slices(report.metrics.ranks)
+    ] or [
+        (share, part.colour, part.letter, f"{part.label[:1].lower()}{part.label[1:]} {percent(share)}")
+        for part, share in gpu_parts(report.gpu_traces)
+    ]  # fmt: skip
     if not slices:
         return []
     drawn, legend = "", []
-    for one in slices:
-        cells, ansi = round(one.share * (width - 4)), COLOURS[one.part.colour].ansi
-        drawn += f"\x1b[{ansi}m{'█' * cells}\x1b[0m" if colour else one.part.letter * cells
-        if one.is_named:
-            label = f"{one.label.lower()} {one.value}"
-            key = f"\x1b[{ansi}m■\x1b[0m" if colour else one.part.letter
+    for share, name, letter, label in slices:
+        cells, ansi = round(share * (width - 4)), COLOURS[name].ansi
+        drawn += f"\x1b[{ansi}m{'█' * cells}\x1b[0m" if colour else letter * cells
+        if label:
+            key = f"\x1b[{ansi}m■\x1b[0m" if colour else letter
             legend.append((f"{key} {label}", len(label) + 2))
     lines, line, used = [f"  {drawn}"], "  ", 2
     for entry, columns in legend:

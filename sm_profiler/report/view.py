@@ -12,6 +12,7 @@ from sm_profiler.report.charts import ChartPart
 from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, in_unit, percent, plural, size
 from sm_profiler.report.gains import gain_sentence
+from sm_profiler.report.gpu import section as gpu_section
 from sm_profiler.report.job_metrics import JobMetrics, Rank
 from sm_profiler.report.judges.judge_context import mean_or_none
 from sm_profiler.report.model import Finding, Report
@@ -60,7 +61,7 @@ def pictures(report: Report) -> list[Picture]:
     metrics, kind = report.metrics, report.verdict.kind
     loop = loop_bar(metrics.ranks, "Where the training loop's time goes")
     if loop is None:
-        return _usage(metrics)
+        return gpu_section.pictures(report.gpu_traces) or _usage(metrics)
     draw = _EVIDENCE.get(kind)
     extra = draw(metrics) if draw else []
     return [*extra, loop] if kind is Class.INITIALIZATION_BOUND else [loop, *extra]
@@ -161,6 +162,8 @@ _EVIDENCE: dict[Class, Callable[[JobMetrics], list[Picture]]] = {
 def glance(report: Report) -> list[tuple[str, str, str]]:
     """Return the tiles: label, value, note."""
     metrics = report.metrics
+    if report.gpu_traces and not metrics.ranks:
+        return gpu_section.tiles(report.gpu_traces)
     length = duration(metrics.duration) if metrics.duration else "unknown"
     tiles = [("Duration", length, "still running" if metrics.running else "")]
     speed = metrics.steps_per_second

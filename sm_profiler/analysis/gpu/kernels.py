@@ -17,7 +17,7 @@ _COMMUNICATION = re.compile(
 )
 _MEMORY = re.compile(r"^(Memcpy|Memset|dma|CopyHostToDevice|CopyDeviceToHost|__amd_rocclr_(copy|fill)Buffer)")
 _MATMUL = re.compile(
-    r"gemm|matmul|cutlass|cublas|xmma|wgrad|dgrad|fprop|implicit_convolve|convolve|flash|fmha|attention|Cijk_|mma_",
+    r"gemm|matmul|cutlass|cublas|xmma|(?<![a-z])wgrad|(?<![a-z])dgrad|fprop|implicit_convolve|convolve|flash|fmha|attention|Cijk_|mma_",
     re.IGNORECASE,
 )
 # Names of kernels that use tensor cores (NVIDIA) or matrix cores (AMD): instruction shapes and the half precisions of the

@@ -1,0 +1,258 @@
+"""Findings of traces of torch.profiler, each with its lines and its gain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+import numpy as np
+
+from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
+from sm_profiler.report import policy
+from sm_profiler.report.classes import Class
+from sm_profiler.report.formatting import percent
+from sm_profiler.report.gpu.measure import CodeLine, RankTime
+from sm_profiler.report.model import Evidence, Finding, Gain, Interval, Location, Verdict
+
+_TIER = {kind: tier for tier, kinds in enumerate(policy.PRECEDENCE) for kind in kinds}
+MAX_LOCATIONS = 5
+
+
+def decide_traces(ranks: Sequence[RankTime], gpu: GpuTraces) -> Verdict:
+    """Return the verdict on some ranks' traces."""
+    findings = [finding for judge in _JUDGES if (finding := judge(ranks)) is not None]
+    late = _straggler(ranks, gpu)
+    findings += [late] if late is not None else []
+    if all(finding.kind.is_healthy for finding in findings):
+        findings = [_healthy(ranks)]
+    findings.sort(key=lambda finding: (_TIER[finding.kind], -finding.share_of_time))
+    findings = _with_gains(findings, ranks, len(gpu.steps()) / max(len(gpu.ranks), 1))
+    missing = []
+    if not any(line.file for rank in ranks for lines in rank.lines.values() for line in lines):
+        missing.append(("lines of code", "the traces hold no Python stacks; record them with with_stack=True"))
+    return Verdict(findings[0], tuple(findings[1:]), tuple(missing))
+
+
+def _mean(ranks: Sequence[RankTime], of: Callable[[RankTime], float]) -> float:
+    return float(np.mean([rank.share(of(rank)) for rank in ranks])) if ranks else 0.0
+
+
+def _confidence(ranks: Sequence[RankTime], share: float, threshold: float) -> str:
+    enough = min(rank.launches for rank in ranks) >= policy.TRACE_LAUNCHES
+    return "high" if enough and share >= policy.CLEARLY * threshold else "medium" if enough else "low"
+
+
+def _where(ranks: Sequence[RankTime], cause: str) -> tuple[Location, ...]:
+    """Return the lines of Python that cost most, over all ranks."""
+    spent: dict[tuple[str, int, str], float] = {}
+    for line in _lines(ranks, cause):
+        if line.file:
+            key = line.file, line.line, line.function
+            spent[key] = spent.get(key, 0.0) + line.us
+    whole = sum(line.us for line in _lines(ranks, cause)) or 1.0
+    ordered = sorted(spent.items(), key=lambda item: (-item[1], item[0]))[:MAX_LOCATIONS]
+    return tuple(Location(*key, us / whole) for key, us in ordered)
+
+
+def _lines(ranks: Sequence[RankTime], cause: str) -> list[CodeLine]:
+    return [line for rank in ranks for line in rank.lines.get(cause, ())]
+
+
+def _names(ranks: Sequence[RankTime], cause: str) -> str:
+    """Return the most expensive operators or kernels, as text."""
+    spent: dict[str, float] = {}
+    for line in _lines(ranks, cause):
+        spent[line.name] = spent.get(line.name, 0.0) + line.us
+    ordered = sorted((name for name in spent if name), key=lambda name: (-spent[name], name))
+    return ", ".join(name[:80] for name in ordered[:3])
+
+
+def _evidence(ranks: Sequence[RankTime], name: str, share: float, threshold: float, cause: str) -> tuple[Evidence, ...]:
+    found = [Evidence(name, round(share, 4), threshold, unit="share")]
+    names = _names(ranks, cause)
+    return (*found, Evidence("most of it in", names)) if names else tuple(found)
+
+
+def _input(ranks: Sequence[RankTime]) -> Finding | None:
+    share = _mean(ranks, lambda rank: rank.idle_input)
+    if share < policy.INPUT_WAIT:
+        return None
+    return Finding(
+        Class.INPUT_BOUND,
+        f"The GPU is idle {percent(share)} of the time while the host loads the next batch.",
+        _evidence(ranks, "GPU idle during data loading", share, policy.INPUT_WAIT, "input"),
+        "Load batches ahead: more num_workers, a larger prefetch_factor, pin_memory=True and non_blocking copies.",
+        share, confidence=_confidence(ranks, share, policy.INPUT_WAIT), where=_where(ranks, "input"),
+    )  # fmt: skip
+
+
+def _sync(ranks: Sequence[RankTime]) -> Finding | None:
+    share = _mean(ranks, lambda rank: rank.idle_sync)
+    if share < policy.TRACE_SYNC:
+        return None
+    names = _names(ranks, "sync") or "a synchronization"
+    return Finding(
+        Class.SYNC_BOUND,
+        f"The GPU is idle {percent(share)} of the time because the host had waited for it ({names}) and could not launch ahead.",
+        _evidence(ranks, "GPU idle after the host waited for it", share, policy.TRACE_SYNC, "sync"),
+        "Remove the waits from the loop: read losses and metrics (.item(), .cpu(), print) every 50th step, copy with "
+        "non_blocking=True from pinned memory, and avoid torch.cuda.synchronize() and shapes that depend on data.",
+        share, confidence=_confidence(ranks, share, policy.TRACE_SYNC), where=_where(ranks, "sync"),
+    )  # fmt: skip
+
+
+def _launch(ranks: Sequence[RankTime]) -> Finding | None:
+    share = _mean(ranks, lambda rank: rank.idle_launch)
+    if share < policy.TRACE_LAUNCH:
+        return None
+    short = float(np.mean([rank.short for rank in ranks]))
+    evidence = _evidence(ranks, "GPU idle while the host launches", share, policy.TRACE_LAUNCH, "launch")
+    return Finding(
+        Class.HOST_BOUND,
+        f"The GPU is idle {percent(share)} of the time because the host launches kernels too slowly.",
+        (*evidence, Evidence("kernels shorter than their launch", round(short, 4), unit="share")),
+        "Launch fewer, larger kernels: torch.compile (mode='reduce-overhead' for CUDA graphs), a larger batch, fused and "
+        "foreach optimizers. Check that the launching thread is not slowed down by other Python code or few CPU cores.",
+        share, confidence=_confidence(ranks, share, policy.TRACE_LAUNCH), where=_where(ranks, "launch"),
+    )  # fmt: skip
+
+
+def _start(ranks: Sequence[RankTime]) -> Finding | None:
+    share = _mean(ranks, lambda rank: rank.idle_once)
+    if share < policy.INITIALIZATION:
+        return None
+    return Finding(
+        Class.INITIALIZATION_BOUND,
+        f"The GPU is idle {percent(share)} of the recorded time in a few very long gaps: first calls that load libraries, "
+        "choose algorithms or compile.",
+        _evidence(ranks, "GPU idle in a few long gaps", share, policy.INITIALIZATION, "once"),
+        "Record steps of the running loop: torch.profiler.schedule(wait=5, warmup=3, active=5). If the gaps come back there, "
+        "look at what runs at their lines.",
+        share, confidence=_confidence(ranks, share, policy.INITIALIZATION), where=_where(ranks, "once"),
+    )  # fmt: skip
+
+
+def _communication(ranks: Sequence[RankTime]) -> Finding | None:
+    share = _mean(ranks, lambda rank: rank.exposed_communication)
+    if share < policy.TRACE_EXPOSED:
+        return None
+    return Finding(
+        Class.COMMUNICATION_BOUND,
+        f"Communication that nothing hides takes {percent(share)} of the time.",
+        _evidence(ranks, "communication without computation", share, policy.TRACE_EXPOSED, "communication"),
+        "Overlap it with computation: larger or smaller DDP buckets (bucket_cap_mb), FSDP with backward prefetch, gradient "
+        "accumulation with no_sync(), gradients in bf16. Check first that no rank comes late and that the network is the "
+        "one you pay for (EFA).",
+        share, confidence=_confidence(ranks, share, policy.TRACE_EXPOSED), where=_where(ranks, "communication"),
+    )  # fmt: skip
+
+
+def _copies(ranks: Sequence[RankTime]) -> Finding | None:
+    share = _mean(ranks, lambda rank: rank.exposed_copies)
+    if share < policy.TRACE_COPIES:
+        return None
+    pageable = sum(rank.pageable for rank in ranks) > 0
+    evidence = _evidence(ranks, "copies while nothing else runs", share, policy.TRACE_COPIES, "copies")
+    first = "Pin the host's memory (pin_memory=True) and copy" if pageable else "Copy"
+    return Finding(
+        Class.TRANSFER_BOUND,
+        f"Copies that nothing hides take {percent(share)} of the GPU's time.",
+        (*evidence, Evidence("copies between host and device", sum(rank.copies for rank in ranks))),
+        f"{first} with non_blocking=True on a stream of its own while the previous batch computes; join small copies, and keep "
+        "on the device what does not change.",
+        share, confidence=_confidence(ranks, share, policy.TRACE_COPIES), where=_where(ranks, "copies"),
+    )  # fmt: skip
+
+
+def _tensor_cores(ranks: Sequence[RankTime]) -> Finding | None:
+    able = [rank for rank in ranks if rank.has_tensor_cores]
+    share = _mean(able, lambda rank: rank.matmul_plain)
+    if share < policy.TRACE_PLAIN:
+        return None
+    return Finding(
+        Class.TENSOR_CORES_UNUSED,
+        f"Matrix products without tensor cores take {percent(share)} of the time.",
+        _evidence(able, "matrix products without tensor cores", share, policy.TRACE_PLAIN, "plain"),
+        "Use mixed precision (torch.autocast with bfloat16, or float16 with a GradScaler on older GPUs), or at least "
+        "torch.set_float32_matmul_precision('high'); keep sizes multiples of 8.",
+        share, confidence=_confidence(able, share, policy.TRACE_PLAIN), where=_where(able, "plain"),
+    )  # fmt: skip
+
+
+def _elementwise(ranks: Sequence[RankTime]) -> Finding | None:
+    share = _mean(ranks, lambda rank: rank.elementwise)
+    if share < policy.TRACE_ELEMENTWISE:
+        return None
+    return Finding(
+        Class.MEMORY_BANDWIDTH_BOUND,
+        f"Kernels that only read and write memory, element by element, take {percent(share)} of the time.",
+        _evidence(ranks, "elementwise kernels", share, policy.TRACE_ELEMENTWISE, "elementwise"),
+        "Fuse them: torch.compile, fused implementations (scaled_dot_product_attention, fused optimizers and norms), in-place "
+        "operations, channels_last, and half precision, which halves the bytes.",
+        share, confidence=_confidence(ranks, share, policy.TRACE_ELEMENTWISE), where=_where(ranks, "elementwise"),
+    )  # fmt: skip
+
+
+_JUDGES: tuple[Callable[[Sequence[RankTime]], Finding | None], ...] = (
+    _input, _sync, _start, _launch, _communication, _copies, _tensor_cores, _elementwise,
+)  # fmt: skip
+
+
+def _straggler(ranks: Sequence[RankTime], gpu: GpuTraces) -> Finding | None:
+    if len(ranks) < 2:  # noqa: PLR2004 - a single rank has none to wait for
+        return None
+    table = gpu.stragglers()
+    if table.empty or not table["collectives"].max():
+        return None
+    total = float(np.mean([rank.total for rank in ranks])) or 1.0
+    worst = max(table.to_dict("records"), key=lambda row: float(row["late_us"]))
+    share, last = float(worst["late_us"]) / total, float(worst["share_last"])
+    if share < policy.STRAGGLER or last < policy.TRACE_LAST:
+        return None
+    rank = int(worst["rank"])
+    return Finding(
+        Class.STRAGGLER,
+        f"Rank {rank} comes last to most collectives; the others wait for it {percent(share)} of the time.",
+        (
+            Evidence("time the others wait for it", round(share, 4), policy.STRAGGLER, f"rank {rank}", "share"),
+            Evidence("collectives it came last to", round(last, 4), policy.TRACE_LAST, unit="share"),
+        ),
+        "Compare its batches, its host and its GPU with the others': uneven sequence lengths, a busy CPU, a throttled GPU.",
+        share, confidence=_confidence(ranks, share, policy.STRAGGLER),
+    )  # fmt: skip
+
+
+def _healthy(ranks: Sequence[RankTime]) -> Finding:
+    compute = _mean(ranks, lambda rank: rank.compute)
+    busy = compute >= policy.COMPUTE / 100
+    evidence = [Evidence("a computation runs", round(compute, 4), policy.COMPUTE / 100, unit="share", held="good from")]
+    names = _names(ranks, "compute")
+    if names:
+        evidence.append(Evidence("most of it in", names))
+    return Finding(
+        Class.COMPUTE_BOUND if busy else Class.BALANCED,
+        f"The GPU computes {percent(compute)} of the time, and no single cause takes the rest.",
+        tuple(evidence),
+        "To go faster, compute less or in lower precision, fuse kernels with torch.compile, or use a faster GPU.",
+        0.0, confidence=_confidence(ranks, 1.0, 0.0), where=_where(ranks, "compute"),
+    )  # fmt: skip
+
+
+def _with_gains(findings: Sequence[Finding], ranks: Sequence[RankTime], steps: float) -> list[Finding]:
+    """Return findings with their gains: no two claim the same time, and together they leave what computes."""
+    left, found = float(policy.GAIN_MOST), []
+    total_s = float(np.mean([rank.total for rank in ranks])) / 1e6 if ranks else 0.0
+    for finding in findings:
+        if finding.kind not in policy.TRACE_REPAIRED:  # healthy, or paid once
+            found.append(finding)
+            continue
+        low, value, high = (
+            min(finding.share_of_time * float(part), left) for part in policy.TRACE_REPAIRED[finding.kind]
+        )
+        left -= value
+        share = Interval(low, value, high)
+        seconds = Interval(*(one * total_s for one in (low, value, high)))
+        per_step = Interval(*(one / max(steps, 1) for one in attrs.astuple(seconds)))  # unmarked steps count as one
+        speedup = Interval(*(1 / (1 - one) for one in (low, value, high)))
+        found.append(attrs.evolve(finding, gain=Gain(per_step, share, speedup, seconds=seconds)))
+    return found

@@ -1,0 +1,295 @@
+"""Division of each rank's recorded time by what to do about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import pandas as pd
+
+from sm_profiler.analysis.gpu import nesting
+from sm_profiler.analysis.gpu.breakdown import of_kind
+from sm_profiler.analysis.gpu.callers import BLOCKING_US, Callers, frame_of, names_of
+from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
+from sm_profiler.analysis.gpu.kernels import (
+    COMMUNICATION,
+    COMPUTATION,
+    MEMORY,
+    is_elementwise,
+    is_matmul,
+    kind_of,
+    uses_tensor_cores,
+)
+from sm_profiler.analysis.gpu.launches import launch_rows
+from sm_profiler.analysis.gpu.nesting import Numbers
+from sm_profiler.analysis.gpu.steps import step_rows
+from sm_profiler.formats.columns import Floats, Mask
+from sm_profiler.formats.kineto_reader import (
+    ANNOTATION,
+    KERNEL,
+    MEMCPY,
+    MEMSET,
+    OPERATOR,
+    RUNTIME,
+    KinetoColumns,
+    KinetoTrace,
+)
+
+TOP = 10  # kernels, operators and lines listed of each rank
+MAX_LINES = 5
+# A gap of this share of the trace, and so many times as long as the usual one, is no habit of the loop.
+ONCE_SHARE, ONCE_TIMES = 0.2, 100
+ONCE_MOST = 3
+_LOADING = re.compile(r"DataLoader|data_?loading|next_batch|load_batch|fetch_data", re.IGNORECASE)
+_TENSOR_CORES_SINCE = 7  # compute capability of the first NVIDIA GPUs with tensor cores
+
+
+@attrs.frozen
+class CodeLine:
+    """A line of Python and the time that it costs.
+
+    Attributes:
+        file, line, function: the line; "" and 0 if the trace has no stacks.
+        name: the operator, call or kernel.
+        us: time, microseconds.
+    """
+
+    name: str
+    us: float
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+
+@attrs.frozen(eq=False)
+class RankTime:
+    """The recorded time of one rank, in microseconds.
+
+    Attributes:
+        rank: its rank.
+        device: name of the GPU; "" if unknown.
+        total: from the first kernel to the last.
+        compute: a computation ran.
+        exposed_communication: communication ran, and no computation.
+        exposed_copies: only copies ran.
+        idle_input, idle_sync, idle_once, idle_launch, idle_queued: nothing ran; the host loaded data, had waited for the
+            device, was busy in a few very long gaps, launched too slowly, or had launched already.
+        matmul, matmul_plain: kernels that multiply matrices, and those of them without tensor cores.
+        elementwise: kernels that compute element by element.
+        has_tensor_cores: the device has tensor or matrix cores.
+        pageable: copies from or to pageable memory.
+        copies: number of copies between host and device.
+        launches: number of launches.
+        short: share of the launches whose kernel is shorter than the call.
+        lines: cause (`input`, `sync`, `once`, `launch`, `communication`, `copies`, `plain`, `elementwise`, `compute`) → what
+            costs most of it.
+    """
+
+    rank: int
+    device: str
+    total: float
+    compute: float
+    exposed_communication: float
+    exposed_copies: float
+    idle_input: float
+    idle_sync: float
+    idle_once: float
+    idle_launch: float
+    idle_queued: float
+    matmul: float
+    matmul_plain: float
+    elementwise: float
+    has_tensor_cores: bool
+    pageable: float
+    copies: int
+    launches: int
+    short: float
+    lines: dict[str, tuple[CodeLine, ...]]
+
+    @property
+    def idle(self) -> float:
+        """Time in which nothing ran on the device."""
+        return self.idle_input + self.idle_sync + self.idle_once + self.idle_launch + self.idle_queued
+
+    def share(self, value: float) -> float:
+        """Return a time as a share of the recorded time."""
+        return value / self.total if self.total > 0 else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the object of report.json."""
+        found: dict[str, Any] = {"rank": self.rank, "device": self.device}
+        names = (
+            "total", "compute", "exposed_communication", "exposed_copies", "idle_input", "idle_sync", "idle_once", "idle_launch",
+            "idle_queued", "matmul", "matmul_plain", "elementwise", "pageable",
+        )  # fmt: skip
+        found |= {f"{name}_us": round(float(getattr(self, name)), 3) for name in names}
+        found |= {"copies": self.copies, "launches": self.launches, "short_kernels": round(self.short, 4)}
+        found["lines"] = {cause: [attrs.asdict(line) for line in lines] for cause, lines in self.lines.items()}
+        return found
+
+
+def measure(gpu: GpuTraces) -> tuple[RankTime, ...]:
+    """Measure every rank whose trace holds kernels."""
+    return tuple(
+        measure_rank(rank, trace, gpu.callers(rank)) for rank, trace in gpu.ranks.items() if trace.events.on_device.any()
+    )  # fmt: skip
+
+
+def measure_rank(rank: int, trace: KinetoTrace, callers: Callers) -> RankTime:
+    """Measure one rank."""
+    events = trace.events
+    rows = np.flatnonzero(events.on_device)
+    device = events[rows]
+    launch = launch_rows(events, device)
+    kinds = np.array([kind_of(name) for name in device.name.values] or [""], object)  # noqa: PD011 - not a pandas object
+    copying = np.isin(device.category, (MEMCPY, MEMSET))
+    kind = np.where(copying, MEMORY, kinds[device.name.codes])
+    compute, communication = of_kind(device, COMPUTATION), of_kind(device, COMMUNICATION)
+    busy_start, busy_end = nesting.union(device.start_us, device.end_us)
+    busy, whole = float((busy_end - busy_start).sum()), float(busy_end[-1] - busy_start[0])
+    computing = float((compute[1] - compute[0]).sum())
+    length = float((communication[1] - communication[0]).sum())
+    exposed = length - nesting.intersection(communication, compute)
+    idle, lines = _idle(events, callers, device, launch, (busy_start, busy_end))
+    time = device.duration_us
+    matmul = _marked(device, is_matmul)
+    plain = matmul & ~_marked(device, uses_tensor_cores)
+    elementwise = _marked(device, is_elementwise)
+    lines |= {
+        cause: _lines(events, callers, (rows[chosen], launch[chosen]), time[chosen])
+        for cause, chosen in (
+            ("communication", kind == COMMUNICATION),
+            ("copies", kind == MEMORY),
+            ("plain", plain),
+            ("elementwise", elementwise),
+            ("compute", kind == COMPUTATION),
+        )
+    }
+    names = np.array(device.name.values, object)[device.name.codes]
+    between = copying & np.array(["HtoD" in name or "DtoH" in name for name in names], np.bool_)
+    pageable = copying & np.array(["Pageable" in name for name in names], np.bool_)
+    known = launch >= 0
+    short = time[known] < events.duration_us[launch[known]]
+    properties = trace.device_properties
+    return RankTime(
+        rank, str(properties[0].get("name", "")) if properties else "", whole, computing, exposed,
+        max(busy - computing - exposed, 0.0), *idle, float(time[matmul].sum()), float(time[plain].sum()),
+        float(time[elementwise].sum()), _has_tensor_cores(properties), float(time[pageable].sum()), int(between.sum()),
+        int(known.sum()), float(short.mean()) if len(short) else 0.0, lines,
+    )  # fmt: skip
+
+
+def _has_tensor_cores(properties: list[Any]) -> bool:
+    major = properties[0].get("computeMajor") if properties else None
+    return isinstance(major, int) and major >= _TENSOR_CORES_SINCE
+
+
+def _marked(device: KinetoColumns, wanted: Callable[[str], bool]) -> Mask:
+    found: Mask = (device.category == KERNEL) & device.name.mask(wanted)
+    return found
+
+
+def _idle(
+    events: KinetoColumns, callers: Callers, device: KinetoColumns, launch: Numbers, busy: tuple[Floats, Floats]
+) -> tuple[tuple[float, float, float, float, float], dict[str, tuple[CodeLine, ...]]]:
+    """Divide the gaps of the device by what the host did in them.
+
+    Returns:
+        Idle time with data loading, after a wait for the device, in a few very long gaps, while launching, and of kernels
+        launched before; and the lines of the first four.
+    """
+    start, end = busy[1][:-1], busy[0][1:]
+    first = np.searchsorted(device.start_us, end, "left")  # the kernel that ends each gap
+    launched = np.where(launch[first] >= 0, events.start_us[launch[first]], np.inf)
+    gap = end - start
+    is_queued = launched <= start
+    loading = np.flatnonzero(
+        np.isin(events.category, (ANNOTATION, OPERATOR)) & events.name.mask(lambda name: _LOADING.search(name) is not None)
+    )  # fmt: skip
+    of_loading = nesting.covered(start, end, nesting.union(events.start_us[loading], events.end_us[loading]))
+    waits = np.flatnonzero(
+        (events.category == RUNTIME) & (events.duration_us >= BLOCKING_US)
+        & events.name.mask(lambda name: name.endswith("Synchronize"))
+    )  # fmt: skip
+    waits = waits[np.argsort(events.end_us[waits], kind="stable")]
+    after = np.searchsorted(events.end_us[waits], start, "left")
+    # the host returned from its wait in the gap: it could not launch ahead
+    waited = (
+        (after < len(waits)) & (events.end_us[waits[np.minimum(after, max(len(waits) - 1, 0))]] <= end)
+        if len(waits)
+        else gap < 0
+    )
+    host = np.where(is_queued, 0.0, gap)
+    input_us = np.minimum(of_loading, host)
+    sync_us = np.where(waited, host - input_us, 0.0)
+    launch_us = host - input_us - sync_us
+    lines = {"input": _loading_lines(events, callers, loading, start, end)}
+    if len(waits):
+        rows = waits[np.minimum(after, len(waits) - 1)]
+        rows = rows[waited]
+        named = np.where((outer := callers.outermost(rows)) >= 0, outer, rows)
+        lines["sync"] = _sum_lines(events, named, callers.frames(rows), sync_us[waited])
+    rows = launch[first]
+    lines["launch"] = _sum_lines(events, callers.operators(rows), callers.frames(rows), launch_us)
+    once = _once(gap, float(busy[1][-1] - busy[0][0]), len(np.unique(events.name.codes[step_rows(events)])))
+    lines["once"] = _sum_lines(events, callers.operators(rows[once]), callers.frames(rows[once]), launch_us[once])
+    queued = float(gap[is_queued].sum())
+    start_up = float(launch_us[once].sum())
+    return (float(input_us.sum()), float(sync_us.sum()), start_up, float(launch_us.sum()) - start_up, queued), lines
+
+
+def _once(gap: Floats, whole: float, steps: int) -> Mask:
+    """Return which gaps are no habit of the loop: very long ones, fewer than steps, and few in any case."""
+    order = np.argsort(gap)
+    usual = float(np.median(gap[order[:-1]])) if len(gap) > 1 else 0.0
+    long: Mask = (gap > ONCE_SHARE * whole) & (gap > ONCE_TIMES * usual)
+    return long if long.sum() <= ONCE_MOST and (steps <= 1 or long.sum() < steps) else np.zeros(len(gap), np.bool_)
+
+
+def _loading_lines(
+    events: KinetoColumns, callers: Callers, loading: Numbers, start: Floats, end: Floats
+) -> tuple[CodeLine, ...]:
+    gaps = nesting.union(start, end)
+    spent = nesting.covered(events.start_us[loading], events.end_us[loading], gaps)
+    return _sum_lines(events, loading, callers.frames(loading), spent)
+
+
+def _lines(
+    events: KinetoColumns, callers: Callers, rows: tuple[Numbers, Numbers], time: Floats
+) -> tuple[CodeLine, ...]:
+    """Sum up the times of kernels by what launched them; by their names if the trace does not hold the launches."""
+    kernels, launches = rows
+    found = _sum_lines(events, callers.operators(launches), callers.frames(launches), time)
+    if any(line.name for line in found):
+        return found
+    names = pd.Series(time).groupby(np.array(names_of(events, kernels), object)).sum()
+    return tuple(
+        CodeLine(str(name), float(us)) for name, us in names.sort_values(ascending=False).head(MAX_LINES).items()
+    )
+
+
+def _sum_lines(events: KinetoColumns, named: Numbers, frames: Numbers, time: Floats) -> tuple[CodeLine, ...]:
+    """Sum up times by name and line of Python, the most expensive first.
+
+    Args:
+        events: all events.
+        named: row of the event that gives each time its name, -1 for none.
+        frames: row of the Python function around it, -1 for none.
+        time: microseconds.
+    """
+    table = pd.DataFrame({"name": _codes(events, named), "frame": _codes(events, frames), "us": time})
+    names, found = events.name.values, []  # noqa: PD011 - not a pandas object
+    sums: pd.Series[float] = table.groupby(["name", "frame"])["us"].sum()
+    for key, us in sums.nlargest(MAX_LINES).items():
+        name, at = key if isinstance(key, tuple) else (-1, -1)
+        line = frame_of(names[at]) if at >= 0 else None
+        if us > 0:
+            found.append(CodeLine(names[name] if name >= 0 else "", float(us), *(attrs.astuple(line) if line else ())))
+    return tuple(found)
+
+
+def _codes(events: KinetoColumns, rows: Numbers) -> Numbers:
+    return np.where(rows >= 0, events.name.codes[rows], -1) if len(events) else rows

@@ -1,0 +1,221 @@
+"""The page's content about traces of torch.profiler, from report.json's `gpu_traces`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from sm_profiler.report import charts
+from sm_profiler.report.blocks import Picture, Section, Table
+from sm_profiler.report.charts import ChartPart
+from sm_profiler.report.formatting import duration, percent, plural
+from sm_profiler.report.svg import shorten
+
+MAX_RANKS = 12  # with bars and tables of their own
+_LONGEST = 100  # characters of a kernel's name
+
+Trace = Mapping[str, Any]
+
+
+@attrs.frozen
+class GpuPart:
+    """A part of a GPU's time.
+
+    Attributes:
+        key: its key in `gpu_traces`.
+        label: name in charts.
+        colour: a key of COLOURS.
+        letter: its letter in a terminal without colours.
+    """
+
+    key: str
+    label: str
+    colour: str
+    letter: str
+
+
+PARTS = (
+    GpuPart("compute_us", "Computing", "blue", "C"),
+    GpuPart("exposed_communication_us", "Only communicating", "violet", "N"),
+    GpuPart("exposed_copies_us", "Only copying", "teal", "M"),
+    GpuPart("idle_input_us", "Idle: data loading", "amber", "W"),
+    GpuPart("idle_sync_us", "Idle: after a wait for the GPU", "rose", "S"),
+    GpuPart("idle_once_us", "Idle: a few long gaps", "pale", "1"),
+    GpuPart("idle_launch_us", "Idle: slow launches", "sky", "L"),
+    GpuPart("idle_queued_us", "Idle: queued work", "grey", "."),
+)
+
+
+def parts_of(traces: Sequence[Trace]) -> list[tuple[GpuPart, float]]:
+    """Return each part of the GPUs' time and its share, averaged over ranks; parts without time are left out."""
+    shares = [(part, float(np.mean([_share(trace, part.key) for trace in traces]))) for part in PARTS if traces]
+    return [(part, share) for part, share in shares if share > 0]
+
+
+def pictures(traces: Sequence[Trace]) -> list[Picture]:
+    """Draw the time of all GPUs, and of each rank if there are several."""
+    if not traces:
+        return []
+    drawn = [
+        _bar(traces, "Where the GPU's time goes" if len(traces) == 1 else "Where the GPUs' time goes", legend=True)
+    ]
+    if len(traces) > 1:
+        drawn += [_bar([trace], f"Rank {trace['rank']}") for trace in traces[:MAX_RANKS]]
+    return drawn
+
+
+def tiles(traces: Sequence[Trace]) -> list[tuple[str, str, str]]:
+    """Return the tiles of the job at a glance: label, value, note."""
+    if not traces:
+        return []
+    total = float(np.mean([trace["total_us"] for trace in traces])) / 1e6
+    devices = sorted({str(trace["device"]) for trace in traces if trace["device"]})
+    computing = float(np.mean([_share(trace, "compute_us") for trace in traces]))
+    found = [
+        ("Recorded", duration(total), f"{plural(len(traces), 'rank')}"),
+        ("Computing", percent(computing), "of the recorded time"),
+        ("Launches", f"{sum(int(trace['launches']) for trace in traces):,}", ""),
+    ]
+    arithmetic = [row for trace in traces for row in trace["flops"]]
+    known = [float(row["mfu"]) for row in arithmetic if row["mfu"] is not None and np.isfinite(row["mfu"])]
+    if known:
+        found.append(("FLOPs utilization", percent(float(np.mean(known))), "of the matrix products, MFU"))
+    return [*found, ("GPU", shorten(", ".join(devices), 60), "")] if devices else found
+
+
+def sections(traces: Sequence[Trace]) -> list[Section]:
+    """Return the sections: time, kernels and operators, waits, communication and copies."""
+    if not traces:
+        return []
+    shown = traces[:MAX_RANKS]
+    note = (f"{len(traces) - MAX_RANKS} more ranks are in report.json.",) if len(traces) > MAX_RANKS else ()
+    return [
+        Section("gpu-time", "GPU time", (*_time_sentences(traces), *note), (_time_table(shown),)),
+        Section("gpu-kernels", "Kernels and operators", _kernel_sentences(traces), _kernel_tables(shown)),
+        _waits(shown), _communication(shown), _copies(shown),
+    ]  # fmt: skip
+
+
+def _share(trace: Trace, key: str) -> float:
+    return float(trace[key]) / float(trace["total_us"]) if trace["total_us"] else 0.0
+
+
+def _bar(traces: Sequence[Trace], title: str, *, legend: bool = False) -> Picture:
+    shares = parts_of(traces)
+    drawn = [ChartPart(part.label, share, part.colour) for part, share in shares]
+    entries = tuple((part.label, part.colour, f"{percent(share)}|") for part, share in shares) if legend else ()
+    return Picture(charts.bar(drawn, title), title, entries, "bar" if legend else "bar thin")
+
+
+def _us(value: Any) -> str:
+    return duration(float(value) / 1e6)
+
+
+def _time_sentences(traces: Sequence[Trace]) -> tuple[str, ...]:
+    path: dict[str, float] = {}
+    for trace in traces:
+        for kind, us in trace["critical_path_us"].items():
+            path[kind] = path.get(kind, 0.0) + float(us)
+    whole = sum(path.values())
+    if not whole:
+        return ()
+    ordered = sorted(path.items(), key=lambda item: -item[1])[:3]
+    named = ", ".join(f"{percent(us / whole)} {kind}" for kind, us in ordered)
+    return (f"Critical path, the chain of work that sets the length: {named}.",)
+
+
+def _time_table(traces: Sequence[Trace]) -> Table:
+    shown = [part for part in PARTS if any(trace[part.key] for trace in traces)]
+    rows = tuple(
+        (f"rank {trace['rank']}", _us(trace["total_us"]), *(percent(_share(trace, part.key)) for part in shown))
+        for trace in traces
+    )  # fmt: skip
+    return Table(("", "Recorded", *(part.label for part in shown)), rows)
+
+
+def _kernel_sentences(traces: Sequence[Trace]) -> tuple[str, ...]:
+    short = float(np.mean([trace["short_kernels"] for trace in traces]))
+    plain = float(np.mean([_share(trace, "matmul_plain_us") for trace in traces]))
+    products = float(np.mean([_share(trace, "matmul_us") for trace in traces]))
+    return (
+        f"{percent(short)} of the kernels are shorter than the call that launches them.",
+        f"Matrix products take {percent(products)} of the time, {percent(plain)} without tensor cores.",
+    )
+
+
+def _kernel_tables(traces: Sequence[Trace]) -> tuple[Table, ...]:
+    kernels = tuple(
+        (
+            shorten(str(row["name"]), _LONGEST), f"rank {trace['rank']}", str(row["kind"]), f"{row['count']:,}", _us(row["sum_us"]),
+            _us(row["mean_us"]), percent(float(row["share"])),
+        )
+        for trace in traces for row in trace["kernels"]
+    )  # fmt: skip
+    operators = tuple(
+        (
+            shorten(str(row["operator"] or "unknown"), _LONGEST), f"rank {trace['rank']}", _place(row), f"{row['kernels']:,}",
+            _us(row["device_us"]), percent(float(row["share"])),
+        )
+        for trace in traces for row in trace["operators"]
+    )  # fmt: skip
+    return (
+        Table(("Kernel", "", "Kind", "Count", "Time", "Mean", "Share"), kernels),
+        Table(("Operator that launches", "", "Where", "Kernels", "GPU time", "Share"), operators),
+    )
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    if row["file"]:
+        return shorten(f"{row['file']}:{row['line']}", 60)
+    return shorten(str(row.get("module") or row.get("annotation") or row.get("caller") or ""), 60)
+
+
+def _waits(traces: Sequence[Trace]) -> Section:
+    rows = tuple(
+        (
+            shorten(str(row["call"]), _LONGEST), f"rank {trace['rank']}", shorten(str(row["operator"]), 60), _place(row),
+            f"{row['count']:,}", _us(row["host_us"]), _us(row["idle_after_us"]),
+        )
+        for trace in traces for row in trace["synchronizations"]
+    )  # fmt: skip
+    title = "Waits for the GPU"
+    if not rows:
+        return Section("gpu-waits", title, missing="The host never waited for the GPU for more than 5 µs.")
+    head = ("Call", "", "Operator", "Where", "Count", "Host waits", "GPU idle afterwards")
+    return Section("gpu-waits", title, tables=(Table(head, rows),))
+
+
+def _communication(traces: Sequence[Trace]) -> Section:
+    rows = tuple(
+        (
+            f"{row['operation']} {row['group']}".strip(), f"rank {trace['rank']}", f"{row['count']:,}", _us(row["sum_us"]),
+            _us(row["exposed_us"]), _number(row["bus_gbps"], "GB/s"),
+        )
+        for trace in traces for row in trace["communication"]
+    )  # fmt: skip
+    title = "Communication"
+    if not rows:
+        return Section("gpu-communication", title, missing="No collectives were recorded.")
+    head = ("Collective", "", "Count", "Time", "Exposed", "Bus bandwidth")
+    return Section("gpu-communication", title, tables=(Table(head, rows),))
+
+
+def _copies(traces: Sequence[Trace]) -> Section:
+    rows = tuple(
+        (
+            str(row["direction"]) + (" (pageable)" if row["pageable"] else ""), f"rank {trace['rank']}", f"{row['count']:,}",
+            _number(float(row["bytes"]) / 1e6, "MB"), _us(row["sum_us"]), _number(row["gbps"], "GB/s"),
+        )
+        for trace in traces for row in trace["copies"]
+    )  # fmt: skip
+    title = "Copies"
+    if not rows:
+        return Section("gpu-copies", title, missing="No copies were recorded.")
+    return Section("gpu-copies", title, tables=(Table(("Direction", "", "Count", "Size", "Time", "Bandwidth"), rows),))
+
+
+def _number(value: Any, unit: str) -> str:
+    return f"{float(value):,.3g} {unit}" if value is not None and np.isfinite(float(value)) and value > 0 else "unknown"

@@ -1,0 +1,44 @@
+"""Content of report.json's `gpu_traces`: one object a rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from sm_profiler.analysis.gpu import breakdown, callers, collectives, copies, flops, launches
+from sm_profiler.analysis.gpu.critical_path import critical_path
+from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
+from sm_profiler.report.gpu.measure import TOP, RankTime
+
+
+def describe(gpu: GpuTraces, time: RankTime) -> dict[str, Any]:
+    """Return the object of one rank: its time by cause, and the most expensive rows of each table."""
+    trace = gpu.ranks[time.rank]
+    events, calling = trace.events, gpu.callers(time.rank)
+    path = critical_path(events).groupby("kind")["duration_us"].sum()
+    found = time.as_dict()
+    found["critical_path_us"] = {str(kind): round(float(us), 3) for kind, us in path.items()}
+    tables = {
+        "idle": breakdown.idle(events),
+        "kernels": breakdown.kernels(events).head(TOP),
+        "operators": callers.operators(events, calling).head(TOP),
+        "synchronizations": callers.synchronizations(events, calling).head(TOP),
+        "communication": collectives.communication(trace).head(TOP),
+        "copies": copies.memory_bandwidth(events),
+        "queues": launches.queue_summary(events),
+        "flops": flops.flops(trace),
+    }
+    return found | {name: _rows(table) for name, table in tables.items()}
+
+
+def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(key): _plain(value) for key, value in row.items()} for row in table.to_dict("records")]
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it, floats rounded to six digits."""
+    if isinstance(value, str | bool):
+        return value
+    number = float(value)
+    return int(number) if number.is_integer() else float(f"{number:.6g}")
