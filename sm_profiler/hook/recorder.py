@@ -216,6 +216,12 @@ class Recorder:
 
 
 def memory() -> dict[str, Any]:
-    """Return resident and peak memory of this process in bytes."""
+    """Return resident and peak memory of this process in bytes, its CPU seconds and its page faults from disk so far."""
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
-    return {"resident_bytes": resident, "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "resident_bytes": resident,
+        "peak_bytes": usage.ru_maxrss * 1024,
+        "cpu_s": round(usage.ru_utime + usage.ru_stime, 3),
+        "major_faults": usage.ru_majflt,
+    }

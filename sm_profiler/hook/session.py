@@ -20,6 +20,7 @@ from sm_profiler.formats.layout import source_name
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.hook import settings
 from sm_profiler.hook.adapter import FrameworkAdapter
+from sm_profiler.hook.birth import birth
 from sm_profiler.hook.collector import Collector, overrides
 from sm_profiler.hook.guard import Guard
 from sm_profiler.hook.kernel_clock import kernel_clock
@@ -90,6 +91,7 @@ class Session(StepObserver):
         self._batch_sizes: set[int] = set()
         self._started_us = 0
         self._loaded_us = self.timebase.now_us()  # the framework has been imported
+        self._birth = birth(self._loaded_us)
         self._may_be_helper = parent_process() is not None
         self.adapter = make_adapter(self)
         self.schedule.configure(profile.collectors)
@@ -400,6 +402,8 @@ class Session(StepObserver):
             "node": self.node,
             "rank": self.rank,
             "pid": os.getpid(),
+            "container_us": self._birth.container_us,
+            "process_us": self._birth.process_us,
             "loaded_us": self._loaded_us,
             "start_us": self._started_us,
             "clock_offset_us": clock and clock.offset_us,
@@ -411,6 +415,7 @@ class Session(StepObserver):
             "batch_size": next(iter(self._batch_sizes)) if len(self._batch_sizes) == 1 else None,
             "instance_type": read_resources().instance_type,
             "memory_total": memory_total(),
+            "shared_mounts": self._birth.shared_mounts,
         }
 
 

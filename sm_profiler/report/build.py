@@ -20,6 +20,7 @@ from sm_profiler.report.record_fold import RecordFold
 from sm_profiler.report.sample_fold import SampleFold
 from sm_profiler.report.step_fold import StepFold
 from sm_profiler.report.system_fold import SystemFold
+from sm_profiler.report.usage_fold import UsageFold
 from sm_profiler.report.verdict import decide
 from sm_profiler.rules import Following, RuleResults, run_rules
 from sm_profiler.rules.profiler_report import one_line
@@ -37,12 +38,14 @@ class JobInfo:
         instance_type: such as `ml.g5.xlarge`; default: from the hook's metadata.
         finished: the job is over; default: from the source's end markers.
         prices: instance type → dollars an hour, instead of the built-in table.
+        description: the response of DescribeTrainingJob, for the parts of the start that the profile does not contain.
     """
 
     name: str | None = None
     instance_type: str | None = None
     finished: bool | None = None
     prices: Mapping[str, float] | None = None
+    description: Mapping[str, Any] | None = None
 
 
 @attrs.define
@@ -54,6 +57,7 @@ class MetricFolds:
     memory: MemoryFold = attrs.field(factory=MemoryFold)
     records: RecordFold = attrs.field(factory=RecordFold)
     samples: SampleFold = attrs.field(factory=SampleFold)
+    usage: UsageFold = attrs.field(factory=UsageFold)
 
     def all(self) -> list[Any]:
         """Return the folds for `run_rules(extra_folds=…)`."""
@@ -96,6 +100,8 @@ class MetricFolds:
             memory=result(self.memory),
             records=result(self.records),
             samples=result(self.samples),
+            usage=result(self.usage),
+            description=job.description if job.description is not None else getattr(source, "description", None),
         )
 
 

@@ -32,6 +32,7 @@ from sm_profiler.report.step_fold import (
     each_process,
 )
 from sm_profiler.report.system_fold import SystemSeries
+from sm_profiler.report.usage_fold import Usage
 
 
 @attrs.frozen(eq=False)
@@ -148,6 +149,8 @@ class JobMetrics:
         batch_size: samples a step, if known.
         records: phase of `event_names.RECORDED` → its occurrences; a phase that was not recorded is absent.
         samples: Python stacks of the training processes.
+        usage: process → its CPU time and page faults over time.
+        description: the response of DescribeTrainingJob; empty if unknown.
     """
 
     name: str
@@ -166,6 +169,8 @@ class JobMetrics:
     batch_size: int | None = None
     records: Mapping[str, Records] = attrs.field(factory=dict)
     samples: Samples = attrs.field(factory=Samples)
+    usage: Mapping[str, Usage] = attrs.field(factory=dict)
+    description: Mapping[str, Any] = attrs.field(factory=dict)
 
     @property
     def duration(self) -> float:
@@ -360,6 +365,8 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
     memory: dict[str, tuple[Floats, Floats]] | None = None,
     records: Mapping[str, Records] | None = None,
     samples: Samples | None = None,
+    usage: Mapping[str, Usage] | None = None,
+    description: Mapping[str, Any] | None = None,
 ) -> JobMetrics:
     """Compute the metrics of a job from the results of the folds."""
     summary, processes = join_successors(summary, metadata)
@@ -393,5 +400,5 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
     return JobMetrics(
         name, start, end, running, tuple(nodes), ranks, gpus, system, summary.loader,
         max(overheads, default=None), instance_type, metadata, memory or {}, _batch_size(metadata),
-        records or {}, samples or Samples(),
+        records or {}, samples or Samples(), usage or {}, description or {},
     )  # fmt: skip

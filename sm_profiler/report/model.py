@@ -9,6 +9,7 @@ import attrs
 
 from sm_profiler.report.classes import Class
 from sm_profiler.report.job_metrics import JobMetrics
+from sm_profiler.report.startup import start_parts
 
 SCHEMA_VERSION = "1.0"
 
@@ -218,7 +219,7 @@ class Report:
             "schema_version": SCHEMA_VERSION,
             "generated": self.generated,
             "source": self.source,
-            "job": self.metrics.as_dict(),
+            "job": {**self.metrics.as_dict(), "startup": [part.as_dict() for part in start_parts(self.metrics)]},
             "verdict": self.verdict.as_dict(),
             "profiling_cost": self.profiling_cost,
             "rules": self.rules,

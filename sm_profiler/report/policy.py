@@ -105,6 +105,8 @@ INIT_LOADING_S = T(
 INIT_DEVICE_S = T(6.0, "CUDA context, NCCL and cuDNN start within some seconds")
 INIT_MODEL_S = T(2.0, "after the import, building a model and opening a dataset")
 INITIALIZATION = T(0.25, "a quarter of the paid time before the first step")
+START_PART = T(0.4, "of the start; a part this large is the one to repair first")
+START_PART_SHOWN = T(0.05, "of the start; smaller parts do not matter")
 INIT_WEIGHT = T(0.5, "a start is paid once and a slow loop with every epoch: the start leads only if twice as large")
 
 # Memory.

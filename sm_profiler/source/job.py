@@ -39,7 +39,15 @@ def profiler_output(name: str, *, region: str | None = None, client: Any = None)
     Raises:
         SourceError: there is no such job, or it is not profiled.
     """
-    job = describe(name, region=region, client=client)
+    return output_of(describe(name, region=region, client=client), name)
+
+
+def output_of(job: dict[str, Any], name: str) -> str:
+    """Return the s3:// URI of the `profiler-output` of a described training job.
+
+    Raises:
+        SourceError: it is not profiled.
+    """
     path = (job.get("ProfilerConfig") or {}).get("S3OutputPath")
     if not path:
         # A job launched with the agent has its configuration in its environment, and its output next to its model.

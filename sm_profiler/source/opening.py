@@ -45,8 +45,13 @@ def open_source(  # noqa: PLR0913 - keyword arguments, one an independent choice
         SourceError: it does not exist, cannot be reached, or holds no profiler data.
     """
     options = Options(strict, cache, memory_limit, processes, progress)
-    storage = _storage(where, client) if isinstance(where, (str, os.PathLike)) else where
+    description = None
+    if isinstance(where, str) and _JOB_NAME.fullmatch(where) and not Path(where).exists():
+        storage, description = _of_job(where, client)
+    else:
+        storage = _storage(where, client) if isinstance(where, (str, os.PathLike)) else where
     source = ProfileSource(storage, options)
+    source.description = description
     if source.files or source.other_files:
         return source
     if isinstance(where, (str, os.PathLike)) and not storage.uri.rstrip("/").endswith(OUTPUT):
@@ -62,18 +67,20 @@ def _storage(where: str | os.PathLike[str], client: Any) -> Storage:
     text = os.fspath(where)
     if "://" not in text and Path(text).is_file():
         raise SourceError(f"{text} is a file, not a folder of profiler output")
-    if isinstance(where, str) and _JOB_NAME.fullmatch(text) and not Path(text).exists():
-        from sm_profiler.source.job import profiler_output  # noqa: PLC0415 - boto3 takes a third of a second to load
-
-        try:
-            place = profiler_output(
-                text, region=os.environ.get("AWS_REGION") or None
-            )  # boto3 reads AWS_DEFAULT_REGION only
-        except SourceError as error:
-            if type(error.__cause__).__name__ != "NoRegionError":  # botocore's, not imported for its name
-                raise
-            raise SourceError(
-                f"there is no folder {text}; to look up a training job of that name, set a region (AWS_REGION)"
-            ) from error
-        return open_storage(place, client=client)
     return open_storage(text, client=client)
+
+
+def _of_job(name: str, client: Any) -> tuple[Storage, dict[str, Any]]:
+    """Return the profiler output of a training job, and the job's description."""
+    from sm_profiler.source.job import describe, output_of  # noqa: PLC0415 - boto3 takes a third of a second to load
+
+    try:
+        job = describe(name, region=os.environ.get("AWS_REGION") or None)  # boto3 reads AWS_DEFAULT_REGION only
+        place = output_of(job, name)
+    except SourceError as error:
+        if type(error.__cause__).__name__ != "NoRegionError":  # botocore's, not imported for its name
+            raise
+        raise SourceError(
+            f"there is no folder {name}; to look up a training job of that name, set a region (AWS_REGION)"
+        ) from error
+    return open_storage(place, client=client), job

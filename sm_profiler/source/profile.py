@@ -79,7 +79,13 @@ class Options:
 
 
 class ProfileSource:
-    """The profiler output of one job; `open_source` opens it."""
+    """The profiler output of one job; `open_source` opens it.
+
+    Attributes:
+        description: the response of DescribeTrainingJob if the source was opened by the name of a training job.
+    """
+
+    description: dict[str, Any] | None = None
 
     def __init__(self, storage: Storage, options: Options | None = None) -> None:
         self.storage = storage

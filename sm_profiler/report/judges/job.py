@@ -13,6 +13,7 @@ from sm_profiler.report.formatting import duration, percent, size
 from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.report.judges.judge_context import JudgeContext
 from sm_profiler.report.model import Evidence, Finding
+from sm_profiler.report.startup import ADVICE, before_profile, in_first_steps, largest, start_parts
 
 if TYPE_CHECKING:
     from sm_profiler.formats.columns import Floats
@@ -26,32 +27,54 @@ def start_allowance(metrics: JobMetrics) -> float:
     """
     if metrics.loading is None:
         return policy.INIT_ALLOWANCE_GPU_S if metrics.gpus else policy.INIT_ALLOWANCE_S
-    loading = min(metrics.loading, policy.INIT_LOADING_S)
     device = policy.INIT_DEVICE_S if metrics.gpus else 0.0
-    return loading + max(loading, policy.INIT_MODEL_S) + device
+    return min(metrics.loading, policy.INIT_LOADING_S) + _model_allowance(metrics) + device
+
+
+def _model_allowance(metrics: JobMetrics) -> float:
+    """Return the seconds that building a model, or starting loader workers in the first steps, may take."""
+    return max(min(metrics.loading or 0.0, policy.INIT_LOADING_S), policy.INIT_MODEL_S)
 
 
 def judge_initialization(context: JudgeContext) -> Finding | None:
-    """Find a long time before the first step, compared with the whole job."""
+    """Find a long time before training runs at full speed, compared with the whole job, and name its largest part."""
     metrics = context.metrics
-    before, whole = metrics.initialization, metrics.duration
-    if before is None or whole <= 0:
+    inside, whole = metrics.initialization, metrics.duration
+    if inside is None or whole <= 0:
         return None
-    allowance = start_allowance(metrics)
-    excess = (before - allowance) / whole
+    parts = start_parts(metrics)
+    earlier, imports = before_profile(metrics)
+    first_steps = max(in_first_steps(parts) - _model_allowance(metrics), 0.0)
+    before, whole, allowance = inside + earlier, whole + earlier, start_allowance(metrics) + imports
+    excess = (max(before - allowance, 0.0) + first_steps) / whole
     if excess < policy.INITIALIZATION:
         return None
+    before += first_steps
     share = before / whole
+    main = largest(parts)
+    named = main is not None and main.seconds >= policy.START_PART * before
+    most = f"; most of it is {main.label} ({duration(main.seconds)})" if main is not None and named else ""
+    ready = "Training runs at full speed" if first_steps > 0 else "The first training step starts"
     clear = excess >= policy.CLEARLY * policy.INITIALIZATION and not metrics.running
+    advice = (
+        ADVICE[main.key]
+        if main is not None and named
+        else "Stream the data instead of downloading it first (FastFile mode, FSx), cache what each start prepares again (tokenized "
+        "or decoded data, compiled kernels), and build model and dataset in parallel."
+    )
     return Finding(
         Class.INITIALIZATION_BOUND,
-        f"The first training step starts after {duration(before)}: {percent(share)} of the job is over before it.",
+        f"{ready} after {duration(before)}: {percent(share)} of the job is over before it{most}.",
         (
             Evidence("job time before the first step", round(share, 4), policy.INITIALIZATION, unit="share"),
             Evidence("initialization", round(before, 2), allowance, unit="s"),
+            *(
+                Evidence(part.label, round(part.seconds, 2), unit="s")
+                for part in sorted(parts, key=lambda part: -part.seconds)
+                if part.seconds >= policy.START_PART_SHOWN * before
+            ),
         ),
-        "Stream the data instead of downloading it first (FastFile mode, FSx), cache what each start prepares again (tokenized "
-        "or decoded data, compiled kernels), and build model and dataset in parallel.",
+        advice,
         share,
         of="job",
         confidence="high" if clear else "medium",

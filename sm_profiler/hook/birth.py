@@ -1,0 +1,48 @@
+"""Start of this process and of its container, and the shared file systems that it finds."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import attrs
+
+from sm_profiler.container import OPT_ML
+from sm_profiler.monitor.mounts import shared_mounts
+from sm_profiler.monitor.node_state import PROC, start_time
+
+
+@attrs.frozen
+class Birth:
+    """What was there before the hook.
+
+    Attributes:
+        process_us: start of this process, microseconds since the epoch; None if unknown.
+        container_us: start of the container's first process; None outside a training container.
+        shared_mounts: mount point → type of the file systems that other machines use, too.
+    """
+
+    process_us: int | None = None
+    container_us: int | None = None
+    shared_mounts: dict[str, str] = attrs.field(factory=dict)
+
+
+def birth(now_us: int, proc: Path = PROC, opt_ml: Path = Path(OPT_ML)) -> Birth:
+    """Return the starts of process and container, as far as /proc shows them; never raises.
+
+    Args:
+        now_us: the time now on the clock of the profile.
+        proc: the process file system.
+        opt_ml: the folder that every training container has.
+    """
+    try:
+        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+
+        def started(pid: int) -> int | None:
+            ticks = start_time(pid, proc)
+            return now_us - int(1e6 * (since_boot - int(ticks) / os.sysconf("SC_CLK_TCK"))) if ticks else None
+
+        return Birth(started(os.getpid()), started(1) if opt_ml.is_dir() else None, shared_mounts(proc))
+    except Exception:  # noqa: BLE001 - fail open; the report does without
+        return Birth()

@@ -1,0 +1,168 @@
+"""The start of a job, broken down: from its description, the hook's metadata, and its first steps."""
+
+import datetime as dt
+import json
+import time
+
+import attrs
+import pytest
+from report_helpers import START_S, metrics_of, report_from, training
+
+from sm_profiler.hook.birth import birth
+from sm_profiler.monitor.mounts import is_shared, shared_mounts
+from sm_profiler.report import Class
+from sm_profiler.report.judges import JudgeContext
+from sm_profiler.report.judges.job import judge_initialization
+from sm_profiler.report.startup import before_profile, start_parts
+from sm_profiler.report.write import to_json
+
+SAMPLES = [(tick / 2, 30.0, "algo-1", "cpu", "cpu0", "CPUUtilization") for tick in range(1, 60)]
+
+
+def process(loaded, *, started=None, container=None):
+    """Return the metadata of a process, with times in seconds after START_S."""
+    times = {"loaded_us": loaded, "process_us": started, "container_us": container}
+    micros = {name: (START_S + at) * 1e6 for name, at in times.items() if at is not None}
+    return ({"name": "algo-1-0", "rank": 0, "node": "algo-1", **micros},)
+
+
+def transitions(**lengths):
+    """Return a description whose states follow each other; the training starts at START_S."""
+    at = START_S - sum(lengths.values())
+    rows = []
+    for status, length in (*lengths.items(), ("Training", 100)):
+        start, end = (dt.datetime.fromtimestamp(moment, dt.timezone.utc) for moment in (at, at + length))
+        rows.append({"Status": status, "StartTime": start, "EndTime": end, "StatusMessage": ""})
+        at += length
+    return {"SecondaryStatusTransitions": rows}
+
+
+def seconds(metrics):
+    return {part.key: pytest.approx(part.seconds, abs=0.01) for part in start_parts(metrics)}
+
+
+def test_names_each_part_of_the_start():
+    rows = training(1, at=20.0, forward=4.0) + training(300, at=24.1, number=1)
+    metrics = metrics_of(rows, SAMPLES, metadata=process(8.0, started=5.0))
+    described = transitions(Starting=60, DownloadingTrainingImage=40, Downloading=30)
+    found = seconds(attrs.evolve(metrics, description=described))
+    assert found["instance"] == 60
+    assert found["image"] == 40
+    assert found["download"] == 30
+    assert found["install"] == 5
+    assert found["imports"] == 3
+    assert found["building"] == 12
+    assert found["first_steps"] == pytest.approx(4.08, abs=0.1)
+    report = json.loads(to_json(report_from(rows, SAMPLES, metadata=process(8.0, started=5.0))))
+    assert [part["part"] for part in report["job"]["startup"]] == ["imports", "building", "first_steps"]
+
+
+def test_compilation_is_part_of_the_first_steps():
+    rows = training(1, at=5.0, forward=10.0) + training(300, at=15.1, number=1)
+    rows.append(("sm_profiler/compile", "forward", 5.1, 8.0, "algo-1-0", 0, {}))
+    found = seconds(metrics_of(rows, SAMPLES))
+    assert found["compile"] == 8
+    assert found["first_steps"] == pytest.approx(2.1, abs=0.1)
+
+
+def judged(rows, metadata=(), description=None):
+    metrics = metrics_of(rows, SAMPLES, metadata=metadata)
+    return judge_initialization(JudgeContext(attrs.evolve(metrics, description=description or {}), {}))
+
+
+def test_the_verdict_names_the_largest_part():
+    found = judged(training(300, at=20.0), process(2.0, started=0.5))
+    assert found.kind is Class.INITIALIZATION_BOUND
+    assert "building model and dataset" in found.headline
+    assert any(one.metric.startswith("building") and one.value == 18 for one in found.evidence)
+    assert "index" in found.next_step
+
+
+def test_a_long_download_counts_although_the_profile_begins_later():
+    rows = training(1000, at=4.0)
+    assert judged(rows, process(3.0, started=0.6)) is None
+    found = judged(rows, process(3.0, started=0.6), transitions(Starting=200, Downloading=120))
+    assert "downloading the data" in found.headline
+    assert "FastFile" in found.next_step
+
+
+def test_waiting_for_the_instance_is_shown_but_not_judged():
+    assert judged(training(1000, at=4.0), process(3.0, started=0.6), transitions(Starting=900)) is None
+
+
+def test_packages_installed_before_the_profile_begins_count():
+    metrics = metrics_of(training(1000, at=4.0), SAMPLES, metadata=process(3.0, started=0.2, container=-90.0))
+    earlier, imports = before_profile(metrics)
+    assert earlier == pytest.approx(90.5, abs=0.01)
+    assert imports == pytest.approx(0.3, abs=0.01)
+    found = judge_initialization(JudgeContext(metrics, {}))
+    assert "installing packages" in found.headline
+
+
+def test_a_slow_first_step_counts():
+    rows = training(1, at=3.0, forward=25.0) + training(600, at=28.1, number=1)
+    found = judged(rows, process(2.0, started=0.6))
+    assert "slow first steps" in found.headline
+
+
+def test_usual_first_steps_do_not_count():
+    rows = training(1, at=3.0, forward=1.5) + training(200, at=4.6, number=1)
+    assert judged(rows, process(2.0, started=0.6)) is None
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "text",
+        [None, 7, "Training"],
+        [{"Status": "Downloading", "StartTime": "soon", "EndTime": None}],
+        [{"Status": "Downloading", "StartTime": 10**400, "EndTime": float("nan")}],
+        [{"Status": {"a": 1}, "StartTime": True, "EndTime": -5}],
+        [{"Status": "Downloading", "StartTime": 5000, "EndTime": 4000}],
+    ],
+)
+def test_damaged_descriptions_are_ignored(rows):
+    metrics = metrics_of(training(300, at=4.0), SAMPLES, metadata=process(3.0, started=0.6))
+    described = attrs.evolve(metrics, description={"SecondaryStatusTransitions": rows})
+    assert seconds(described) == seconds(metrics)
+
+
+@pytest.mark.parametrize("value", [None, "x", 10**400, float("nan"), float("inf"), -1, [], True])
+@pytest.mark.parametrize("name", ["loaded_us", "process_us", "container_us"])
+def test_damaged_metadata_is_ignored(name, value):
+    (record,) = process(3.0, started=0.6, container=0.1)
+    metrics = metrics_of(training(300, at=4.0), SAMPLES)
+    for part in start_parts(attrs.evolve(metrics, metadata=({**record, name: value},))):
+        assert 0 < part.seconds < 10
+
+
+def test_the_hook_records_when_its_process_started(tmp_path):
+    now = time.time_ns() // 1000
+    found = birth(now, opt_ml=tmp_path / "none")
+    assert found.container_us is None
+    assert 0 < (now - found.process_us) / 1e6 < 86_400
+    in_container = birth(now, opt_ml=tmp_path)
+    assert in_container.container_us is None or in_container.container_us <= found.process_us
+
+
+def test_an_unreadable_proc_costs_the_birth_only(tmp_path):
+    assert birth(1, proc=tmp_path / "none").process_us is None
+    assert shared_mounts(tmp_path) == {}
+
+
+def test_finds_shared_file_systems(tmp_path):
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "mountinfo").write_text(
+        "27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n"
+        "40 27 0:50 / /opt/ml/input/data/train\\040set rw shared:1 master:2 - nfs4 127.0.0.1:/ rw,vers=4.1\n"
+        "41 27 0:51 / /fsx rw - lustre 10.0.0.1@tcp:/abc rw\n"
+        "42 27 0:52 / /opt/ml/input/data/fast rw - fuse.sagemaker-fastfile x rw\n"
+        "43 27 0:53 / /mnt/ssh rw - fuse.sshfs host:/ rw\n"
+        "broken line\n44 - \n"
+    )
+    assert shared_mounts(tmp_path) == {
+        "/opt/ml/input/data/train set": "nfs4", "/fsx": "lustre", "/opt/ml/input/data/fast": "fuse.sagemaker-fastfile",
+        "/mnt/ssh": "fuse.sshfs",
+    }  # fmt: skip
+    assert not is_shared("overlay", "overlay")
+    assert not is_shared("fuse.lxcfs", "lxcfs")
