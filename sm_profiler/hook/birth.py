@@ -15,7 +15,7 @@ from sm_profiler.monitor.node_state import PROC, start_time
 
 @attrs.frozen
 class Birth:
-    """What was there before the hook.
+    """State of the process and the machine that the hook found.
 
     Attributes:
         process_us: start of this process, microseconds since the epoch; None if unknown.

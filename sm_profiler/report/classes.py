@@ -22,6 +22,8 @@ class Class(str, Enum):
     CHECKPOINTING = "CHECKPOINTING", "Waiting for files to be saved"
     LOGGING = "LOGGING", "Slow logging"
     INITIALIZATION_BOUND = "INITIALIZATION_BOUND", "Slow to start"
+    IDLE = "IDLE", "Nothing happens"
+    FAIL_SLOW = "FAIL_SLOW", "Slower from a moment on"
     EVALUATION_BOUND = "EVALUATION_BOUND", "Mostly evaluating"
     OPTIMIZER_BOUND = "OPTIMIZER_BOUND", "Slow optimizer"
     MEMORY_GROWTH = "MEMORY_GROWTH", "Memory keeps growing"

@@ -25,7 +25,7 @@ class Evidence:
         where: rank or node it was measured at; "" for the whole job.
         unit: `share` (0 to 1), `s`, `ms`, `percent`, `steps`, …; "" for counts and texts.
         held: meaning of the threshold: `limit` (good up to it), `good from`, `used from`, `judged from`, `usually`,
-            `others` (the other ranks' value), `±` (the value's standard error).
+            `others` (the other ranks' value), `before` (the value before a change), `±` (the value's standard error).
     """
 
     metric: str

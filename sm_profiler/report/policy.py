@@ -109,6 +109,32 @@ START_PART = T(0.4, "of the start; a part this large is the one to repair first"
 START_PART_SHOWN = T(0.05, "of the start; smaller parts do not matter")
 INIT_WEIGHT = T(0.5, "a start is paid once and a slow loop with every epoch: the start leads only if twice as large")
 
+# Nothing happens.
+IDLE = T(0.2, "of the job; ends and pauses of a few seconds are part of every job")
+IDLE_CORES = T(0.25, "cores; a thread that works occupies one, a waiting process with its hook a few hundredths")
+PAUSE = T(20, "usual iterations; logging, validation and checkpoints take less, or are recorded by name")
+PAUSE_KNOWN = T(0.5, "of a pause that is recorded as a checkpoint, a compilation or the like, which is its cause then")
+
+# Slower from a moment on.
+CHANGE_BLOCKS = T(60, "blocks of steps whose medians are compared: enough for the test, each without outliers")
+CHANGE_BLOCK_STEPS = T(5, "steps a block; the median of fewer is an outlier too often")
+CHANGE_MIN_BLOCKS = T(16, "with fewer blocks even a clear change may be chance")
+CHANGE_CHANCE = T(
+    1e-4, "probability that some moment looks like this in a steady loop; neighbouring steps resemble each other"
+)
+CHANGE_SIDE = T(0.1, "of the loop on each side of the change; less is a warm-up or an end")
+CHANGE_APART = T(
+    0.95, "of all pairs of an earlier and a later block have the later one longer: a change, not noise that grew"
+)
+SLOWER = T(1.25, "times as long; clocks, caches and neighbours change steps by a tenth")
+SLOWER_BY_OTHERS = T(2.0, "times as long, if others began to use the CPU: the load of a shared machine varies")
+OTHERS_CORES = T(0.5, "cores that others use more than before; daemons wake up for less")
+SLOWDOWN_COST = T(0.08, "share of the loop, as OUTLIER_COST")
+CHANGED = T(1.5, "times as much or as little as before; the usual variation of a system metric stays below")
+CHANGED_CLOCK = T(1.08, "times; clocks vary by a few percent with temperature")
+CHANGED_POINTS = T(10.0, "percentage points, below which a change of use is not worth naming")
+CHANGED_BYTES = T(1e6, "bytes a second; logs and metrics cause less")
+
 # Memory.
 GROWTH_SHARE = T(0.15, "of the memory in use at the start of the loop, gained in the loop after warming up")
 GROWTH_BYTES = T(50e6, "caches, allocator arenas and late imports gain some tens of megabytes in a healthy job")
@@ -218,6 +244,7 @@ HALF_EMPTY = T(45.0, "percent; the next smaller instance has about half of every
 # most: its share of the time, without what other findings explain, times the probability that it is right.
 PRECEDENCE: tuple[tuple[Class, ...], ...] = (
     (
+        Class.IDLE, Class.FAIL_SLOW,
         Class.INPUT_BOUND, Class.SYNC_BOUND, Class.USER_PHASE, Class.HOST_BOUND, Class.GC_BOUND, Class.PERIODIC_STALL,
         Class.OPTIMIZER_BOUND, Class.EVALUATION_BOUND, Class.INITIALIZATION_BOUND, Class.STEP_OUTLIERS, Class.STRAGGLER,
         Class.MOVING_STRAGGLER, Class.GC_OUT_OF_PHASE, Class.COMMUNICATION_BOUND, Class.UNBALANCED_GPUS, Class.MEMORY_GROWTH,
@@ -241,6 +268,11 @@ EXPLAINS: dict[Class, tuple[Class, ...]] = {
     Class.MOVING_STRAGGLER: (
         Class.INPUT_BOUND, Class.COMMUNICATION_BOUND, Class.SYNC_BOUND, Class.OPTIMIZER_BOUND, Class.PERIODIC_STALL,
         Class.STEP_OUTLIERS,
+    ),
+    Class.IDLE: (Class.STEP_OUTLIERS, Class.SYNC_BOUND, Class.PERIODIC_STALL),
+    Class.FAIL_SLOW: (
+        Class.INPUT_BOUND, Class.SYNC_BOUND, Class.OPTIMIZER_BOUND, Class.STEP_OUTLIERS, Class.PERIODIC_STALL,
+        Class.STRAGGLER, Class.MOVING_STRAGGLER,
     ),
     Class.STRAGGLER: (  # the others' waits appear in any part of the step in which ranks meet
         Class.COMMUNICATION_BOUND, Class.SYNC_BOUND, Class.OPTIMIZER_BOUND, Class.PERIODIC_STALL, Class.STEP_OUTLIERS,

@@ -61,7 +61,7 @@ class StartPart:
 
     @property
     def label(self) -> str:
-        """What happens in it."""
+        """Name for a sentence."""
         return LABELS[self.key]
 
     @property

@@ -1,0 +1,237 @@
+"""Judge of loops that become slow from a moment on, and what else changed at that moment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+
+from sm_profiler.formats.columns import Floats
+from sm_profiler.report import parts, policy
+from sm_profiler.report.classes import Class
+from sm_profiler.report.formatting import duration, percent
+from sm_profiler.report.job_metrics import JobMetrics, Rank
+from sm_profiler.report.judges.judge_context import JudgeContext
+from sm_profiler.report.judges.ranks import MEETINGS, in_step
+from sm_profiler.report.model import Evidence, Finding
+
+# System metrics whose change is worth naming → name and unit.
+METRICS = {
+    "gpu_clock": ("GPU clock", "MHz"),
+    "gpu": ("mean GPU use", "percent"),
+    "swapped": ("memory swapped in and out", "bytes/s"),
+    "io_wait": ("I/O wait", "percent"),
+    "cpu": ("mean CPU use", "percent"),
+    "memory": ("memory in use", "percent"),
+    "disk_read": ("disk reads", "bytes/s"),
+    "disk_write": ("disk writes", "bytes/s"),
+    "received": ("network input", "bytes/s"),
+}
+MAX_CHANGES = 3
+
+
+@attrs.frozen
+class Change:
+    """A moment from which on a loop is slower.
+
+    Attributes:
+        at: number of the iteration (row) with which the slow steps begin.
+        before, after: usual length of an iteration, seconds.
+        gradual: the steps become slower little by little.
+    """
+
+    at: int
+    before: float
+    after: float
+    gradual: bool
+
+    @property
+    def factor(self) -> float:
+        """How many times as long the slow steps are."""
+        return self.after / self.before
+
+
+def find_change(lengths: Floats) -> Change | None:
+    """Find the moment from which on iterations are longer (Pettitt's test on the medians of blocks).
+
+    Ranks of medians make the test indifferent to outliers and periodic stalls, and its chance of a false alarm covers all
+    moments that it compares.
+    """
+    size = max(len(lengths) // int(policy.CHANGE_BLOCKS), int(policy.CHANGE_BLOCK_STEPS))
+    count = len(lengths) // size
+    if count < policy.CHANGE_MIN_BLOCKS:
+        return None
+    blocks = np.median(lengths[: count * size].reshape(count, size), axis=1)
+    larger = np.sign(blocks[None, :] - blocks[:, None])  # of each pair, whether the second is longer
+    scores = np.asarray([float(larger[:at, at:].sum()) for at in range(1, count)])
+    at = int(scores.argmax()) + 1
+    chance = float(np.exp(-6 * scores[at - 1] ** 2 / (count**3 + count**2)))
+    side = policy.CHANGE_SIDE * count
+    if chance > policy.CHANGE_CHANCE or at < side or count - at < side:
+        return None
+    if float((larger[:at, at:] > 0).mean()) < policy.CHANGE_APART:
+        return None
+    before, after = float(np.median(blocks[:at])), float(np.median(blocks[at:]))
+    if before <= 0 or after < policy.SLOWER * before:
+        return None
+    return Change(_first_slow(lengths, at * size, size, (before + after) / 2), before, after, _is_gradual(blocks, at))
+
+
+def _first_slow(lengths: Floats, near: int, size: int, middle: float) -> int:
+    """Return the row near a block's edge that separates short from long iterations best."""
+    first, last = max(near - size, 0), min(near + size, len(lengths))
+    long = lengths[first:last] > middle
+    wrong = np.concatenate([[0], np.cumsum(long)]) + np.concatenate([np.cumsum(~long[::-1])[::-1], [0]])
+    return first + int(wrong.argmin())
+
+
+def _is_gradual(blocks: Floats, at: int) -> bool:
+    """Return whether a line describes the blocks better than a step does."""
+    x = np.arange(len(blocks))
+    line = blocks - np.polyval(np.polyfit(x, blocks, 1), x)
+    step = np.concatenate([blocks[:at] - blocks[:at].mean(), blocks[at:] - blocks[at:].mean()])
+    return float(np.linalg.norm(line)) < float(np.linalg.norm(step))
+
+
+def judge_slowdown(context: JudgeContext) -> Finding | None:
+    """Find the moment from which on the loop is slower, and what else changed then."""
+    best: tuple[float, Rank, Change] | None = None
+    for rank in context.ranks:
+        settled = rank.iterations.index >= policy.WARM_UP_STEPS
+        lengths = rank.iterations.length[settled]
+        change = find_change(lengths)
+        if change is None:
+            continue
+        change = attrs.evolve(change, at=change.at + int((~settled).sum()))
+        slow = float(rank.iterations.length[change.at :].sum())
+        lost = slow * (1 - 1 / change.factor) / rank.loop if rank.loop > 0 else 0.0
+        if best is None or lost > best[0]:
+            best = lost, rank, change
+    if best is None or best[0] < policy.SLOWDOWN_COST:
+        return None
+    lost, rank, change = best
+    others = _others(context.metrics, rank, change)
+    if others is not None and others[1] >= others[0] + policy.OTHERS_CORES and change.factor < policy.SLOWER_BY_OTHERS:
+        return None
+    part, agreement = _grown_part(rank, change)
+    alone = _alone(context.ranks, change)
+    moment = float(rank.iterations.start[change.at])
+    step = int(rank.iterations.index[change.at])
+    evidence = [
+        Evidence("time lost in slow steps", round(lost, 4), policy.SLOWDOWN_COST, rank.name, "share"),
+        Evidence("usual step since then", round(change.after * 1e3, 3), round(change.before * 1e3, 3), rank.name, "ms", "before"),
+        Evidence("times as long", round(change.factor, 2), policy.SLOWER, rank.name),
+        Evidence("step of the change", step, None, rank.name),
+        Evidence("time of the change after the start of the loop", round(moment - rank.start, 1), None, rank.name, "s"),
+    ]  # fmt: skip
+    if others is not None and others[1] >= others[0] + policy.OTHERS_CORES:
+        evidence.append(
+            Evidence("CPU cores that others use", round(others[1], 2), round(others[0], 2), rank.node, "", "before")
+        )
+    evidence += _changes(context.metrics, rank, moment)
+    who = "" if len(context.ranks) <= 1 else f", by rank {alone.name} alone" if alone else ", on all ranks"
+    how = "become slower and slower" if change.gradual else "are slower"
+    sure = agreement >= policy.SAME_PART and others is not None and others[1] < others[0] + policy.OTHERS_CORES
+    return Finding(
+        Class.FAIL_SLOW,
+        f"From about step {step:,} on ({duration(moment - rank.start)} into the loop), steps {how}: {duration(change.after)} "
+        f"instead of {duration(change.before)}, mostly {parts.during(part)}{who}; this costs {percent(lost)} of the loop.",
+        tuple(evidence),
+        _advice(part, change, alone),
+        lost,
+        confidence=context.confidence(change.factor - 1, policy.SLOWER - 1, sure=sure, error=0.0),
+    )  # fmt: skip
+
+
+def _grown_part(rank: Rank, change: Change) -> tuple[str, float]:
+    """Return the part that grew most, and its share of all growth."""
+    grown = {key: max(_growth(rank, key, change), 0.0) for key in parts.iteration_keys()}
+    part = max(grown, key=lambda key: grown[key])
+    total = sum(grown.values())
+    return (part, grown[part] / total) if total > 0 else (parts.UNKNOWN, 0.0)
+
+
+def _growth(rank: Rank, key: str, change: Change) -> float:
+    """Return by how many seconds an iteration's part is longer after the change."""
+    values, known = rank.iterations.of(key), rank.iterations.known
+    early = values[: change.at][known[: change.at]]
+    late = values[change.at :][known[change.at :]]
+    return float(np.median(late) - np.median(early)) if len(early) and len(late) else 0.0
+
+
+def _alone(ranks: Sequence[Rank], change: Change) -> Rank | None:
+    """Return the rank whose own work grew while the others wait for it; None if there is none."""
+    if len(ranks) <= 1 or not in_step(tuple(ranks)):
+        return None
+    for meeting in MEETINGS:
+        work = [key for key in parts.iteration_keys() if key != meeting]
+        grown = np.asarray([sum(_growth(rank, key, change) for key in work) for rank in ranks])
+        most = int(grown.argmax())
+        others = float(np.median(np.delete(grown, most)))
+        if grown[most] - others >= policy.WAITED * (change.after - change.before):
+            return ranks[most]
+    return None
+
+
+def _others(metrics: JobMetrics, rank: Rank, change: Change) -> tuple[float, float] | None:
+    """Return the CPU cores that others than the training processes use on the rank's node, before and after the change."""
+    cpu, cores = metrics.system.of("cpu").get((rank.node, "")), metrics.system.cores.get(rank.node)
+    moment = float(rank.iterations.start[change.at])
+    if cpu is None or not cores:
+        return None
+    found = []
+    for span in ((rank.start, moment), (moment, rank.end)):
+        own = [
+            metrics.usage[one.name].cores(*span)
+            for one in metrics.ranks
+            if one.node == rank.node and one.name in metrics.usage
+        ]
+        known = [used for used in own if used is not None]
+        if not known:
+            return None
+        found.append(max(cpu.mean_within(*span) / 100 * cores - sum(known), 0.0))
+    return found[0], found[1]
+
+
+def _changes(metrics: JobMetrics, rank: Rank, moment: float) -> list[Evidence]:
+    """Return the system metrics of the rank's node that changed most with the moment."""
+    found: list[tuple[float, Evidence]] = []
+    for metric, (name, unit) in METRICS.items():
+        for (node, device), data in metrics.system.of(metric).items():
+            if node != rank.node:
+                continue
+            before, after = data.mean_within(rank.start, moment), data.mean_within(moment, rank.end)
+            low, high = sorted((before, after))
+            if not np.isfinite(low + high) or high - low < (policy.CHANGED_POINTS if unit == "percent" else 0.0):
+                continue
+            ratio = high / max(low, 1e-9)
+            enough = policy.CHANGED_CLOCK if metric == "gpu_clock" else policy.CHANGED
+            noticeable = unit != "bytes/s" or high >= policy.CHANGED_BYTES
+            if ratio >= enough and noticeable:
+                where = f"{node} {device}".strip()
+                found.append((ratio / enough, Evidence(name, round(after, 1), round(before, 1), where, unit, "before")))
+    found.sort(key=lambda one: -one[0])
+    return [evidence for _, evidence in found[:MAX_CHANGES]]
+
+
+def _advice(part: str, change: Change, alone: Rank | None) -> str:
+    if alone is not None:
+        return (
+            f"Look at node {alone.node}, process {alone.name}, at that moment: throttled or failing GPU, other load, a full disk, a "
+            "slow network link. If it stays slow, replace the node and resume from a checkpoint."
+        )
+    if part == "wait":
+        return (
+            "Look at the data from that moment on: another shard or volume, a cache that is full, used-up burst credits of a "
+            "volume or file system, a slow loader worker."
+        )
+    if change.gradual:
+        return (
+            "Look for something that grows with the steps: lists or dictionaries that are searched, a graph that is kept alive "
+            "(losses without .detach()), longer inputs, logs written as a whole each time."
+        )
+    return (
+        "Look at what happened at that moment: other processes on the machine, GPU clocks and temperature, a change of the "
+        "script's own schedule (unfrozen layers, longer sequences, more logging), memory that was full."
+    )

@@ -1,0 +1,109 @@
+"""Time in which nothing happens: after the last step, and in pauses between steps."""
+
+import attrs
+import numpy as np
+import pytest
+from report_helpers import START_S, gpu_samples, metrics_of, training
+
+from sm_profiler.report import Class
+from sm_profiler.report.judges import JudgeContext
+from sm_profiler.report.judges.idle import judge_idle
+from sm_profiler.report.usage_fold import Usage, UsageFold
+from sm_profiler.report.verdict import decide
+
+
+def cpu(seconds, busy):
+    """Return samples of a core for a job of some seconds; `busy(second)` is its use in percent."""
+    return [(at, busy(at), "algo-1", "cpu", "cpu0", "CPUUtilization") for at in range(1, seconds)]
+
+
+def used(seconds, cores):
+    """Return the usage of a process that occupies `cores(second)` cores."""
+    at = np.arange(seconds, dtype=float)
+    return {"algo-1-0": Usage(at + START_S, np.cumsum([cores(second) for second in at]), np.zeros(seconds))}
+
+
+def judged(rows, samples=(), usage=None):
+    return judge_idle(JudgeContext(attrs.evolve(metrics_of(rows, samples), usage=usage or {}), {}))
+
+
+def test_finds_an_idle_end():
+    rows = training(600)  # until second 7
+    found = judged(rows, cpu(60, lambda _: 90), used(60, lambda at: 1.0 if at < 8 else 0.01))
+    assert found.kind is Class.IDLE
+    assert "after the last step" in found.headline
+    assert found.of == "job"
+    assert found.confidence == "high"
+
+
+def test_a_process_that_works_at_the_end_is_not_idle():
+    assert judged(training(600), cpu(60, lambda _: 90), used(60, lambda _: 0.9)) is None
+
+
+def test_a_short_end_is_usual():
+    assert judged(training(600), cpu(11, lambda _: 2), used(11, lambda at: 1.0 if at < 8 else 0.01)) is None
+
+
+def test_without_samples_of_the_process_the_machine_decides():
+    rows = training(600)
+    assert judged(rows, cpu(60, lambda at: 90 if at < 8 else 2)).kind is Class.IDLE
+    assert judged(rows, cpu(60, lambda at: 90 if at < 8 else 60)) is None
+
+
+def test_an_idle_gpu_after_the_loop_is_lost_even_if_the_host_works():
+    rows = training(1200)
+    samples = gpu_samples(lambda tick: 95 if tick < 24 else 0, 60)
+    assert judged(rows, samples, used(60, lambda _: 1.0)).kind is Class.IDLE
+    assert judged(rows, gpu_samples(95, 60), used(60, lambda _: 0.01)) is None
+
+
+def paused(length, at_step=150, steps=300):
+    """Return a loop with one pause between two steps."""
+    rows = training(at_step)
+    resumed = rows[-1][2] + rows[-1][3] + length
+    return rows + training(steps - at_step, at=resumed, number=at_step), resumed
+
+
+def test_finds_a_pause_between_steps():
+    rows, resumed = paused(20.0)
+    idle = lambda at: 0.02 if 2.7 < at < resumed - 1 else 1.0  # noqa: E731
+    verdict = decide(JudgeContext(attrs.evolve(metrics_of(rows, cpu(24, lambda _: 99)), usage=used(24, idle)), {}))
+    assert verdict.kind is Class.IDLE
+    assert "1 pause between steps" in verdict.main.headline
+
+
+def test_a_long_step_that_computes_is_no_pause():
+    rows, _ = paused(20.0)
+    assert judged(rows, cpu(24, lambda _: 99), used(24, lambda _: 0.95)) is None
+
+
+@pytest.mark.parametrize("phase", ["sm_profiler/save", "sm_profiler/compile"])
+def test_a_pause_with_a_recorded_cause_is_not_idle(phase):
+    rows, resumed = paused(20.0)
+    rows.append((phase, "torch.save", resumed - 19, 18.5, "algo-1-0", 150, {}))
+    assert judged(rows, cpu(24, lambda _: 5), used(24, lambda _: 0.02)) is None
+
+
+def test_a_hang_is_not_idle():
+    rows = [*training(600), ("sm_profiler/hang", "hang", 30.0, 0.0, "algo-1-0", 600, {})]
+    assert judged(rows, cpu(60, lambda _: 1), used(60, lambda _: 0.0)) is None
+
+
+def test_usage_merges_and_ignores_damaged_samples():
+    first, second = UsageFold(), UsageFold()
+    first._add("algo-1-0", 2.0, '{"cpu_s": 3, "major_faults": 1}')
+    second._add("algo-1-0", 1.0, '{"cpu_s": 1, "major_faults": 0}')
+    for text in (
+        "",
+        "[]",
+        '{"cpu_s": "x"}',
+        '{"cpu_s": 1e400, "major_faults": 0}',
+        "[" * 10_000,
+        '{"resident_bytes": 5}',
+    ):
+        second._add("algo-1-0", 1.5, text)
+    first.merge(second)
+    usage = first.result()["algo-1-0"]
+    assert usage.cores(0, 3) == 2
+    assert usage.fault_rate(0, 3) == 1
+    assert usage.cores(1.5, 3) is None

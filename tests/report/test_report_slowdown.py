@@ -1,0 +1,134 @@
+"""Loops that become slow from a moment on, and loops that only look so."""
+
+import re
+
+import attrs
+import numpy as np
+import pytest
+from report_helpers import START_S, metrics_of, training, verdict_of
+
+from sm_profiler.report import Class, policy
+from sm_profiler.report.judges import JudgeContext
+from sm_profiler.report.judges.slowdown import find_change, judge_slowdown
+from sm_profiler.report.usage_fold import Usage
+
+SEEDS = range(20)
+
+
+def noisy(count, seed=0, spread=0.1):
+    """Return lengths around 10 ms, with rare long ones."""
+    random = np.random.default_rng(seed)
+    lengths = np.abs(random.normal(0.01, spread * 0.01, count))
+    lengths[random.random(count) < 0.03] *= 5
+    return lengths
+
+
+@pytest.mark.parametrize("count", [240, 400, 5_000])
+@pytest.mark.parametrize("where", [0.25, 0.5, 0.75])
+def test_finds_the_step(count, where):
+    lengths, at = noisy(count), int(where * count)
+    lengths[at:] *= 1.6
+    change = find_change(lengths)
+    assert abs(change.at - at) <= max(count // 60, 5)
+    assert change.factor == pytest.approx(1.6, rel=0.1)
+    assert not change.gradual
+
+
+def test_finds_a_gradual_slowdown():
+    assert find_change(noisy(600) * np.linspace(1, 3, 600)).gradual
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_noise_is_no_change(seed):
+    assert find_change(noisy(500, seed, spread=0.3)) is None
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_wandering_speed_is_no_change(seed):
+    """Neighbouring steps of a busy machine resemble each other."""
+    random = np.random.default_rng(seed)
+    drift = np.zeros(600)
+    for step in range(1, 600):
+        drift[step] = 0.95 * drift[step - 1] + random.normal(0, 0.04)
+    assert find_change(noisy(600, seed) * np.exp(drift)) is None
+
+
+def test_stalls_faster_steps_and_short_ends_are_no_change():
+    lengths = noisy(600)
+    stalled, faster, end = lengths.copy(), lengths.copy(), lengths.copy()
+    stalled[::20] += 0.3
+    faster[300:] /= 2
+    end[570:] *= 3
+    assert [find_change(one) for one in (stalled, faster, end)] == [None, None, None]
+    small = lengths.copy()
+    small[300:] *= 0.95 * policy.SLOWER
+    assert find_change(small) is None
+
+
+def slower(part, extra, *, steps=400, at=200, node="algo-1-0", wait_for=None):  # noqa: PLR0913 - one argument a part
+    """Return a loop of which a part takes longer from a step on; `wait_for`: the extra time is spent waiting instead."""
+    usual = {"wait": 0.001, "forward": 0.003, "backward": 0.005, "outside": 0.0002}
+    rows = training(at, node=node, **usual)
+    later = usual | {wait_for or part: usual[wait_for or part] + extra}
+    return rows + training(steps - at, node=node, at=rows[-1][2] + rows[-1][3] + 0.0002, number=at, **later)
+
+
+@pytest.mark.parametrize("part", ["wait", "forward", "outside"])
+def test_names_moment_factor_and_part(part):
+    main = verdict_of(slower(part, 0.01)).main
+    assert main.kind is Class.FAIL_SLOW
+    assert re.search(r"From about step (200|201) on", main.headline)
+    evidence = {one.metric: one.value for one in main.evidence}
+    assert evidence["times as long"] == pytest.approx(0.0202 / 0.0102, abs=0.05)
+    assert main.share_of_time == pytest.approx(200 * 0.01 / (200 * 0.0102 + 200 * 0.0202), abs=0.02)
+
+
+def test_names_the_rank_that_changed():
+    rows = slower("forward", 0.01, node="algo-2-1")
+    rows += slower("forward", 0.01, node="algo-1-0", wait_for="backward")
+    rows += slower("forward", 0.01, node="algo-1-2", wait_for="backward")
+    found = judge_slowdown(JudgeContext(metrics_of(rows), {}))
+    assert "by rank algo-2-1 alone" in found.headline
+    everyone = [row for node in ("algo-1-0", "algo-1-1") for row in slower("forward", 0.01, node=node)]
+    assert "on all ranks" in judge_slowdown(JudgeContext(metrics_of(everyone), {})).headline
+
+
+def in_machine(others_before, others_after, factor):
+    """Return the finding of a loop on four cores of which others use some, before and after half of the steps."""
+    rows = slower("forward", 0.0102 * (factor - 1))
+    metrics = metrics_of(rows)
+    change = metrics.ranks[0].iterations.start[200] - START_S
+    end = int(metrics.end - START_S) + 1
+    ticks = np.arange(1, end, 0.1)
+    busy = np.where(ticks < change, 1 + others_before, 1 + others_after) / 4 * 100
+    samples = [
+        (at, use, "algo-1", "cpu", f"cpu{core}", "CPUUtilization")
+        for at, use in zip(ticks, busy, strict=True)
+        for core in range(4)
+    ]
+    usage = {"algo-1-0": Usage(ticks + START_S, ticks.copy(), np.zeros(len(ticks)))}
+    return judge_slowdown(JudgeContext(attrs.evolve(metrics_of(rows, samples), usage=usage), {}))
+
+
+def test_names_others_that_use_the_cpu():
+    found = in_machine(0.0, 3.0, 3.0)
+    (others,) = [one for one in found.evidence if one.metric == "CPU cores that others use"]
+    assert others.value > others.threshold + 1
+    assert found.confidence != "high"
+
+
+def test_a_shared_machine_needs_a_clear_slowdown():
+    assert in_machine(0.0, 3.0, 1.6) is None
+    assert in_machine(0.0, 0.0, 1.6).confidence == "high"
+
+
+def test_shows_what_else_changed():
+    rows = slower("wait", 0.02)
+    metrics = metrics_of(rows)
+    change = metrics.ranks[0].iterations.start[200] - START_S
+    samples = [
+        (at, 60.0 if at > change else 2.0, "algo-1", "cpu", "cpu0", "I/OWaitPercentage")
+        for at in np.arange(1, metrics.end - START_S, 0.1)
+    ]
+    found = judge_slowdown(JudgeContext(metrics_of(rows, samples), {}))
+    assert any(one.metric == "I/O wait" and one.value > one.threshold for one in found.evidence)
