@@ -48,7 +48,7 @@ class Change:
 
     @property
     def factor(self) -> float:
-        """How many times as long the slow steps are."""
+        """Length of the slow steps as a multiple of the usual one."""
         return self.after / self.before
 
 
