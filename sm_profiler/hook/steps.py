@@ -21,6 +21,7 @@ Record: TypeAlias = tuple[str, str, int, int, int, dict[str, Any] | None]
 _TRAIN, _EVAL = ModeKeys.TRAIN, ModeKeys.EVAL
 
 UNUSED = 2  # batches without a forward: fetched ahead, or consumed by an unknown model
+MANY = 64  # backward passes without an optimizer's step, or forwards without a backward: none will follow
 METER_EVERY = 16  # the hook measures its own time in every 16th step
 METER_MAX_NS = 200_000  # a callback that took longer was preempted
 
@@ -75,6 +76,9 @@ class StepTracker:
         own_ns: own time in metered steps.
         manual: the script marks its own steps.
         forced_mode: mode set by the script; overrides the one that gradients indicate.
+        has_optimizer: the script created an optimizer.  Without one, parameters are updated by hand after each backward.
+        watches_updates: nothing but forwards was seen, so that `updated` decides where a step begins.
+        updated: the parameters of the model that runs next have changed since its last forward.
         compiles: parts of the loop run compiled, so that optimizers may be invisible.
     """
 
@@ -84,6 +88,7 @@ class StepTracker:
         self.reports_forward_ends = False
         self.forced_mode: ModeKeys | None = None
         self.manual = False
+        self.has_optimizer = False
         self.reset(append)
 
     def reset(self, append: Callable[[Record], None]) -> None:
@@ -106,6 +111,9 @@ class StepTracker:
         self.forward_key = 0  # id of the outermost module that is running, or 0
         self._ever_forward = False
         self._ever_optimizer = False
+        self._backwards = self._forwards = 0  # counted up to MANY
+        self.watches_updates = True
+        self.updated = False
         self.compiles = False
         self._forward_start = 0
         self._backward_start = 0
@@ -205,6 +213,7 @@ class StepTracker:
         if self.in_backward == 1:
             self._backward_start = start_ns
             self._saw_backward = True
+            self.watches_updates = False
             self._pieces = False
             if self._after_fetch or self._after_optimizer:
                 self._begin_unseen(start_ns)
@@ -217,7 +226,7 @@ class StepTracker:
         if self.in_backward == 0:
             self._last_end = self._optimizer_start = end_ns
             self._pieces = True
-            if self.compiles and not self._ever_optimizer:  # the optimizer may be compiled, and cannot be seen
+            if not self._ever_optimizer and (self.compiles or self._is_by_hand()):  # compiled, it cannot be seen
                 self._after_optimizer = True
             if self.keep_phases:
                 self.append((BACKWARD, "backward", self._backward_start, end_ns, self.number, None))
@@ -228,6 +237,7 @@ class StepTracker:
         Forwards and backwards inside it (a closure: LBFGS, Lightning) are separate phases; the optimizer's own phase
         is the time after each backward.
         """
+        self.watches_updates = False
         if not self.optimizer or self.optimizer == key:  # the same again: its last step raised
             self.optimizer = key
             self._optimizer_start = start_ns
@@ -306,7 +316,7 @@ class StepTracker:
         streams = self.streams
         stream = streams[-1] if streams and streams[-1].reader() is not None else self._stream()
         if stream is None:  # a loop without a loader
-            return not gradients or self._after_optimizer
+            return not gradients or self._after_optimizer or (self.watches_updates and self._is_updated(key))
         if stream.credits == 0:
             return False
         if self._after_fetch:
@@ -326,6 +336,17 @@ class StepTracker:
             stream.burst -= 1
             return True
         return False
+
+    def _is_by_hand(self) -> bool:
+        """Return whether the script updates its parameters without an optimizer."""
+        self._backwards = min(self._backwards + 1, MANY)
+        return not self.has_optimizer or self._backwards == MANY
+
+    def _is_updated(self, key: int) -> bool:
+        """Return whether a forward begins a step in a loop of which only forwards are seen: gradients are functions."""
+        if key == self._first_key:
+            self._forwards = min(self._forwards + 1, MANY)
+        return key == self._first_key and (self.updated or self._forwards == MANY)
 
     def _begin_unseen(self, start_ns: int) -> None:
         """Begin the step of a forward that was invisible because it ran inside a compiled region."""

@@ -20,6 +20,7 @@ TRANSFORMERS = ["transformers_trainer", "transformers_resumed", "transformers_wo
 ACCELERATE = ["accelerate_accumulation", "accelerate_bf16"]
 LIGHTNING = ["lightning_trainer", "lightning_without_length", "lightning_manual"]
 PLAIN = ["scaled", "averaged", "lbfgs_without_loader", "alternating"]
+BY_HAND = ["by_hand"], ["gradients_as_functions"]  # each in a process of its own: optimizers change what a step is
 COMPILED = ["compiled_inductor", "compiled_model", "compiled_step"]
 # FSDP 2 works on the CPU from PyTorch 2.6 on.
 RANKS = [*(["sharded"] if hasattr(torch, "accelerator") else []), "fully_sharded", "distributed"]
@@ -90,7 +91,7 @@ def compare(off: dict[str, dict], on: dict[str, dict], events: list[dict]) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "scenarios",
-    [[*TRANSFORMERS, *ACCELERATE, "transformers_compiled"], LIGHTNING, PLAIN, COMPILED],
+    [[*TRANSFORMERS, *ACCELERATE, "transformers_compiled"], LIGHTNING, PLAIN, *BY_HAND, COMPILED],
     ids=lambda names: names[0],
 )
 def test_loops_are_recorded_as_they_are_and_not_changed(tmp_path, scenarios):

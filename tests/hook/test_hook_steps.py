@@ -9,13 +9,14 @@ MODEL, GENERATOR, OPTIMIZER_ID = 11, 22, 33
 
 
 class Loop:
-    """f forward, g another model's forward, b backward, o optimizer, n fetch, x end of data, e eval forward."""
+    """f forward, u one with changed parameters, g another model's forward, b backward, o optimizer, n fetch, x end of data, e eval forward."""
 
-    def __init__(self, compiles: bool = False) -> None:
+    def __init__(self, compiles: bool = False, has_optimizer: bool = True) -> None:
         self.now = 0
         self.records = []
         self.tracker = StepTracker(self.records.append)
         self.tracker.compiles = compiles
+        self.tracker.has_optimizer = has_optimizer
         self.stream = Stream("loader", lambda: self)
         self.starts = []
 
@@ -31,7 +32,8 @@ class Loop:
                 tracker.fetch_begins()
                 stream = self.stream
                 tracker.fetch_ends(stream, self.tick(), self.tick(), got=letter != "x", gradients=True)
-            elif letter in "fge":
+            elif letter in "fuge":
+                tracker.updated = letter == "u"
                 tracker.forward_begins(GENERATOR if letter == "g" else MODEL, self.tick(), gradients=letter != "e")
                 tracker.forward_ends("net", self.tick())
             elif letter == "b":
@@ -76,6 +78,31 @@ class Loop:
 )
 def test_counts_steps(name, actions, steps):
     assert len(Loop().run(actions).steps()) == steps, name
+
+
+@pytest.mark.parametrize(
+    ("name", "actions", "steps"),
+    [
+        ("updated by hand after each backward", "fb fb fb", 3),
+        ("two losses of one forward", "fbb fbb", 2),
+        ("RNN: many forwards, one backward", "fffb fffb", 2),
+        ("functions of tensors, without a module", "b b b", 3),
+        ("evaluation in between", "fb fb ee fb", 5),
+        ("with a loader", "nfb nfb x", 2),
+        ("accumulation over a loader", "nfb nfb nfb x", 3),
+        ("gradients as functions", "f u u u", 4),
+        ("gradients as functions, several forwards a step", "ff uf uf", 3),
+        ("two models, gradients as functions", "fg ug ug", 3),
+        ("only forwards for long", "f" * 70, 7),
+    ],
+)
+def test_counts_steps_of_loops_without_an_optimizer(name, actions, steps):
+    assert len(Loop(has_optimizer=False).run(actions).steps()) == steps, name
+
+
+def test_an_optimizer_that_never_steps_is_no_optimizer():
+    loop = Loop().run("fb" * 100)
+    assert 30 < len(loop.steps()) < 40
 
 
 def test_a_step_runs_from_its_forward_to_its_last_phase():

@@ -87,6 +87,44 @@ def lbfgs_without_loader(truth: Truth, folder: Path) -> None:
     truth.see_all(model)
 
 
+def by_hand(truth: Truth, folder: Path) -> None:
+    """Neither a loader nor an optimizer: parameters are written in three ways, with an evaluation in between."""
+    model = Counted(truth)
+    x, y = data(16).tensors
+    for number in range(6):
+        loss = LOSS(model(x), y)
+        loss.backward()
+        for parameter in model.parameters():
+            if number % 2:
+                parameter.data -= 0.1 * parameter.grad
+            else:
+                with torch.no_grad():
+                    parameter -= 0.1 * parameter.grad
+        model.zero_grad()
+        truth.see(loss)
+        truth.add(train=1, backward=1)
+        if number == 3:
+            with torch.no_grad():
+                truth.see(LOSS(model(x), y))
+            truth.add(eval=1)
+    truth.see_all(model)
+
+
+def gradients_as_functions(truth: Truth, folder: Path) -> None:
+    """torch.autograd.grad, two forwards a step."""
+    model = Counted(truth)
+    x, y = data(16).tensors
+    for _ in range(6):
+        loss = LOSS(model(x), y) + LOSS(model(-x), y)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.sub_(gradient, alpha=0.1)
+        truth.see(loss)
+        truth.add(train=1)
+    truth.see_all(model)
+
+
 def alternating(truth: Truth, folder: Path) -> None:
     """An evaluation of one batch of a second loader after every third training batch; both iterators stay alive."""
     model = Counted(truth)

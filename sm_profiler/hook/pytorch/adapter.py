@@ -264,6 +264,7 @@ class PyTorchAdapter(FrameworkAdapter):
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - replaces a method of this name
             original(optimizer, *args, **kwargs)
             try:
+                session.tracker.has_optimizer = True
                 known.discard(id(optimizer))  # of a deleted one
                 if not session.quiet:
                     forwards.adopt() if forwards.compiled else forwards.discover()

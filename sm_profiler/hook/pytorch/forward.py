@@ -11,6 +11,7 @@ import threading
 import warnings
 import weakref
 from collections import OrderedDict
+from itertools import islice
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ WRAPPED = (
     "_checkpoint_wrapped_module",
     "_forward_module",
 )
+FEW_PARAMETERS = 2  # of a model; an update changes them all
 DISCOVERY_STEPS = 8  # enough for a loop without an optimizer to run all its models
 
 
@@ -115,6 +117,7 @@ class Forwards(Collector):
         self._instance_handles: list[Any] = []
         self._filter: Any = None
         self._steps = 0
+        self._updates: dict[int, list[tuple[int, int]]] = {}  # parameters of a module, and their versions
         self.compiled = 0
         self.before, self.after = self._make_hooks()
         self._compile: Any = None  # torch's own Module.compile
@@ -139,6 +142,8 @@ class Forwards(Collector):
                 if tracker.forward_key and not forwards.is_stale(tracker.forward_key):
                     return
                 start_ns = perf_counter_ns()
+                if tracker.watches_updates:
+                    forwards.watch_updates(module)
                 tracker.forward_begins(id(module), start_ns, gradients=gradients())
                 if tracker.metering:
                     tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MAX_NS)
@@ -159,6 +164,13 @@ class Forwards(Collector):
                 session.fail(error)
 
         return before, after
+
+    def watch_updates(self, module: Any) -> None:
+        """Note whether parameters have changed since this module's last forward: written in place, or replaced."""
+        key = id(module)
+        state = [(id(one), one._version) for one in islice(module.parameters(), FEW_PARAMETERS)]  # noqa: SLF001 - torch has no public name for it
+        self._session.tracker.updated = self._updates.get(key, state) != state
+        self._updates[key] = state
 
     def model_name(self, module: Any) -> str:
         """Return the class name of the model inside its wrappers."""
