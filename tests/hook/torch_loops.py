@@ -99,7 +99,7 @@ def by_hand(truth: Truth, folder: Path) -> None:
                 parameter.data -= 0.1 * parameter.grad
             else:
                 with torch.no_grad():
-                    parameter -= 0.1 * parameter.grad
+                    parameter.sub_(0.1 * parameter.grad)
         model.zero_grad()
         truth.see(loss)
         truth.add(train=1, backward=1)
