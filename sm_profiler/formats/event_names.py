@@ -48,7 +48,9 @@ LOG = f"{OWN}log"  # a call of a logger or experiment tracker; name: the functio
 COPY = f"{OWN}copy"  # copies between host and device, summed up
 COMPILE = f"{OWN}compile"  # one compilation or graph break of torch.compile, tf.function or jax.jit; name: the function
 ALLOCATOR = f"{OWN}allocator"  # counters of the device's caching allocator
-OPERATORS = f"{OWN}operators"  # operators a step, and their fixed cost on this machine
+# Operators of a training step: `operators` (forward, backward and optimizer, from the autograd graph of that step), and
+# `fixed_us`, the microseconds that one takes at least on this machine.
+OPERATORS = f"{OWN}operators"
 OBJECTS = f"{OWN}objects"  # growth of Python objects and tensors by type
 THREADS = f"{OWN}threads"  # threads of the process and its libraries
 HANG = f"{OWN}hang"  # the steps stopped: the stacks of all threads

@@ -18,6 +18,7 @@ from sm_profiler.hook import settings
 from sm_profiler.hook.adapter import FrameworkAdapter
 from sm_profiler.hook.frameworks import FRAMEWORKS, Framework
 from sm_profiler.hook.garbage import GarbageCollector
+from sm_profiler.hook.hang import HangWatch
 from sm_profiler.hook.horovod_collector import HOROVOD, add_horovod
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.monitor_launcher import accompany
@@ -203,6 +204,7 @@ def _start_session(profile: Profile, source: settings.ConfigText, framework: Fra
     )
     calls = TimedCalls(session)
     session.add(calls)
+    session.add(HangWatch(session))
     try:
         session.adapter.install()
         calls.install()

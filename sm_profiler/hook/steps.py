@@ -138,6 +138,11 @@ class StepTracker:
         """True once the open step's optimizer has stepped: usually nothing of the step follows."""
         return self._saw_optimizer and not self.optimizer
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The latest step, and the time of the latest event in it; for other threads."""
+        return self.global_step, max(self.step_start, self._last_end, self._fetch_end)
+
     # fetches
 
     def fetch_begins(self) -> None:

@@ -21,6 +21,7 @@ class Class(str, Enum):
     STEP_OUTLIERS = "STEP_OUTLIERS", "A few very long steps"
     CHECKPOINTING = "CHECKPOINTING", "Waiting for files to be saved"
     LOGGING = "LOGGING", "Slow logging"
+    HANG = "HANG", "The training stopped"
     INITIALIZATION_BOUND = "INITIALIZATION_BOUND", "Slow to start"
     IDLE = "IDLE", "Nothing happens"
     FAIL_SLOW = "FAIL_SLOW", "Slower from a moment on"

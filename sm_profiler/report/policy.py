@@ -240,9 +240,14 @@ TRACE_REPAIRED = {
 # Money.
 HALF_EMPTY = T(45.0, "percent; the next smaller instance has about half of everything, so all use must stay below half")
 
+# Trainings that stopped.
+HANG_CPU = T(0.2, "of one core; a process that waits uses less, and one that computes a whole core or more")
+MAX_PLACES = T(5, "lines that a finding points to; more do not help")
+
 # Findings of an earlier tier lead those of a later one. Within a tier, the finding leads whose repair is expected to gain
 # most: its share of the time, without what other findings explain, times the probability that it is right.
 PRECEDENCE: tuple[tuple[Class, ...], ...] = (
+    (Class.HANG,),  # no faster step matters in a training that has stopped
     (
         Class.IDLE, Class.FAIL_SLOW,
         Class.INPUT_BOUND, Class.SYNC_BOUND, Class.USER_PHASE, Class.HOST_BOUND, Class.GC_BOUND, Class.PERIODIC_STALL,

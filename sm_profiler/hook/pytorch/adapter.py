@@ -19,6 +19,7 @@ from sm_profiler.hook.pytorch.cuda import CudaCollector
 from sm_profiler.hook.pytorch.detailed import DETAILED, DetailedCollector
 from sm_profiler.hook.pytorch.forward import Forwards, compiling_check
 from sm_profiler.hook.pytorch.loader import DATALOADER, DataLoaderCollector
+from sm_profiler.hook.pytorch.operators import OperatorCount
 from sm_profiler.hook.steps import METER_MAX_NS
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ RUNS_WHILE_TRAINING = tuple(
         "pytorch.cuda_events",
         "pytorch.forward",
         "pytorch.loader",
+        "pytorch.operators",
     )
 )
 FIRST_ITERATORS = 8  # of a loader, at whose start models are discovered; later ones at most once per interval
@@ -83,6 +85,7 @@ class PyTorchAdapter(FrameworkAdapter):
         self.forwards = Forwards(session, torch)
         self.loaders = DataLoaderCollector(session, torch, self.forwards)
         self.cuda = CudaCollector(session, torch, self.forwards.models)
+        self._operators = OperatorCount(session, torch)
         self._detailed = DetailedCollector(session, torch, self.forwards)
 
     def install(self) -> None:
@@ -105,6 +108,7 @@ class PyTorchAdapter(FrameworkAdapter):
         self.forwards.watch_compile()
         self.forwards.discover()
         session.add(self._detailed)
+        session.add(self._operators)
         self.cuda.install()
         when_loaded("torch._dynamo", self._dynamo_loaded)
 
@@ -127,7 +131,7 @@ class PyTorchAdapter(FrameworkAdapter):
         if self._constructor is not None:
             self._optimizer.__init__ = self._constructor
             self._constructor = None
-        for collector in (self.forwards, self.loaders, self._detailed, self.cuda):
+        for collector in (self.forwards, self.loaders, self._detailed, self._operators, self.cuda):
             self.session.discard(collector)
 
     def rank(self) -> int | None:
@@ -195,12 +199,14 @@ class PyTorchAdapter(FrameworkAdapter):
 
     def _wrap_backward(self, original: Any) -> Any:
         session, tracker, forwards = self.session, self.session.tracker, self.forwards
-        is_compiling, get_ident = compiling_check(torch), threading.get_ident
+        is_compiling, get_ident, operators = compiling_check(torch), threading.get_ident, self._operators
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or session.quiet or get_ident() != forwards.thread:
                 return original(*args, **kwargs)
+            if tracker.global_step >= operators.due and not session.is_off(operators.name):
+                session.run(operators, operators.backward_begins, args[0] if args else kwargs["tensors"])
             try:
                 tracker.backward_begins(perf_counter_ns())
             except Exception as error:  # noqa: BLE001 - fail open

@@ -2,6 +2,7 @@
 
 from sm_profiler.report.judges.calls import judge_logging, judge_saving
 from sm_profiler.report.judges.devices import judge_compute, judge_unbalanced
+from sm_profiler.report.judges.hang import judge_hang
 from sm_profiler.report.judges.idle import judge_idle
 from sm_profiler.report.judges.inputs import judge_input
 from sm_profiler.report.judges.job import judge_evaluation, judge_initialization, judge_memory
@@ -13,7 +14,7 @@ from sm_profiler.report.judges.stalls import judge_outliers, judge_periodic
 from sm_profiler.report.judges.turns import judge_gc_turns, judge_turns
 
 JUDGES: tuple[Judge, ...] = (
-    judge_idle, judge_slowdown,
+    judge_hang, judge_idle, judge_slowdown,
     judge_input, judge_sync, judge_declared, judge_host, judge_gc, judge_optimizer, judge_periodic, judge_outliers, judge_evaluation,
     judge_initialization, judge_memory, judge_straggler, judge_turns, judge_gc_turns, judge_communication, judge_unbalanced, judge_compute,
     judge_saving, judge_logging,

@@ -1,0 +1,129 @@
+"""Operators a step, and the least that one takes on this machine: together the part of a step that no larger batch costs.
+
+Operators are counted in a few steps by a walk over the autograd graph, which reads it only: a forward and a backward
+operator per node, one more per parameter.  Their fixed cost is calibrated with a network of single numbers.
+"""
+
+from __future__ import annotations
+
+import threading
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from sm_profiler.formats.event_names import OPERATORS
+from sm_profiler.hook.collector import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sm_profiler.hook.session import Session
+
+FIRST_STEP = 10  # the steps before allocate and warm up
+TIMES = 10  # the next count comes after so many times as many steps
+MAX_NODES = 20_000  # some 10 ms; a larger graph is counted up to here
+LAYERS = 16  # of the calibration, two parameters each
+REPEATS = 10  # the fastest counts: the others were interrupted
+MAX_SECONDS = 0.02
+LEAF = "AccumulateGrad"
+
+
+class OperatorCount(Collector):
+    """Counts the operators of a few training steps.
+
+    Attributes:
+        due: the next step to look at.
+    """
+
+    name = "operators"
+
+    def __init__(self, session: Session, torch: Any) -> None:
+        self._session = session
+        self._torch = torch
+        self._reset()
+
+    def _reset(self) -> None:
+        self.due = FIRST_STEP
+        self._step = -1  # that is being counted
+        self._operators = 0
+
+    def forked(self) -> None:
+        """Start over."""
+        self._reset()
+
+    def backward_begins(self, outputs: Any) -> None:
+        """Add the graph of a backward pass to the count of its step; a later step finishes it.
+
+        Args:
+            outputs: the first argument of `torch.autograd.backward`.
+        """
+        session = self._session
+        step = session.tracker.global_step
+        with session.work.doing("operators are counted"):
+            if self._step not in (-1, step):
+                self._finish()
+                return
+            self._step = step
+            tensors = (outputs,) if isinstance(outputs, self._torch.Tensor) else tuple(outputs)
+            self._operators += count_operators(tensor.grad_fn for tensor in tensors)
+
+    def _finish(self) -> None:
+        fixed_us = calibrate(self._torch)
+        now = perf_counter_ns()
+        args = {"operators": self._operators, "fixed_us": round(fixed_us, 3)}
+        self._session.append((OPERATORS, "operators", now, now, self._step, args))
+        self.due = max(self._step, 1) * TIMES
+        self._step, self._operators = -1, 0
+
+
+def count_operators(roots: Iterable[Any]) -> int:
+    """Return the number of operators that a graph of autograd nodes stands for."""
+    count, waiting = 0, [root for root in roots if root is not None]
+    seen = set(waiting)
+    while waiting and len(seen) < MAX_NODES:
+        node = waiting.pop()
+        count += 1 if node.name().endswith(LEAF) else 2
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return count
+
+
+def calibrate(torch: Any) -> float:
+    """Return the microseconds that an operator takes at least, in a training step without noticeable arithmetic.
+
+    A thread of its own has none of the modes (autocast, deterministic devices, counters) that the script has switched on.
+    """
+    results: list[float] = []
+    thread = threading.Thread(
+        target=lambda: results.append(_measure(torch)), name="sm-profiler-calibration", daemon=True
+    )
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def _measure(torch: Any) -> float:
+    linear, relu = torch.nn.functional.linear, torch.nn.functional.relu
+    exact = {"dtype": torch.float32, "device": "cpu", "requires_grad": True}
+    parameters = [torch.ones(shape, **exact) for _ in range(LAYERS) for shape in ((1, 1), (1,))]
+    weights, biases, x = parameters[::2], parameters[1::2], torch.ones((1, 1), dtype=torch.float32, device="cpu")
+    best, began, operators = float("inf"), perf_counter_ns(), 0
+    for _ in range(REPEATS):
+        start = perf_counter_ns()
+        y = x
+        for weight, bias in zip(weights, biases, strict=True):
+            y = relu(linear(y, weight, bias))
+        graph = y.sum()
+        between = perf_counter_ns()
+        if not operators:
+            operators = count_operators([graph.grad_fn])
+        resumed = perf_counter_ns()
+        gradients = torch.autograd.grad(graph, parameters)
+        with torch.no_grad():
+            torch._foreach_add_(parameters, gradients, alpha=-0.0)
+        end = perf_counter_ns()
+        best = min(best, between - start + end - resumed)
+        if end - began > MAX_SECONDS * 1e9:
+            break
+    return best / 1000 / operators
