@@ -76,7 +76,7 @@ class OperatorCount(Collector):
 
 
 def count_operators(roots: Iterable[Any]) -> int:
-    """Return the number of operators that a graph of autograd nodes stands for."""
+    """Return the number of operators behind a graph of autograd nodes."""
     count, waiting = 0, [root for root in roots if root is not None]
     seen = set(waiting)
     while waiting and len(seen) < MAX_NODES:
