@@ -202,8 +202,13 @@ OPTIMIZER_REST_MOST = T(0.15, "of a step; fused and foreach optimizers take 2 to
 OPTIMIZER_REST = T(0.06, "as OPTIMIZER_REST_MOST, usually")
 OPTIMIZER_REST_LEAST = T(0.02, "as OPTIMIZER_REST_MOST, at best")
 EVALUATION_SAVED_LEAST = T(0.5, "of the evaluation; the least that 'less often' means is half as often")
-EVALUATION_SAVED = T(0.7, "as EVALUATION_SAVED_LEAST, usually: a smaller sample or every few epochs")
-EVALUATION_SAVED_MOST = T(0.95, "as EVALUATION_SAVED_LEAST: another job evaluates the checkpoints")
+EVALUATION_SAVED = T(0.75, "as EVALUATION_SAVED_LEAST, usually: a smaller sample or every few epochs")
+EVALUATION_SAVED_MOST = T(1.0, "as EVALUATION_SAVED_LEAST: another job evaluates the checkpoints")
+BATCH_LARGER_LEAST = T(2.0, "times the batch; the least that 'a larger batch' means")
+BATCH_LARGER = T(8.0, "times the batch, usually: small batches are rarely limited by memory")
+FIXED_TOO = T(
+    0.5, "of the rest of a step that is mostly launches: Python, autograd, and kernels that hardly fill a core"
+)
 START_SAVED_LEAST = T(0.4, "of a start beyond what is normal; caches and streaming still read the first data")
 START_SAVED = T(0.7, "as START_SAVED_LEAST, usually")
 UNMODELLED: dict[str, tuple[float, float]] = {  # confidence → least and usual share; at most, all of it

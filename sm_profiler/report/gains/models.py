@@ -70,12 +70,13 @@ def _left(pool: Workers, wait: Floats, compute: Floats, busy: float) -> tuple[fl
         return max(reduced, policy.INPUT_WAIT_MS / 1e3), rest, 0.0
     usual = simulated_wait(fetch, compute, pool.suggested)
     fewest = simulated_wait(fetch, compute, max(pool.needed, pool.now + 1))
-    if pool.idle:
+    if pool.idle or not pool.cores:
         return max(fewest, policy.INPUT_WAIT_MS / 1e3), usual + rest, 0.0
-    # workers that compute need cores: the work of all cores does not become less
-    shared = max(busy - mean, 0.0)
+    # workers that compute need cores, and the work of all cores does not become less; the step takes one of them, or all
+    load = float((wait if pool.now <= 0 else (wait + compute) * pool.now).mean())
+    shared, crowded = (max(min(busy, load / pool.cores + step) - mean, 0.0) for step in (mean / pool.cores, mean))
     slowed = mean * (policy.LOADER_SLOWED - 1)
-    return max(fewest, shared + slowed) + rest, max(usual, shared) + rest, usual
+    return max(fewest, crowded + slowed) + rest, max(usual, shared) + rest, 0.0
 
 
 def _time_of_cores(context: JudgeContext, iteration: float) -> float:
@@ -161,7 +162,13 @@ def _straggler(finding: Finding, context: JudgeContext, table: LoopTable) -> Cla
 
 
 def _host(finding: Finding, _: JudgeContext, table: LoopTable) -> Claim:
-    return _lost_share(finding, table, COMPUTING)
+    """Spread the fixed cost of a step over more samples; what is not known to be fixed may be so, too."""
+    fixed = lost_share(finding)
+    kept = 1 / policy.BATCH_LARGER
+    low = fixed * (1 - 1 / policy.BATCH_LARGER_LEAST)
+    value = (fixed + (1 - fixed) * policy.FIXED_TOO) * (1 - kept)
+    high = max(1 - kept / 2, value)
+    return Claim(table.length * value, low / value, high / value, COMPUTING) if value > 0 else Claim(table.length * 0.0)
 
 
 def _own_phase(finding: Finding, _: JudgeContext, table: LoopTable) -> Claim:
