@@ -373,7 +373,7 @@ def test_claims_outside_their_parts_are_cut():
 
 
 def test_other_load_on_the_machine_does_not_hide_what_workers_save():
-    """All cores are busy, but loading and steps take one of them: another core's worth is somebody else's."""
+    """All cores are busy, but loading and steps take one of them: another core's worth is that of other programs."""
     cpu = [
         (1 + tick / 2, 99.0, "algo-1", "cpu", f"cpu{core}", "CPUUtilization") for tick in range(20) for core in range(2)
     ]
