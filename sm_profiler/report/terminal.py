@@ -40,11 +40,10 @@ def terminal_summary(report: Report, colour: bool = False, *, width: int | None 
     if count:
         times = "once" if count == 1 else f"{count} times"
         lines.append(shorten(f"  interrupted {times} and resumed; {duration(downtime)} of downtime excluded", width))
-    lines += _wrap(f"Next: {main.next_step}", width)
-    others = _also(report.verdict.also, width)
+    last = [*_wrap(f"Next: {main.next_step}", width), *_also(report.verdict.also, width)]
     if report.broken:
-        others.append(shorten(printable(f"  {_broken(report.broken)}"), width))
-    return "\n".join([*lines[: MAX_LINES - len(others)], *others])
+        last.append(shorten(printable(f"  {_broken(report.broken)}"), width))
+    return "\n".join([*lines[: MAX_LINES - len(last)], *last])
 
 
 def _also(findings: Sequence[Finding], width: int) -> list[str]:

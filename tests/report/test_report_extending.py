@@ -99,5 +99,8 @@ def test_every_class_is_documented_and_judged(kind):
     assert kind.label
     assert kind.value in (ROOT / "docs" / "report.md").read_text()
     assert f"| {kind.label} | [{kind.value}](" in (ROOT / "docs" / "fix" / "index.md").read_text()
-    judges = "".join(path.read_text() for path in [*(REPORT / "judges").glob("*.py"), REPORT / "verdict.py"])
+    judges = "".join(
+        path.read_text()
+        for path in [*(REPORT / "judges").glob("*.py"), REPORT / "verdict.py", REPORT / "gpu" / "judge.py"]
+    )
     assert f"Class.{kind.name}" in judges
