@@ -29,6 +29,7 @@ WAITS = (
     (("multiprocessing/connection.py", "selectors.py"), "another process"),
 )
 RANKS = "the other ranks"
+FRAME = ("file", "line", "function")
 
 
 @attrs.frozen
@@ -123,7 +124,7 @@ def _frames(record: Record) -> list[tuple[str, int, str]]:
 
 
 def _is_frame(frame: object) -> bool:
-    return isinstance(frame, list) and len(frame) == 3 and isinstance(frame[1], int)  # noqa: PLR2004 - file, line, function
+    return isinstance(frame, list) and len(frame) == len(FRAME) and isinstance(frame[1], int)
 
 
 def _is_library(file: str) -> bool:
