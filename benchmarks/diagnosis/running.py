@@ -32,8 +32,15 @@ class Outcome:
 
     @property
     def speedup(self) -> float:
-        """Return how much faster the repaired twin makes a sample."""
-        return _per_sample(self.plain or self.planted) / _per_sample(self.repaired)
+        """Return how much faster the loop is without the problem.
+
+        That is the time that the script's diary counts in the same run. If it counts none, it is the ratio of the
+        planted script and its repaired twin, two runs between which the machine may have got slower or faster.
+        """
+        planted = self.plain or self.planted
+        if self.case.diary and not self.case.second:
+            return 1 / (1 - planted["shares"].get(self.case.diary, 0.0))
+        return _per_sample(planted) / _per_sample(self.repaired)
 
     @property
     def overhead(self) -> float | None:

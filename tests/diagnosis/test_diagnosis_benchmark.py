@@ -110,6 +110,13 @@ def test_scores_the_gain_by_what_the_repaired_twin_gained(speedup, right):
     assert one.gain_right is right
 
 
+def test_without_a_diary_of_the_problem_the_twin_measures_the_gain():
+    case = attrs.evolve(CASE, diary="")
+    slower = {**REPAIRED, "loop": 3.2}
+    found = Diagnosis(Named("INPUT_BOUND", speedup=(1.2, 1.3)))
+    assert score(Outcome(case, found, PLANTED, slower)).measured == 1.25
+
+
 def test_counts_right_verdicts_by_confidence():
     scores = [judged(Named("INPUT_BOUND", "high")), judged(Named("SYNC_BOUND", "high")), judged(Named("X", "low"))]
     assert reliability(scores) == {"high": (1, 2), "low": (0, 1)}
