@@ -27,7 +27,7 @@ class Augmented(Dataset):
         with run.spends("augmenting"):
             noise = [1.0] * 64
             for _ in range(self.rounds):
-                noise = jitter(noise)
+                noise = jitter(noise)  # GUILTY
         return sample * noise[0], index % 10
 
 
