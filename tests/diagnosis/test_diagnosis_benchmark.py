@@ -12,8 +12,7 @@ from benchmarks.diagnosis.running import Outcome
 from benchmarks.diagnosis.scoring import reliability, score
 from sm_profiler.report import Class
 
-PLANNED = {"LOGGING", "CHECKPOINTING", "MOVING_STRAGGLER", "GC_OUT_OF_PHASE", "RECOMPILATION", "OVERSUBSCRIBED",
-           "FAIL_SLOW", "USER_PHASE", "HANG"}  # fmt: skip
+PLANNED = {"RECOMPILATION", "OVERSUBSCRIBED", "HANG"}
 SCRIPTS = sorted(path for path in PROBLEMS.glob("*.py") if path.stem not in ("bench", "ranks"))
 CASE = next(case for case in CASES if case.script == "slow_getitem")
 REPAIRED = {"loop": 2.0, "samples": 100, "shares": {}}
