@@ -18,6 +18,7 @@ UTILIZATION, MEMORY = "GPUUtilization", "GPUMemoryUtilization"  # percent; the s
 POWER = "GPUPowerWatts"
 POWER_LIMIT = "GPUPowerLimitWatts"
 SM_CLOCK = "GPUSMClockMHz"
+MAX_SM_CLOCK = "GPUSMClockMaxMHz"
 MEMORY_CLOCK = "GPUMemoryClockMHz"
 TEMPERATURE = "GPUTemperatureCelsius"
 # 100 while the GPU is throttled for that reason, else 0: the average is the percentage of time.
@@ -159,6 +160,7 @@ class NvmlGpu:
             POWER: lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
             POWER_LIMIT: lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
             SM_CLOCK: lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            MAX_SM_CLOCK: lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
             MEMORY_CLOCK: lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
             TEMPERATURE: lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
         }

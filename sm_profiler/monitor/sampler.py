@@ -12,6 +12,7 @@ from sm_profiler.formats.system_writer import Measurement, SystemWriter, recover
 from sm_profiler.monitor.gpu import GpuSource, find_gpus
 from sm_profiler.monitor.limits import Limits
 from sm_profiler.monitor.metric_sources import Cpu, Disk, Memory, MetricSource, Network
+from sm_profiler.monitor.pressure import Nfs, Pressure, Swapping
 from sm_profiler.printable import logger_for
 from sm_profiler.signals import StopEvent
 
@@ -63,7 +64,9 @@ def machine_sources(interface: str = "") -> list[MetricSource]:
         interface: the network interface that connects the job's nodes, or "".
     """
     limits = Limits()
-    return [Cpu(limits), GpuSource(find_gpus), Memory(limits), Disk(), Network(interface)]
+    return [
+        Cpu(limits), GpuSource(find_gpus), Memory(limits), Disk(), Network(interface), Swapping(), Pressure(), Nfs(),
+    ]  # fmt: skip
 
 
 @attrs.define(eq=False)

@@ -135,6 +135,22 @@ CHANGED_CLOCK = T(1.08, "times; clocks vary by a few percent with temperature")
 CHANGED_POINTS = T(10.0, "percentage points, below which a change of use is not worth naming")
 CHANGED_BYTES = T(1e6, "bytes a second; logs and metrics cause less")
 
+# The machine.
+SWAPPED = T(1e6, "bytes a second read back from swap throughout the loop; single pages return now and then")
+SWAPPING = T(0.1, "of the time some process waits for memory; a machine with enough of it never waits")
+FAULT_S = T(1e-4, "seconds, the least that reading a page takes even from a local SSD; from other disks it is more")
+STORAGE = T(0.5, "of the waiting for data; the file system is busy for the loader in at least half of it")
+LOCAL_READS = T(5e6, "bytes a second from local disks; what the loader waits for comes from elsewhere then")
+CLOCKED_USE = T(40.0, "percent mean use; a GPU with less to do lowers its clock")
+THROTTLED = T(0.1, "of the time; a GPU that is cooled well is never throttled by heat or hardware")
+CLOCK_LOST = T(0.08, "of the usual clock, while throttled; clocks vary by a few percent with temperature")
+UNDERCLOCKED = T(0.25, "of the usual clock, without throttling by heat or hardware; power limits cost about a tenth")
+SUSTAINED_CLOCK = T(0.8, "of the highest clock; under full load a GPU runs at 80 to 95 % of it")
+POWER_CAPPED = T(0.5, "of the time at the power limit, which explains a low clock then")
+BATCH_ROOM = T(45.0, "percent of GPU memory; below, a batch twice as large fits, with a reserve")
+BATCH_FULL = T(90.0, "percent of GPU memory; above, no larger batch fits as it is")
+BATCH_RESERVE = T(10.0, "percent of GPU memory that a batch should leave for fragmentation and longer inputs")
+
 # Memory.
 GROWTH_SHARE = T(0.15, "of the memory in use at the start of the loop, gained in the loop after warming up")
 GROWTH_BYTES = T(50e6, "caches, allocator arenas and late imports gain some tens of megabytes in a healthy job")
@@ -254,7 +270,7 @@ MAX_PLACES = T(5, "lines that a finding points to; more do not help")
 PRECEDENCE: tuple[tuple[Class, ...], ...] = (
     (Class.HANG,),  # no faster step matters in a training that has stopped
     (
-        Class.IDLE, Class.FAIL_SLOW,
+        Class.IDLE, Class.FAIL_SLOW, Class.SWAPPING, Class.SLOW_STORAGE, Class.GPU_THROTTLED, Class.BATCH_TOO_SMALL,
         Class.INPUT_BOUND, Class.SYNC_BOUND, Class.USER_PHASE, Class.HOST_BOUND, Class.GC_BOUND, Class.PERIODIC_STALL,
         Class.OPTIMIZER_BOUND, Class.EVALUATION_BOUND, Class.INITIALIZATION_BOUND, Class.STEP_OUTLIERS, Class.STRAGGLER,
         Class.MOVING_STRAGGLER, Class.GC_OUT_OF_PHASE, Class.COMMUNICATION_BOUND, Class.UNBALANCED_GPUS, Class.MEMORY_GROWTH,
@@ -280,6 +296,12 @@ EXPLAINS: dict[Class, tuple[Class, ...]] = {
         Class.STEP_OUTLIERS,
     ),
     Class.IDLE: (Class.STEP_OUTLIERS, Class.SYNC_BOUND, Class.PERIODIC_STALL),
+    Class.SWAPPING: (
+        Class.FAIL_SLOW, Class.STEP_OUTLIERS, Class.INPUT_BOUND, Class.SYNC_BOUND, Class.SLOW_STORAGE, Class.MEMORY_GROWTH,
+    ),
+    Class.SLOW_STORAGE: (Class.INPUT_BOUND,),
+    Class.GPU_THROTTLED: (Class.FAIL_SLOW, Class.STRAGGLER),
+    Class.BATCH_TOO_SMALL: (Class.HOST_BOUND,),
     Class.FAIL_SLOW: (
         Class.INPUT_BOUND, Class.SYNC_BOUND, Class.OPTIMIZER_BOUND, Class.STEP_OUTLIERS, Class.PERIODIC_STALL,
         Class.STRAGGLER, Class.MOVING_STRAGGLER,

@@ -159,8 +159,23 @@ METRICS = {
     "TransmitBytesPerSecond": "sent",
     "ReadThroughputInBytesPerSecond": "disk_read",
     "WriteThroughputInBytesPerSecond": "disk_write",
+    "GPUSMClockMHz": "gpu_clock",
+    "GPUSMClockMaxMHz": "gpu_clock_max",
+    "GPUThrottledByPower": "gpu_by_power",
+    "GPUThrottledByHeat": "gpu_by_heat",
+    "GPUThrottledByHardware": "gpu_by_hardware",
+    "GPUTemperatureCelsius": "gpu_temperature",
+    "SwapInBytesPerSecond": "swap_in",
+    "SwapOutBytesPerSecond": "swap_out",
+    "MajorFaultsPerSecond": "major_faults",
+    "MemoryPressurePercent": "memory_pressure",
+    "IOPressurePercent": "io_pressure",
+    "NFSOperationsInProgress": "nfs_in_progress",
+    "NFSLatencyMilliseconds": "nfs_latency",
 }
-PER_DEVICE = ("gpu", "gpu_memory")
+PER_DEVICE = (
+    "gpu", "gpu_memory", "gpu_clock", "gpu_clock_max", "gpu_by_power", "gpu_by_heat", "gpu_by_hardware", "gpu_temperature",
+)  # fmt: skip
 CPU_FAMILY = ("cpu", "io_wait")
 
 

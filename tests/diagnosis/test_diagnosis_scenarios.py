@@ -16,7 +16,7 @@ EXPECTED = {
     "io-bottleneck": {Class.INPUT_BOUND},
     "low-gpu": {Class.HOST_BOUND},
     "fluctuating-gpu": {Class.HOST_BOUND},
-    "small-batch": {Class.HOST_BOUND},
+    "small-batch": {Class.BATCH_TOO_SMALL},
     "memory-increase": {Class.MEMORY_GROWTH},
     "unbalanced": {Class.UNBALANCED_GPUS},
     "step-outliers": {Class.PERIODIC_STALL},

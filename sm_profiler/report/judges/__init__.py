@@ -8,6 +8,7 @@ from sm_profiler.report.judges.inputs import judge_input
 from sm_profiler.report.judges.job import judge_evaluation, judge_initialization, judge_memory
 from sm_profiler.report.judges.judge_context import Judge, JudgeContext
 from sm_profiler.report.judges.loop import judge_declared, judge_gc, judge_host, judge_optimizer, judge_sync
+from sm_profiler.report.judges.machine import judge_batch, judge_clocks, judge_storage, judge_swapping
 from sm_profiler.report.judges.ranks import judge_communication, judge_straggler
 from sm_profiler.report.judges.slowdown import judge_slowdown
 from sm_profiler.report.judges.stalls import judge_outliers, judge_periodic
@@ -15,6 +16,7 @@ from sm_profiler.report.judges.turns import judge_gc_turns, judge_turns
 
 JUDGES: tuple[Judge, ...] = (
     judge_hang, judge_idle, judge_slowdown,
+    judge_swapping, judge_storage, judge_clocks, judge_batch,
     judge_input, judge_sync, judge_declared, judge_host, judge_gc, judge_optimizer, judge_periodic, judge_outliers, judge_evaluation,
     judge_initialization, judge_memory, judge_straggler, judge_turns, judge_gc_turns, judge_communication, judge_unbalanced, judge_compute,
     judge_saving, judge_logging,

@@ -137,7 +137,7 @@ def judge_host(context: JudgeContext) -> Finding | None:
     """Find steps dominated by Python and operator launches, and GPUs that the host does not keep busy."""
     if not context.ranks:
         return None
-    return _never_used(context) or _launches(context) or _gpu_idle_in_phases(context)
+    return _never_used(context) or _launches(context) or gpu_idle_in_phases(context)
 
 
 def _launches(context: JudgeContext) -> Finding | None:
@@ -198,7 +198,7 @@ def _tiny_steps(context: JudgeContext) -> Finding | None:
     )  # fmt: skip
 
 
-def _gpu_idle_in_phases(context: JudgeContext) -> Finding | None:
+def gpu_idle_in_phases(context: JudgeContext) -> Finding | None:
     """Find GPUs that are idle although the loop is nearly always in its phases."""
     gpu, idle = context.gpu_mean, context.gpu_idle
     if gpu is None or idle is None or context.wait >= policy.INPUT_WAIT or outside_share(context) >= policy.OUTSIDE:

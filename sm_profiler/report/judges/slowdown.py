@@ -20,7 +20,7 @@ from sm_profiler.report.model import Evidence, Finding
 METRICS = {
     "gpu_clock": ("GPU clock", "MHz"),
     "gpu": ("mean GPU use", "percent"),
-    "swapped": ("memory swapped in and out", "bytes/s"),
+    "swap_in": ("memory swapped in", "bytes/s"),
     "io_wait": ("I/O wait", "percent"),
     "cpu": ("mean CPU use", "percent"),
     "memory": ("memory in use", "percent"),
