@@ -141,7 +141,7 @@ def test_a_small_batch_leaves_the_gpu_idle_and_its_memory_free():
     assert any(one.metric == "batch size" and one.value == 8 for one in main.evidence)
 
 
-def test_a_batch_that_memory_limits_needs_room_first():
+def test_a_batch_that_memory_limits_has_to_shrink_first():
     main = verdict_of(training(400), gpu(use=25, memory=96)).main
     assert main.kind is Class.BATCH_TOO_SMALL
     assert "activation checkpointing" in main.next_step

@@ -185,7 +185,7 @@ def _gpu_mean(metrics: JobMetrics, metric: str, gpu: GpuMetrics) -> float | None
 
 
 def judge_batch(context: JudgeContext) -> Finding | None:
-    """Find batches too small for the GPU, with the room that its memory leaves."""
+    """Find batches too small for the GPU, with what its memory still holds."""
     idle = gpu_idle_in_phases(context)
     fullest = [gpu.memory_max for gpu in context.metrics.gpus if np.isfinite(gpu.memory_max)]
     gpu = context.gpu_mean
@@ -215,9 +215,9 @@ def judge_batch(context: JudgeContext) -> Finding | None:
             "Where the batch must stay small: torch.compile or CUDA graphs."
         )
     else:
-        headline = f"The GPU is busy {gpu:.0f} % of the time, but its memory ({used:.0f} % in use) leaves no room for a larger batch."
+        headline = f"The GPU is busy {gpu:.0f} % of the time, but its memory ({used:.0f} % in use) does not hold a larger batch."
         advice = (
-            "Make room for a larger batch: bf16 autocast, activation checkpointing, an optimizer with 8-bit states, gradients set to "
+            "Make the batch smaller in memory, then larger in samples: bf16 autocast, activation checkpointing, an optimizer with 8-bit states, gradients set to "
             "None; PyTorch keeps freed memory, so check torch.cuda.max_memory_allocated() first. Or launch less: torch.compile."
         )
     share = idle.share_of_time
