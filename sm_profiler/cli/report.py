@@ -46,6 +46,9 @@ class Command:
         parser.add_argument(
             "--compat", choices=["service"], help="reproduce the managed service's numbers, known errors included"
         )
+        parser.add_argument(
+            "--speedscope", type=Path, metavar="FILE", help="also write the sampled Python stacks for speedscope.app"
+        )
         parser.add_argument("--follow", action="store_true", help="update the report until the job ends")
         parser.add_argument("--strict", action="store_true", help="fail if any record cannot be read")
         parser.add_argument("--fail-on", choices=["issues"], help="exit with 1 if the verdict names a problem")
@@ -82,6 +85,8 @@ class Command:
             source = open_source(where, strict=options.strict)
             report = build(source)
         page = write(report, options.out or default_folder(job_name(source.uri)))
+        if options.speedscope:
+            write_speedscope(report, options.speedscope)
         print_summary(report, page)
         kind = report.verdict.kind
         return BAD if options.fail_on and not kind.is_healthy and kind.value != "INCONCLUSIVE" else DONE
@@ -146,6 +151,20 @@ def write(report: Report, out: str) -> str:
 
     write_report(report, out)
     return f"{out.rstrip('/')}/profiler-report.html"
+
+
+def write_speedscope(report: Report, path: Path) -> None:
+    """Write the sampled stacks of a job."""
+    import json
+
+    from sm_profiler.errors import SourceError
+    from sm_profiler.report.flame import to_speedscope
+    from sm_profiler.report.write import finite
+
+    try:
+        path.write_text(json.dumps(finite(to_speedscope(report.metrics.samples, report.metrics.name))))
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror or error}") from None
 
 
 def print_summary(report: Report, page: str) -> None:

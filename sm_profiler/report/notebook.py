@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from sm_profiler.report.flame import at_line
+from sm_profiler.report.formatting import percent
 from sm_profiler.report.gains import gain_sentence
-from sm_profiler.report.model import Report
+from sm_profiler.report.model import Finding, Report
 from sm_profiler.report.svg import clean, shorten
 
 
@@ -38,13 +40,22 @@ def _plain(text: str) -> str:
     return "".join(f"\\{sign}" if sign in r"\`*_{}[]<>#|$!&~" else sign for sign in line)
 
 
+def _where(finding: Finding) -> str:
+    """Return the lines of code behind a finding, as a list."""
+    lines = [
+        f"- {_plain(at_line(one))} in {_plain(one.function)}: {percent(one.share)} of the lost time"
+        for one in finding.where
+    ]
+    return "\n\n**Where:**\n\n" + "\n".join(lines) if lines else ""
+
+
 def _cells(report: Report) -> list[tuple[str, str]]:
     main = report.verdict.main
     source = json.dumps(clean(report.source))
     if report.gpu_traces and not report.metrics.ranks:
         return _cells_of_traces(report, source)
     return [
-        ("markdown", f"# {_plain(report.metrics.name)}\n\n**{main.kind.value}**: {_plain(main.headline)} {_plain(gain_sentence(main.gain))}\n\n**Next step:** {_plain(main.next_step)}"),
+        ("markdown", f"# {_plain(report.metrics.name)}\n\n**{main.kind.value}**: {_plain(main.headline)} {_plain(gain_sentence(main.gain))}{_where(main)}\n\n**Next step:** {_plain(main.next_step)}"),
         ("markdown", "This notebook reads the profile again and redraws the sections of the report. Change and extend it as you like."),
         ("code", f"SOURCE = {source}\n\nimport numpy as np\nimport pandas as pd\nfrom sm_profiler.source import open_source\nfrom sm_profiler.report import build_report\n\nreport = build_report(open_source(SOURCE))\nmetrics = report.metrics\nprint(report.verdict.kind.value, '-', report.verdict.main.headline)"),
         ("markdown", "## Where the training loop's time goes\n\nSeconds per process and part of the loop."),

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from sm_profiler._version import __version__
 from sm_profiler.report.blocks import Section
+from sm_profiler.report.flame import graphs
 from sm_profiler.report.gpu import section as gpu_section
 from sm_profiler.report.model import Report
 from sm_profiler.report.parts import COLOURS
@@ -38,6 +39,7 @@ def render_html(report: Report) -> str:
         tiles=glance(report),
         sections=_sections(report),
         timeline=timeline(report.metrics),
+        flames=graphs(report.metrics.samples),
         quality=report.quality,
         cost=report.cost,
     )

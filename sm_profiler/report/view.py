@@ -10,6 +10,7 @@ from sm_profiler.report import charts
 from sm_profiler.report.blocks import Picture
 from sm_profiler.report.charts import ChartPart
 from sm_profiler.report.classes import Class
+from sm_profiler.report.flame import at_line
 from sm_profiler.report.formatting import duration, in_unit, percent, plural, size
 from sm_profiler.report.gains import gain_sentence
 from sm_profiler.report.gpu import section as gpu_section
@@ -34,6 +35,17 @@ def finding_view(finding: Finding) -> dict[str, Any]:
         "confidence": finding.confidence,
         "healthy": finding.kind.is_healthy,
         "open": finding.kind is Class.INCONCLUSIVE,
+        "where": [
+            {
+                "place": at_line(one),
+                "function": shorten(one.function, 60),
+                "rank": shorten(one.rank, 40),
+                "phase": shorten(one.phase, 40),
+                "share": percent(one.share),
+                "source": shorten(one.source, 160),
+            }
+            for one in finding.where
+        ],
         "evidence": [
             {
                 "metric": one.metric,

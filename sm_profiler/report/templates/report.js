@@ -191,3 +191,65 @@
   new ResizeObserver(draw).observe(host);
   draw();
 })();
+
+(() => {
+  const search = document.getElementById("flame-search"), found = document.getElementById("flame-found");
+  if (!search) return;
+  const title = (frame) => frame.querySelector("title").textContent;
+  const all = [];
+  for (const host of document.querySelectorAll(".flames")) {
+    const frames = [...host.querySelectorAll(".frame")], reading = host.parentElement.querySelector(".reading");
+    const span = (frame) => ({ from: +frame.dataset.from, size: +frame.dataset.span, row: +frame.getAttribute("y") });
+    let current = null;
+    all.push(...frames);
+    const widen = (from, size) => {
+      for (const frame of frames) {
+        const own = span(frame), inside = own.from < from + size - 1e-9 && own.from + own.size > from + 1e-9;
+        frame.style.display = inside ? "" : "none";
+        const left = Math.max(own.from, from), right = Math.min(own.from + own.size, from + size);
+        frame.setAttribute("x", (100 * (left - from)) / size + "%");
+        frame.setAttribute("width", (100 * Math.max(right - left, 0)) / size + "%");
+      }
+    };
+    const select = (frame) => {
+      if (!frame) return;
+      if (current) current.classList.remove("current");
+      current = frame;
+      frame.classList.add("current");
+      reading.textContent = title(frame);
+    };
+    const whole = () => widen(0, 1);
+    const into = (frame) => { const { from, size } = span(frame); widen(from, size); select(frame); };
+    const within = (inner, outer) => inner.from >= outer.from - 1e-6 && inner.from + inner.size <= outer.from + outer.size + 1e-6;
+    const tall = frames.length ? +frames[0].getAttribute("height") : 0;
+    const parent = (frame) => { const own = span(frame); return frames.find((one) => { const other = span(one); return other.row === own.row - tall && within(own, other); }); };
+    const children = (frame) => { const own = span(frame); return frames.filter((one) => { const other = span(one); return other.row === own.row + tall && within(other, own); }); };
+    const beside = (frame, by) => {
+      const above = parent(frame), row = span(frame).row;
+      const siblings = above ? children(above) : frames.filter((one) => span(one).row === row);
+      return siblings[siblings.indexOf(frame) + by];
+    };
+    host.addEventListener("click", (event) => { const frame = event.target.closest(".frame"); if (frame) into(frame); else whole(); });
+    host.addEventListener("keydown", (event) => {
+      const acts = {
+        ArrowDown: () => select(current ? children(current)[0] : frames[0]), ArrowUp: () => select(current && parent(current)),
+        ArrowLeft: () => select(current && beside(current, -1)), ArrowRight: () => select(current && beside(current, 1)),
+        Enter: () => current && into(current), Escape: whole,
+      };
+      if (!acts[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      acts[event.key]();
+    });
+    host.addEventListener("focus", () => { if (!current) select(frames[0]); });
+  }
+  search.addEventListener("input", () => {
+    const wanted = search.value.trim().toLowerCase();
+    let count = 0;
+    for (const frame of all) {
+      const hit = wanted !== "" && title(frame).toLowerCase().includes(wanted);
+      frame.classList.toggle("found", hit);
+      count += hit;
+    }
+    found.textContent = wanted ? (count === 1 ? "1 frame" : count + " frames") : "";
+  });
+})();
