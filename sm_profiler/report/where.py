@@ -197,4 +197,6 @@ _BY_CLASS: dict[Class, Callable[[Finding, JobMetrics], tuple[Location, ...]]] = 
     Class.PERIODIC_STALL: _long_steps,
     Class.STEP_OUTLIERS: _long_steps,
     Class.STRAGGLER: _straggler,
+    Class.MOVING_STRAGGLER: _time(lambda one: _in_loop(one) and one.phase != "backward"),  # in which ranks meet
+    Class.GC_OUT_OF_PHASE: _phase("gc"),
 }
