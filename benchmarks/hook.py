@@ -61,9 +61,9 @@ def quartiles(values: list[float]) -> list[float]:
 Run = Callable[[], tuple[float, float]]
 
 
-def paired(without: Run, with_it: Run, pairs: int) -> dict[str, list[float]]:
+def paired(without: Run, with_it: Run, pairs: int, warm: int = 20) -> dict[str, list[float]]:
     """Quartiles of the step's time, of the time added to it, and of the CPU time (all threads) that is added to it, in µs."""
-    for _ in range(20):
+    for _ in range(warm):
         without(), with_it()
     base, walls, cpus = [], [], []
     for number in range(pairs):
@@ -149,6 +149,43 @@ def measure_writer(seconds: float = 15.0) -> float:
     return share
 
 
+SAMPLED_RUNS = 60  # of a pair of measure_sampler, about a second: fifteen samples
+
+
+def measure_sampler(pairs: int) -> tuple[dict[str, list[float]], list[float]]:
+    """The hook with its sampler and without, in pairs of a second each; CPU time of its thread as a share of the time."""
+    os.environ["SM_PROFILER_CONFIG"] = json.dumps({"ProfilingParameters": {"LocalPath": tempfile.mkdtemp()}})
+    from sm_profiler.hook import entry
+
+    run, _, _ = network()
+    hook = entry.install()
+    sampler = hook.session.sampler
+    run()
+    shares = []
+
+    def many() -> tuple[float, float]:
+        walls, cpus = zip(*(run() for _ in range(SAMPLED_RUNS)), strict=True)
+        return statistics.fmean(walls), statistics.fmean(cpus)
+
+    def on() -> tuple[float, float]:
+        sampler.forked()  # starts over
+        sampler.begin()
+        begun = time.perf_counter()
+        measured = many()
+        shares.append(sampler.cpu_seconds / (time.perf_counter() - begun))
+        return measured
+
+    def off() -> tuple[float, float]:
+        sampler.close()
+        return many()
+
+    off()
+    result = paired(off, on, pairs, warm=2)
+    hook.close()
+    entry.uninstall()
+    return result, quartiles(shares)
+
+
 def measure_in_smdebug() -> dict[str, list[float]]:
     """smdebug's hook with its windows over; runs in its own environment, also in pairs."""
     os.environ["SMPROFILER_CONFIG_PATH"] = str(Path(tempfile.mkdtemp(), "profilerconfig.json"))
@@ -198,6 +235,10 @@ def main() -> None:
     for name, row in rows.items():
         print(f"| {name} | {row['step']} | {row['added']} | {row['added_cpu']} |")
     print(f"the hook's thread at 100 steps a second: {measure_writer():.2%} of the training's time")
+    row, shares = measure_sampler(max(options.pairs // 8, 10))
+    print(
+        f"the sampler: {row['added']} µs added to a step of {row['step']} µs; CPU time of its thread: {shares} of the time"
+    )
     print(f"off: nothing is installed; the `.pth` line at the interpreter's start takes {measure_off()} µs")
     print(f"load: {os.getloadavg()[0]:.1f} over the last minute, {os.cpu_count()} cores")
 

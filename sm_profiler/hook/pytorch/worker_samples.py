@@ -23,6 +23,7 @@ SLOT_BYTES = 16_384  # of a worker
 MAX_STACKS = 60  # of a worker
 DELAY = 1 / 15
 SHARE = 0.002  # of the time: CPU time of a worker's sampler
+SAVED = 0.005  # seconds of it that may be saved up
 MAX_DELAY = 1.0
 PUBLISH_NS = 500_000_000
 PHASE = "worker"
@@ -117,7 +118,7 @@ class WorkerSampler:
             while not self._ended.wait(min(DELAY + max(-self._saved, 0.0) / SHARE, MAX_DELAY) * self._random.uniform(0.5, 1.5)):  # fmt: skip
                 before = self._own_cpu()
                 self.sample(self._clock())
-                self._saved = min(self._saved - (self._own_cpu() - before), 0.01)
+                self._saved = min(self._saved - (self._own_cpu() - before), SAVED)
         except Exception:  # noqa: BLE001, S110 - samples are an extra, and a worker must deliver its batches
             pass
 
