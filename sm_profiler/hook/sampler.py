@@ -21,7 +21,7 @@ from sm_profiler.config import Profile
 from sm_profiler.formats.event_names import SAMPLES
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.modes import ModeKeys
-from sm_profiler.hook.stacks import Key, Lengths, Place, StackReader, Tally, to_args
+from sm_profiler.hook.stacks import NEAR_SECONDS, Key, Lengths, Place, Prompt, StackReader, Tally, to_args
 from sm_profiler.hook.steps import Record, StepTracker
 
 SAMPLER = "sampler"
@@ -95,6 +95,7 @@ class Sampler(Collector):
         self.reader = StackReader()
         self.cpu_seconds = 0.0
         self._random = random.Random()  # noqa: S311 - not a secret; the script's own generator must not be touched
+        self._prompt = Prompt()
         self._reset()
 
     def _reset(self) -> None:
@@ -127,6 +128,7 @@ class Sampler(Collector):
         self.sources.clear()
         self.declared.clear()
         self.cpu_seconds = 0.0
+        self._prompt.forked()
         self._reset()
 
     def failed(self) -> None:
@@ -154,8 +156,8 @@ class Sampler(Collector):
     def _loop(self, stop: threading.Event) -> None:
         while not stop.wait(self.delay(self._clock()) * self._random.uniform(0.5, 1.5)):
             before = self._own_cpu()
-            now = self._clock()
-            self.sample(now)
+            self._prompt.wait(self._random.uniform(0, NEAR_SECONDS))
+            self.sample(now := self._clock())
             if now - self._written_ns >= self._write_every(now) * 1e9 and self._is_recording():
                 self.write(now)
             used = self._own_cpu() - before
@@ -181,14 +183,14 @@ class Sampler(Collector):
 
     def sample(self, now_ns: int) -> None:
         """Add one sample of the training thread, which counts for the time since the last one."""
-        seconds = (now_ns - self._last_ns) / 1e9
-        self._last_ns = now_ns
-        self._saved = min(self._saved + SHARE * seconds, SAVED)
-        stacks = self._frames()
+        stacks = self._frames()  # first, before another thread may take the interpreter
         frame = stacks.get(self._training_thread() or 0)
         del stacks  # frames keep what is local to them alive
         places, leaf = self.reader.read(frame)
         del frame
+        seconds = (now_ns - self._last_ns) / 1e9
+        self._last_ns = now_ns
+        self._saved = min(self._saved + SHARE * seconds, SAVED)
         long = self._follow_step(now_ns)
         phase = self.declared[-1] if self.declared else phase_of(self._tracker)
         if places:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+import threading
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +34,40 @@ _HOOK, _LIBRARY, _USER = range(3)
 _OWN = str(Path(__file__).parents[1]) + os.sep
 _STANDARD = str(Path(os.__file__).parent) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+PROMPT_SECONDS = 0.0005
+NEAR_SECONDS = 0.008  # longer than the interpreter's own interval
+
+
+class Prompt:
+    """Lets a thread interrupt Python code at a random point, by a shorter switch interval for a few milliseconds.
+
+    A thread that wakes up gets the interpreter when another one gives it up: in a call that waits or computes without
+    it, such as an operator of torch, or after 5 ms. So samples at wake-up miss Python code between such calls. A sampler
+    wakes up, waits for a random time with the short interval, and reads the stack before the others may interrupt it.
+    """
+
+    def __init__(self) -> None:
+        self._before: float | None = None
+        self._never = threading.Lock()  # unlike an event's wait, its timeout runs no Python code
+        self._never.acquire()
+
+    def wait(self, seconds: float) -> None:
+        """Wait, and interrupt soon."""
+        self._before = before = sys.getswitchinterval()
+        short = min(PROMPT_SECONDS, before)
+        sys.setswitchinterval(short)
+        self._never.acquire(timeout=seconds)
+        if sys.getswitchinterval() <= short:  # the script has not set another one
+            sys.setswitchinterval(before)
+        self._before = None
+
+    def forked(self) -> None:
+        """Restore the interval in a child that was forked while it was short."""
+        if self._before is not None:
+            sys.setswitchinterval(self._before)
+            self._before = None
 
 
 class StackReader:

@@ -17,7 +17,7 @@ from time import perf_counter_ns
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
-from sm_profiler.hook.stacks import Key, Lengths, StackReader, Tally
+from sm_profiler.hook.stacks import NEAR_SECONDS, Key, Lengths, Prompt, StackReader, Tally
 
 SLOT_BYTES = 16_384  # of a worker
 MAX_STACKS = 60  # of a worker
@@ -97,6 +97,7 @@ class WorkerSampler:
         self._last_ns = self._published_ns = clock()
         self._task_ns = 0
         self._saved = 0.0
+        self._prompt = Prompt()
         self._random = random.Random()  # noqa: S311 - not a secret; the script's own generator must not be touched
 
     def start(self) -> None:
@@ -117,6 +118,7 @@ class WorkerSampler:
         try:
             while not self._ended.wait(min(DELAY + max(-self._saved, 0.0) / SHARE, MAX_DELAY) * self._random.uniform(0.5, 1.5)):  # fmt: skip
                 before = self._own_cpu()
+                self._prompt.wait(self._random.uniform(0, NEAR_SECONDS))
                 self.sample(self._clock())
                 self._saved = min(self._saved - (self._own_cpu() - before), SAVED)
         except Exception:  # noqa: BLE001, S110 - samples are an extra, and a worker must deliver its batches
@@ -124,16 +126,17 @@ class WorkerSampler:
 
     def sample(self, now_ns: int) -> None:
         """Add one sample, if the worker has a task."""
+        waiting, frame = self._tasks.waiting, self._frames().get(self._thread_id)
+        places, leaf = ((), "") if waiting else self._reader.read(frame)
+        del frame
         seconds, self._last_ns = (now_ns - self._last_ns) / 1e9, now_ns
         self._saved += SHARE * seconds
         if self._tasks.came_ns != self._task_ns:
             self._task_ns = self._tasks.came_ns
             self._tally.settle()
-        if not self._tasks.waiting:
-            places, leaf = self._reader.read(self._frames().get(self._thread_id))
+        if places:
             long = bool(self._task_ns) and self._lengths.is_long((now_ns - self._task_ns) / 1e9)
-            if places:
-                self._tally.hold((PHASE, long, leaf, places), seconds)
+            self._tally.hold((PHASE, long, leaf, places), seconds)
         if now_ns - self._published_ns >= PUBLISH_NS:
             self._published_ns = now_ns
             self.publish()
