@@ -39,7 +39,7 @@ WRITE_SECONDS, LATER_SECONDS = 1.0, 10.0  # between events: at first, and once t
 LATER_AFTER = 60.0
 HOLD_SECONDS = 600.0  # for which samples wait until it is known whether their step is long
 END = {"outside": "end"}  # what no further step follows comes after the loop
-MAX_NOTES = 20  # collections a second whose caller is looked up
+MAX_NOTES = 200  # collections between two events whose caller is looked up
 
 
 class Source(Protocol):

@@ -62,11 +62,13 @@ class Lines:
         """Return line → seconds."""
         return {place: line.seconds for place, line in self.lines.items()}
 
-    def locations(self, weights: Weights, metrics: JobMetrics) -> tuple[Location, ...]:
-        """Return the lines with the most weight, or none if they were seen too rarely."""
+    def locations(
+        self, weights: Weights, metrics: JobMetrics, least: float = policy.WHERE_SAMPLES
+    ) -> tuple[Location, ...]:
+        """Return the lines with the most weight, or none if they were seen less often than `least` times."""
         total = sum(weight for weight in weights.values() if weight > 0)
         seen = sum(self.lines[place].count for place, weight in weights.items() if weight > 0)
-        if total <= 0 or seen < policy.WHERE_SAMPLES:
+        if total <= 0 or seen < least:
             return ()
         ranked = sorted(weights.items(), key=lambda item: (-item[1], item[0].file, item[0].line))[:MAX_LOCATIONS]
         found = []
@@ -170,6 +172,12 @@ def _excess(samples: list[Sampled], rank: Rank) -> tuple[Lines, Weights]:
     return long, {place: seconds - scale * spent.get(place, 0.0) for place, seconds in long.weights().items()}
 
 
+def _collections(_finding: Finding, metrics: JobMetrics) -> tuple[Location, ...]:
+    """Find the lines that caused collections; each was noted, so that one is enough."""
+    lines = Lines.of(one for one in metrics.samples.stacks if one.phase == "gc")
+    return lines.locations(lines.weights(), metrics, least=1)
+
+
 def _straggler(finding: Finding, metrics: JobMetrics) -> tuple[Location, ...]:
     """Find the lines on which the slow rank spends more of its loop than the others do."""
     name = next((one.where for one in finding.evidence if one.where), "")
@@ -191,12 +199,12 @@ _BY_CLASS: dict[Class, Callable[[Finding, JobMetrics], tuple[Location, ...]]] = 
     Class.SYNC_BOUND: _time(lambda one: _usual(one) and _outside_phases(one)),
     Class.HOST_BOUND: _time(lambda one: _usual(one) and one.phase != WAIT),
     Class.OPTIMIZER_BOUND: _phase("optimizer"),
-    Class.GC_BOUND: _phase("gc"),
+    Class.GC_BOUND: _collections,
     Class.EVALUATION_BOUND: _phase("evaluation"),
     Class.INITIALIZATION_BOUND: _phase("start"),
     Class.PERIODIC_STALL: _long_steps,
     Class.STEP_OUTLIERS: _long_steps,
     Class.STRAGGLER: _straggler,
     Class.MOVING_STRAGGLER: _time(lambda one: _in_loop(one) and one.phase != "backward"),  # in which ranks meet
-    Class.GC_OUT_OF_PHASE: _phase("gc"),
+    Class.GC_OUT_OF_PHASE: _collections,
 }

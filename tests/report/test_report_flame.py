@@ -135,7 +135,7 @@ def test_a_graph_draws_each_frame_with_its_share():
     assert graph.left_out == ""
 
 
-def test_a_graph_says_what_it_leaves_out():
+def test_a_graph_counts_what_it_leaves_out():
     stacks = [stack(1, 1, line) for line in range(2, 200)] + [stack(0.0001, 1, 900), stack(9, phase="forward")]
     (graph,) = graphs(Samples(tuple(stacks)))
     assert len(frames(graph.drawing)) <= MAX_FRAMES
