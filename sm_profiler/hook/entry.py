@@ -25,6 +25,7 @@ from sm_profiler.hook.monitor_launcher import accompany
 from sm_profiler.hook.python_collector import PYTHON, PythonStarter
 from sm_profiler.hook.sampler import SAMPLER, Sampler, is_wanted
 from sm_profiler.hook.session import UNSUPPORTED, Session
+from sm_profiler.hook.threads import Threads
 from sm_profiler.hook.timed_calls import TimedCalls
 from sm_profiler.printable import logger_for
 
@@ -202,6 +203,7 @@ def _start_session(profile: Profile, source: settings.ConfigText, framework: Fra
     session.add(
         GarbageCollector(session.append, session.work, on_collection=sampler.note_collection if sampler else None)
     )
+    session.add(Threads(session.append))
     calls = TimedCalls(session)
     session.add(calls)
     session.add(HangWatch(session))

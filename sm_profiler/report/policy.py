@@ -94,6 +94,18 @@ MANY_LONG = T(0.5, "if half of all steps are long, there is no usual step to com
 # Calls that the hook times one by one.
 SAVING = T(0.05, "share of the loop, like STALL_COST; a background save hides nearly all of it")
 LOGGING = T(0.10, "share of the loop; a log line costs tens of microseconds, which a tenth of a step far exceeds")
+RECOMPILING = T(0.05, "share of the loop, like STALL_COST; one compilation for each function is the start's")
+THREADS_PER_CORE = T(1.5, "threads of libraries and workers for each core; some more than cores do no harm")
+SWITCHES = T(500.0, "context switches a second and core; threads that fit onto the cores switch some ten times")
+CORE_WAIT = T(0.05, "of the loop that the main thread waits for a core, by its share of threads beyond the cores")
+CORE_WAIT_MOST = T(0.6, "share of the loop; more is other load on the machine, which fewer threads do not end")
+TRANSFER = T(0.10, "of the training thread's samples; a copy from pinned memory returns at once")
+TRANSFER_SAMPLES = T(10, "samples in copies; fewer are chance")
+RETRIES = T(5, "retried allocations; a few while the loop warms up are normal")
+RETRY_S = T(0.05, "seconds for each: the device finishes its work, and all cached memory is returned to the driver")
+RETRY_COST = T(
+    0.02, "share of the loop, estimated from RETRY_S; steps get longer irregularly, and memory is nearly full"
+)
 EXPLAINED = T(0.5, "of a finding's lost share; a symptom of which another finding explains most is not listed again")
 
 # Before the loop.
@@ -195,6 +207,7 @@ WHERE_ONE_RANK = T(0.9, "of a line's time; below it, other ranks run into the li
 # work costs nothing. An optimizer whose time on the GPU was measured stays a finding.
 HIDDEN_ABOVE = {
     Class.INPUT_BOUND: T(85.0, "percent; the GPU is idle for less than INPUT_WAIT"),
+    Class.TRANSFER_BOUND: T(85.0, "percent; the GPU computes while the copies run"),
     Class.SYNC_BOUND: T(80.0, "percent; the GPU is idle for less than OUTSIDE"),
     Class.OPTIMIZER_BOUND: T(80.0, "percent; the host may only wait in the optimizer for the GPU to finish"),
 }
@@ -274,7 +287,7 @@ PRECEDENCE: tuple[tuple[Class, ...], ...] = (
         Class.INPUT_BOUND, Class.SYNC_BOUND, Class.USER_PHASE, Class.HOST_BOUND, Class.GC_BOUND, Class.PERIODIC_STALL,
         Class.OPTIMIZER_BOUND, Class.EVALUATION_BOUND, Class.INITIALIZATION_BOUND, Class.STEP_OUTLIERS, Class.STRAGGLER,
         Class.MOVING_STRAGGLER, Class.GC_OUT_OF_PHASE, Class.COMMUNICATION_BOUND, Class.UNBALANCED_GPUS, Class.MEMORY_GROWTH,
-        Class.CHECKPOINTING, Class.LOGGING,
+        Class.CHECKPOINTING, Class.LOGGING, Class.RECOMPILATION, Class.OVERSUBSCRIBED, Class.ALLOCATOR,
         Class.TRANSFER_BOUND, Class.TENSOR_CORES_UNUSED, Class.MEMORY_BANDWIDTH_BOUND,
     ),
     (Class.COMPUTE_BOUND,),

@@ -15,6 +15,8 @@ import torch
 
 from sm_profiler.hook.adapter import FrameworkAdapter
 from sm_profiler.hook.import_watch import when_loaded
+from sm_profiler.hook.pytorch.allocator import Allocator
+from sm_profiler.hook.pytorch.compilations import Compilations
 from sm_profiler.hook.pytorch.cuda import CudaCollector
 from sm_profiler.hook.pytorch.detailed import DETAILED, DetailedCollector
 from sm_profiler.hook.pytorch.forward import Forwards, compiling_check
@@ -87,6 +89,8 @@ class PyTorchAdapter(FrameworkAdapter):
         self.cuda = CudaCollector(session, torch, self.forwards.models)
         self._operators = OperatorCount(session, torch)
         self._detailed = DetailedCollector(session, torch, self.forwards)
+        self._compiled = Compilations(session.append, lambda: session.tracker.number)
+        self._allocator = Allocator(session.append, torch)
 
     def install(self) -> None:
         """Patch torch and add the collectors."""
@@ -109,6 +113,8 @@ class PyTorchAdapter(FrameworkAdapter):
         self.forwards.discover()
         session.add(self._detailed)
         session.add(self._operators)
+        session.add(self._compiled)
+        session.add(self._allocator)
         self.cuda.install()
         when_loaded("torch._dynamo", self._dynamo_loaded)
 
@@ -119,6 +125,7 @@ class PyTorchAdapter(FrameworkAdapter):
             handler.__dict__.pop("clear", None)
             with contextlib.suppress(ValueError):
                 handler.remove_start_callback(self._compiling)
+        self._compiled.remove()
         self.forwards.remove()
         self.loaders.remove()
         self.cuda.stop()
@@ -131,7 +138,8 @@ class PyTorchAdapter(FrameworkAdapter):
         if self._constructor is not None:
             self._optimizer.__init__ = self._constructor
             self._constructor = None
-        for collector in (self.forwards, self.loaders, self._detailed, self._operators, self.cuda):
+        own = (self._compiled, self._allocator)
+        for collector in (self.forwards, self.loaders, self._detailed, self._operators, self.cuda, *own):
             self.session.discard(collector)
 
     def rank(self) -> int | None:
@@ -171,6 +179,7 @@ class PyTorchAdapter(FrameworkAdapter):
             self.forwards.watch_wrappers(frames.OptimizedModule)
             handler = import_module("torch._dynamo.callback").callback_handler
             handler.register_start_callback(self._compiling)
+            self._compiled.register(handler)
             self._compilations, clear = handler, handler.clear
 
             @functools.wraps(clear)
@@ -180,6 +189,7 @@ class PyTorchAdapter(FrameworkAdapter):
                 finally:
                     if self._compiling not in handler.start_callbacks:
                         handler.register_start_callback(self._compiling)
+                    self._compiled.register(handler)
 
             handler.clear = clear_and_register
         except (ImportError, AttributeError) as error:

@@ -10,6 +10,7 @@ from sm_profiler.report.judges.judge_context import Judge, JudgeContext
 from sm_profiler.report.judges.loop import judge_declared, judge_gc, judge_host, judge_optimizer, judge_sync
 from sm_profiler.report.judges.machine import judge_batch, judge_clocks, judge_storage, judge_swapping
 from sm_profiler.report.judges.ranks import judge_communication, judge_straggler
+from sm_profiler.report.judges.runtime import judge_allocator, judge_recompilation, judge_threads, judge_transfer
 from sm_profiler.report.judges.slowdown import judge_slowdown
 from sm_profiler.report.judges.stalls import judge_outliers, judge_periodic
 from sm_profiler.report.judges.turns import judge_gc_turns, judge_turns
@@ -19,7 +20,7 @@ JUDGES: tuple[Judge, ...] = (
     judge_swapping, judge_storage, judge_clocks, judge_batch,
     judge_input, judge_sync, judge_declared, judge_host, judge_gc, judge_optimizer, judge_periodic, judge_outliers, judge_evaluation,
     judge_initialization, judge_memory, judge_straggler, judge_turns, judge_gc_turns, judge_communication, judge_unbalanced, judge_compute,
-    judge_saving, judge_logging,
+    judge_saving, judge_logging, judge_recompilation, judge_threads, judge_transfer, judge_allocator,
 )  # fmt: skip
 
 __all__ = ["JUDGES", "Judge", "JudgeContext"]

@@ -1,0 +1,140 @@
+"""Compilations, threads, copies to the device and its allocator as causes, from made-up records and samples."""
+
+import attrs
+import pytest
+from report_helpers import gpu_samples, metrics_of, training
+
+from sm_profiler.formats import event_names
+from sm_profiler.report import Class
+from sm_profiler.report.judges import JudgeContext
+from sm_profiler.report.sample_fold import Place, Sampled, Samples
+from sm_profiler.report.step_fold import LoaderSettings
+from sm_profiler.report.verdict import decide
+
+LINE = {"file": "/code/model.py", "line": 12, "function": "forward"}
+
+
+def judged(rows, system_rows=(), **changes):
+    return decide(JudgeContext(attrs.evolve(metrics_of(rows, system_rows), **changes), {}))
+
+
+def with_compilations(again, every=20, length=0.3):
+    """Return a loop in which a forward every `every` steps contains a compilation."""
+    rows = training(400, every=every, stall=length)
+    ends = [row[2] + row[3] for row in rows if row[0].startswith("Step")]
+    args = {"again": again, "reason": "tensor 'x' size mismatch at index 0", **LINE}
+    for step in range(0, 399, every):
+        rows.append((event_names.COMPILE, "forward", ends[step] + 0.0001, length, "algo-1-0", step, args))
+    return rows
+
+
+def test_names_recompilations_and_their_reason():
+    rows = with_compilations(again=True)
+    rows.append((event_names.COMPILE, "graph break", 2.0, 0.0, "algo-1-0", -1, {"reason": "call to print", **LINE}))
+    verdict = judged(rows)
+    assert verdict.kind is Class.RECOMPILATION
+    assert "forward again 20 times, 300 ms each" in verdict.main.headline
+    shown = {one.metric: one.value for one in verdict.main.evidence}
+    assert shown["reason of the last"] == "tensor 'x' size mismatch at index 0"
+    assert shown["reason of the first graph break"] == "call to print"
+    assert verdict.main.where[0].line == 12
+    assert verdict.also == ()
+
+
+def test_first_compilations_belong_to_the_start():
+    rows = [
+        *training(400),
+        (event_names.COMPILE, "forward", 1.5, 2.0, "algo-1-0", 0, {"again": False}),
+        (event_names.COMPILE, "graph break", 2.0, 0.0, "algo-1-0", -1, {"reason": "call to print"}),
+    ]
+    assert judged(rows).kind is Class.BALANCED
+
+
+def threads(count, *, switches, waited):
+    """Return a loop with an event about threads on four cores."""
+    args = {"threads": count + 3, "library_threads": count, "cores": 4.0, "switches": switches * 5 * 4}
+    args["waited_ns"] = int(waited * 5e9)
+    return [*training(600), (event_names.THREADS, "threads", 1.0, 5.0, "algo-1-0", -1, args)]
+
+
+def test_finds_threads_that_keep_each_other_waiting():
+    verdict = judged(threads(32, switches=4000, waited=0.5))
+    assert verdict.kind is Class.OVERSUBSCRIBED
+    assert "32 threads of libraries and workers share 4 cores" in verdict.main.headline
+    assert "OMP_NUM_THREADS=4" in verdict.main.next_step
+    assert verdict.main.confidence == "medium"
+
+
+def test_workers_count_as_threads():
+    rows = threads(4, switches=4000, waited=0.5)
+    assert judged(rows).kind is Class.BALANCED
+    assert judged(rows, loader=LoaderSettings(12, 0)).kind is Class.OVERSUBSCRIBED
+
+
+@pytest.mark.parametrize(("count", "switches", "waited"), [(4, 4000, 0.5), (32, 40, 0.5), (32, 4000, 0.02)])
+def test_a_configuration_alone_or_a_busy_machine_is_no_finding(count, switches, waited):
+    assert judged(threads(count, switches=switches, waited=waited)).kind is Class.BALANCED
+
+
+def copies(seconds, source="batch = batch.to(device)"):
+    """Return samples of a loop, `seconds` of ten in one line."""
+    line, model = Place("/code/train.py", 20, "main"), Place("/code/train.py", 22, "main")
+    return Samples(
+        (
+            Sampled("algo-1-0", "outside", False, (line,), "", seconds, int(seconds * 15)),
+            Sampled("algo-1-0", "forward", False, (model,), "", 10 - seconds, 100),
+            Sampled("algo-1-0", "start", False, (line,), "", 30.0, 400),
+        ),
+        {("/code/train.py", 20): source},
+    )
+
+
+def test_finds_copies_from_pageable_memory():
+    verdict = judged(training(400, outside=0.004), gpu_samples(60, 8), samples=copies(3.0), loader=LoaderSettings(2, 0))
+    assert verdict.kind is Class.TRANSFER_BOUND
+    assert "30 % of the loop copying to the device from pageable memory" in verdict.main.headline
+    assert (verdict.main.where[0].line, verdict.main.where[0].source) == (20, "batch = batch.to(device)")
+    assert verdict.also == ()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "samples"),
+    [([], copies(3.0)), (gpu_samples(60, 8), copies(0.5)), (gpu_samples(60, 8), copies(3.0, "loss = model(batch)"))],
+)
+def test_no_copies_to_a_device_without_one_or_without_copying_lines(gpus, samples):
+    verdict = judged(training(400), gpus, samples=samples)
+    assert Class.TRANSFER_BOUND not in {verdict.kind, *(finding.kind for finding in verdict.also)}
+
+
+def test_copies_beside_a_busy_device_cost_nothing():
+    assert judged(training(400), gpu_samples(95, 5), samples=copies(3.0)).kind is Class.COMPUTE_BOUND
+
+
+def allocations(retries):
+    """Return a loop of some four seconds in which the allocator retries."""
+    counters = [(1.1, 2), (3.0, 2 + retries // 2), (4.5, 2 + retries)]
+    return training(400) + [
+        (
+            event_names.ALLOCATOR, "allocator", at, 0.0, "algo-1-0", -1,
+            {"device": 0, "retries": count, "ooms": 1, "reserved_bytes": 80_000_000_000, "split_bytes": 30_000_000_000},
+        )
+        for at, count in counters
+    ]  # fmt: skip
+
+
+def test_finds_retried_allocations():
+    verdict = judged(allocations(40))
+    assert verdict.kind is Class.ALLOCATOR
+    assert "40 times to make room, with 30 GB of 80 GB in unusable pieces" in verdict.main.headline
+    assert verdict.main.confidence == "medium"
+
+
+def test_a_few_retries_are_no_finding():
+    assert judged(allocations(3)).kind is Class.BALANCED
+
+
+@pytest.mark.parametrize("phase", [event_names.COMPILE, event_names.THREADS, event_names.ALLOCATOR])
+@pytest.mark.parametrize("args", [{}, {"again": True, "cores": "x", "retries": None, "library_threads": -3}])
+def test_damaged_arguments_do_no_harm(phase, args):
+    rows = training(400) + [(phase, "x", second + 0.2, 0.3, "algo-1-0", -1, args) for second in range(1, 5)]
+    assert judged(rows).main.headline
