@@ -75,7 +75,7 @@ def usable_cores() -> float:
 
 
 def waited_ns() -> int:
-    """Return how long the main thread has waited for a core; 0 if the kernel does not say."""
+    """Return how long the main thread has waited for a core; 0 if the kernel does not count it."""
     try:
         return int(WAITED.read_text().split()[1])
     except (OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""What the hook records of compilations, threads and torch's allocator on a device (made up)."""
+"""Records of compilations, of threads, and of torch's allocator on a device (made up)."""
 
 import types
 

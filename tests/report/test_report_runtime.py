@@ -125,7 +125,7 @@ def allocations(retries):
 def test_finds_retried_allocations():
     verdict = judged(allocations(40))
     assert verdict.kind is Class.ALLOCATOR
-    assert "40 times to make room, with 30 GB of 80 GB in unusable pieces" in verdict.main.headline
+    assert "40 times to serve a request, with 30 GB of 80 GB in unusable pieces" in verdict.main.headline
     assert verdict.main.confidence == "medium"
 
 

@@ -174,7 +174,7 @@ def judge_allocator(context: JudgeContext) -> Finding | None:
             evidence.append(Evidence("allocations that failed", round(_number(last, "ooms")), None, rank.name))
         worst = Finding(
             Class.ALLOCATOR,
-            f"torch's allocator freed its cache on the device {retries:.0f} times to make room"
+            f"torch's allocator freed its cache on the device {retries:.0f} times to serve a request"
             f"{f', with {size(split)} of {size(reserved)} in unusable pieces' if split else ''}.",
             tuple(evidence),
             "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. Use fewer different shapes (pad, or sort by length), free "
