@@ -122,6 +122,33 @@ def test_causes_claim_before_what_they_explain():
     assert gains[0][Class.GC_BOUND].value == pytest.approx(0.01 * policy.GC_SAVED / 0.0222, rel=0.02)
 
 
+def test_recorded_calls_are_saved_at_the_steps_in_which_they_happened():
+    rows = training(400, every=20, stall=0.1)
+    at = [1.0 + 0.0102 * (step + 1) + 0.1 * (step // 20) for step in range(0, 400, 20)]
+    rows += [
+        ("sm_profiler/save", "torch.save", start, 0.1, "algo-1-0", 20 * number, {"bytes": 10**6})
+        for number, start in enumerate(at)
+    ]
+    context = JudgeContext(metrics_of(rows), {})
+    assert decide(context).kind is Class.CHECKPOINTING
+    gain = gain_of(rows, Class.CHECKPOINTING)
+    assert contains(gain.seconds_per_step, 0.005)
+    assert gain.seconds_per_step.high / gain.seconds_per_step.low < 1.5
+    stall = Finding(Class.PERIODIC_STALL, "", (), "", 0.3)
+    verdict = with_gains(Verdict(decide(context).main, (stall,)), context)
+    assert verdict.also[0].gain.share_of_loop.value < 0.03
+
+
+def test_pauses_of_the_job_inside_the_loop_are_gains_of_the_job():
+    context = JudgeContext(metrics_of(training(400, wait=0.02)), {})
+    waits = next(iter([decide(context).main]))
+    pauses = Finding(Class.IDLE, "", (), "", 0.9, of="job", confidence="high")
+    verdict = with_gains(Verdict(pauses, (waits,)), context)
+    seconds = verdict.main.gain.seconds.value, verdict.also[0].gain.seconds.value
+    assert all(one > 0 for one in seconds)
+    assert sum(seconds) <= context.metrics.duration
+
+
 def test_waits_and_stalls_in_waits_are_not_claimed_twice():
     rows = training(600, wait=0.01)
     late = [(*row[:3], row[3], *row[4:]) for row in rows]

@@ -31,32 +31,39 @@ def with_gains(verdict: Verdict, context: JudgeContext, per_hour: float | None =
         context: what it was decided from.
         per_hour: dollars an hour for all nodes; None if unknown.
     """
-    table = loop_table(context.ranks)
+    table, metrics = loop_table(context.ranks), context.metrics
     loop = _Budget.of(table) if table is not None else None
-    outside = _time_outside(context.metrics)
     findings = [verdict.main, *verdict.also]
-    for place in _causes_first(findings):
+    left = metrics.duration  # seconds of the job that no finding has claimed
+    for place in _in_order(findings):
         finding, gain = findings[place], None
         if finding.kind.is_healthy or finding.kind is Class.INCONCLUSIVE or finding.kind in WITHOUT_TIME:
             pass
         elif finding.of == "job":
-            gain = _gain_of_job(finding, context.metrics, outside, per_hour)
-            outside = max(outside - (gain.seconds.value if gain else 0.0), 0.0)
+            gain = _gain_of_job(finding, metrics, left, per_hour)
         elif loop is not None:
             gain = loop.gain(claim_of(finding, context, loop.table), per_hour)
         findings[place] = attrs.evolve(finding, gain=gain)
+        left = max(left - (gain.seconds.value if gain else 0.0), 0.0)
     return attrs.evolve(verdict, main=findings[0], also=tuple(findings[1:]))
 
 
-def _causes_first(findings: list[Finding]) -> list[int]:
-    """Return the places of the findings in their order, but causes before the symptoms that they explain."""
-    kinds = {finding.kind for finding in findings}
+def _in_order(findings: list[Finding]) -> list[int]:
+    """Return the places of the findings in the order of their claims.
 
-    def depth(kind: Class, seen: frozenset[Class] = frozenset()) -> int:
-        causes = [one for one in kinds - seen if kind in policy.EXPLAINS.get(one, ())]
-        return 1 + max((depth(one, seen | {kind}) for one in causes), default=-1)
+    It is that of the verdict, but causes come before the symptoms that they explain, and time of the loop before time of
+    the job, which may contain it.
+    """
 
-    return sorted(range(len(findings)), key=lambda place: depth(findings[place].kind))
+    def causes(finding: Finding) -> list[Finding]:
+        kind = finding.kind
+        return [one for one in findings if kind in policy.EXPLAINS.get(one.kind, ()) or kind in one.explains]
+
+    def depth(finding: Finding, seen: frozenset[Class] = frozenset()) -> int:
+        above = [one for one in causes(finding) if one.kind not in seen | {finding.kind}]
+        return 1 + max((depth(one, seen | {finding.kind}) for one in above), default=-1)
+
+    return sorted(range(len(findings)), key=lambda place: (findings[place].of == "job", depth(findings[place])))
 
 
 @attrs.define(eq=False)
@@ -65,15 +72,16 @@ class _Budget:
 
     table: LoopTable
     blocks: Blocks
-    left: Floats  # shape (parts, blocks)
+    whole: Floats  # shape (parts, blocks)
+    left: Floats  # of it
     spread: float  # of a step from run to run
     claimed: float = 0.0  # share of the loop
 
     @classmethod
     def of(cls, table: LoopTable) -> _Budget:
         blocks = Blocks.of(table.length)
-        left = blocks.sums(table.seconds) * float(policy.GAIN_MOST)
-        return cls(table, blocks, left, unsteadiness(table.training[: table.steps]))
+        whole = blocks.sums(table.seconds) * float(policy.GAIN_MOST)
+        return cls(table, blocks, whole, whole.copy(), unsteadiness(table.training[: table.steps]))
 
     def gain(self, claim: Claim, per_hour: float | None) -> Gain:
         """Take the claim's seconds from what is left."""
@@ -98,30 +106,23 @@ class _Budget:
 
     def _take(self, wanted: Floats, claim: Claim) -> Floats:
         """Return the seconds of each block that were left for the claim, and subtract them."""
-        taken = np.zeros_like(wanted)
+        taken, held = np.zeros_like(wanted), np.zeros_like(wanted)
         for key in claim.parts:
             part = self.left[row_keys().index(key)]
+            held += self.whole[row_keys().index(key)]
             found = np.minimum(part, wanted - taken)
             part -= found
             taken += found
-        if not claim.strict:
-            rest = self.left.sum(axis=0)
-            share = np.where(rest > 0, np.minimum((wanted - taken) / np.where(rest > 0, rest, 1.0), 1.0), 0.0)
-            share = np.maximum(share, 0.0)
+        if not claim.strict:  # what these parts never held lies in others; what is claimed already does not
+            beyond, rest = np.maximum(wanted - held, 0.0), self.left.sum(axis=0)
+            share = np.where(rest > 0, np.minimum(beyond / np.where(rest > 0, rest, 1.0), 1.0), 0.0)
             taken += rest * share
             self.left *= 1 - share
         return taken
 
 
-def _time_outside(metrics: JobMetrics) -> float:
-    """Return the seconds of the job outside its loop."""
-    loop = metrics.loop
-    inside = loop[1] - loop[0] if loop else 0.0
-    return max(metrics.duration - inside, 0.0) if np.isfinite(inside) else 0.0
-
-
-def _gain_of_job(finding: Finding, metrics: JobMetrics, outside: float, per_hour: float | None) -> Gain | None:
-    """Return what the repair of a finding outside the loop saves; None if the job's length is unknown."""
+def _gain_of_job(finding: Finding, metrics: JobMetrics, left: float, per_hour: float | None) -> Gain | None:
+    """Return what the repair of a finding about the whole job saves; None if the job's length is unknown."""
     whole = metrics.duration
     if whole <= 0:
         return None
@@ -131,7 +132,7 @@ def _gain_of_job(finding: Finding, metrics: JobMetrics, outside: float, per_hour
     else:
         low, value = policy.UNMODELLED[finding.confidence]
         beyond, factors = whole * lost_share(finding), (low, value, 1.0)
-    seconds = Interval(*(min(beyond * factor, outside) for factor in factors))
+    seconds = Interval(*(min(beyond * factor, left) for factor in factors))
     most = float(policy.GAIN_MOST)
     speedup = Interval(*(1 / (1 - min(one / whole, most)) for one in attrs.astuple(seconds)))
     return Gain(NOTHING, NOTHING, speedup, _dollars(seconds, per_hour), seconds, "job")

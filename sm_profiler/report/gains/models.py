@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Floats
 from sm_profiler.report import parts, policy
 from sm_profiler.report.classes import Class
@@ -49,19 +50,21 @@ def _input(_: Finding, context: JudgeContext, table: LoopTable) -> Claim | None:
     if pool.now < 0:
         left = policy.INPUT_WAIT_MS / 1e3, policy.LOADER_REST_MS / 1e3, 0.0
     else:
-        left = _left(pool, wait[rows], compute[rows], _time_of_cores(context, float(table.training[rows].mean())))
+        left = _left(pool, wait[rows], compute[rows], _busy(context, pool, float(table.training[rows].mean())))
     mean = float(wait[rows].mean())
     return Claim.of_scenarios([wait * (1 - min(one / mean, 1.0)) for one in left], ("wait",))
 
 
-def _left(pool: Workers, wait: Floats, compute: Floats, busy: float) -> tuple[float, float, float]:
+def _left(
+    pool: Workers, wait: Floats, compute: Floats, busy: Callable[[float, float], tuple[float, float]]
+) -> tuple[float, float, float]:
     """Return the seconds by which a step is longer than its computation after the repair: at worst, usually, at best.
 
     Args:
         pool: the workers, as they are and as advised.
         wait: seconds of each step spent waiting.
         compute: seconds of each step without waiting.
-        busy: seconds in which all cores together do what they do in a step today.
+        busy: estimates the seconds in which all cores together do the work of a step.
     """
     fetch, rest, mean = fetch_times(wait, wait + compute, pool.now), policy.LOADER_REST_MS / 1e3, float(compute.mean())
     if not pool.idle and pool.cores and pool.needed > pool.cores:  # only less preprocessing helps
@@ -72,17 +75,34 @@ def _left(pool: Workers, wait: Floats, compute: Floats, busy: float) -> tuple[fl
     fewest = simulated_wait(fetch, compute, max(pool.needed, pool.now + 1))
     if pool.idle or not pool.cores:
         return max(fewest, policy.INPUT_WAIT_MS / 1e3), usual + rest, 0.0
-    # workers that compute need cores, and the work of all cores does not become less; the step takes one of them, or all
-    load = float((wait if pool.now <= 0 else (wait + compute) * pool.now).mean())
-    shared, crowded = (max(min(busy, load / pool.cores + step) - mean, 0.0) for step in (mean / pool.cores, mean))
+    # workers that compute need cores, and the work of all cores does not become less
     slowed = mean * (policy.LOADER_SLOWED - 1)
+    load = float((wait if pool.now <= 0 else (wait + compute) * pool.now).mean())
+    shared, crowded = (max(one - mean, 0.0) for one in busy(load, mean))
     return max(fewest, crowded + slowed) + rest, max(usual, shared) + rest, 0.0
 
 
-def _time_of_cores(context: JudgeContext, iteration: float) -> float:
-    """Return the seconds in which all cores together do what they did in a step; 0 if their use is unknown."""
+def _busy(context: JudgeContext, pool: Workers, iteration: float) -> Callable[[float, float], tuple[float, float]]:
+    """Return how to estimate the seconds in which all cores together do the job's work of a step: usually, at worst.
+
+    The function takes the seconds of loading and of the step itself. Without workers, all is done by the training process,
+    whose CPU time is known; otherwise it is bounded by what all programs on the machine do, and by what the job can do: the
+    step takes one core, or all of them.
+    """
+    used = [
+        usage.cores(rank.start, rank.end) for rank in context.ranks if (usage := context.metrics.usage.get(rank.name))
+    ]
+    own = [one for one in used if one is not None]
     cpu = context.metrics.mean_of("cpu")
-    return iteration * min(max(cpu, 0.0), 100.0) / 100 if cpu is not None else 0.0
+    everything = iteration * min(max(cpu, 0.0), 100.0) / 100 if cpu is not None else 0.0
+
+    def of(load: float, step: float) -> tuple[float, float]:
+        if pool.now == 0 and own:
+            exact = iteration * float(np.mean(own)) / pool.cores
+            return exact, exact
+        return min(everything, (load + step) / pool.cores), min(everything, load / pool.cores + step)
+
+    return of
 
 
 def _sync(_: Finding, __: JudgeContext, table: LoopTable) -> Claim:
@@ -171,6 +191,29 @@ def _host(finding: Finding, _: JudgeContext, table: LoopTable) -> Claim:
     return Claim(table.length * value, low / value, high / value, COMPUTING) if value > 0 else Claim(table.length * 0.0)
 
 
+def _calls(phase: str) -> Model:
+    """Return the model for calls that the hook recorded one by one: they happen rarely, or in another thread."""
+
+    def claim(finding: Finding, context: JudgeContext, table: LoopTable) -> Claim | None:
+        records = context.metrics.records.get(phase)
+        seconds = np.zeros(len(table.index))
+        for rank in context.ranks if records else ():
+            starts = rank.iterations.start
+            own = [one for one in records.of(rank.name) if starts[0] <= one.start <= rank.end] if records else []
+            at = np.searchsorted(starts, np.asarray([one.start for one in own], np.float64), side="right") - 1
+            spent = np.zeros(len(starts))
+            np.add.at(spent, at, [max(one.seconds, 0.0) for one in own])
+            seconds += table.placed(rank.iterations.index, spent)
+        total = float(seconds.sum())
+        if total <= 0:
+            return None
+        least, value = policy.EXCESS_SAVED_LEAST, policy.EXCESS_SAVED
+        scale = lost_share(finding) * table.total / total * value
+        return Claim(seconds * scale, least / value, 1 / value, ("outside", EVALUATION))
+
+    return claim
+
+
 def _own_phase(finding: Finding, _: JudgeContext, table: LoopTable) -> Claim:
     return _lost_share(finding, table, (parts.DECLARED,))
 
@@ -185,6 +228,8 @@ MODELS: dict[Class, Model] = {
     Class.GC_BOUND: _collections,
     Class.PERIODIC_STALL: _stalls,
     Class.STEP_OUTLIERS: _stalls,
+    Class.CHECKPOINTING: _calls(event_names.SAVE),
+    Class.LOGGING: _calls(event_names.LOG),
     Class.EVALUATION_BOUND: _evaluation,
     Class.OPTIMIZER_BOUND: _optimizer,
     Class.STRAGGLER: _straggler,
