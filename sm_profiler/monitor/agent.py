@@ -248,7 +248,6 @@ def main(arguments: list[str]) -> None:
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     root = Path(task.root)
     lock = NodeLock(root, task.node, fd)
-    lock.sign()
     interval_s = min(max(task.interval_ms, MIN_INTERVAL_MS), MAX_INTERVAL_MS) / 1000
     agent = Agent(
         task,
@@ -261,6 +260,7 @@ def main(arguments: list[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: agent.terminate())
     agent.wake.set_on(signal.SIGUSR1)
+    lock.sign()  # from now on, SIGUSR1 wakes this process
     signal_when_parent_ends(signal.SIGUSR1)
     agent.run()
     logging.shutdown()

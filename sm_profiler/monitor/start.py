@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Mapping
@@ -21,7 +22,8 @@ logger = logger_for("sm_profiler")
 END_SECONDS = 60.0  # how long the last process of a job waits for the upload of the last files
 LOCAL_SECONDS = 15.0  # the same if nothing is uploaded: the monitor only writes its last minute
 NOTICE_SECONDS = 5.0  # wait after which it reports what it waits for
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.02
+WAKE = signal.SIGUSR1  # of a monitor that has signed its lock; earlier, it would kill it
 
 
 @attrs.define(eq=False)
@@ -53,6 +55,8 @@ class Registration:
         if registry.living():
             return
         lock, began, noticed, watch = NodeLock(root, node), time.monotonic(), False, StopWatch()
+        if self.monitor is not None and lock.signer() == self.monitor.pid:
+            self.monitor.send_signal(WAKE)  # it would look after this process once a second only
         while lock.is_held() and not self._has_ended():
             waited = time.monotonic() - began
             monitor = self.monitor.pid if self.monitor is not None else lock.signer()

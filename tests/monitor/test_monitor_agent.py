@@ -355,6 +355,19 @@ def test_leaving_does_not_wait_for_a_stopped_monitor(tmp_path, monkeypatch, capl
     assert f"process {stopped.pid}, which is stopped" in record.getMessage()
 
 
+@pytest.mark.parametrize("signed", [True, False])
+def test_leaving_wakes_a_monitor_that_is_ready_for_it(tmp_path, signed):
+    lock = NodeLock(tmp_path, "algo-1")
+    assert lock.acquire()
+    with subprocess.Popen(["sleep", "100"]) as monitor:  # which the signal ends
+        if signed:
+            os.pwrite(lock.fd, str(monitor.pid).encode(), 0)
+        Registration(Task(str(tmp_path), "algo-1"), os.getpid(), monitor).leave(seconds=0.2 if not signed else 600)
+        assert monitor.poll() == (-signal.SIGUSR1 if signed else None)
+        monitor.kill()
+    lock.release()
+
+
 def test_leaving_does_not_wait_long_for_a_monitor_that_uploads_nothing(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("sm_profiler.monitor.start.LOCAL_SECONDS", 0.1)
     lock = NodeLock(tmp_path, "algo-1")
