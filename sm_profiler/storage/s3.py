@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any, BinaryIO, TypeVar
 
-from sm_profiler.storage.base import FileInfo, MissingFileError, jittered_pause
+from sm_profiler.errors import SourceError
+from sm_profiler.storage.base import FileInfo, MissingFileError, UnreadableFileError, jittered_pause
 from sm_profiler.storage.s3_client import REQUEST_ERRORS, create_client, explain, is_transient
 
 Result = TypeVar("Result")
@@ -15,6 +16,7 @@ Result = TypeVar("Result")
 ATTEMPTS = 6
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.375, 20.0
 PARALLEL = 16
+MAX_OBJECT_BYTES = 4 << 30  # that is read at once
 MULTIPART_BYTES = 32 << 20  # larger files are uploaded in parts
 
 
@@ -73,17 +75,19 @@ class S3Storage:
                 key = item["Key"]
                 # An endpoint may answer with keys outside the prefix; keys that end in a slash are folders.
                 if key.startswith(self.prefix) and not key.endswith("/"):
-                    yield FileInfo(
-                        key[len(self.prefix) :], item["Size"], item["LastModified"].timestamp(), item.get("ETag", "")
-                    )
+                    changed = item["LastModified"].timestamp() if "LastModified" in item else 0.0
+                    yield FileInfo(key[len(self.prefix) :], item.get("Size", 0), changed, item.get("ETag", ""))
             token = page.get("NextContinuationToken")
             if not page.get("IsTruncated") or not token:
                 return
+            if token == request.get("ContinuationToken"):
+                raise SourceError(f"{self.uri}: the endpoint answers with the same page of the listing again")
             request["ContinuationToken"] = token
 
     def read(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
         """Return the bytes of an object, or those from `start` up to but not including `end`."""
         request = {**self._address(key), **self._payer}
+        most = MAX_OBJECT_BYTES if end is None else end - (start or 0)
         if start is not None or end is not None:
             if end is not None and end <= (start or 0):
                 return b""
@@ -92,10 +96,16 @@ class S3Storage:
         def get() -> bytes:
             answer = self._client.get_object(**request)
             # Not as a context manager: that would return the underlying stream, whose errors are not botocore's.
+            length = answer.get("ContentLength")
             with closing(answer["Body"]) as body:
-                data: bytes = body.read()
-            if len(data) != answer["ContentLength"]:
-                raise ConnectionError(f"only {len(data)} of {answer['ContentLength']} bytes arrived")
+                if length is not None and length > most:
+                    raise UnreadableFileError(f"{self.uri}/{key}: {length} bytes instead of at most {most}")
+                data: bytes = body.read(most + 1)
+                if len(data) > most:
+                    raise UnreadableFileError(f"{self.uri}/{key}: more than {most} bytes")
+                body.read(1)  # at its end, boto3 compares length and checksum
+            if length is not None and len(data) != length:
+                raise ConnectionError(f"only {len(data)} of {length} bytes arrived")
             return data
 
         return self._call(get, key)

@@ -7,7 +7,7 @@ import botocore.session
 import pytest
 
 from sm_profiler.errors import SourceError
-from sm_profiler.storage import MissingFileError, download, open_storage, read_all, s3_client
+from sm_profiler.storage import MissingFileError, download, open_storage, read_all, s3, s3_client
 from sm_profiler.storage.s3 import ATTEMPTS, S3Storage
 from sm_profiler.storage.s3_client import CONNECT_SECONDS, READ_SECONDS, create_client, is_aws
 
@@ -169,6 +169,32 @@ def test_an_endpoint_cannot_add_keys_outside_the_prefix(endpoint, storage):
             return {"Contents": [{"Key": key, "Size": 1, "LastModified": now, "ETag": ""} for key in keys]}
 
     assert [info.key for info in S3Storage("jobs", "job-1/profiler-output", client=Lying()).list()] == ["ok"]
+
+
+LISTED = """<ListBucketResult><Name>jobs</Name><IsTruncated>{}</IsTruncated>{}
+<Contents><Key>x/a</Key></Contents></ListBucketResult>"""
+
+
+def test_a_listing_that_repeats_itself_ends_in_one_line(endpoint, storage):
+    page = LISTED.format("true", "<NextContinuationToken>again</NextContinuationToken>")
+    endpoint.rules.append(lambda *_: ("200 OK", page))
+    with pytest.raises(SourceError, match="same page of the listing again"):
+        list(storage.list())
+
+
+def test_a_listing_without_sizes_and_times_is_read(endpoint, storage):
+    endpoint.rules.append(lambda *_: ("200 OK", LISTED.format("false", "")))
+    (info,) = S3Storage("jobs", "x").list()
+    assert (info.key, info.size, info.mtime) == ("a", 0, 0.0)
+
+
+def test_an_answer_larger_than_asked_for_is_not_read(endpoint, storage, monkeypatch):
+    endpoint.rules.append(lambda *_: ("206 Partial Content", "x" * 1000))
+    with pytest.raises(SourceError, match="1000 bytes instead of at most 10"):
+        storage.read("a", 0, 10)
+    monkeypatch.setattr(s3, "MAX_OBJECT_BYTES", 100)
+    with pytest.raises(SourceError, match="1000 bytes instead of at most 100"):
+        storage.read("a")
 
 
 def test_reads_in_parallel_in_order_with_bounded_memory(endpoint, storage, monkeypatch):
