@@ -188,7 +188,7 @@ def test_a_listing_without_sizes_and_times_is_read(endpoint, storage):
     assert (info.key, info.size, info.mtime) == ("a", 0, 0.0)
 
 
-def test_an_answer_larger_than_asked_for_is_not_read(endpoint, storage, monkeypatch):
+def test_an_answer_larger_than_requested_is_not_read(endpoint, storage, monkeypatch):
     endpoint.rules.append(lambda *_: ("206 Partial Content", "x" * 1000))
     with pytest.raises(SourceError, match="1000 bytes instead of at most 10"):
         storage.read("a", 0, 10)
