@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import ast
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
+ENOUGH, RARE = 8, 6  # occurrences; times the usual
 torch.set_num_threads(1)  # the machines differ in cores; a step should not
 
 
@@ -30,6 +34,7 @@ class Run:
     def __init__(self, **defaults):
         self._options = dict(defaults)
         self._seconds, self._counts = defaultdict(float), defaultdict(int)
+        self._gaps, self._ended, self._began, self._stepped = defaultdict(list), {}, 0.0, []
         self._started, self._loop = time.perf_counter(), 0.0
         self.repaired, self._usual, self._diary = False, 0.0, ""
         self.samples = 0  # in all steps, if the repaired twin has other batches
@@ -44,7 +49,9 @@ class Run:
                 self._diary = next(words)
             else:
                 self._options[name] = type(defaults[name])(ast.literal_eval(next(words)))
-        if not self.repaired and not self._usual:
+        if self.repaired:
+            register_optimizer_step_post_hook(lambda *_: self._stepped.append(time.perf_counter()))
+        elif not self._usual:
             self._usual = self._measure()
 
     def __getattr__(self, name):
@@ -83,16 +90,40 @@ class Run:
     def spends(self, what):
         """Add the seconds of a block to the diary."""
         start = time.perf_counter()
+        if before := self._ended.get(what, self._began):
+            self._gaps[what].append(start - before)
         yield
-        self._seconds[what] += time.perf_counter() - start
+        self._ended[what] = time.perf_counter()
+        self._seconds[what] += self._ended[what] - start
         self._counts[what] += 1
 
     @contextmanager
     def training(self):
         """Time the training loop."""
-        start = time.perf_counter()
+        self._began = time.perf_counter()
         yield
-        self._loop += time.perf_counter() - start
+        self._loop += time.perf_counter() - self._began
+
+    def _step(self) -> float:
+        """Return the seconds of a healthy step: between calls of the optimizer, the mean without the slow first ones."""
+        gaps = [later - earlier for earlier, later in pairwise(self._stepped)]
+        if len(gaps) < ENOUGH:
+            return self._loop / self.steps
+        usual = statistics.median(gaps)
+        return statistics.fmean(gap for gap in gaps if gap < RARE * usual)
+
+    def _share(self, what) -> float:
+        """Return the part of the loop that an activity takes.
+
+        The first step imports the compiler of PyTorch, and a profiler may start something between two steps. So the
+        time between two occurrences counts as at most a few times the usual.
+        """
+        spent, rest = self._seconds[what], self._loop - self._seconds[what]
+        gaps = sorted(self._gaps[what], reverse=True)[: self.steps]
+        if len(gaps) >= ENOUGH:
+            usual = statistics.median(gaps)
+            rest -= sum(gap - usual for gap in gaps if gap > RARE * usual)
+        return spent / max(spent + rest, 1e-9)
 
     def close(self, **facts):
         """Write the diary."""
@@ -100,12 +131,12 @@ class Run:
             diary = {
                 "total": time.perf_counter() - self._started,
                 "loop": self._loop,
-                "step": self._loop / self.steps,
+                "step": self._step(),
                 "steps": self.steps,
                 "samples": self.samples or self.steps,
                 "usual": self._usual,
                 "seconds": self._seconds,
-                "shares": {what: seconds / max(self._loop, 1e-9) for what, seconds in self._seconds.items()},
+                "shares": {what: self._share(what) for what in self._seconds},
                 "counts": self._counts,
                 **facts,
             }

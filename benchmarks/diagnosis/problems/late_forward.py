@@ -19,7 +19,8 @@ class Encoder(nn.Module):
 
     def forward(self, x):
         if self.late:
-            time.sleep(self.late)  # GUILTY
+            with run.spends("late"):
+                time.sleep(self.late)  # GUILTY
         return self.layers(x)
 
 
