@@ -201,6 +201,7 @@ COMPUTE = T(80.0, "percent mean GPU use in the loop; the accelerator is the limi
 # Lines of code.
 WHERE_SAMPLES = T(5, "samples; with fewer, the line seen most often may be there by chance")
 WHERE_SHARE = T(0.05, "of the lost time; repairing a line below it gains nothing that could be measured")
+WHERE_FORWARD = T(0.2, "of what long backward passes lose; a backward pass takes twice its forward, so both grew")
 WHERE_ONE_RANK = T(0.9, "of a line's time; below it, other ranks run into the line as well")
 
 # Classes that a busy GPU rules out, each with the mean GPU use above which it does: what the host does while the GPU has

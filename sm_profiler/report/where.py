@@ -145,11 +145,21 @@ def _long_steps(_finding: Finding, metrics: JobMetrics) -> tuple[Location, ...]:
     worst = max(stalled, key=lambda rank: rank.stall_share)
     stacks = [one for one in metrics.samples.stacks if one.process in {rank.name for rank in stalled}]
     in_part = [one for one in stacks if _is_in(one, worst.stalls.where)]
-    for chosen in (in_part, [one for one in stacks if _in_loop(one)]):
+    searched = [in_part, [one for one in stacks if _in_loop(one)]]
+    if worst.stalls.where == "backward":  # whose stack has one line: the model's lines show what it works through
+        forward = [one for one in stacks if one.phase == "forward"]
+        grown, whole = (_positive(_excess(chosen, worst)[1]) for chosen in (forward, in_part))
+        if grown >= policy.WHERE_FORWARD * whole:
+            searched.insert(0, forward)
+    for chosen in searched:
         lines, found = _excess(chosen, worst)
         if located := lines.locations(found, metrics):
             return located
     return ()
+
+
+def _positive(weights: Weights) -> float:
+    return sum(weight for weight in weights.values() if weight > 0)
 
 
 def _is_in(one: Sampled, part: str) -> bool:

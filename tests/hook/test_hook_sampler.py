@@ -18,7 +18,7 @@ from sm_profiler.config.explaining import explain
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.pytorch.worker_samples import SLOT_BYTES, Board, WorkerSampler, WorkerStacks
 from sm_profiler.hook.sampler import DELAY, DENSE_DELAY, MAX_DELAY, Sampler, is_wanted
-from sm_profiler.hook.stacks import MAX_KEYS, MAX_WRITTEN, Lengths, StackReader, Tally, to_args
+from sm_profiler.hook.stacks import MAX_KEYS, MAX_WRITTEN, Lengths, Prompt, StackReader, Tally, to_args
 
 LIBRARY = "/opt/lib/python3/site-packages/torch/nn/modules.py"
 STANDARD = os.__file__.replace("os.py", "queue.py")
@@ -103,6 +103,37 @@ def test_sums_are_bounded_and_keep_their_total():
     assert sum(one[2] for one in args["stacks"]) == pytest.approx(1e3 * total, rel=1e-3)
     assert len(json.dumps(args)) < 20_000
     assert not tally
+
+
+def test_the_switch_interval_is_restored():
+    before = sys.getswitchinterval()
+    seen = []
+    prompt = Prompt()
+    watcher = threading.Thread(target=prompt.wait, args=(0.2,))
+    watcher.start()
+    deadline = time.monotonic() + 20
+    while watcher.is_alive() and time.monotonic() < deadline:
+        seen.append(sys.getswitchinterval())
+    assert min(seen) == pytest.approx(0.0005)
+    assert sys.getswitchinterval() == before
+
+
+def test_a_script_and_a_forked_child_keep_their_own_switch_interval():
+    before = sys.getswitchinterval()
+    prompt = Prompt()
+    try:
+        watcher = threading.Thread(target=prompt.wait, args=(0.2,))
+        watcher.start()
+        while prompt._before is None and watcher.is_alive():
+            time.sleep(0.001)
+        sys.setswitchinterval(0.003)
+        watcher.join()
+        assert sys.getswitchinterval() == pytest.approx(0.003)
+        prompt._before = 0.004  # forked while it was short
+        prompt.forked()
+        assert sys.getswitchinterval() == pytest.approx(0.004)
+    finally:
+        sys.setswitchinterval(before)
 
 
 class Machine:

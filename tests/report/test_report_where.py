@@ -64,6 +64,18 @@ def test_stalls_name_the_lines_on_which_long_steps_spend_more():
     assert found == [("train.py", 90, 1.0, "outside")]
 
 
+def test_long_backward_passes_name_the_models_lines_if_the_forward_grew():
+    rows, now = [], 1.0
+    for number in range(200):
+        times = 60 if number in (31, 77, 90, 150) else 1
+        rows += training(1, forward=0.003 * times, backward=0.006 * times, at=now, number=number)
+        now += 0.0022 + 0.009 * times
+    usual = [("forward", 0, 0.6, 30), ("backward", 0, 1.2, 45)]
+    rows.append(sampled(*usual, ("forward", 1, 0.7, 34), ("backward", 1, 1.4, 45)))
+    verdict = verdict_of(rows)
+    assert where(verdict, verdict.kind) == [("train.py", 34, 1.0, "forward")]
+
+
 def test_a_stall_while_waiting_for_workers_names_the_workers_line():
     rows = []
     for block in range(8):
