@@ -42,7 +42,9 @@ def find_attempts(name: str, rows: StepRows, metadata: Sequence[Mapping[str, Any
         metadata: records of all processes.
         pids: number of processes that recorded its steps, for profiles without metadata.
     """
-    starts = sorted({one["start_us"] for one in metadata if _name(one) == name and one.get("start_us") is not None})
+    starts = sorted(
+        {one["start_us"] for one in metadata if process_name(one) == name and one.get("start_us") is not None}
+    )
     breaks: list[int] = []
     for start in starts[1:]:
         # the recorded start may be the first event of the new process, and thus its first wait
@@ -57,13 +59,15 @@ def join_successors(
     found: StepSummary, metadata: Sequence[Mapping[str, Any]]
 ) -> tuple[StepSummary, list[dict[str, Any]]]:
     """Join processes without a rank that succeeded each other on a node, under the name of the first."""
-    named = {_name(one): str(one.get("node")) for one in metadata if one.get("rank") is None}
+    named = {process_name(one): str(one.get("node")) for one in metadata if one.get("rank") is None}
     renamed: dict[str, str] = {}
     for node in set(named.values()):
         names = sorted((name for name in found.steps if named.get(name) == node), key=lambda name: found.loop[name])
         if names and all(found.loop[before][1] <= found.loop[after][0] for before, after in pairwise(names)):
             renamed |= dict.fromkeys(names[1:], names[0])
-    records = [dict(one) | ({"name": renamed[_name(one)]} if _name(one) in renamed else {}) for one in metadata]
+    records = [
+        dict(one) | ({"name": renamed[process_name(one)]} if process_name(one) in renamed else {}) for one in metadata
+    ]
     if not renamed:
         return found, records
     steps, loop, overhead = dict(found.steps), dict(found.loop), dict(found.overhead_us)
@@ -106,7 +110,8 @@ def _joined(first: StepRows, second: StepRows) -> StepRows:
     )
 
 
-def _name(one: Mapping[str, Any]) -> str:
+def process_name(one: Mapping[str, Any]) -> str:
+    """Return the name of the process that wrote a metadata record, `algo-1-0`."""
     if isinstance(one.get("name"), str):
         return str(one["name"])
     number = one.get("pid") if one.get("rank") is None else one.get("rank")

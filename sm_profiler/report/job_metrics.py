@@ -11,10 +11,10 @@ import numpy as np
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.report import parts
-from sm_profiler.report.attempts import Attempts, evaluation_seconds, find_attempts, join_successors
+from sm_profiler.report.attempts import Attempts, evaluation_seconds, find_attempts, join_successors, process_name
 from sm_profiler.report.iterations import Iterations, as_run_on_device, iterations_of
 from sm_profiler.report.left_out import keep_undisturbed, slow_spans
-from sm_profiler.report.record_fold import Records
+from sm_profiler.report.record_fold import Records, rename_processes
 from sm_profiler.report.sample_fold import Samples
 from sm_profiler.report.stalls import Stalls, find_stalls
 from sm_profiler.report.step_fold import (
@@ -370,7 +370,9 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
 ) -> JobMetrics:
     """Compute the metrics of a job from the results of the folds."""
     summary, processes = join_successors(summary, metadata)
-    profiling = (records or {}).get(event_names.PROFILING, Records())
+    names = {process_name(old): str(new["name"]) for old, new in zip(metadata, processes, strict=True) if "name" in new}
+    records = rename_processes(records or {}, names)
+    profiling = records.get(event_names.PROFILING, Records())
     ranks = tuple(
         measure_rank(
             process, rows, summary.loop[process], find_attempts(process, rows, processes, summary.pids.get(process, 1)),
@@ -400,5 +402,5 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
     return JobMetrics(
         name, start, end, running, tuple(nodes), ranks, gpus, system, summary.loader,
         max(overheads, default=None), instance_type, metadata, memory or {}, _batch_size(metadata),
-        records or {}, samples or Samples(), usage or {}, description or {},
+        records, samples or Samples(), usage or {}, description or {},
     )  # fmt: skip

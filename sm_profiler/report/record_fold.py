@@ -60,6 +60,19 @@ class Records:
         return tuple(record for record in self.longest if record.process == process)
 
 
+def rename_processes(found: Mapping[str, Records], names: Mapping[str, str]) -> dict[str, Records]:
+    """Return the records with other names for some processes, which several of them may share."""
+    renamed = {}
+    for phase, records in found.items():
+        seconds: dict[str, float] = {}
+        for process, spent in records.seconds.items():
+            name = names.get(process, process)
+            seconds[name] = seconds.get(name, 0.0) + spent
+        longest = tuple(attrs.evolve(one, process=names.get(one.process, one.process)) for one in records.longest)
+        renamed[phase] = Records(longest, records.count, seconds)
+    return renamed
+
+
 # One kept event: duration and start in µs, then step, name and args as text; the longest are the largest tuples.
 _Row = tuple[float, float, int, str, str]
 

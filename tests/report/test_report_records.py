@@ -2,7 +2,7 @@
 
 import attrs
 import pytest
-from report_helpers import START_S, events, metrics_of
+from report_helpers import START_S, events, metrics_of, training
 
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import EventColumns
@@ -77,3 +77,14 @@ def test_damaged_arguments_count_as_none():
     window = saves((1.0, 0.1))
     damaged = attrs.evolve(window.new_events, args=type(window.new_events.args)(window.new_events.args.codes, ("[[[",)))
     assert fold_of(Window(damaged)).result()[event_names.SAVE].longest[0].args == {}
+
+
+def test_records_of_an_interrupted_process_belong_to_its_first_attempt():
+    rows = [
+        *training(40, node="algo-1-11"), (event_names.SAVE, "torch.save", 1.1, 0.2, "algo-1-11", 1),
+        *training(40, node="algo-1-22", at=20.0), (event_names.SAVE, "torch.save", 20.1, 0.4, "algo-1-22", 1),
+    ]  # fmt: skip
+    metadata = tuple({"rank": None, "node": "algo-1", "pid": pid, "start_us": pid} for pid in (11, 22))
+    saves = metrics_of(rows, metadata=metadata).records[event_names.SAVE]
+    assert len(saves.of("algo-1-11")) == 2
+    assert saves.seconds == {"algo-1-11": pytest.approx(0.6)}

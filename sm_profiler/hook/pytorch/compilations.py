@@ -9,6 +9,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from sm_profiler.formats.event_names import COMPILE
+from sm_profiler.hook.caller import user_line
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.steps import Record
 
@@ -28,7 +29,8 @@ class Compilations(Collector):
         self._step = step
         self._clock = clock
         self._began = 0
-        self._done: list[tuple[int, int, int, str]] = []
+        self._line: dict[str, Any] = {}  # of the user's code that called the compiled function
+        self._done: list[tuple[int, int, int, str, dict[str, Any]]] = []
         self._breaks = 0
         self._handler: Any = None
 
@@ -59,12 +61,13 @@ class Compilations(Collector):
 
     def _begins(self, *_: Any) -> None:
         self._began = self._clock()
+        self._line = user_line()
 
     def _ends(self, args: Any = None) -> None:
         began, self._began = self._began, 0
         if began:
             number = getattr(args, "compile_id", "")
-            self._done.append((began, self._clock(), self._step(), number if isinstance(number, str) else ""))
+            self._done.append((began, self._clock(), self._step(), str(number), self._line))
 
     def beat(self) -> None:
         """Record what was compiled since the last time, with torch's metrics."""
@@ -74,10 +77,10 @@ class Compilations(Collector):
         done, self._done = self._done, []
         if done:
             metrics = {str(one.compile_id): one for one in list(utils.get_compilation_metrics())}
-            for began, ended, step, number in done:
+            for began, ended, step, number, line in done:
                 found = metrics.get(number)
                 name = getattr(found, "co_name", None) or "torch.compile"
-                self._append((COMPILE, name, began, ended, step, _details(found, number)))
+                self._append((COMPILE, name, began, ended, step, _details(found, number) | line))
         self._record_breaks(utils)
 
     def close(self) -> None:
@@ -104,9 +107,6 @@ def _details(found: Any, number: str) -> dict[str, Any]:
     reason = getattr(found, "recompile_reason", None)
     if reason:
         details["reason"] = _line(reason)
-    file, line = getattr(found, "co_filename", None), getattr(found, "co_firstlineno", None)
-    if file and line:
-        details |= {"file": file, "line": line, "function": found.co_name}
     return details
 
 
