@@ -191,7 +191,7 @@ def _host(finding: Finding, _: JudgeContext, table: LoopTable) -> Claim:
     return Claim(table.length * value, low / value, high / value, COMPUTING) if value > 0 else Claim(table.length * 0.0)
 
 
-def _calls(phase: str) -> Model:
+def _calls(phase: str, value: float) -> Model:
     """Return the model for calls that the hook recorded one by one: they happen rarely, or in another thread."""
 
     def claim(finding: Finding, context: JudgeContext, table: LoopTable) -> Claim | None:
@@ -207,9 +207,9 @@ def _calls(phase: str) -> Model:
         total = float(seconds.sum())
         if total <= 0:
             return None
-        least, value = policy.EXCESS_SAVED_LEAST, policy.EXCESS_SAVED
         scale = lost_share(finding) * table.total / total * value
-        return Claim(seconds * scale, least / value, 1 / value, ("outside", EVALUATION))
+        least, most = policy.EXCESS_SAVED_LEAST / value, policy.CALLS_UNSEEN / value
+        return Claim(seconds * scale, least, most, ("outside", EVALUATION))
 
     return claim
 
@@ -228,8 +228,8 @@ MODELS: dict[Class, Model] = {
     Class.GC_BOUND: _collections,
     Class.PERIODIC_STALL: _stalls,
     Class.STEP_OUTLIERS: _stalls,
-    Class.CHECKPOINTING: _calls(event_names.SAVE),
-    Class.LOGGING: _calls(event_names.LOG),
+    Class.CHECKPOINTING: _calls(event_names.SAVE, policy.EXCESS_SAVED),
+    Class.LOGGING: _calls(event_names.LOG, policy.LOGGING_SAVED),
     Class.EVALUATION_BOUND: _evaluation,
     Class.OPTIMIZER_BOUND: _optimizer,
     Class.STRAGGLER: _straggler,
