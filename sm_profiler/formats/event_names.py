@@ -49,7 +49,8 @@ COPY = f"{OWN}copy"  # copies between host and device, summed up
 COMPILE = f"{OWN}compile"  # one compilation or graph break of torch.compile, tf.function or jax.jit; name: the function
 ALLOCATOR = f"{OWN}allocator"  # counters of the device's caching allocator
 # Operators of a training step: `operators` (forward, backward and optimizer, from the autograd graph of that step), and
-# `fixed_us`, the microseconds that one takes at least on this machine.
+# `fixed_us`, the microseconds that one takes at least on this machine; `step_us`, the length of the steps after it
+# without waiting for a core.
 OPERATORS = f"{OWN}operators"
 OBJECTS = f"{OWN}objects"  # growth of Python objects and tensors by type
 THREADS = f"{OWN}threads"  # threads of the process and its libraries

@@ -54,7 +54,11 @@ BURSTS = T(0.5, "long waits per round of the loader's workers; this many come fr
 OUTSIDE = T(0.20, "logging, metrics and the loss take less than a tenth of a healthy loop; a finding is twice that")
 OUTSIDE_MS = T(0.5, "per step; less is the cost of a Python loop, which HOST_BOUND covers")
 USER_PHASE = T(0.20, "of the loop, as OUTSIDE: where the script itself has named the time, the name is the finding")
-LAUNCHES = T(0.4, "of a typical step; below it, most of the time is arithmetic or something else that can be named")
+LAUNCHES = T(
+    0.2, "of a typical step: the calibration is a lower bound, and what a script's operators cost is twice that"
+)
+LAUNCHES_TINY = T(0.12, "as LAUNCHES, in steps of TINY_STEP_MS: what lies beside the operators is Python, too")
+LAUNCHES_ERROR = T(0.15, "of the calibrated cost; operators differ in it, and so do moments on a busy machine")
 TINY_STEP_MS = T(
     3.0, "launching a few hundred operators from Python takes 1 to 3 ms: shorter steps are mostly overhead"
 )

@@ -6,7 +6,7 @@ from torch import nn
 
 from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.hook.pytorch import operators
-from sm_profiler.hook.pytorch.operators import FIRST_STEP, calibrate, count_operators
+from sm_profiler.hook.pytorch.operators import FIRST_STEP, TIMED_STEPS, calibrate, count_operators
 
 
 def deep(layers: int) -> nn.Module:
@@ -51,18 +51,19 @@ def test_a_huge_graph_is_counted_up_to_a_limit(monkeypatch):
 
 
 def test_a_step_is_counted_and_the_cost_calibrated(records, session):
-    train(deep(20), FIRST_STEP + 3)
+    train(deep(20), FIRST_STEP + TIMED_STEPS + 3)
     ((step, count),) = counts(records)
     assert step == FIRST_STEP
     assert 20 * 8 - 2 <= count <= 20 * 8 + 4  # the first input needs no gradient
     (record,) = [record for record in records if record[0] == OPERATORS]
     assert 0 < record[5]["fixed_us"] < 1e5
+    assert record[5]["step_us"] > 0
     assert session.guard.failures == {}
 
 
 @pytest.mark.parametrize("backwards", [1, 3])
 def test_the_backward_passes_of_a_step_add_up(records, backwards):
-    train(deep(5), FIRST_STEP + 3, backwards)
+    train(deep(5), FIRST_STEP + TIMED_STEPS + 3, backwards)
     assert counts(records)[0][1] // backwards in range(36, 46)
 
 
@@ -73,3 +74,13 @@ def test_calibration_uses_no_random_numbers_and_leaves_modes_alone():
         assert torch.is_autocast_enabled("cpu")
         assert not torch.is_grad_enabled()
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_waiting_for_a_core_is_known_or_zero(monkeypatch, tmp_path):
+    assert operators.waited_ns() >= 0
+    for content in ("", "x y z", "1"):
+        (tmp_path / "odd").write_text(content)
+        monkeypatch.setattr(operators, "SCHEDULER", str(tmp_path / "odd"))
+        assert operators.waited_ns() == 0
+    monkeypatch.setattr(operators, "SCHEDULER", str(tmp_path / "none"))
+    assert operators.waited_ns() == 0

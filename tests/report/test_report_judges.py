@@ -168,9 +168,17 @@ def test_launches_are_judged_by_their_share_of_a_step_at_any_speed():
     verdict = verdict_of(with_operators(slow, 600, 5.0))
     assert verdict.kind is Class.HOST_BOUND
     assert verdict.main.share_of_time == pytest.approx(600 * 5e-6 / 0.0042, rel=0.02)
-    assert verdict_of(with_operators(slow, 200, 5.0)).kind is Class.BALANCED
+    assert verdict_of(with_operators(slow, 100, 5.0)).kind is Class.BALANCED
     fast = training(500, wait=0.0001, forward=0.0002, backward=0.0003, optimizer=0.0001, outside=0.0001)
-    assert verdict_of(with_operators(fast, 60, 2.0)).kind is Class.BALANCED  # small, but it computes
+    assert verdict_of(with_operators(fast, 30, 2.0)).kind is Class.BALANCED  # small, but it computes
+
+
+def test_launches_are_compared_with_steps_that_did_not_wait_for_a_core():
+    busy = training(300, wait=0.0001, forward=0.015, backward=0.02, optimizer=0.005, outside=0.0001)
+    row = ("sm_profiler/operators", "operators", 1.5, 0.0, "algo-1-0", 3)
+    counted = {"operators": 150, "fixed_us": 9.0}
+    assert verdict_of([*busy, (*row, counted)]).kind is Class.BALANCED
+    assert verdict_of([*busy, (*row, {**counted, "step_us": 3200.0})]).kind is Class.HOST_BOUND
 
 
 def test_short_steps_without_counted_operators_are_never_certain():

@@ -103,10 +103,12 @@ class Launches:
     Attributes:
         operators: operators a step.
         fixed: seconds an operator takes at least on this machine.
+        step: seconds of the steps beside which it was calibrated, without waiting for a core; None if not recorded.
     """
 
     operators: float
     fixed: float
+    step: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -121,10 +123,12 @@ def launches_of(context: JudgeContext) -> Launches | None:
     for record in records.longest if records else ():
         count, fixed_us = number(record.args.get("operators")), number(record.args.get("fixed_us"))
         if count > 0 and fixed_us > 0:
-            found.append(Launches(count, fixed_us / 1e6))
+            found.append(Launches(count, fixed_us / 1e6, number(record.args.get("step_us")) / 1e6 or None))
     if not found:
         return None
-    return Launches(float(np.median([one.operators for one in found])), float(np.median([one.fixed for one in found])))
+    operators, fixed = (float(np.median([getattr(one, key) for one in found])) for key in ("operators", "fixed"))
+    steps = [one.step for one in found if one.step]
+    return Launches(operators, fixed, float(np.median(steps)) if steps else None)
 
 
 def launches_unknown(context: JudgeContext) -> bool:
@@ -156,22 +160,23 @@ _SMALL_STEPS_ADVICE = (
 
 def _measured_launches(context: JudgeContext, launches: Launches) -> Finding | None:
     """Find steps in which the fixed cost of the operators takes most of the time."""
-    step = _typical(context, "length")
+    step = launches.step or _typical(context, "length")
     share = min(launches.seconds / step, 1.0) if step > 0 else 0.0
-    if share < policy.LAUNCHES:
+    limit = policy.LAUNCHES_TINY if step * 1e3 <= policy.TINY_STEP_MS else policy.LAUNCHES
+    if share < limit:
         return None
     cost = f"{launches.operators:,.0f} operators at {duration(launches.fixed)} each"
     return Finding(
         Class.HOST_BOUND,
         f"About {percent(share)} of a step of {duration(step)} is the fixed cost of launching {cost}, however little they compute.",
         (
-            Evidence("fixed cost of the operators of a typical step", round(share, 4), policy.LAUNCHES, unit="share"),
+            Evidence("fixed cost of the operators of a typical step", round(share, 4), limit, unit="share"),
             Evidence("operators a step", round(launches.operators)),
             Evidence("fixed cost of an operator on this machine", round(launches.fixed * 1e3, 5), unit="ms"),
         ),
         _SMALL_STEPS_ADVICE,
         share,
-        confidence=context.confidence(share, policy.LAUNCHES),
+        confidence=context.confidence(share, limit, error=policy.LAUNCHES_ERROR * share),
     )
 
 
