@@ -35,13 +35,16 @@ class GarbageCollector(Collector):
         clock: Callable[[], int] = perf_counter_ns,
         *,
         on_collection: Callable[[FrameType | None, float], None] | None = None,
+        is_due: Callable[[], bool] | None = None,
     ) -> None:
         self._append = append
         self._work = work
         self._clock = clock
         self._survived = [0, 0]  # collections of generation 1 since the last full one: the script's, the hook's
+        self._is_due = is_due or full_is_due
         self._on_collection = on_collection  # takes the frame that caused it, and its seconds
         self._began = 0
+        self._due = False  # the interpreter started the collection, and no call of gc.collect()
 
     def start(self) -> None:
         """Register with the garbage collector."""
@@ -61,6 +64,7 @@ class GarbageCollector(Collector):
         now = self._clock()
         if phase == "start":
             self._began = now
+            self._due = self._is_due()
         elif self._began:
             generation = info.get("generation", -1)
             if generation == 0 and now - self._began < MIN_NS:
@@ -70,7 +74,7 @@ class GarbageCollector(Collector):
                 self._survived[own] += 1
             elif generation == FULL:
                 scripts, hooks = self._survived
-                own = own or hooks > scripts
+                own = own or (self._due and hooks > scripts)
                 self._survived = [0, 0]
             if now - self._began >= MIN_NS:
                 self._record(generation, info.get("collected", 0), now, own=own, during=during)
@@ -85,3 +89,8 @@ class GarbageCollector(Collector):
         if self._on_collection is not None and not own:
             with contextlib.suppress(Exception):  # an extra
                 self._on_collection(sys._getframe(2), (now - self._began) / 1e9)  # noqa: SLF001 - the caller's line
+
+
+def full_is_due() -> bool:
+    """Return whether a full collection is due, so that the one that starts is not a call of gc.collect()."""
+    return gc.get_count()[FULL] > gc.get_threshold()[FULL]

@@ -1,12 +1,13 @@
 """The hook's own doing in the records; windows that cost too much, come late or never end."""
 
+import gc
 import json
 import threading
 
 import pytest
 from test_hook_session import Adapter, Recording, profile
 
-from sm_profiler.hook.garbage import GarbageCollector
+from sm_profiler.hook.garbage import GarbageCollector, full_is_due
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.own_work import BACKGROUND, STALL, OwnWork
 from sm_profiler.hook.python_collector import PythonCollector
@@ -41,9 +42,11 @@ def work(records, clock):
 @pytest.fixture
 def collect(records, clock, work):
     """Simulate a garbage collection; return whether it was marked, or None if it was not recorded."""
-    watch = GarbageCollector(records.append, work, clock)
+    due = [True]
+    watch = GarbageCollector(records.append, work, clock, is_due=lambda: due[0])
 
-    def collect(generation: int, ms: float):
+    def collect(generation: int, ms: float, *, is_due: bool = True):
+        due[0] = is_due
         records.clear()
         watch._callback("start", {"generation": generation})
         clock.now += int(ms * MS)
@@ -71,6 +74,30 @@ def test_a_full_collection_is_marked_if_mostly_our_objects_survived(work, collec
     assert work.stalled_ns == 30 * MS
     collect(1, 0.1)
     assert collect(2, 30) is False  # the count starts over
+
+
+def test_calls_of_gc_collect_are_the_scripts_own(work, collect):
+    with work.unrecorded():
+        for _ in range(4):
+            collect(1, 0.1)
+    assert collect(2, 30, is_due=False) is False
+
+
+def test_the_interpreter_shows_which_full_collections_are_due():
+    seen = []
+    gc.callbacks.append(lambda phase, info: seen.append((info["generation"], full_is_due())) if phase == "start" else None)
+    thresholds = gc.get_threshold()
+    try:
+        gc.collect()
+        explicit, kept = seen[-1], []
+        gc.set_threshold(10, 1, 1)
+        while (2, True) not in seen and len(kept) < 100_000:
+            kept.append([len(kept)])
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.pop()
+    assert explicit == (2, False)
+    assert (2, True) in seen
 
 
 def test_work_on_another_thread_does_not_mark_the_scripts_collections(work, collect):
