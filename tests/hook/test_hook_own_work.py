@@ -85,7 +85,9 @@ def test_calls_of_gc_collect_are_the_scripts_own(work, collect):
 
 def test_the_interpreter_shows_which_full_collections_are_due():
     seen = []
-    gc.callbacks.append(lambda phase, info: seen.append((info["generation"], full_is_due())) if phase == "start" else None)
+    gc.callbacks.append(
+        lambda phase, info: seen.append((info["generation"], full_is_due())) if phase == "start" else None
+    )
     thresholds = gc.get_threshold()
     try:
         gc.collect()
