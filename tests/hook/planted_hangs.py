@@ -156,7 +156,9 @@ def collective() -> None:
             time.sleep(10_000)  # hangs: rank_sleeps
         if kind == "rank_skips":
             torch.distributed.recv(torch.zeros(2), src=0)  # hangs: rank_skips
-    torch.distributed.all_reduce(torch.ones(2))  # hangs: rank_exits
+    if kind == "rank_exits":  # gloo notices it in a collective, and raises an error
+        torch.distributed.new_group()  # hangs: rank_exits
+    torch.distributed.all_reduce(torch.ones(2))
 
 
 # no hangs
