@@ -151,6 +151,7 @@ def collective() -> None:
     train(20)
     if rank == 1:
         if kind == "rank_exits":
+            time.sleep(3)  # its records reach the disk
             os._exit(0)
         if kind == "rank_sleeps":
             time.sleep(10_000)  # hangs: rank_sleeps
