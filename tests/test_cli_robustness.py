@@ -10,7 +10,7 @@ import pytest
 
 from sm_profiler.cli import main
 from sm_profiler.cli.main import COMMANDS
-from sm_profiler.cli.run import default_config
+from sm_profiler.cli.run import default_config, quoted
 
 ESCAPE = "\x1b[31mred\x07"
 NOT_UTF8 = os.fsdecode(b"caf\xe9")
@@ -269,3 +269,35 @@ def test_a_file_that_fails_to_be_read_is_counted_and_the_others_are_reported(tmp
     assert done.returncode == 0, done.stderr
     quality = json.loads((tmp_path / "out" / "report.json").read_text())["data_quality"]
     assert quality["states"] == {"read": 1, "refused": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("x" * 5000, "the profile cannot be read"),
+        ("a\0b", "LocalPath: not a possible path"),
+        ("\ud800", "LocalPath: not a possible path"),
+        ("e'\x1b[31m\n", "sm-profiler report $'"),
+    ],
+    ids=["long", "null byte", "surrogate", "escape"],
+)
+def test_no_configured_folder_changes_the_end_of_a_script(tmp_path, name, said):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"ProfilingParameters": {"LocalPath": f"{tmp_path}/{name}"}}))
+    script = tmp_path / "script.py"
+    script.write_text("raise SystemExit(7)\n")
+    words = [sys.executable, "-m", "sm_profiler", "run", "--config", str(config), str(script)]
+    environment = {**os.environ, "SM_PROFILER_ROOT": str(tmp_path / "ml")}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert done.returncode == 7, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["plain", "two words", "it's", "e'\x1b[31m\n", "\udcff", "back\\slash\t", "名前"])
+def test_a_quoted_path_is_that_path_to_a_shell(name):
+    shown = quoted(Path(name))
+    assert shown.isprintable()
+    found = subprocess.run(["bash", "-c", f"printf %s {shown}"], capture_output=True, check=True).stdout
+    assert os.fsdecode(found) == name

@@ -92,15 +92,18 @@ class Command:
             failed_start = code != 0 and time.monotonic() - started < FAILED_START_S
             if config.folder and failed_start and not has_data(config.folder / "framework"):
                 shutil.rmtree(config.folder, ignore_errors=True)
-        recover_traces(root)
-        if by_itself and not registration and root.is_dir():
-            mark_end(root)
-        if last_written(root):
-            write_state(root, code)
-            hint = f"next: sm-profiler report {shlex.quote(str(shown(root)))}"
-        else:
-            remove_state(root)
-            hint = f"nothing was recorded in {printable(shown(root))}"
+        try:
+            recover_traces(root)
+            if by_itself and not registration and root.is_dir():
+                mark_end(root)
+            if last_written(root):
+                write_state(root, code)
+                hint = f"next: sm-profiler report {quoted(shown(root))}"
+            else:
+                remove_state(root)
+                hint = f"nothing was recorded in {printable(shown(root))}"
+        except (OSError, ProfilerError) as error:  # the exit code stays the script's
+            hint = f"the profile cannot be read: {printable(error)}"
         print(f"sm-profiler: exit code {code}; {hint}", file=sys.stderr)
         return code
 
@@ -291,6 +294,18 @@ def new_folder(parent: Path, name: str) -> Path:
 def has_data(folder: Path) -> bool:
     """Return whether a folder holds more than empty files, as end markers are."""
     return any(path.is_file() and path.stat().st_size for path in folder.rglob("*"))
+
+
+def quoted(path: Path) -> str:
+    """Return a path as an argument for a shell, in one line without control characters."""
+    text = str(path)
+    if text.isprintable():
+        return shlex.quote(text)
+    plain = "".join(
+        one if one.isprintable() and one not in "'\\" else "".join(f"\\x{byte:02x}" for byte in os.fsencode(one))
+        for one in text
+    )
+    return f"$'{plain}'"
 
 
 def entry_installed() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -78,10 +79,10 @@ def load_profile(source: Mapping[str, Any] | str | bytes) -> Profile:
         if config is not None:
             collectors[collector.name] = config
     return Profile(
-        s3_output_path=_text("S3OutputPath", given.get("S3OutputPath"), problems),
+        s3_output_path=_path("S3OutputPath", given.get("S3OutputPath"), problems),
         interval_ms=_interval(given.get("ProfilingIntervalInMilliseconds"), problems),
         disabled=disabled,
-        local_path=_text("LocalPath", fields.get("LocalPath"), problems) or DEFAULT_PROFILER_OUTPUT,
+        local_path=_path("LocalPath", fields.get("LocalPath"), problems) or DEFAULT_PROFILER_OUTPUT,
         collectors=collectors,
         parameters=parameters,
         problems=[printable(problem) for problem in problems],
@@ -105,6 +106,19 @@ def _text(name: str, value: object, problems: list[str]) -> str | None:
     if value is None or isinstance(value, str):
         return value or None
     problems.append(f"{name}: expected a string, found {shown(value)}")
+    return None
+
+
+def _path(name: str, value: object, problems: list[str]) -> str | None:
+    """Return a path, unless no file or object can have it: a null byte, half of a surrogate pair."""
+    path = _text(name, value, problems)
+    try:
+        if path is not None and b"\0" not in os.fsencode(path):
+            return path
+    except UnicodeEncodeError:
+        pass
+    if path is not None:
+        problems.append(f"{name}: not a possible path: {shown(path)}")
     return None
 
 
