@@ -8,7 +8,7 @@ from pathlib import Path
 
 import attrs
 
-from sm_profiler.container import OPT_ML
+from sm_profiler.container import INPUT_CONFIG
 from sm_profiler.monitor.mounts import shared_mounts
 from sm_profiler.monitor.node_state import PROC, start_time
 
@@ -28,13 +28,13 @@ class Birth:
     shared_mounts: dict[str, str] = attrs.field(factory=dict)
 
 
-def birth(now_us: int, proc: Path = PROC, opt_ml: Path = Path(OPT_ML)) -> Birth:
+def birth(now_us: int, proc: Path = PROC, input_config: Path = Path(INPUT_CONFIG)) -> Birth:
     """Return the starts of process and container, as far as /proc shows them; never raises.
 
     Args:
         now_us: the time now on the clock of the profile.
         proc: the process file system.
-        opt_ml: the folder that every training container has.
+        input_config: the folder that every training container has, unlike a machine on which only /opt/ml exists.
     """
     try:
         since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -43,6 +43,6 @@ def birth(now_us: int, proc: Path = PROC, opt_ml: Path = Path(OPT_ML)) -> Birth:
             ticks = start_time(pid, proc)
             return now_us - int(1e6 * (since_boot - int(ticks) / os.sysconf("SC_CLK_TCK"))) if ticks else None
 
-        return Birth(started(os.getpid()), started(1) if opt_ml.is_dir() else None, shared_mounts(proc))
+        return Birth(started(os.getpid()), started(1) if input_config.is_dir() else None, shared_mounts(proc))
     except Exception:  # noqa: BLE001 - fail open; the report does without
         return Birth()

@@ -1,6 +1,7 @@
 """The start of a job, broken down: from its description, the hook's metadata, and its first steps."""
 
 import datetime as dt
+import inspect
 import json
 import time
 
@@ -8,6 +9,7 @@ import attrs
 import pytest
 from report_helpers import START_S, metrics_of, report_from, training
 
+from sm_profiler.container import INPUT_CONFIG
 from sm_profiler.hook.birth import birth
 from sm_profiler.monitor.mounts import is_shared, shared_mounts
 from sm_profiler.report import Class
@@ -138,10 +140,10 @@ def test_damaged_metadata_is_ignored(name, value):
 
 def test_the_hook_records_when_its_process_started(tmp_path):
     now = time.time_ns() // 1000
-    found = birth(now, opt_ml=tmp_path / "none")
+    found = birth(now, input_config=tmp_path / "none")
     assert found.container_us is None
     assert 0 < (now - found.process_us) / 1e6 < 86_400
-    in_container = birth(now, opt_ml=tmp_path)
+    in_container = birth(now, input_config=tmp_path)
     assert in_container.container_us is None or in_container.container_us <= found.process_us
 
 
@@ -166,3 +168,8 @@ def test_finds_shared_file_systems(tmp_path):
     }  # fmt: skip
     assert not is_shared("overlay", "overlay")
     assert not is_shared("fuse.lxcfs", "lxcfs")
+
+
+def test_a_machine_with_only_the_folder_of_containers_is_none():
+    """Tools create /opt/ml on machines that were started days ago."""
+    assert str(inspect.signature(birth).parameters["input_config"].default) == INPUT_CONFIG
