@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import cProfile
 import ctypes
-import marshal
 import operator
 import sys
 import threading
@@ -13,6 +12,8 @@ import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
+
+from sm_profiler.hook.python_stats import marshalled
 
 # Seconds during which this process had no processor.  Not a Python function: the profiler would call it twice per call,
 # and the interpreter tends to run pending calls (see TimeLimit) inside it, where the profiler must not be stopped.
@@ -117,8 +118,8 @@ class CProfile:
 
     def files(self) -> dict[str, bytes]:
         """Return the statistics in the format of pstats."""
-        self._profile.create_stats()
-        return {"python_stats": marshal.dumps(self._profile.stats)}
+        self._profile.disable()
+        return {"python_stats": marshalled(self._profile.getstats())}
 
 
 class Pyinstrument:
