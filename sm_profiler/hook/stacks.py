@@ -104,6 +104,8 @@ class StackReader:
                 leaf = leaf or _qualified(frame, code)
                 if len(library) < MAX_LIBRARY:
                     library.append(self._place(frame, code))
+            elif code.co_filename.startswith("<frozen importlib") and not places:
+                leaf = "import"
             frame = frame.f_back
             depth += 1
         return tuple(reversed(places or library)), leaf
@@ -151,8 +153,11 @@ def _script_folder() -> str:
 
 
 def _name(code: CodeType) -> str:
-    name = getattr(code, "co_qualname", code.co_name)  # 3.11
-    return name.rpartition("<locals>.")[2] if "<locals>" in name else name
+    """Return the name of a function, of the one around it for a comprehension or a lambda; with its class from 3.11 on."""
+    inner = getattr(code, "co_qualname", code.co_name).split(".<locals>.")
+    while len(inner) > 1 and inner[-1].startswith("<"):
+        inner.pop()
+    return str(inner[-1])
 
 
 def _qualified(frame: FrameType, code: CodeType) -> str:

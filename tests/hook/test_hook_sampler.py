@@ -75,6 +75,22 @@ def test_generated_code_and_the_hook_are_nobodys_lines():
     assert (places, leaf) == ((("train.py", 4, "main"),), "")
 
 
+def test_a_comprehension_has_the_name_of_its_function():
+    frames = []
+
+    def rows():
+        return [frames.append(sys._getframe()) for _ in range(1)]
+
+    rows()
+    places, _ = StackReader().read(frames[0])
+    assert places[-1][2] == "rows" or sys.version_info < (3, 11)
+
+
+def test_a_library_that_is_imported_is_one_function():
+    frame = stack(("train.py", 4, "main"), ("<frozen importlib._bootstrap>", 5, "load"), (LIBRARY, 6, "module"))
+    assert StackReader(stop=stack.__code__).read(frame) == ((("train.py", 4, "main"),), "import")
+
+
 def test_a_deep_recursion_keeps_the_innermost_lines():
     reader = StackReader(stop=stack.__code__)
     places, _ = reader.read(stack(*[("train.py", 3 + number, f"f{number}") for number in range(60)]))
