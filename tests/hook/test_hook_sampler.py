@@ -17,7 +17,7 @@ from sm_profiler.config import load_profile
 from sm_profiler.config.explaining import explain
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.pytorch.worker_samples import SLOT_BYTES, Board, WorkerSampler, WorkerStacks
-from sm_profiler.hook.sampler import DELAY, DENSE_DELAY, MAX_DELAY, Sampler, is_wanted
+from sm_profiler.hook.sampler import DELAY, DENSE_DELAY, MAX_DELAY, SHARE, Sampler, is_wanted
 from sm_profiler.hook.stacks import MAX_KEYS, MAX_WRITTEN, Lengths, Prompt, StackReader, Tally, to_args
 
 LIBRARY = "/opt/lib/python3/site-packages/torch/nn/modules.py"
@@ -241,8 +241,8 @@ def test_samples_are_denser_in_a_long_step_until_the_budget_is_spent():
     assert machine.sampler.delay(machine.now) == DENSE_DELAY
     machine.sampler._saved = 0.001
     assert machine.sampler.delay(machine.now) == DELAY
-    machine.sampler._saved = -0.001  # half a second of the budget
-    assert machine.sampler.delay(machine.now) == pytest.approx(DELAY + 0.5)
+    machine.sampler._saved = -0.001
+    assert machine.sampler.delay(machine.now) == pytest.approx(DELAY + 0.001 / SHARE)
     machine.sampler._saved = -1
     assert machine.sampler.delay(machine.now) == MAX_DELAY
 

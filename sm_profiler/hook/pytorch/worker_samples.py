@@ -22,7 +22,7 @@ from sm_profiler.hook.stacks import NEAR_SECONDS, Key, Lengths, Prompt, StackRea
 SLOT_BYTES = 16_384  # of a worker
 MAX_STACKS = 60  # of a worker
 DELAY = 1 / 15
-SHARE = 0.002  # of the time: CPU time of a worker's sampler
+SHARE = 0.0025  # of the time: CPU time of a worker's sampler
 SAVED = 0.005  # seconds of it that may be saved up
 MAX_DELAY = 1.0
 PUBLISH_NS = 500_000_000
