@@ -22,6 +22,7 @@ from sm_profiler.hook.hang import HangWatch
 from sm_profiler.hook.horovod_collector import HOROVOD, add_horovod
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.monitor_launcher import accompany
+from sm_profiler.hook.objects import Objects
 from sm_profiler.hook.python_collector import PYTHON, PythonStarter
 from sm_profiler.hook.sampler import SAMPLER, Sampler, is_wanted
 from sm_profiler.hook.session import UNSUPPORTED, Session
@@ -204,6 +205,7 @@ def _start_session(profile: Profile, source: settings.ConfigText, framework: Fra
         GarbageCollector(session.append, session.work, on_collection=sampler.note_collection if sampler else None)
     )
     session.add(Threads(session.append))
+    session.add(Objects(session.append, work=lambda: session.work.doing("objects are counted")))
     calls = TimedCalls(session)
     session.add(calls)
     session.add(HangWatch(session))

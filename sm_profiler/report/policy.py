@@ -181,6 +181,7 @@ GPU_GROWTH_TAIL = T(0.1, "share of the samples at the end that show whether the 
 HOST_GROWTH = T(
     5.0, "percentage points of the node's memory gained over the loop; the page cache is not counted as used"
 )
+GROWN_OBJECTS = T(50, "of a type; fewer are the state of libraries, not what a loop collects")
 GROWTH_WEIGHT = T(0.15, "growth costs no time until the job dies; this ranks it between small and large losses")
 FATAL_S = T(900.0, "memory that is full within a quarter of an hour ends the job; no faster step matters before that")
 

@@ -1,8 +1,9 @@
 """Compilations, threads, copies to the device and its allocator as causes, from made-up records and samples."""
 
 import attrs
+import numpy as np
 import pytest
-from report_helpers import gpu_samples, metrics_of, training
+from report_helpers import START_S, gpu_samples, metrics_of, training
 
 from sm_profiler.formats import event_names
 from sm_profiler.report import Class
@@ -138,3 +139,20 @@ def test_a_few_retries_are_no_finding():
 def test_damaged_arguments_do_no_harm(phase, args):
     rows = training(400) + [(phase, "x", second + 0.2, 0.3, "algo-1-0", -1, args) for second in range(1, 5)]
     assert judged(rows).main.headline
+
+
+def test_growing_memory_names_the_objects():
+    seconds = np.arange(60.0) + START_S + 1
+    memory = {"algo-1-0": (seconds, 1e9 + 20e6 * np.arange(60.0))}
+    args = {
+        "types": {"Tensor": 900, "tuple": 3},
+        "tensor_bytes": 800_000_000,
+        "container": "list losses in __main__: 100 → 1,000 elements of Tensor",
+    }
+    rows = [*training(5900), (event_names.OBJECTS, "objects", 30.0, 0.02, "algo-1-0", -1, args)]
+    verdict = decide(JudgeContext(metrics_of(rows, memory=memory), {}))
+    (found,) = [one for one in (verdict.main, *verdict.also) if one.kind is Class.MEMORY_GROWTH]
+    shown = {one.metric: one.value for one in found.evidence}
+    assert shown["container that grows most"].startswith("list losses in __main__")
+    assert shown["tensors gained"] == 800_000_000
+    assert shown["objects gained"] == "Tensor +900"

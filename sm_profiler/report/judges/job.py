@@ -12,6 +12,7 @@ from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, percent, size
 from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.report.judges.judge_context import JudgeContext
+from sm_profiler.report.judges.objects import grown_objects
 from sm_profiler.report.model import Evidence, Finding
 from sm_profiler.report.startup import ADVICE, before_profile, in_first_steps, largest, start_parts
 
@@ -184,6 +185,7 @@ def _process_memory(context: JudgeContext) -> Finding | None:
         evidence.append(Evidence("growth per step", round(growth.slope / speed), None, name, "bytes"))
     if left:
         evidence.append(Evidence("time to exhaustion", round(left), None, name, "s"))
+    evidence += grown_objects(context, name)
     return Finding(
         Class.MEMORY_GROWTH,
         f"The training process's memory grows by {size(rate)} per minute (± {size(growth.error * 60)}){until}.",

@@ -1,0 +1,35 @@
+"""Objects that a growing process collects, as evidence of its growth."""
+
+from __future__ import annotations
+
+from sm_profiler.formats import event_names
+from sm_profiler.report import policy
+from sm_profiler.report.judges.judge_context import JudgeContext
+from sm_profiler.report.model import Evidence
+
+
+def grown_objects(context: JudgeContext, process: str) -> tuple[Evidence, ...]:
+    """Return which objects a process has more of than when its memory began to grow."""
+    found = context.metrics.records.get(event_names.OBJECTS)
+    own = found.of(process) if found else ()
+    if not own:
+        return ()
+    args, evidence = own[-1].args, []
+    container, size, graphs, types = (
+        args.get(name) for name in ("container", "tensor_bytes", "tensors_in_graphs", "types")
+    )
+    if isinstance(container, str):
+        evidence.append(Evidence("container that grows most", container, None, process))
+    if isinstance(size, int) and size >= policy.GROWTH_BYTES:
+        evidence.append(Evidence("tensors gained", size, None, process, "bytes"))
+    if isinstance(graphs, int) and graphs >= policy.GROWN_OBJECTS:
+        evidence.append(Evidence("tensors gained that keep a graph", graphs, None, process))
+    if isinstance(types, dict):
+        gained = [
+            f"{kind} +{count:,}"
+            for kind, count in types.items()
+            if isinstance(count, int) and count >= policy.GROWN_OBJECTS
+        ]
+        if gained:
+            evidence.append(Evidence("objects gained", ", ".join(gained), None, process))
+    return tuple(evidence)
