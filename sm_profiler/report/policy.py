@@ -142,6 +142,9 @@ CHANGE_SIDE = T(0.1, "of the loop on each side of the change; less is a warm-up 
 CHANGE_APART = T(
     0.95, "of all pairs of an earlier and a later block have the later one longer: a change, not noise that grew"
 )
+CHANGE_APART_CLEAR = T(
+    0.85, "of the pairs, if steps take twice as long or more: blocks of a busy machine may be long, too"
+)
 SLOWER = T(1.25, "times as long; clocks, caches and neighbours change steps by a tenth")
 SLOWER_BY_OTHERS = T(2.0, "times as long, if others began to use the CPU: the load of a shared machine varies")
 OTHERS_CORES = T(0.5, "cores that others use more than before; daemons wake up for less")

@@ -93,9 +93,12 @@ def test_names_the_rank_that_changed():
     assert "on all ranks" in judge_slowdown(JudgeContext(metrics_of(everyone), {})).headline
 
 
-def in_machine(others_before, others_after, factor):
+def in_machine(others_before, others_after, factor, parts=("wait", "forward", "backward", "optimizer", "outside")):
     """Return the finding of a loop on four cores of which others use some, before and after half of the steps."""
-    rows = slower("forward", 0.0102 * (factor - 1))
+    usual = {"wait": 0.001, "forward": 0.003, "backward": 0.005, "optimizer": 0.001, "outside": 0.0002}
+    rows = training(200, **usual)
+    later = {part: (factor if part in parts else 1) * length for part, length in usual.items()}
+    rows += training(200, at=rows[-1][2] + rows[-1][3] + 0.0002, number=200, **later)
     metrics = metrics_of(rows)
     change = metrics.ranks[0].iterations.start[200] - START_S
     end = int(metrics.end - START_S) + 1
@@ -119,7 +122,18 @@ def test_names_others_that_use_the_cpu():
 
 def test_a_shared_machine_needs_a_clear_slowdown():
     assert in_machine(0.0, 3.0, 1.6) is None
-    assert in_machine(0.0, 0.0, 1.6).confidence == "high"
+    assert in_machine(0.0, 3.0, 3.0, parts=("backward",)).kind is Class.FAIL_SLOW
+    assert in_machine(0.0, 0.0, 2.5, parts=("backward",)).confidence == "high"
+
+
+def test_a_busy_machine_does_not_hide_a_slowdown():
+    random = np.random.default_rng(2)
+    lengths = np.abs(random.normal(0.002, 0.0002, 600)) + np.where(
+        random.random(600) < 0.35, random.exponential(0.006, 600), 0
+    )
+    assert find_change(lengths) is None
+    lengths[300:] += 0.006
+    assert abs(find_change(lengths).at - 300) <= 30
 
 
 def test_shows_what_else_changed():

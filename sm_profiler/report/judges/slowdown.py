@@ -70,10 +70,11 @@ def find_change(lengths: Floats) -> Change | None:
     side = policy.CHANGE_SIDE * count
     if chance > policy.CHANGE_CHANCE or at < side or count - at < side:
         return None
-    if float((larger[:at, at:] > 0).mean()) < policy.CHANGE_APART:
-        return None
     before, after = float(np.median(blocks[:at])), float(np.median(blocks[at:]))
     if before <= 0 or after < policy.SLOWER * before:
+        return None
+    apart = policy.CHANGE_APART if after < policy.SLOWER_BY_OTHERS * before else policy.CHANGE_APART_CLEAR
+    if float((larger[:at, at:] > 0).mean()) < apart:
         return None
     return Change(_first_slow(lengths, at * size, size, (before + after) / 2), before, after, _is_gradual(blocks, at))
 
@@ -112,9 +113,10 @@ def judge_slowdown(context: JudgeContext) -> Finding | None:
         return None
     lost, rank, change = best
     others = _others(context.metrics, rank, change)
-    if others is not None and others[1] >= others[0] + policy.OTHERS_CORES and change.factor < policy.SLOWER_BY_OTHERS:
-        return None
+    busier = others is not None and others[1] >= others[0] + policy.OTHERS_CORES
     part, agreement = _grown_part(rank, change)
+    if busier and agreement < policy.SAME_PART and change.factor < policy.SLOWER_BY_OTHERS:
+        return None  # all parts are slower together, as on a machine that others use, too
     alone = _alone(context.ranks, change)
     moment = float(rank.iterations.start[change.at])
     step = int(rank.iterations.index[change.at])
@@ -125,14 +127,14 @@ def judge_slowdown(context: JudgeContext) -> Finding | None:
         Evidence("step of the change", step, None, rank.name),
         Evidence("time of the change after the start of the loop", round(moment - rank.start, 1), None, rank.name, "s"),
     ]  # fmt: skip
-    if others is not None and others[1] >= others[0] + policy.OTHERS_CORES:
+    if others is not None and busier:
         evidence.append(
             Evidence("CPU cores that others use", round(others[1], 2), round(others[0], 2), rank.node, "", "before")
         )
     evidence += _changes(context.metrics, rank, moment)
     who = "" if len(context.ranks) <= 1 else f", by rank {alone.name} alone" if alone else ", on all ranks"
     how = "become slower and slower" if change.gradual else "are slower"
-    sure = agreement >= policy.SAME_PART and others is not None and others[1] < others[0] + policy.OTHERS_CORES
+    sure = agreement >= policy.SAME_PART and others is not None and not busier
     return Finding(
         Class.FAIL_SLOW,
         f"From about step {step:,} on ({duration(moment - rank.start)} into the loop), steps {how}: {duration(change.after)} "
