@@ -30,12 +30,11 @@ class Threads(Collector):
         self._clock = clock
         self._beats = 0
         self._last: tuple[int, int, int] | None = None  # time, waited, switches
-        self._cores = 0.0
+        self._cores = usable_cores()  # not in start(), which may be called inside a region that torch.compile traces
 
     def start(self) -> None:
         """Begin a measurement."""
         self._beats = 0
-        self._cores = usable_cores()
         self._last = (self._clock(), waited_ns(), switches())
 
     def beat(self) -> None:
