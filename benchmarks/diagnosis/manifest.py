@@ -142,7 +142,7 @@ SAVING = ("CHECKPOINTING", "PERIODIC_STALL")
 
 CASES = (
     Case("mlp", {"width": 512, "batch": 96}, HEALTHY, "nothing", sample=True),
-    Case("mlp", {"width": 256, "batch": 256, "steps": 350}, HEALTHY, "nothing"),
+    Case("mlp", {"width": 640, "batch": 64, "steps": 300}, HEALTHY, "nothing"),
     Case("cnn", {"channels": 24}, HEALTHY, "nothing"),
     Case("cnn", {"channels": 12, "batch": 64, "steps": 120}, HEALTHY, "nothing"),
     Case("transformer", {"width": 96}, HEALTHY, "nothing"),
