@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -113,7 +112,7 @@ def _path(name: str, value: object, problems: list[str]) -> str | None:
     """Return a path, unless no file or object can have it: a null byte, half of a surrogate pair."""
     path = _text(name, value, problems)
     try:
-        if path is not None and b"\0" not in os.fsencode(path):
+        if path is not None and b"\0" not in path.encode("utf-8", "surrogateescape"):
             return path
     except UnicodeEncodeError:
         pass
