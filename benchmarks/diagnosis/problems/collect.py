@@ -8,6 +8,8 @@ from bench import Run
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+OFTEN = 8  # collections at least
+
 run = Run(steps=160, share=0.25, width=400, batch=64, objects=150_000)
 
 
@@ -42,8 +44,9 @@ def train_epoch(model, loader, optimizer, every):
 
 
 catalogue = Catalogue(run.steps * run.batch, run.width, run.objects)
-model = nn.Sequential(nn.Linear(run.width, 1200), nn.ReLU(), nn.Linear(1200, 10))
-every = 0 if run.repaired else max(round(collection_seconds() / run.pause()), 1)
+model = nn.Sequential(nn.Linear(run.width, 2400), nn.ReLU(), nn.Linear(2400, 1200), nn.ReLU(), nn.Linear(1200, 10))
+often = run.steps // OFTEN  # on a fast machine, where a collection takes as long as hundreds of steps
+every = 0 if run.repaired else min(max(round(collection_seconds() / run.pause()), 1), often)
 with run.training():
     train_epoch(model, DataLoader(catalogue, run.batch), torch.optim.SGD(model.parameters(), lr=0.01), every)
 run.close(every=every)
