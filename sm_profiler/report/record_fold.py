@@ -12,6 +12,7 @@ import attrs
 from sm_profiler.formats import event_names
 from sm_profiler.report.step_fold import EventWindow
 
+LONGEST_NUMBER = 18  # digits
 MAX_RECORDS = 2_000  # kept per process and phase, the longest; all are counted
 
 
@@ -131,10 +132,15 @@ class RecordFold:
         return found
 
 
+def _number(text: str) -> int | float:
+    """Return a whole number; a float if it is too long to be converted to one later."""
+    return int(text) if len(text) <= LONGEST_NUMBER else float(text)
+
+
 def _record(process: str, row: _Row) -> Record:
     duration, start, step, name, text = row
     try:
-        args = json.loads(text)
+        args = json.loads(text, parse_int=_number)
     except (ValueError, RecursionError):
         args = {}
     return Record(process, name, start / 1e6, duration / 1e6, step, args if isinstance(args, dict) else {})

@@ -26,6 +26,7 @@ def write_for_runner(job: ReportJob) -> Judgement:
     )
     write_report(report, job.folder)
     main = report.verdict.main
-    status = Status.NO_ISSUES if main.kind.is_healthy else Status.ISSUES
+    undecided = main.kind is Class.INCONCLUSIVE or main.confidence == "low"  # then the rules decide
+    status = None if undecided else Status.NO_ISSUES if main.kind.is_healthy else Status.ISSUES
     details = f"{main.kind.value} ({main.confidence} confidence): {main.headline}"
-    return Judgement(None if main.kind is Class.INCONCLUSIVE else status, details)
+    return Judgement(status, details)

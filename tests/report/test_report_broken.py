@@ -58,6 +58,7 @@ def test_a_failed_part_is_named_in_one_line(job, tmp_path, monkeypatch, capsys, 
 
 
 def test_the_line_is_the_last_even_of_a_long_summary(job, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "100")
     for breakage in BREAKAGES.values():
         breakage(monkeypatch)
     main(["report", str(job), "--out", str(tmp_path)])
