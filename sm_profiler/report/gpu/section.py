@@ -130,10 +130,10 @@ def _time_sentences(traces: Sequence[Trace]) -> tuple[str, ...]:
 def _time_table(traces: Sequence[Trace]) -> Table:
     shown = [part for part in PARTS if any(trace[part.key] for trace in traces)]
     rows = tuple(
-        (f"rank {trace['rank']}", _us(trace["total_us"]), *(percent(_share(trace, part.key)) for part in shown))
+        (str(trace["rank"]), _us(trace["total_us"]), *(percent(_share(trace, part.key)) for part in shown))
         for trace in traces
     )  # fmt: skip
-    return Table(("", "Recorded", *(part.label for part in shown)), rows)
+    return Table(("Rank", "Recorded", *(part.label for part in shown)), rows)
 
 
 def _kernel_sentences(traces: Sequence[Trace]) -> tuple[str, ...]:
@@ -149,21 +149,21 @@ def _kernel_sentences(traces: Sequence[Trace]) -> tuple[str, ...]:
 def _kernel_tables(traces: Sequence[Trace]) -> tuple[Table, ...]:
     kernels = tuple(
         (
-            shorten(str(row["name"]), _LONGEST), f"rank {trace['rank']}", str(row["kind"]), f"{row['count']:,}", _us(row["sum_us"]),
+            shorten(str(row["name"]), _LONGEST), str(trace["rank"]), str(row["kind"]), f"{row['count']:,}", _us(row["sum_us"]),
             _us(row["mean_us"]), percent(float(row["share"])),
         )
         for trace in traces for row in trace["kernels"]
     )  # fmt: skip
     operators = tuple(
         (
-            shorten(str(row["operator"] or "unknown"), _LONGEST), f"rank {trace['rank']}", _place(row), f"{row['kernels']:,}",
+            shorten(str(row["operator"] or "unknown"), _LONGEST), str(trace["rank"]), _place(row), f"{row['kernels']:,}",
             _us(row["device_us"]), percent(float(row["share"])),
         )
         for trace in traces for row in trace["operators"]
     )  # fmt: skip
     return (
-        Table(("Kernel", "", "Kind", "Count", "Time", "Mean", "Share"), kernels),
-        Table(("Operator that launches", "", "Where", "Kernels", "GPU time", "Share"), operators),
+        Table(("Kernel", "Rank", "Kind", "Count", "Time", "Mean", "Share"), kernels),
+        Table(("Operator that launches", "Rank", "Where", "Kernels", "GPU time", "Share"), operators),
     )
 
 
@@ -176,7 +176,7 @@ def _place(row: Mapping[str, Any]) -> str:
 def _waits(traces: Sequence[Trace]) -> Section:
     rows = tuple(
         (
-            shorten(str(row["call"]), _LONGEST), f"rank {trace['rank']}", shorten(str(row["operator"]), 60), _place(row),
+            shorten(str(row["call"]), _LONGEST), str(trace["rank"]), shorten(str(row["operator"]), 60), _place(row),
             f"{row['count']:,}", _us(row["host_us"]), _us(row["idle_after_us"]),
         )
         for trace in traces for row in trace["synchronizations"]
@@ -184,14 +184,14 @@ def _waits(traces: Sequence[Trace]) -> Section:
     title = "Waits for the GPU"
     if not rows:
         return Section("gpu-waits", title, missing="The host never waited for the GPU for more than 5 µs.")
-    head = ("Call", "", "Operator", "Where", "Count", "Host waits", "GPU idle afterwards")
+    head = ("Call", "Rank", "Operator", "Where", "Count", "Host waits", "GPU idle afterwards")
     return Section("gpu-waits", title, tables=(Table(head, rows),))
 
 
 def _communication(traces: Sequence[Trace]) -> Section:
     rows = tuple(
         (
-            f"{row['operation']} {row['group']}".strip(), f"rank {trace['rank']}", f"{row['count']:,}", _us(row["sum_us"]),
+            f"{row['operation']} {row['group']}".strip(), str(trace["rank"]), f"{row['count']:,}", _us(row["sum_us"]),
             _us(row["exposed_us"]), _number(row["bus_gbps"], "GB/s"),
         )
         for trace in traces for row in trace["communication"]
@@ -199,14 +199,14 @@ def _communication(traces: Sequence[Trace]) -> Section:
     title = "Communication"
     if not rows:
         return Section("gpu-communication", title, missing="No collectives were recorded.")
-    head = ("Collective", "", "Count", "Time", "Exposed", "Bus bandwidth")
+    head = ("Collective", "Rank", "Count", "Time", "Exposed", "Bus bandwidth")
     return Section("gpu-communication", title, tables=(Table(head, rows),))
 
 
 def _copies(traces: Sequence[Trace]) -> Section:
     rows = tuple(
         (
-            str(row["direction"]) + (" (pageable)" if row["pageable"] else ""), f"rank {trace['rank']}", f"{row['count']:,}",
+            str(row["direction"]) + (" (pageable)" if row["pageable"] else ""), str(trace["rank"]), f"{row['count']:,}",
             _number(float(row["bytes"]) / 1e6, "MB"), _us(row["sum_us"]), _number(row["gbps"], "GB/s"),
         )
         for trace in traces for row in trace["copies"]
@@ -214,7 +214,9 @@ def _copies(traces: Sequence[Trace]) -> Section:
     title = "Copies"
     if not rows:
         return Section("gpu-copies", title, missing="No copies were recorded.")
-    return Section("gpu-copies", title, tables=(Table(("Direction", "", "Count", "Size", "Time", "Bandwidth"), rows),))
+    return Section(
+        "gpu-copies", title, tables=(Table(("Direction", "Rank", "Count", "Size", "Time", "Bandwidth"), rows),)
+    )
 
 
 def _number(value: Any, unit: str) -> str:
