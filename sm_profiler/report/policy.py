@@ -52,6 +52,7 @@ BURSTS = T(0.5, "long waits per round of the loader's workers; this many come fr
 
 # Inside the loop.
 OUTSIDE = T(0.20, "logging, metrics and the loss take less than a tenth of a healthy loop; a finding is twice that")
+OUTSIDE_BY_HAND = T(0.40, "as OUTSIDE, if no optimizer was recorded: the update of the parameters is outside, too")
 OUTSIDE_MS = T(0.5, "per step; less is the cost of a Python loop, which HOST_BOUND covers")
 USER_PHASE = T(0.20, "of the loop, as OUTSIDE: where the script itself has named the time, the name is the finding")
 LAUNCHES = T(

@@ -52,6 +52,24 @@ def test_an_exit_by_an_error_is_still_a_hang():
     assert judged(stop(SLEEPS), stop(None, state="ended", seconds=80.0, error="KeyboardInterrupt")).kind is Class.HANG
 
 
+QUEUE = [
+    ["/usr/lib/python3.11/threading.py", 331, "wait"],
+    ["/usr/lib/python3.11/queue.py", 180, "get"],
+    ["/job/train.py", 22, "fetch"],
+    ["/job/train.py", 50, "main"],
+]
+LOCK = [QUEUE[0], *QUEUE[2:]]
+
+
+def test_a_wait_for_batches_that_ends_with_the_process_is_a_hang():
+    ended = stop(None, state="ended", seconds=80.0)
+    main = judged(stop(QUEUE), ended)
+    assert main.kind is Class.HANG
+    assert "train.py:22 in fetch for 80 s, waiting for a queue" in main.headline
+    assert judged(stop(LOCK), ended).kind is not Class.HANG  # a thread that saves after the loop
+    assert judged(stop(QUEUE, cpu=0.9), ended).kind is not Class.HANG
+
+
 def test_a_process_that_computes_in_changing_places_has_no_hang():
     assert judged(stop(SLEEPS, cpu=1.0, same=False)).kind is not Class.HANG
     assert judged(stop(SLEEPS, cpu=1.0, same=True)).kind is Class.HANG  # a spinning wait

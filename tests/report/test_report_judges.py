@@ -347,3 +347,9 @@ def test_long_steps_need_a_common_part():
     parts = ("Forward", "Backward(post-forward)", "Optimizer")
     noise = stretched(training(400), steps, lambda step: parts[step % 3], 0.06)
     assert verdict_of(noise).kind is Class.BALANCED
+
+
+def test_a_loop_that_updates_its_parameters_by_hand_has_more_time_outside():
+    assert verdict_of(training(400, wait=0, optimizer=0, outside=0.003)).kind is not Class.SYNC_BOUND
+    assert verdict_of(training(400, wait=0, optimizer=0, outside=0.010)).kind is Class.SYNC_BOUND
+    assert verdict_of(training(400, wait=0, outside=0.004)).kind is Class.SYNC_BOUND

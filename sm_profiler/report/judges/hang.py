@@ -29,6 +29,7 @@ WAITS = (
     (("multiprocessing/connection.py", "selectors.py"), "another process"),
 )
 RANKS = "the other ranks"
+OF_A_LOOP = (RANKS, "a loader's worker", "a queue")  # a loop waits for these; what follows a loop waits for the others
 FRAME = ("file", "line", "function")
 
 
@@ -93,7 +94,7 @@ def _stopped(name: str, records: Sequence[Record], *, several: bool) -> Stopped 
     if not records:
         return None
     last = max(records, key=lambda record: (record.end, record.args.get("state") != "hanging"))
-    if last.args.get("state") == "resumed" or (last.args.get("state") == "ended" and not last.args.get("error")):
+    if last.args.get("state") == "resumed":
         return None
     with_stacks = [record for record in records if record.args.get("threads")]
     if not with_stacks:
@@ -106,11 +107,13 @@ def _stopped(name: str, records: Sequence[Record], *, several: bool) -> Stopped 
     ):
         return None  # it computes, in changing places
     frames = _frames(record)
+    waits_for = _waits_for(frames, several=several)
+    if last.args.get("state") == "ended" and not last.args.get("error"):
+        idle = bool(record.args.get("same")) and _number_of(record, "cpu") <= policy.HANG_CPU
+        if not idle or waits_for not in OF_A_LOOP:
+            return None  # work after the loop
     return Stopped(
-        name,
-        attrs.evolve(record, seconds=max(last.end - record.start, 0.0)),
-        _waits_for(frames, several=several),
-        _place(frames, name),
+        name, attrs.evolve(record, seconds=max(last.end - record.start, 0.0)), waits_for, _place(frames, name)
     )
 
 

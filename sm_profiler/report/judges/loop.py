@@ -37,7 +37,9 @@ def judge_sync(context: JudgeContext) -> Finding | None:
     """Find logging, `.item()`, metrics or checkpoints at every step."""
     share = outside_share(context)
     outside = context.mean(lambda rank: rank.mean("outside"))
-    if share < policy.OUTSIDE or outside * 1e3 < policy.OUTSIDE_MS:
+    by_hand = not any(rank.slices["optimizer"] for rank in context.ranks)
+    limit = policy.OUTSIDE_BY_HAND if by_hand else policy.OUTSIDE
+    if share < limit or outside * 1e3 < policy.OUTSIDE_MS:
         return None
     iteration = context.mean(lambda rank: rank.mean("length"))
     return Finding(
@@ -45,9 +47,7 @@ def judge_sync(context: JudgeContext) -> Finding | None:
         f"{percent(share)} of a training step is outside forward, backward, optimizer and waiting for data: "
         f"{duration(outside)} of a typical step of {duration(iteration)}.",
         (
-            Evidence(
-                "time of a training step outside every phase and wait", round(share, 4), policy.OUTSIDE, unit="share"
-            ),
+            Evidence("time of a training step outside every phase and wait", round(share, 4), limit, unit="share"),
             Evidence("the same in a typical step", round(outside * 1e3, 3), policy.OUTSIDE_MS, unit="ms"),
         ),
         "Check what runs at every step besides the model: logging, print, .item() or .cpu() of the loss, metrics, writing "
@@ -55,7 +55,7 @@ def judge_sync(context: JudgeContext) -> Finding | None:
         share,
         confidence=context.confidence(
             share,
-            policy.OUTSIDE,
+            limit,
             sure=context.waits_known,
             error=context.share_error(lambda one: one.iterations.of("outside")),
         ),
