@@ -79,7 +79,8 @@ def measure(args: argparse.Namespace) -> list[Score]:
                 try:
                     scores.append(score(run_case(varied, profiler, plain=args.plain)))
                 except FailedRunError as error:
-                    sys.exit(f"{case.name}: the script itself fails: {error}")
+                    print(f"{case.name}: the script itself fails and is left out: {error}", file=sys.stderr)
+                    continue
                 print(line(scores[-1], time.monotonic() - started), flush=True)
                 if args.json:
                     args.json.write_text(json.dumps([one.as_dict() for one in scores], indent=1))

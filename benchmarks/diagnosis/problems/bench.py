@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+LASTS, MOST = 3.0, 8  # seconds of healthy steps at least; times the steps at most
 ENOUGH, RARE = 8, 6  # occurrences; times the usual
 torch.set_num_threads(1)  # the machines differ in cores; a step should not
 
@@ -32,7 +33,7 @@ class Run:
     """
 
     def __init__(self, **defaults):
-        self._options = dict(defaults)
+        self._options = {"lasts": LASTS, **defaults}
         self._seconds, self._counts = defaultdict(float), defaultdict(int)
         self._gaps, self._ended, self._began, self._stepped = defaultdict(list), {}, 0.0, []
         self._started, self._loop = time.perf_counter(), 0.0
@@ -53,6 +54,8 @@ class Run:
             register_optimizer_step_post_hook(lambda *_: self._stepped.append(time.perf_counter()))
         elif not self._usual:
             self._usual = self._measure()
+        if self._usual:  # on a fast machine more steps, so that they outweigh the first ones
+            self._options["steps"] = max(self.steps, min(round(self.lasts / self._usual), MOST * self.steps))
 
     def __getattr__(self, name):
         try:

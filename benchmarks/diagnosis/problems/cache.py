@@ -5,7 +5,7 @@ from bench import Run
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-run = Run(steps=300, width=512, batch=128, kilobytes=2000)
+run = Run(lasts=8.0, steps=300, width=512, batch=128, kilobytes=2000)
 
 
 class Features:

@@ -5,7 +5,7 @@ from bench import Run
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-run = Run(steps=300, width=512, batch=128)
+run = Run(lasts=8.0, steps=300, width=512, batch=128)
 count = 16 * run.batch
 inputs, labels = torch.randn(count, run.width), torch.randint(0, 10, (count,))
 

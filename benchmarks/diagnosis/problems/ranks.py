@@ -12,6 +12,7 @@ def _rank(rank, port, train):
     os.environ |= {"LOCAL_RANK": str(rank)}
     dist.init_process_group("gloo")
     train(rank)
+    dist.barrier()  # gloo aborts if one rank leaves while the other still sends
     dist.destroy_process_group()
 
 
