@@ -272,7 +272,7 @@ def test_a_file_that_fails_to_be_read_is_counted_and_the_others_are_reported(tmp
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("x" * 5000, "the profile cannot be read"),
         ("a\0b", "LocalPath: not a possible path"),
@@ -281,7 +281,7 @@ def test_a_file_that_fails_to_be_read_is_counted_and_the_others_are_reported(tmp
     ],
     ids=["long", "null byte", "surrogate", "escape"],
 )
-def test_no_configured_folder_changes_the_end_of_a_script(tmp_path, name, said):
+def test_no_configured_folder_changes_the_end_of_a_script(tmp_path, name, message):
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"ProfilingParameters": {"LocalPath": f"{tmp_path}/{name}"}}))
     script = tmp_path / "script.py"
@@ -290,7 +290,7 @@ def test_no_configured_folder_changes_the_end_of_a_script(tmp_path, name, said):
     environment = {**os.environ, "SM_PROFILER_ROOT": str(tmp_path / "ml")}
     done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=60, check=False)
     assert done.returncode == 7, done.stderr
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert "\x1b" not in done.stderr
 

@@ -88,8 +88,7 @@ class Command:
         if options.speedscope:
             write_speedscope(report, options.speedscope)
         print_summary(report, page)
-        kind = report.verdict.kind
-        return BAD if options.fail_on and not kind.is_healthy and kind.value != "INCONCLUSIVE" else DONE
+        return exit_code(report, options)
 
 
 def is_trace_source(where: str) -> bool:
@@ -110,6 +109,11 @@ def report_on_traces(options: Namespace, prices: dict[str, Any] | None) -> int:
         raise SourceError(f"{printable(options.source)}: {lost} records could not be read")
     page = write(report, options.out or default_folder(report.metrics.name))
     print_summary(report, page)
+    return exit_code(report, options)
+
+
+def exit_code(report: Report, options: Namespace) -> int:
+    """Return the command's exit code for a verdict."""
     kind = report.verdict.kind
     return BAD if options.fail_on and not kind.is_healthy and kind.value != "INCONCLUSIVE" else DONE
 

@@ -68,7 +68,6 @@ class _Arguments(msgspec.Struct, gc=False):
     stream: int = -1
     device: int = -1
     correlation: int = -1
-    external: int = msgspec.field(name="External id", default=-1)
     bytes: int = -1
     collective: str = msgspec.field(name="Collective name", default="")
     in_elements: int = msgspec.field(name="In msg nelems", default=-1)
@@ -389,7 +388,7 @@ def _event(text: bytes) -> _Event:
         return _Event()
     arguments = _Arguments()
     for key, value in loose.args.items() if isinstance(loose.args, dict) else ():
-        field = _ARGUMENT_FIELDS.get(key) or ("external" if key == "external id" else None)
+        field = _ARGUMENT_FIELDS.get(key)
         if field in _TEXTS and isinstance(value, str):
             setattr(arguments, field, value)
         elif field in _RAWS:

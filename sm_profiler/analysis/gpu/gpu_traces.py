@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
 
 import attrs
@@ -186,11 +185,6 @@ class GpuTraces:
     def steps(self) -> pd.DataFrame:
         """Return the steps that the traces mark: columns rank, step, start_us, end_us."""
         return self._each(lambda trace: step_spans.steps(trace.events))
-
-    @cached_property
-    def lost(self) -> int:
-        """Number of records that could not be read."""
-        return sum(file.outcome.lost for file in self.files)
 
     def callers(self, rank: int) -> callers.Callers:
         """Return what finds the host's side of a rank's kernels."""
