@@ -1,8 +1,9 @@
-"""Fold the resident memory of each training process, which the hook samples once a second."""
+"""Fold the numbers that the hook samples once a second in each training process: first of all its resident memory."""
 
 from __future__ import annotations
 
 import json
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,11 +14,17 @@ from sm_profiler.report.step_fold import EventWindow
 MAX_SAMPLES = 20_000  # per process; beyond it, every second sample is dropped
 
 
-class MemoryFold:
-    """Collects (seconds, bytes) by process; memory is bounded by processes and MAX_SAMPLES."""
+class SampleFold:
+    """Collects (seconds, values…) by process; memory is bounded by processes and MAX_SAMPLES.
+
+    Attributes:
+        values: names of the values in the event's arguments.
+    """
+
+    values: ClassVar[tuple[str, ...]]
 
     def __init__(self) -> None:
-        self._samples: dict[str, list[tuple[float, float]]] = {}
+        self._samples: dict[str, list[tuple[float, ...]]] = {}
         self._every: dict[str, int] = {}
         self._count: dict[str, int] = {}
 
@@ -36,24 +43,33 @@ class MemoryFold:
         if self._count[name] % self._every.get(name, 1):
             return
         try:
-            resident = float(json.loads(args)["resident_bytes"])
+            found = json.loads(args)
+            sample = (seconds, *(float(found[value]) for value in self.values))
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return
+        if not np.isfinite(sample).all():
+            return
         samples = self._samples.setdefault(name, [])
-        samples.append((seconds, resident))
+        samples.append(sample)
         if len(samples) > MAX_SAMPLES:
             del samples[1::2]
             self._every[name] = 2 * self._every.get(name, 1)
 
-    def merge(self, other: MemoryFold) -> None:
+    def merge(self, other: SampleFold) -> None:
         """Add the samples of a fold of other minutes or nodes."""
         for name, samples in other._samples.items():
             self._samples.setdefault(name, []).extend(samples)
 
+    def tables(self) -> dict[str, Floats]:
+        """Return process → samples in time order, shape (samples, 1 + values)."""
+        return {name: np.asarray(sorted(samples)) for name, samples in self._samples.items()}
+
+
+class MemoryFold(SampleFold):
+    """Collects the resident memory."""
+
+    values = ("resident_bytes",)
+
     def result(self) -> dict[str, tuple[Floats, Floats]]:
         """Return process → (seconds since the epoch, bytes), in time order."""
-        found = {}
-        for name, samples in self._samples.items():
-            table = np.asarray(sorted(samples))
-            found[name] = table[:, 0], table[:, 1]
-        return found
+        return {name: (table[:, 0], table[:, 1]) for name, table in self.tables().items()}

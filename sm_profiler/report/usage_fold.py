@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import Floats
-from sm_profiler.formats.event_names import MEMORY
-from sm_profiler.report.step_fold import EventWindow
-
-MAX_SAMPLES = 20_000  # per process; beyond it, every second sample is dropped
+from sm_profiler.report.memory_fold import SampleFold
 
 
 @attrs.frozen(eq=False)
@@ -45,47 +40,11 @@ class Usage:
         return spent / float(seconds[-1] - seconds[0]) if seconds[-1] > seconds[0] else None
 
 
-class UsageFold:
-    """Collects the samples by process; memory is bounded by processes and MAX_SAMPLES."""
+class UsageFold(SampleFold):
+    """Collects the CPU time and the page faults."""
 
-    def __init__(self) -> None:
-        self._samples: dict[str, list[tuple[float, float, float]]] = {}
-        self._every: dict[str, int] = {}
-        self._count: dict[str, int] = {}
-
-    def update(self, window: EventWindow) -> None:
-        """Add the samples of one window."""
-        events = window.new_events
-        found = events.phase.mask(MEMORY) if len(events) else np.zeros(0, np.bool_)
-        if not found.any():
-            return
-        rows = events[found]
-        for node, at_us, code in zip(rows.node.codes, rows.start_us, rows.args.codes, strict=True):
-            self._add(rows.node.values[node], float(at_us) / 1e6, rows.args.values[code])
-
-    def _add(self, name: str, seconds: float, args: str) -> None:
-        self._count[name] = self._count.get(name, -1) + 1
-        if self._count[name] % self._every.get(name, 1):
-            return
-        try:
-            values = json.loads(args)
-            sample = seconds, float(values["cpu_s"]), float(values["major_faults"])
-        except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
-            return
-        if not all(np.isfinite(sample)):
-            return
-        samples = self._samples.setdefault(name, [])
-        samples.append(sample)
-        if len(samples) > MAX_SAMPLES:
-            del samples[1::2]
-            self._every[name] = 2 * self._every.get(name, 1)
-
-    def merge(self, other: UsageFold) -> None:
-        """Add the samples of a fold of other minutes or nodes."""
-        for name, samples in other._samples.items():
-            self._samples.setdefault(name, []).extend(samples)
+    values = ("cpu_s", "major_faults")
 
     def result(self) -> dict[str, Usage]:
         """Return process → its samples."""
-        tables = {name: np.asarray(sorted(samples)) for name, samples in self._samples.items()}
-        return {name: Usage(table[:, 0], table[:, 1], table[:, 2]) for name, table in tables.items()}
+        return {name: Usage(table[:, 0], table[:, 1], table[:, 2]) for name, table in self.tables().items()}
