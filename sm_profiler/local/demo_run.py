@@ -187,7 +187,7 @@ class Demo:
         return found
 
     def summary(self, report: dict[str, Any]) -> list[str]:
-        """Return the closing lines: the job, the verdict, the cost of profiling, the report's location."""
+        """Return the closing lines: the job, the verdict with its line of code and gain, the cost of profiling, the report's location."""
         job = self._job()
         metrics = {entry["MetricName"]: entry["Value"] for entry in job.get("FinalMetricDataList", ())}
         loss = f", last loss {metrics['loss']:.3f}" if "loss" in metrics else ""
@@ -196,8 +196,14 @@ class Demo:
             f"job      {job['TrainingJobName']}: {job['TrainingTimeInSeconds']} s of training{loss}",
             f"verdict  {verdict['class']}: {verdict['headline']}",
         ]
+        for place in verdict.get("where", ())[:1]:
+            source = f": {place['source']}" if place.get("source") else ""
+            lines.append(f"where    {place['file']}:{place['line']} in {place['function']}{source}")
+        if gain := verdict.get("gain"):
+            faster = gain["speedup"]
+            lines.append(f"gain     repaired, the loop runs {faster['low']:.1f} to {faster['high']:.1f} times as fast")
         if "next_step" in verdict:
-            lines.append(f"         next: {verdict['next_step']}")
+            lines.append(f"next     {verdict['next_step']}")
         fired = [name for name, rule in report.get("rules", {}).items() if rule.get("RuleTriggered")]
         return [
             *lines,

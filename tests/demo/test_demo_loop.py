@@ -71,6 +71,8 @@ def test_demo_finds_the_planted_problem_without_network(tmp_path):
     assert report["verdict"]["class"] == "INPUT_BOUND"
     assert (out / "profiler-report.html").stat().st_size > 10_000
     assert "verdict  INPUT_BOUND" in run.stdout
+    assert "in SlowImages.__getitem__: time.sleep(self.seconds_an_image)" in run.stdout
+    assert "gain     repaired, the loop runs " in run.stdout
     assert (out / "profiler-output" / "system" / "training_job_end.ts").exists()
     assert f"s3://sagemaker-us-east-1-123456789012/{report_job(run.stdout)}/rule-output/ProfilerReport" in run.stdout
 
