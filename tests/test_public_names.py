@@ -21,7 +21,7 @@ EXPORTED = {
     "sm_profiler.analysis": """Heatmap MergeUnit MergedTimeline MetricsHistogram PT_dataloader_analysis PandasFrame
         PandasFrameAnalysis PyinstrumentAnalysis Resource StatsBy StepHistogram StepTimelineChart TimelineCharts TrainingJob
         cProfileAnalysis dataloader_frame framework_frame system_frame""",
-    "sm_profiler.analysis.gpu": "GpuTraces find_traces",
+    "sm_profiler.analysis.gpu": "GpuTraces find_traces group_differences kernel_differences operator_differences",
     "sm_profiler.cli": "main",
     "sm_profiler.config": """COLLECTORS CollectorConfig Explanation Profile config_from_environment environment_for explain
         format_metrics load_profile parse_metrics""",

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
 
 from sm_profiler.cli.arguments import SOURCE_HELP, newest_run
 from sm_profiler.cli.command import BAD, DONE
+from sm_profiler.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sm_profiler.report.compare import Comparison
+    from sm_profiler.report.gpu.compare import TraceComparison
 
 EXAMPLE = """\
 example, in CI:
   sm-profiler compare s3://bucket/main/profiler-output s3://bucket/branch/profiler-output --fail-on 'regression>5%'
+traces of torch.profiler:
+  sm-profiler compare traces/before traces/after --out comparison
 """
 
 
 class Command:
-    """Builds the reports of both runs and prints what changed."""
+    """Compares two profiles, or two sources of torch.profiler's traces."""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the arguments."""
@@ -31,18 +39,38 @@ class Command:
 
     def run(self, options: Namespace) -> int:
         """Compare, print, and apply the limit."""
-        from sm_profiler.report import build_report
-        from sm_profiler.report.compare import RegressionLimit, compare, render_comparison, terminal_comparison
+        from sm_profiler.report.compare import RegressionLimit
+        from sm_profiler.report.gpu.discovery import holds_only_traces
         from sm_profiler.report.write import finite
-        from sm_profiler.source import open_source
         from sm_profiler.storage import open_storage
 
         limit = RegressionLimit.parse(options.fail_on) if options.fail_on else None
-        before, after = open_source(newest_run(options.before)), open_source(newest_run(options.after))
-        found = compare(build_report(before), build_report(after))
+        of_traces = [holds_only_traces(where) for where in (options.before, options.after)]
+        if any(of_traces) and not all(of_traces):
+            raise ConfigError("one of the two is a profile and the other one traces of torch.profiler: not comparable")
+        found, text, page = (compared_traces if all(of_traces) else compared_profiles)(options.before, options.after)
         if options.out:
             storage = open_storage(options.out)
             storage.write("compare.json", (json.dumps(finite(found.as_dict()), indent=1) + "\n").encode())
-            storage.write("compare.html", render_comparison(found).encode())
-        print(terminal_comparison(found))
+            storage.write("compare.html", page.encode())
+        print(text)
         return BAD if limit is not None and limit.is_exceeded_by(found) else DONE
+
+
+def compared_profiles(before: str, after: str) -> tuple[Comparison, str, str]:
+    """Compare two profiles; return the comparison, the terminal's text and the page."""
+    from sm_profiler.report import build_report
+    from sm_profiler.report.compare import compare, render_comparison, terminal_comparison
+    from sm_profiler.source import open_source
+
+    sources = open_source(newest_run(before)), open_source(newest_run(after))
+    found = compare(*(build_report(source) for source in sources))
+    return found, terminal_comparison(found), render_comparison(found)
+
+
+def compared_traces(before: str, after: str) -> tuple[TraceComparison, str, str]:
+    """Compare two sources of torch.profiler's traces; return the comparison, the terminal's text and the page."""
+    from sm_profiler.report.gpu.compare import compare_traces, render_trace_comparison, terminal_trace_comparison
+
+    found = compare_traces(before, after)
+    return found, terminal_trace_comparison(found), render_trace_comparison(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
@@ -50,6 +50,14 @@ class Change:
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
+class HasStep(Protocol):
+    """A comparison of two runs, or of two recordings."""
+
+    @property
+    def step(self) -> Change | None:
+        """Change of the whole step."""
+
+
 @attrs.frozen
 class Comparison:
     """Changes from one run to another; pairs are before and after."""
@@ -90,7 +98,7 @@ class RegressionLimit:
             raise ConfigError(f"--fail-on {text}: expected a limit such as 'regression>5%'")
         return cls(float(found[1]) / 100)
 
-    def is_exceeded_by(self, comparison: Comparison) -> bool:
+    def is_exceeded_by(self, comparison: HasStep) -> bool:
         """Return whether the second run is slower by more than the limit, and not by chance."""
         step = comparison.step
         return step is not None and step.change is not None and step.change > self.share and step.is_clear
@@ -196,7 +204,10 @@ def render_comparison(found: Comparison) -> str:
         "compare.html",
         title="Comparison - sm-profiler",
         found=found,
+        lines=[one.sentence for one in found.predictions],
         rows=_rows(found),
+        tables=(),
+        method="means over the training steps after the warm-up; intervals from a moving-block bootstrap.",
         mood="issue" if slower else "healthy" if found.changes else "open",
     )
 

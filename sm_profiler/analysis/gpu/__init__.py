@@ -4,9 +4,16 @@ from typing import TYPE_CHECKING
 
 from sm_profiler._lazy import lazy_exports
 
-__all__ = ["GpuTraces", "find_traces"]
+__all__ = ["GpuTraces", "find_traces", "group_differences", "kernel_differences", "operator_differences"]
 
 if TYPE_CHECKING:
+    from sm_profiler.analysis.gpu.differences import group_differences, kernel_differences, operator_differences
     from sm_profiler.analysis.gpu.gpu_traces import GpuTraces, find_traces
 else:
-    __getattr__, __dir__ = lazy_exports(__name__, {"gpu_traces": ["GpuTraces", "find_traces"]})
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "differences": ["group_differences", "kernel_differences", "operator_differences"],
+            "gpu_traces": ["GpuTraces", "find_traces"],
+        },
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import attrs
 
@@ -11,7 +12,7 @@ from sm_profiler.report import policy
 from sm_profiler.report.build import JobInfo, data_quality, job_name, report_of
 from sm_profiler.report.classes import Class
 from sm_profiler.report.gpu.judge import decide_traces
-from sm_profiler.report.gpu.measure import measure
+from sm_profiler.report.gpu.measure import RankTime, measure
 from sm_profiler.report.gpu.tables import describe
 from sm_profiler.report.job_metrics import measure_job
 from sm_profiler.report.model import Evidence, Finding, Report, Verdict
@@ -36,11 +37,16 @@ def report_traces(source: str | os.PathLike[str], job: JobInfo | None = None) ->
     metrics = measure_job(
         StepFold().result(), SystemFold().result(), name=job.name or job_name(os.fspath(source)), running=False
     )  # fmt: skip
-    kernels = min((int(trace.events.on_device.sum()) for trace in gpu.ranks.values()), default=0)
-    verdict = decide_traces(ranks, gpu) if kernels >= policy.TRACE_KERNELS else Verdict(_too_few(gpu, kernels))
+    verdict = verdict_on(gpu, ranks)
     files = [FileQuality(file.key, file.outcome.status, file.outcome.lost, file.outcome.reason) for file in gpu.files]
     report = report_of(metrics, verdict, {}, quality=data_quality(files, ()), job=job, source=os.fspath(source))
     return attrs.evolve(report, verdict=verdict, gpu_traces=tuple(describe(gpu, rank) for rank in ranks))
+
+
+def verdict_on(gpu: GpuTraces, ranks: Sequence[RankTime]) -> Verdict:
+    """Return the verdict on traces that were measured; an inconclusive one if they hold too little."""
+    kernels = min((int(trace.events.on_device.sum()) for trace in gpu.ranks.values()), default=0)
+    return decide_traces(ranks, gpu) if kernels >= policy.TRACE_KERNELS else Verdict(_too_few(gpu, kernels))
 
 
 def _too_few(gpu: GpuTraces, kernels: int) -> Finding:
