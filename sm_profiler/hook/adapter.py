@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import ClassVar
 
+from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.settings import rank_from
 
 
@@ -14,6 +15,10 @@ class FrameworkAdapter:
     `install` patches the framework so that fetches, forwards, backwards and optimizer steps reach the session's
     tracker, and adds the framework's collectors to the session; `remove` restores the framework.  Everything that
     depends on the framework belongs into its adapter; session, windows and recorder depend on none.
+
+    Several adapters may be installed at once (Keras runs on another framework).  One whose framework reports where a step begins and
+    ends, instead of finding it, claims the tracker (`StepTracker.claim`) while it does; what the others see inside are
+    phases of its steps.  One that finds steps of its own without any claim calls `Session.lead` before the first.
 
     Attributes:
         framework: name in file names and metadata, e.g. `pytorch`.
@@ -30,6 +35,13 @@ class FrameworkAdapter:
     def remove(self) -> None:
         """Restore the framework; must work after an `install` that failed halfway."""
         raise NotImplementedError
+
+    def detailed(self) -> Collector | None:
+        """Return the collector of this framework's detailed window, always the same one, or None.
+
+        The session adds it, and takes out that of another framework, when this one leads.
+        """
+        return None
 
     def rank(self) -> int | None:
         """Return this process's rank, or None outside a distributed job."""
@@ -48,3 +60,15 @@ class FrameworkAdapter:
 
     def batches_unused(self) -> None:
         """React to batches that no known model consumed."""
+
+
+class NoFramework(FrameworkAdapter):
+    """The adapter while no framework is imported: the script marks its steps."""
+
+    framework = "python"
+
+    def install(self) -> None:
+        """Patch nothing."""
+
+    def remove(self) -> None:
+        """Restore nothing."""

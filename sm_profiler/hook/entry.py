@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -15,24 +14,25 @@ from sm_profiler.config import Profile, load_profile
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.trace_writer import TraceEvent
 from sm_profiler.hook import settings
-from sm_profiler.hook.adapter import FrameworkAdapter
-from sm_profiler.hook.frameworks import FRAMEWORKS, Framework
+from sm_profiler.hook.frameworks import FRAMEWORKS, WINDOWS, Framework
 from sm_profiler.hook.garbage import GarbageCollector
 from sm_profiler.hook.hang import HangWatch
 from sm_profiler.hook.horovod_collector import HOROVOD, add_horovod
+from sm_profiler.hook.import_watch import when_loaded
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.monitor_launcher import accompany
 from sm_profiler.hook.objects import Objects
-from sm_profiler.hook.python_collector import PYTHON, PythonStarter
+from sm_profiler.hook.python_collector import PythonStarter
 from sm_profiler.hook.sampler import SAMPLER, Sampler, is_wanted
 from sm_profiler.hook.session import UNSUPPORTED, Session
+from sm_profiler.hook.steps import SCRIPT
 from sm_profiler.hook.threads import Threads
 from sm_profiler.hook.timed_calls import TimedCalls
 from sm_profiler.printable import logger_for
 
 logger = logger_for("sm_profiler")
-COMMON = frozenset({PYTHON, HOROVOD})  # collectors that need nothing of the framework
 _installed: list[Hook] = []  # at most one
+_refused: list[bool] = []  # not empty once the hook was off: the import of another framework does not ask again
 
 
 class Hook:
@@ -73,7 +73,7 @@ class Hook:
             yield
             return
         try:
-            tracker.manual = True
+            tracker.claim(SCRIPT)
             tracker.begin_step(time.perf_counter_ns(), gradients=tracker.forced_mode is not ModeKeys.EVAL)
         except Exception as error:  # noqa: BLE001 - fail open
             session.fail(error)
@@ -148,21 +148,42 @@ def install(framework: Framework | None = None) -> Hook | None:
     """Install the hook that the job's configuration asks for; return None if it is off.  Never raises.
 
     Args:
-        framework: the framework to profile; by default the first that is imported, or PyTorch.
+        framework: a framework that has just been imported; by default all frameworks, whenever they are imported.
     """
     if not _installed:
+        if _refused and framework is not None:
+            return None
         try:
-            session = _start(framework)
+            session = _start()
         except (ProfilerError, OSError, ValueError) as error:
             logger.warning("sm-profiler: the hook is off: %s", error)
+            _refused.append(True)
             return None
         except Exception as error:  # noqa: BLE001 - the training must start regardless
             logger.warning("sm-profiler: the hook is off: %s: %s", type(error).__name__, error)
+            _refused.append(True)
             return None
         if session is None:
+            _refused.append(True)
             return None
         _installed.append(Hook(session))
+    for one in FRAMEWORKS if framework is None else (framework,):
+        when_loaded(one.module, partial(_arm, _installed[0].session, one))
     return _installed[0]
+
+
+def _arm(session: Session, framework: Framework) -> None:
+    """Let a framework take part in a session, unless it does already."""
+    try:
+        if not _installed or _installed[0].session is not session or framework.module in session.armed:
+            return
+        earlier = [one.module for one in FRAMEWORKS[: FRAMEWORKS.index(framework)]]
+        first = not any(module in session.armed for module in earlier)
+        session.armed.append(framework.module)
+        module, _, name = framework.adapter.partition(":")
+        session.arm(getattr(import_module(module), name)(session), first=first)
+    except Exception as error:  # noqa: BLE001 - the framework's import must succeed regardless
+        session.guard.failed(framework.title, error)
 
 
 def uninstall() -> None:
@@ -170,34 +191,28 @@ def uninstall() -> None:
     if _installed:
         session = _installed.pop().session
         session.end()
-        session.adapter.remove()
+        for adapter in reversed(session.adapters):
+            session.disarm(adapter)
 
 
-def _start(framework: Framework | None) -> Session | None:
+def _start() -> Session | None:
     source = settings.find_config()
     if source is None:
-        return None
-    if framework is None:
-        framework = next((one for one in FRAMEWORKS if one.module in sys.modules), FRAMEWORKS[0])
-    if not framework.adapter:
-        _report_unsupported(framework)
         return None
     profile = load_profile(source.text)
     for problem in profile.problems:
         logger.warning("sm-profiler: %s", problem)
     accompany(profile)
     if profile.hook_on:
-        return _start_session(profile, source, framework)
+        return _start_session(profile, source)
     if not profile.disabled and profile.parameters:
         logger.warning("sm-profiler: the hook is off: %s", profile.off)
     return None
 
 
-def _start_session(profile: Profile, source: settings.ConfigText, framework: Framework) -> Session:
-    module, _, name = framework.adapter.partition(":")
-    make_adapter: Callable[[Session], FrameworkAdapter] = getattr(import_module(module), name)
-    session = Session(profile, make_adapter, source)
-    missing = sorted(settings.requested_collectors(profile) - session.adapter.collectors - COMMON)
+def _start_session(profile: Profile, source: settings.ConfigText) -> Session:
+    session = Session(profile, source=source)
+    missing = sorted(settings.requested_collectors(profile) - WINDOWS)
     if missing:
         logger.warning("sm-profiler: requested, but %s: %s", UNSUPPORTED, ", ".join(missing))
     sampler = _add_sampler(session)
@@ -210,10 +225,8 @@ def _start_session(profile: Profile, source: settings.ConfigText, framework: Fra
     session.add(calls)
     session.add(HangWatch(session))
     try:
-        session.adapter.install()
         calls.install()
     except BaseException:
-        session.adapter.remove()
         calls.remove()
         raise
     with session.guarded(HOROVOD):
@@ -231,7 +244,7 @@ def _add_sampler(session: Session) -> Sampler | None:
     sampler = Sampler(
         session.append,
         session.tracker,
-        session.adapter.training_thread,
+        session.training_thread,
         is_recording=lambda: session.is_recording,
         on_error=session.switch_off,
         work=session.work.unrecorded,
@@ -241,8 +254,3 @@ def _add_sampler(session: Session) -> Sampler | None:
     session.controller.others.append(lambda: sampler.cpu_seconds)
     session.run(sampler, sampler.begin)
     return sampler
-
-
-def _report_unsupported(framework: Framework) -> None:
-    if not any(one.adapter and one.module in sys.modules for one in FRAMEWORKS):
-        logger.warning("sm-profiler: this version does not profile %s; system metrics are recorded", framework.title)

@@ -13,10 +13,13 @@ if TYPE_CHECKING:
 
 def when_loaded(name: str, action: Callable[[], None]) -> None:
     """Call `action` once module `name` is loaded: now, or right after its import."""
+    finder = next((finder for finder in sys.meta_path if isinstance(finder, LoadFinder)), None)
+    if finder is not None and name in finder.loading:
+        finder.loading[name].append(action)
+        return
     if name in sys.modules:
         action()
         return
-    finder = next((finder for finder in sys.meta_path if isinstance(finder, LoadFinder)), None)
     if finder is None:
         finder = LoadFinder()
         sys.meta_path.insert(0, finder)
@@ -24,10 +27,16 @@ def when_loaded(name: str, action: Callable[[], None]) -> None:
 
 
 class LoadFinder:
-    """Finds no module itself: it delegates to the other finders and reports when an awaited module is loaded."""
+    """Finds no module itself: it delegates to the other finders and reports when an awaited module is loaded.
+
+    Attributes:
+        waiting: module → what to do once it is loaded.
+        loading: the same of the modules whose import has begun.
+    """
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[Callable[[], None]]] = {}
+        self.loading: dict[str, list[Callable[[], None]]] = {}
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -40,13 +49,15 @@ class LoadFinder:
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find(name, path, target) if find else None
             if spec is not None:
-                _report_load(spec, actions)
+                _report_load(spec, actions, self.loading)
                 return spec
         self.waiting[name] = actions  # not installed (yet)
         return None
 
 
-def _report_load(spec: ModuleSpec, actions: list[Callable[[], None]]) -> None:
+def _report_load(
+    spec: ModuleSpec, actions: list[Callable[[], None]], loading: dict[str, list[Callable[[], None]]]
+) -> None:
     loader: Any = spec.loader
     load = getattr(loader, "exec_module", None)
     if load is None:
@@ -54,7 +65,11 @@ def _report_load(spec: ModuleSpec, actions: list[Callable[[], None]]) -> None:
 
     def exec_module(module: ModuleType) -> None:
         loader.__dict__.pop("exec_module", None)
-        load(module)
+        loading[spec.name] = actions
+        try:
+            load(module)
+        finally:
+            del loading[spec.name]
         for action in actions:
             action()
 

@@ -19,7 +19,7 @@ from sm_profiler.container import read_resources, rooted
 from sm_profiler.formats.layout import source_name
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.hook import settings
-from sm_profiler.hook.adapter import FrameworkAdapter
+from sm_profiler.hook.adapter import FrameworkAdapter, NoFramework
 from sm_profiler.hook.birth import birth
 from sm_profiler.hook.collector import Collector, overrides
 from sm_profiler.hook.guard import Guard
@@ -41,7 +41,7 @@ UNSUPPORTED = "not available in this version"
 class Session(StepObserver):
     """Profiles one training process.
 
-    The adapter patches the framework and feeds the tracker; the session turns the tracker's steps into the life cycle
+    The adapters patch their frameworks and feed the tracker; the session turns the tracker's steps into the life cycle
     of its collectors, and records go through the recorder into the trace files.
 
     Attributes:
@@ -49,8 +49,9 @@ class Session(StepObserver):
         root: folder of the profile.
         node: name of this machine, `algo-1`.
         rank: rank of this process, or None; set when recording starts.
-        adapter: the framework's adapter.
+        adapters: the frameworks' adapters, in the order in which they were armed.
         tracker: finds the steps.
+        armed: modules of the frameworks that take part, or failed to.
         slowdown: compares the steps of windows with those before.
         work: what the hook does besides the callbacks of each step.
         schedule: the windows, and the collectors that they turn on and off.
@@ -65,7 +66,7 @@ class Session(StepObserver):
     def __init__(
         self,
         profile: Profile,
-        make_adapter: Callable[[Session], FrameworkAdapter],
+        make_adapter: Callable[[Session], FrameworkAdapter] | None = None,
         source: settings.ConfigText | None = None,
     ) -> None:
         self.profile = profile
@@ -81,7 +82,7 @@ class Session(StepObserver):
         self.controller = OverheadController(self.tracker, self.schedule.windows, self._shed, work=self.work)
         self.slowdown = Slowdown(self.work, self.schedule.active)
         self.sampler: Sampler | None = None
-        self.closed = self.quiet = self.exiting = False
+        self.closed = self.quiet = self.exiting = self._led = False
         self._source = source
         self._next_profile: Profile | None = None
         self._recorder: Recorder | None = None
@@ -93,9 +94,62 @@ class Session(StepObserver):
         self._loaded_us = self.timebase.now_us()  # the framework has been imported
         self._birth = birth(self._loaded_us)
         self._may_be_helper = parent_process() is not None
-        self.adapter = make_adapter(self)
+        self.adapters: list[FrameworkAdapter] = []
+        self.armed: list[str] = []
+        self._leader: FrameworkAdapter = NoFramework()
+        if make_adapter is not None:
+            self._leader = make_adapter(self)
+            self.adapters.append(self._leader)
         self.schedule.configure(profile.collectors)
         os.register_at_fork(after_in_child=self._forked)
+
+    # frameworks
+
+    @property
+    def adapter(self) -> FrameworkAdapter:
+        """The adapter of the framework that trains, as far as that is known."""
+        return self._leader
+
+    def arm(self, adapter: FrameworkAdapter, *, first: bool = False) -> None:
+        """Let the adapter of a framework take part; one that fails is left out.
+
+        Args:
+            adapter: the adapter.
+            first: this framework comes before those armed so far, as long as none is seen to train.
+        """
+        try:
+            adapter.install()
+        except Exception as error:  # noqa: BLE001 - fail open
+            self.guard.failed(adapter.framework, error)
+            self.disarm(adapter)
+            return
+        self.adapters.append(adapter)
+        if isinstance(self._leader, NoFramework) or (first and not self._led):
+            self._let_lead(adapter)
+
+    def disarm(self, adapter: FrameworkAdapter) -> None:
+        """Restore a framework."""
+        with self.guarded(adapter.framework):
+            adapter.remove()
+
+    def find(self, framework: str) -> FrameworkAdapter | None:
+        """Return the adapter of a framework, or None if it is not armed."""
+        return next((one for one in self.adapters if one.framework == framework), None)
+
+    def lead(self, adapter: FrameworkAdapter) -> None:
+        """Note that this adapter's framework trains, before its first step begins."""
+        self._led = True
+        if self._leader is not adapter:
+            self._let_lead(adapter)
+
+    def _let_lead(self, adapter: FrameworkAdapter) -> None:
+        before, now = self._leader.detailed(), adapter.detailed()
+        self._leader = adapter
+        if now is not None and now is not before:
+            if before is not None:
+                self.schedule.leave(before.name, -1)
+                self.discard(before)
+            self.add(now)
 
     # collectors
 
@@ -179,8 +233,19 @@ class Session(StepObserver):
     @property
     def source(self) -> str:
         """Name of this process in file names: `<rank or pid>-<node>`."""
-        rank = self.adapter.rank() if self._recorder is None else self.rank
+        rank = self._find_rank() if self._recorder is None else self.rank
         return source_name(os.getpid() if rank is None else rank, self.node)
+
+    def training_thread(self) -> int | None:
+        """Return the id of the thread that trains."""
+        return self._leader.training_thread()
+
+    def _find_rank(self) -> int | None:
+        found = [rank for rank in (adapter.rank() for adapter in self.adapters) if rank is not None]
+        return found[0] if found else settings.rank_from()
+
+    def _is_helper(self) -> bool:
+        return any(adapter.is_helper() for adapter in self.adapters)
 
     @property
     def is_recording(self) -> bool:
@@ -211,13 +276,13 @@ class Session(StepObserver):
 
     def _record_first(self, record: Record) -> None:
         """Start the recorder with the tracker's first record; the next ones go straight into its queue."""
-        if self.adapter.is_helper():
+        if self._is_helper():
             self.tracker.append = _ignore
         elif not self.closed:
             (self._recorder or self._start(record[2])).records.append(record)
 
     def _start(self, start_ns: int) -> Recorder:
-        self.rank = self.adapter.rank()
+        self.rank = self._find_rank()
         source = self.source
         self._started_us = self.timebase.to_us(start_ns)
         writer = TraceWriter(
@@ -284,7 +349,7 @@ class Session(StepObserver):
         tracker = self.tracker
         tracker.settled = mode  # first: wake() from here on, on any thread, must take effect
         if self._may_be_helper:
-            if self.adapter.is_helper():
+            if self._is_helper():
                 self.quiet = True  # a dataset may run a model; that is no step
                 return
             self._may_be_helper = False
@@ -293,7 +358,7 @@ class Session(StepObserver):
             self.schedule.configure(self.profile.collectors)
             self._notify("profile_changed", self.profile)
         self._end_slow_windows(step, mode)
-        settled = self.schedule.at_step(step)
+        settled = self.schedule.at_step(step, tracker.batches)
         for collector in self._at_steps:
             if not self.guard.is_off(collector.name):
                 try:
@@ -324,12 +389,14 @@ class Session(StepObserver):
             self._recorder.trim()
 
     def loader_began(self, now_ns: int) -> None:
-        """Notify the adapter."""
-        self.adapter.loader_began(now_ns)
+        """Notify the adapters."""
+        for adapter in self.adapters:
+            adapter.loader_began(now_ns)
 
     def batches_unused(self) -> None:
-        """Notify the adapter."""
-        self.adapter.batches_unused()
+        """Notify the adapters."""
+        for adapter in self.adapters:
+            adapter.batches_unused()
 
     # ends
 

@@ -21,6 +21,7 @@ Record: TypeAlias = tuple[str, str, int, int, int, dict[str, Any] | None]
 _TRAIN, _EVAL = ModeKeys.TRAIN, ModeKeys.EVAL
 
 UNUSED = 2  # batches without a forward: fetched ahead, or consumed by an unknown model
+SCRIPT = "script"  # owner of steps that the script marks
 MANY = 64  # backward passes without an optimizer's step, or forwards without a backward: none will follow
 METER_EVERY = 16  # the hook measures its own time in every 16th step
 METER_MAX_NS = 200_000  # a callback that took longer was preempted
@@ -74,7 +75,9 @@ class StepTracker:
         step_start: start of the latest step.
         metering: the hook's own time is measured in this step.
         own_ns: own time in metered steps.
-        manual: the script marks its own steps.
+        manual: steps are marked by their owner, and not found.
+        owner: who marks them: the script, the name of a framework, or empty.
+        batches: batches in the open step: more than one if its owner runs several at once.
         forced_mode: mode set by the script; overrides the one that gradients indicate.
         has_optimizer: the script created an optimizer.  Without one, parameters are updated by hand after each backward.
         watches_updates: nothing but forwards was seen, so that `updated` decides where a step begins.
@@ -88,6 +91,7 @@ class StepTracker:
         self.reports_forward_ends = False
         self.forced_mode: ModeKeys | None = None
         self.manual = False
+        self.owner = ""
         self.has_optimizer = False
         self.reset(append)
 
@@ -100,10 +104,12 @@ class StepTracker:
         self.metering = False
         self.own_ns = 0
         self.global_step = -1
+        self._ahead = 1  # batches of the latest step
         self.counts = dict.fromkeys(ModeKeys, 0)
         self.mode = ModeKeys.TRAIN
         self.number = -1
         self.is_open = False
+        self.batches = 1
         self.streams: list[Stream] = []
         self.in_fetch = 0
         self.in_backward = 0
@@ -130,6 +136,25 @@ class StepTracker:
         self._with_gradients = True
         self._first_key = 0
         self._one_root = True
+
+    # who marks the steps
+
+    def claim(self, owner: str) -> bool:
+        """Let `owner` mark the steps from now on; return False if the script marks them itself."""
+        if self.owner == SCRIPT and owner != SCRIPT:
+            return False
+        if self.owner != owner:
+            self.end_step()
+            self.owner, self.manual = owner, True
+        return True
+
+    def release(self, owner: str) -> None:
+        """Find the steps again, if they are the owner's."""
+        if self.owner == owner:
+            self.end_step()
+            self.owner, self.manual = "", False
+            self._after_optimizer = True
+            self.streams.clear()
 
     # for other threads
 
@@ -269,17 +294,25 @@ class StepTracker:
 
     # steps
 
-    def begin_step(self, start_ns: int, *, gradients: bool) -> None:
-        """Begin a step; one that is open ends with its last phase."""
+    def begin_step(self, start_ns: int, *, gradients: bool, mode: ModeKeys | None = None, batches: int = 1) -> None:
+        """Begin a step; one that is open ends with its last phase.
+
+        Args:
+            start_ns: its start.
+            gradients: it computes gradients.
+            mode: its mode, if more is known of it than whether it computes gradients.
+            batches: how many batches it runs; each has a step number of its own.
+        """
         if self.is_open:
             self.end_step()
-        self.mode = mode = self.forced_mode or (_TRAIN if gradients else _EVAL)
-        self.global_step = step = self.global_step + 1
+        self.mode = mode = self.forced_mode or mode or (_TRAIN if gradients else _EVAL)
+        self.global_step = step = self.global_step + self._ahead
+        self.batches = self._ahead = batches
         counts = self.counts
         self.number = number = counts[mode]
-        counts[mode] = number + 1
-        self.keep_phases = step % self.every == 0
-        self.metering = metering = step % METER_EVERY == 0
+        counts[mode] = number + batches
+        self.keep_phases = step % self.every < batches
+        self.metering = metering = step % METER_EVERY < batches
         self._with_gradients = gradients
         self._after_fetch = self._saw_backward = self._saw_optimizer = False
         self._after_optimizer = self._after_optimizer and not gradients  # an evaluation in between leaves it set
@@ -296,7 +329,8 @@ class StepTracker:
         if self.is_open:
             self.is_open = False
             name = STEP[self.mode]
-            self.append((name, name, self.step_start, end_ns or self._last_end, self.number, None))
+            args = {"batches": self.batches} if self.batches > 1 else None
+            self.append((name, name, self.step_start, end_ns or self._last_end, self.number, args))
             if self.reports_step_ends:
                 self._observer.step_ended()
 

@@ -64,20 +64,21 @@ class Window:
     _open_until: float | None = attrs.field(default=None, init=False)
     _only: int | None = attrs.field(default=None, init=False)
 
-    def at_step(self, step: int, now: float, monotonic: float) -> bool:
+    def at_step(self, step: int, now: float, monotonic: float, batches: int = 1) -> bool:
         """Return whether the step that begins now is inside.
 
         Args:
             step: the global step, counted from 0, never falling.
             now: seconds since the epoch.
             monotonic: seconds of a monotonic clock.
+            batches: number of batches that run at once, each with a step number; the window is rounded to whole runs.
         """
         if self.ended:
             self.active = False
             return False
         if self._first_step is None:
             self._first_step = step
-        inside = self._by_step(step) if self._counts_steps() else self._by_time(step, now, monotonic)
+        inside = self._by_step(step, batches) if self._counts_steps() else self._by_time(step, now, monotonic)
         if self.active and not inside:
             self.ended = True
         self.active = inside
@@ -87,13 +88,13 @@ class Window:
     def _counts_steps(self) -> bool:
         return self.range.start_step is not None or self.range.num_steps is not None
 
-    def _by_step(self, step: int) -> bool:
+    def _by_step(self, step: int, batches: int) -> bool:
         start = self._first_step if self.range.start_step is None else self.range.start_step
         count = 1 if self.range.num_steps is None else self.range.num_steps
         if start is None or step >= start + count:
             self.ended = True
             return False
-        return start <= step
+        return start < step + batches
 
     def _by_time(self, step: int, now: float, monotonic: float) -> bool:
         start, duration = self.range.start_time, self.range.duration
@@ -159,7 +160,7 @@ class Schedule:
             return f"missed: the training ended {start - now:.0f} s before its start"
         return "missed: no step began after its start"
 
-    def at_step(self, step: int) -> bool:
+    def at_step(self, step: int, batches: int = 1) -> bool:
         """Turn collectors on and off for the step that begins; return whether all windows are over."""
         over = True
         for name, window in self.windows.items():
@@ -167,7 +168,7 @@ class Schedule:
                 window.ended = True
             collector = self.collectors.get(name)
             if collector is not None and (window.active or not window.ended):
-                self._turn(name, collector, window, step)
+                self._turn(name, collector, window, step, batches)
                 over = over and window.ended
         return over
 
@@ -195,12 +196,12 @@ class Schedule:
             if window is not None and window.active and not self.is_off(name):
                 self._run(collector, collector.leave, -1)
 
-    def _turn(self, name: str, collector: Collector, window: Window, step: int) -> None:
+    def _turn(self, name: str, collector: Collector, window: Window, step: int, batches: int = 1) -> None:
         was = window.active
         if not window.prepared and not was:
             window.prepared = True
             self._run(collector, collector.prepare)
-        now = window.at_step(step, time.time(), time.monotonic())
+        now = window.at_step(step, time.time(), time.monotonic(), batches)
         if was is not now and not self._run(collector, collector.enter if now else collector.leave, step):
             self.end(name)
         elif now and not was and window.late > LATE_SECONDS:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sm_profiler.hook.adapter import FrameworkAdapter
+from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.import_watch import when_loaded
 from sm_profiler.hook.pytorch.allocator import Allocator
 from sm_profiler.hook.pytorch.compilations import Compilations
@@ -115,7 +116,6 @@ class PyTorchAdapter(FrameworkAdapter):
         ]
         self.forwards.watch_compile()
         self.forwards.discover()
-        session.add(self._detailed)
         session.add(self._operators)
         session.add(self._compiled)
         session.add(self._allocator)
@@ -145,6 +145,10 @@ class PyTorchAdapter(FrameworkAdapter):
         own = (self._compiled, self._allocator)
         for collector in (self.forwards, self.loaders, self._detailed, self._operators, self.cuda, *own):
             self.session.discard(collector)
+
+    def detailed(self) -> Collector:
+        """Return the collector of torch.profiler's window."""
+        return self._detailed
 
     def rank(self) -> int | None:
         """Return the rank set by the launcher, or that of the initialised process group."""

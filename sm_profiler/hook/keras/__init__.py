@@ -1,0 +1,1 @@
+"""The adapter for Keras 3, on all of its backends."""
