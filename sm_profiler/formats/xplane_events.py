@@ -1,0 +1,210 @@
+"""The events of a plane of an xplane trace: places in the file to columns, field by field for many events at once."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sm_profiler.formats.columns import Ints, Mask, Numbering
+from sm_profiler.formats.outcome import Tally
+from sm_profiler.formats.protobuf import (
+    FIXED32,
+    FIXED64,
+    LENGTH,
+    VARINT,
+    Bytes,
+    Field,
+    sound_fields,
+    varints,
+)
+
+HLO_OP, HLO_MODULE, TF_OP, PROGRAM = "hlo_op", "hlo_module", "tf_op", "program_id"
+STATS = (HLO_OP, HLO_MODULE, TF_OP, PROGRAM)  # the arguments of events that are read
+# Columns of events: offset in their line and duration (nanoseconds), number of the name, of the line, and STATS.
+Part: TypeAlias = tuple[NDArray[Any], ...]
+KINDS = (np.float64, np.float64, np.int32, np.int32, *(np.int64,) * len(STATS))
+
+_CHUNK = 1 << 16  # events decoded together
+_MAX_FIELDS = 64  # of an event; further ones are not read
+_FIXED = {FIXED64: 8, FIXED32: 4}  # bytes
+_EVENT_TAG, _MORE = 0x22, 0x80  # a line's events; a byte that another one follows
+# Field numbers of the messages.
+_EVENTS = 4
+_EVENT_ID, _OFFSET, _DURATION, _EVENT_STATS = 1, 2, 3, 4
+_STAT_ID, _UNSIGNED, _SIGNED, _TEXT, _REFERENCE = 1, 3, 4, 5, 7
+
+
+class Shared:
+    """State that the events of all planes share: the file, its texts, and the columns so far.
+
+    Attributes:
+        view, data: the file.
+        tally: what was lost.
+        names: texts of names → their numbers.
+        texts: texts of arguments → their numbers.
+        parts: the columns.
+    """
+
+    def __init__(self, view: memoryview, tally: Tally) -> None:
+        self.view = view
+        self.data: Bytes = np.frombuffer(view, np.uint8)
+        self.tally = tally
+        self.names, self.texts = Numbering(), Numbering()
+        self.no_text = self.texts[""]
+        self.parts: list[Part] = []
+
+
+class _Lookup:
+    """Ids of a plane as numbers of texts that all planes share."""
+
+    def __init__(self, names: Mapping[int, str], numbers: Numbering) -> None:
+        keys = sorted(names)
+        self._order = np.array(keys, np.int64)
+        self._codes = np.array([numbers[names[key]] for key in keys], np.int32)
+        self._unknown = numbers[""]
+
+    def __call__(self, ids: Ints) -> NDArray[np.int32]:
+        """Return the numbers of ids; unknown ones have an empty text."""
+        if not len(self._order):
+            return np.full(len(ids), self._unknown, np.int32)
+        place = np.minimum(np.searchsorted(self._order, ids), len(self._order) - 1)
+        found: NDArray[np.int32] = np.where(self._order[place] == ids, self._codes[place], self._unknown).astype(
+            np.int32
+        )
+        return found
+
+
+class PlaneEvents:
+    """The events of a plane: their places in the file, decoded when there are enough of them."""
+
+    def __init__(self, shared: Shared, event_names: Mapping[int, str], stat_names: Mapping[int, str]) -> None:
+        self._shared = shared
+        self._starts, self._ends, self._lines = array("q"), array("q"), array("q")
+        self._names = _Lookup(event_names, shared.names)
+        self._references = _Lookup(stat_names, shared.texts)
+        wanted = {key: STATS.index(name) for key, name in stat_names.items() if name in STATS and 0 <= key < _CHUNK}
+        self._column = np.full(max(wanted, default=0) + 2, -1, np.int8)  # the last is for all larger ids
+        self._column[list(wanted)] = list(wanted.values())
+
+    def add(self, line: Field, row: int) -> Iterator[Field]:
+        """Take the events of a line; yield its other fields."""
+        view, tally = self._shared.view, self._shared.tally
+        starts, ends = self._starts, self._ends
+        add_start, add_end = starts.append, ends.append
+        at, end = line.value, line.end
+        while at < end:
+            # One event after another, as fast as Python can: a tag of one byte, a length of one or two.
+            for _ in range(_CHUNK - len(starts)):
+                if end - at < 3 or view[at] != _EVENT_TAG:  # noqa: PLR2004 - what the fast way needs
+                    break
+                size = view[at + 1]
+                after = at + 2
+                if size >= _MORE:
+                    second = view[after]
+                    if second >= _MORE:
+                        break
+                    size += (second - 1) << 7
+                    after += 1
+                if size > end - after:
+                    break
+                add_start(after)
+                at = after + size
+                add_end(at)
+            if len(starts) >= _CHUNK:
+                self._fill_lines(row)
+                self.decode()
+                continue
+            field = next(sound_fields(view, at, end, tally), None)
+            if field is None:
+                break
+            at = field.end
+            if field.number == _EVENTS and field.wire == LENGTH:
+                add_start(field.value)
+                add_end(field.end)
+            else:
+                yield field
+        self._fill_lines(row)
+
+    def _fill_lines(self, row: int) -> None:
+        self._lines.extend([row] * (len(self._starts) - len(self._lines)))
+
+    def decode(self) -> None:
+        """Append the columns of the events so far."""
+        count = len(self._starts)
+        if not count:
+            return
+        at, end, lines = (np.array(places, np.int64) for places in (self._starts, self._ends, self._lines))
+        del self._starts[:], self._ends[:], self._lines[:]
+        scalars = {number: np.zeros(count, np.int64) for number in (_EVENT_ID, _OFFSET, _DURATION)}
+        no_text = self._shared.no_text
+        stats = [np.full(count, -1 if name == PROGRAM else no_text, np.int64) for name in STATS]
+        keep = self._decode_fields(at, end, scalars, stats)
+        columns: Part = (
+            scalars[_OFFSET] / 1000,
+            scalars[_DURATION] / 1000,
+            self._names(scalars[_EVENT_ID]),
+            lines.astype(np.int32),
+            *stats,
+        )
+        self._shared.parts.append(columns if keep.all() else tuple(column[keep] for column in columns))
+
+    def _decode_fields(self, at: Ints, end: Ints, scalars: Mapping[int, Ints], stats: list[Ints]) -> Mask:
+        """Advance all events by one field at a time; return which are whole."""
+        data, tally = self._shared.data, self._shared.tally
+        whole = np.ones(len(at), np.bool_)
+        rows = np.flatnonzero(at < end)
+        for _ in range(_MAX_FIELDS):
+            if not len(rows):
+                break
+            tag, after = varints(data, at[rows])
+            value, behind = varints(data, after)
+            next_at = behind.copy()
+            for kind in np.unique(tag):
+                mine = np.flatnonzero(tag == kind)
+                number, wire = int(kind) >> 3, int(kind) & 7
+                if wire == VARINT and number in scalars:
+                    scalars[number][rows[mine]] = value[mine]
+                elif wire == LENGTH:
+                    next_at[mine] += value[mine]
+                    if number == _EVENT_STATS:
+                        self._decode_stats(rows[mine], behind[mine], next_at[mine], stats)
+                elif wire != VARINT:
+                    next_at[mine] = after[mine] + _FIXED.get(wire, -len(data))
+            bad = (next_at > end[rows]) | (next_at <= at[rows])
+            whole[rows[bad]] = False
+            at[rows] = next_at
+            rows = rows[~bad & (next_at < end[rows])]
+        tally.drop("event damaged", int((~whole).sum()))
+        if len(rows):
+            tally.mend("arguments of some events were not read")
+        return whole
+
+    def _decode_stats(self, rows: Ints, at: Ints, end: Ints, stats: list[Ints]) -> None:
+        """Read one argument of many events, if it is one of `STATS`."""
+        shared, data = self._shared, self._shared.data
+        key, after = varints(data, at + 1)
+        number = self._column[np.minimum(key.view(np.uint64), len(self._column) - 1).astype(np.int64)]
+        wanted = np.flatnonzero((number >= 0) & (end <= len(data)) & (after < end))
+        wanted = wanted[data[at[wanted]] == _STAT_ID << 3]
+        if not len(wanted):
+            return
+        rows, end, after, number = rows[wanted], end[wanted], after[wanted], number[wanted]
+        tag, after = varints(data, after)
+        value, behind = varints(data, after)
+        for which, target in enumerate(stats):
+            mine = np.flatnonzero(number == which)
+            if not len(mine):
+                continue
+            if STATS[which] == PROGRAM:
+                mine = mine[(tag[mine] == _SIGNED << 3) | (tag[mine] == _UNSIGNED << 3)]
+                target[rows[mine]] = value[mine]
+                continue
+            referring = mine[tag[mine] == _REFERENCE << 3]
+            target[rows[referring]] = self._references(value[referring])
+            for place in mine[(tag[mine] == (_TEXT << 3 | LENGTH)) & (value[mine] == end[mine] - behind[mine])]:
+                content = bytes(shared.view[behind[place] : end[place]])
+                target[rows[place]] = shared.texts[content.decode(errors="replace")]
