@@ -23,6 +23,7 @@ EXPORTED = {
         cProfileAnalysis dataloader_frame framework_frame system_frame""",
     "sm_profiler.analysis.gpu": "GpuTraces find_traces group_differences kernel_differences operator_differences",
     "sm_profiler.cli": "main",
+    "sm_profiler.compact": "Compacted athena_ddl compact",
     "sm_profiler.config": """COLLECTORS CollectorConfig Explanation Profile config_from_environment environment_for explain
         format_metrics load_profile parse_metrics""",
     "sm_profiler.debugger": DEBUGGER,
@@ -43,6 +44,7 @@ EXPORTED = {
 PRIVATE = {
     "sm_profiler.analysis.gpu": "find_traces",
     "sm_profiler.cli": EXPORTED["sm_profiler.cli"],
+    "sm_profiler.compact": EXPORTED["sm_profiler.compact"],
     "sm_profiler.config": EXPORTED["sm_profiler.config"],
     "sm_profiler.report": "JobInfo MetricFolds assemble terminal_summary",
     "sm_profiler.rules": "Fold Following ProfilerTrial RULES run_folds windows",

@@ -31,6 +31,7 @@ COMMANDS = {
     "try-loader": "try other settings of a script's own DataLoader, without training",
     "compare": "compare two runs, for people and for CI",
     "merge-timeline": "merge all traces of a job into one for Perfetto or chrome://tracing",
+    "compact": "keep a profile as Parquet: a tenth of the bytes, for any query engine",
     "monitor": "sample this machine's metrics until stopped",
     "validate": "explain what a profiler configuration does, or what is wrong with it",
     "local": "start a SageMaker and S3 endpoint on this machine that really runs jobs",

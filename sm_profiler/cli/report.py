@@ -84,7 +84,7 @@ class Command:
         else:
             source = open_source(where, strict=options.strict)
             report = build(source)
-        page = write(report, options.out or default_folder(job_name(source.uri)))
+        page = write(report, options.out or default_folder(job_name(source.origin)))
         if options.speedscope:
             write_speedscope(report, options.speedscope)
         print_summary(report, page)

@@ -93,7 +93,7 @@ class MetricFolds:
         return measure_job(
             result(self.steps),
             result(self.system),
-            name=job.name or job_name(source.uri),
+            name=job.name or job_name(getattr(source, "origin", source.uri)),
             running=not (source.finished if job.finished is None else job.finished),
             instance_type=job.instance_type or recorded_type,
             metadata=metadata,
@@ -163,7 +163,7 @@ def assemble(source: Any, results: RuleResults, folds: MetricFolds, job: JobInfo
         broken=broken,
         quality=data_quality(source.quality(), metrics.metadata),
         job=job,
-        source=source.uri,
+        source=getattr(source, "origin", source.uri),
     )
 
 

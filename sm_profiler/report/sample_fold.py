@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import attrs
 import msgspec
@@ -82,6 +82,45 @@ class Samples:
         return self.sources.get((place.file, place.line), "")
 
 
+@attrs.frozen
+class Stack:
+    """Time with one stack, in one event; fields as in `Sampled`."""
+
+    phase: str
+    long: bool
+    leaf: str
+    places: tuple[Place, ...]
+    microseconds: int
+    count: int
+
+
+def decode_stacks(text: str) -> Iterator[Stack]:
+    """Yield the stacks in the arguments of an event."""
+    args = _decode(text)
+    if args is not None:
+        yield from _stacks(args, _places(args))
+
+
+def _decode(text: str) -> _Args | None:
+    try:
+        return _DECODER.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def _places(args: _Args) -> list[Place]:
+    return [Place(_text(file), max(line, 1), _text(name)) for file, line, name in args.frames]
+
+
+def _stacks(args: _Args, places: list[Place]) -> Iterator[Stack]:
+    for phase, long, milliseconds, count, leaf, numbers in args.stacks:
+        known = all(0 <= number < len(places) for number in numbers[-MAX_PLACES:])
+        if not known or not math.isfinite(milliseconds) or not 0 <= milliseconds <= MAX_SECONDS * 1e3 or count < 0:
+            continue
+        stack = tuple(places[number] for number in numbers[-MAX_PLACES:])
+        yield Stack(_text(phase), bool(long), _text(leaf), stack, round(milliseconds * 1e3), count)
+
+
 class SampleFold:
     """Collects stacks; memory is bounded by processes and MAX_STACKS."""
 
@@ -99,24 +138,18 @@ class SampleFold:
             return
         rows = events[found]
         for node, code in zip(rows.node.codes, rows.args.codes, strict=True):
-            try:
-                args = _DECODER.decode(rows.args.values[code])
-            except (msgspec.MsgspecError, ValueError, RecursionError):
-                continue
-            self._add_event(rows.node.values[node], args)
+            args = _decode(rows.args.values[code])
+            if args is not None:
+                self._add_event(rows.node.values[node], args)
 
     def _add_event(self, process: str, args: _Args) -> None:
-        places = [Place(_text(file), max(line, 1), _text(name)) for file, line, name in args.frames]
+        places = _places(args)
         for place, text in zip(places, args.lines, strict=False):
             if text and len(self._sources) < MAX_NAMES:
                 self._sources[place.file, place.line] = _text(text)
         sums = self._sums.setdefault(process, {})
-        for phase, long, milliseconds, count, leaf, numbers in args.stacks:
-            known = all(0 <= number < len(places) for number in numbers[-MAX_PLACES:])
-            if not known or not math.isfinite(milliseconds) or not 0 <= milliseconds <= MAX_SECONDS * 1e3 or count < 0:
-                continue
-            stack = tuple(places[number] for number in numbers[-MAX_PLACES:])
-            _add(sums, (_text(phase), bool(long), _text(leaf), stack), round(milliseconds * 1e3), count)
+        for one in _stacks(args, places):
+            _add(sums, (one.phase, one.long, one.leaf, one.places), one.microseconds, one.count)
         self._bound(process)
 
     def _bound(self, process: str) -> None:

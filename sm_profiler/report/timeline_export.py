@@ -260,7 +260,7 @@ def export_timeline(source: Any, where: str | Path) -> Export:
             for batch in source.batches(unsettled=True):
                 writer.add_events(batch.events)
                 writer.add_system(batch.system)
-            return writer.finish(list(source.metadata()), source.uri)
+            return writer.finish(list(source.metadata()), source.origin)
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}") from None
 

@@ -24,12 +24,11 @@ from typing import IO, Any, NamedTuple
 
 import attrs
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
-from sm_profiler.formats.columns import Category, EventColumns, SystemColumns
+from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.outcome import Outcome
 from sm_profiler.formats.trace_rows import OpenEvent
+from sm_profiler.source.arrow import from_arrow, to_arrow
 from sm_profiler.source.item import Item
 from sm_profiler.source.streams import Streams
 
@@ -52,7 +51,6 @@ _MARK = (
 _SOURCE_NAME = re.compile(r"[0-9a-f]{24}")
 _COPY_NAME = re.compile(r"(?P<kind>system|events)-(?P<checksum>[0-9a-f]{8})\.arrow")
 _KEY = b"sm_profiler"
-_KINDS = {"<f8": pa.float64, "<i8": pa.int64, "<i4": pa.int32, "|i1": pa.int8} if pa else {}
 _writing: list[threading.Thread] = []
 
 
@@ -145,7 +143,7 @@ class Cache:
             if header.version != VERSION or len(mine) < len(header.files) or _is_between(items, mine):
                 return None
             kind = SystemColumns if system else EventColumns
-            columns = kind(*(_from_arrow(table.column(field.name)) for field in attrs.fields(kind)))
+            columns = kind(*(from_arrow(table.column(field.name)) for field in attrs.fields(kind)))
         except FileNotFoundError:
             return None
         except (OSError, KeyError, ValueError, TypeError, pa.ArrowException, msgspec.MsgspecError):
@@ -187,7 +185,7 @@ class Cache:
         with suppress(OSError, ValueError, OverflowError, pa.ArrowException):
             header = msgspec.msgpack.encode(_Header(VERSION, files, left))
             names = [field.name for field in attrs.fields(type(copy.columns))]
-            arrays = [_to_arrow(getattr(copy.columns, name)) for name in names]
+            arrays = [to_arrow(getattr(copy.columns, name)) for name in names]
             batch = pa.record_batch(arrays, names).replace_schema_metadata({_KEY: header})
             _make_root(self.root)
             self.folder.mkdir(exist_ok=True, mode=0o700)
@@ -339,30 +337,3 @@ def cache_root() -> Path | None:
         return (Path(base) if base else Path.home() / ".cache") / "sm-profiler" / _FOLDER
     except RuntimeError:  # a user without a home
         return None
-
-
-# pyarrow's own conversions from and to numpy would import pandas, which takes half a second.
-def _to_arrow(column: Any) -> Any:
-    if isinstance(column, Category):
-        return pa.DictionaryArray.from_arrays(_numbers(column.codes), pa.array(column.values, pa.string()))
-    return _numbers(column)
-
-
-def _numbers(column: NDArray[Any]) -> Any:
-    kind = _KINDS[column.dtype.str]()
-    return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(np.ascontiguousarray(column))])
-
-
-def _from_arrow(column: Any) -> Any:
-    (chunk,) = column.chunks or (pa.array([], column.type),)
-    if pa.types.is_dictionary(column.type):
-        return Category(_values(chunk.indices), tuple(chunk.dictionary.to_pylist()))
-    return _values(chunk)
-
-
-def _values(chunk: Any) -> NDArray[Any]:
-    kind = next(np.dtype(name) for name, make in _KINDS.items() if make() == chunk.type)
-    values = chunk.buffers()[1]
-    if not len(chunk) or values is None:
-        return np.empty(0, kind)
-    return np.frombuffer(values, kind, len(chunk), chunk.offset * kind.itemsize)

@@ -66,6 +66,11 @@ class Catalog:
             self._orders = [item.order for item in self._ordered]
         return self._ordered
 
+    def beside(self) -> list[FileInfo]:
+        """Return the files that are not in `items`, by key."""
+        found = self.others | self._markers | {key: self._known[key].info for key in self.strays}
+        return [found[key] for key in sorted(found)]
+
     def refresh(self) -> list[Item]:
         """List files that may be new since the last call; return the items that are new or have changed."""
         was_finished = self.finished

@@ -10,7 +10,7 @@ from sm_profiler.formats.assemble import EventAssembler, SystemAssembler
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.outcome import Outcome
 from sm_profiler.formats.system_reader import SystemRows
-from sm_profiler.formats.trace_rows import TraceRows
+from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent, TraceRows
 from sm_profiler.source.cache import Copy, Reading
 from sm_profiler.source.item import Item
 from sm_profiler.source.streams import Streams
@@ -29,6 +29,7 @@ class FileRows:
         metadata: sm-profiler's own records in it.
         rows: its rows if it was parsed.
         copy, start, stop: the copy, and the position of its rows in it, if it was copied.
+        loose: ends and begins of events without a counterpart in the file, if only its rows were copied.
     """
 
     item: Item
@@ -38,6 +39,7 @@ class FileRows:
     copy: Copy | None = None
     start: int = 0
     stop: int = 0
+    loose: TraceRows | None = None
 
     @classmethod
     def parsed(cls, item: Item, rows: Rows | None, outcome: Outcome) -> FileRows:
@@ -60,8 +62,25 @@ class FileRows:
         """Summary of the file, without its rows."""
         return Reading(self.item, self.count, self.outcome, self.metadata)
 
+    @property
+    def loose_ends(self) -> tuple[LooseEnd, ...]:
+        """Ends of events without a begin in the file."""
+        return tuple(end for rows in self._unjoined for end in rows.loose_ends)
+
+    @property
+    def open_events(self) -> tuple[OpenEvent, ...]:
+        """Events without an end in the file."""
+        return tuple(event for rows in self._unjoined for event in rows.open_events)
+
+    @property
+    def _unjoined(self) -> list[TraceRows]:
+        return [rows for rows in (self.loose, *self.rows) if isinstance(rows, TraceRows)]
+
     def joined(self, streams: Streams) -> FileRows:
         """Return the rows with the events that began in earlier files; a copy already includes them."""
+        if self.loose is not None:
+            earlier, outcome = streams.take(self.loose, self.outcome)
+            return attrs.evolve(self, rows=tuple(earlier[:-1]), outcome=outcome)
         if not self.rows or not isinstance(self.rows[0], TraceRows):
             return self
         rows, outcome = streams.take(self.rows[0], self.outcome)
@@ -87,6 +106,15 @@ class ColumnBuilder:
 
     def add(self, file: FileRows) -> None:
         """Append the rows of the next file."""
+        if file.rows:
+            self._close_span()
+            count = sum(len(rows.head) for rows in file.rows)
+            self._waiting.extend(file.rows)
+            self._waiting_rows += count
+            self._seen_rows += count
+            self._seen_bytes += file.item.info.size
+            if self._waiting_rows > _TOGETHER:
+                self._assemble()
         if file.copy is not None:
             self._close_rows()
             if self._span and self._span[0] is file.copy and self._span[2] == file.start:
@@ -94,14 +122,6 @@ class ColumnBuilder:
                 return
             self._close_span()
             self._span = (file.copy, file.start, file.stop)
-        elif file.rows:
-            self._close_span()
-            self._waiting.extend(file.rows)
-            self._waiting_rows += file.count
-            self._seen_rows += file.count
-            self._seen_bytes += file.item.info.size
-            if self._waiting_rows > _TOGETHER:
-                self._assemble()
 
     def columns(self) -> Any:
         """Return all rows, without copying them if they are consecutive in a copy."""

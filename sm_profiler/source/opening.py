@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from sm_profiler.errors import SourceError
+from sm_profiler.source.parquet.paths import jobs_in, split_job
 from sm_profiler.source.profile import Options, ProfileSource
 from sm_profiler.storage import LocalStorage, Storage, open_storage
 
 OUTPUT = "profiler-output"
+_SHOWN_JOBS = 5
 _JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 
 
@@ -32,8 +34,8 @@ def open_source(  # noqa: PLR0913 - keyword arguments, one an independent choice
     """Open the profiler output of a folder, an s3:// URI or a training job.
 
     Args:
-        where: the folder or URI of a `profiler-output` (or of the job's folder around it), the name of a training job,
-            or a storage.
+        where: the folder or URI of a `profiler-output` (or of the job's folder around it), that of profiles in Parquet
+            (`sm-profiler compact`; with several jobs, `ROOT/job=NAME`), the name of a training job, or a storage.
         cache: keep a columnar copy for the next time, and use an existing one.
         strict: raise an error for every lost record.
         client: a boto3 S3 client to use.
@@ -48,19 +50,53 @@ def open_source(  # noqa: PLR0913 - keyword arguments, one an independent choice
     description = None
     if isinstance(where, str) and _JOB_NAME.fullmatch(where) and not Path(where).exists():
         storage, description = _of_job(where, client)
+    elif isinstance(where, (str, os.PathLike)):
+        storage = _named_job(os.fspath(where), client) or _storage(where, client)
     else:
-        storage = _storage(where, client) if isinstance(where, (str, os.PathLike)) else where
+        storage = where
     source = ProfileSource(storage, options)
     source.description = description
     if source.files or source.other_files:
         return source
+    _check_parquet(storage)
     if isinstance(where, (str, os.PathLike)) and not storage.uri.rstrip("/").endswith(OUTPUT):
         inner = ProfileSource(_storage(f"{storage.uri.rstrip('/')}/{OUTPUT}", client), options)
         if inner.files or inner.other_files:
             return inner
+    if isinstance(where, (str, os.PathLike)) and (jobs := list(jobs_in(storage))):
+        if len(jobs) > 1:
+            some = ", ".join(jobs[:_SHOWN_JOBS]) + (" …" if len(jobs) > _SHOWN_JOBS else "")
+            raise SourceError(
+                f"{storage.uri} holds {len(jobs)} jobs: name one, as in {storage.uri}/job={jobs[0]} ({some})"
+            )
+        return open_source(_parquet(storage, jobs[0]), strict=strict, progress=progress)
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
         raise SourceError(f"{storage.uri} is not a folder")
     raise NoProfilerDataError(f"{storage.uri} holds no profiler data (no files under system/ or framework/)")
+
+
+def _named_job(where: str, client: Any) -> Storage | None:
+    """Return a job of a Parquet dataset, named as `ROOT/job=NAME`; None for other places."""
+    split = split_job(where)
+    if split is None or ("://" not in where and Path(where).exists()):
+        return None
+    root, job = split
+    storage = _storage(root, client)
+    return _parquet(storage, job) if job in jobs_in(storage) else None
+
+
+def _parquet(storage: Storage, job: str) -> Storage:
+    try:
+        from sm_profiler.source.parquet.storage import ParquetStorage  # noqa: PLC0415 - needs Arrow
+    except ImportError:
+        raise SourceError("reading a profile in Parquet needs pyarrow: pip install 'sm-profiler[analysis]'") from None
+    return ParquetStorage(storage, job)
+
+
+def _check_parquet(storage: Storage) -> None:
+    """Raise an error if there is nothing because Parquet files are damaged."""
+    for key, reason in getattr(storage, "unreadable", {}).items():
+        raise SourceError(f"{storage.uri}: {key}: {reason}")
 
 
 def _storage(where: str | os.PathLike[str], client: Any) -> Storage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import groupby
 from typing import Any
@@ -96,7 +96,8 @@ class ProfileSource:
         self._pending: dict[str, Item] = {}
         self._delivered: set[str] = set()
         self._streams = Streams()
-        self._cache = Cache.of(storage.uri, wanted=self.options.cache)
+        self._columnar: Callable[[Sequence[Item]], Iterator[FileRows]] | None = getattr(storage, "pieces", None)
+        self._cache = Cache.of(storage.uri, wanted=self.options.cache and self._columnar is None)
         limit = self.options.memory_limit
         self._ahead_bytes = AHEAD_BYTES if limit is None else max(limit // 4, 1 << 20)
         self._keep_bytes = KEEP_BYTES if limit is None else limit
@@ -106,6 +107,11 @@ class ProfileSource:
     def uri(self) -> str:
         """The folder or s3:// URI."""
         return self.storage.uri
+
+    @property
+    def origin(self) -> str:
+        """The folder or s3:// URI that the data was recorded to; differs from `uri` for a profile in Parquet."""
+        return str(getattr(self.storage, "origin", self.uri))
 
     @property
     def finished(self) -> bool:
@@ -132,6 +138,11 @@ class ProfileSource:
     def other_files(self) -> list[FileInfo]:
         """Python statistics and metadata files found so far, by path."""
         return [self._catalog.others[key] for key in sorted(self._catalog.others)]
+
+    @property
+    def beside(self) -> list[FileInfo]:
+        """The files found so far that are no data, or are not read because of the time in their name, by path."""
+        return self._catalog.beside()
 
     def refresh(self) -> int:
         """List new files, late ones included, and return their number.
@@ -244,13 +255,19 @@ class ProfileSource:
 
     def _pieces(self, items: Iterable[Item], copies: dict[bool, Copy | None]) -> Iterator[FileRows]:
         """Yield the rows of files in their order, from the copies if they are in one, else parsed."""
+        items = list(items)
+        if self._columnar is not None:
+            with progress_bar(items, show=self.options.progress) as advance:
+                for stored in self._columnar(items):
+                    yield stored
+                    advance(stored.item)
+            return
         ready: dict[str, FileRows] = {}
         for copy in filter(None, copies.values()):
             at = 0
             for reading in copy.readings:
                 ready[reading.item.info.key] = FileRows.copied(copy, reading, at)
                 at += reading.rows
-        items = list(items)
         parsed = parse_all(
             self.storage,
             [item for item in items if item.info.key not in ready],
@@ -264,7 +281,8 @@ class ProfileSource:
                 advance(item)
 
     def _note_strays(self) -> None:
-        for key, reason in self._catalog.strays.items():
+        unreadable: dict[str, str] = getattr(self.storage, "unreadable", {})
+        for key, reason in (self._catalog.strays | unreadable).items():
             self._quality.setdefault(key, FileQuality(key, REFUSED, 0, reason))
             if self.options.strict:
                 raise SourceError(f"{key}: not read ({reason})")

@@ -1,0 +1,49 @@
+"""`sm-profiler compact`: a profile as Parquet."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+
+from sm_profiler.cli.arguments import SOURCE_HELP, newest_run
+from sm_profiler.cli.command import DONE
+from sm_profiler.printable import printable
+
+EXAMPLES = """\
+examples:
+  sm-profiler compact my-training-job --out s3://bucket/profiles
+  sm-profiler report s3://bucket/profiles/job=my-training-job
+  sm-profiler compact s3://bucket/job/profiler-output --out s3://bucket/profiles --ddl > athena.sql
+"""
+
+
+class Command:
+    """Writes what is new in a profile to a dataset in Parquet."""
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Declare the arguments."""
+        parser.epilog = EXAMPLES
+        parser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
+        parser.add_argument("--out", metavar="DIR", required=True, help="folder or s3:// URI of the dataset")
+        parser.add_argument("--job", metavar="NAME", help="name of the job in the dataset (default: from the source)")
+        parser.add_argument("--ddl", action="store_true", help="print the statements that create Athena's tables")
+
+    def run(self, options: Namespace) -> int:
+        """Compact, and print what was done."""
+        from sm_profiler.compact import athena_ddl, compact
+        from sm_profiler.report.build import job_name
+        from sm_profiler.source import open_source
+        from sm_profiler.storage import open_storage
+
+        source = open_source(newest_run(options.source), cache=False)
+        done = compact(source, open_storage(options.out), job=options.job or job_name(source.origin))
+        share = f", {done.written_bytes / done.read_bytes:.1%} of them".replace("%", " %") if done.read_bytes else ""
+        later = f"; {done.left} files could not be read, or are still written" if done.left else ""
+        print(
+            f"sm-profiler: {printable(done.job)}: {done.files:,} new files of {done.read_bytes / 1e6:,.1f} MB in "
+            f"{done.parts} Parquet files of {done.written_bytes / 1e6:,.1f} MB{share}; {done.unchanged:,} files were there{later}",
+            file=sys.stderr,
+        )
+        if options.ddl:
+            print(athena_ddl(options.out), end="")
+        return DONE

@@ -1,0 +1,174 @@
+"""One Parquet file of a profile: its footer, and its rows by row group."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import attrs
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sm_profiler.errors import SourceError
+from sm_profiler.source.parquet import header as headers
+from sm_profiler.source.parquet import schema
+from sm_profiler.source.parquet.header import Header
+from sm_profiler.source.parquet.paths import Part
+from sm_profiler.storage import FileInfo, Storage
+
+_TAIL_BYTES = 64 << 10  # a footer is often smaller
+MAX_GROUP_BYTES = 4 << 30  # in memory; more is damage
+DAMAGE = (pa.ArrowException, ValueError, TypeError, KeyError, OSError, OverflowError, EOFError)
+
+
+class RangeFile(io.RawIOBase):
+    """A file of a storage that is fetched in ranges; Arrow reads a column at a time, which would be one request each."""
+
+    def __init__(self, storage: Storage, info: FileInfo) -> None:
+        super().__init__()
+        self._storage, self._info = storage, info
+        self._at = self._start = 0
+        self._held = b""
+
+    def hold(self, start: int, end: int) -> None:
+        """Fetch a range that the next reads lie in."""
+        start, end = max(start, 0), min(end, self._info.size)
+        self._held, self._start = self._storage.read(self._info.key, start, end), start
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Set the position."""
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._info.size}[whence]
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Return the next bytes."""
+        end = self._info.size if size is None or size < 0 else min(self._at + size, self._info.size)
+        if not self._start <= self._at <= end <= self._start + len(self._held):
+            self.hold(self._at, end)
+        found = self._held[self._at - self._start : end - self._start]
+        self._at += len(found)
+        return found
+
+
+@attrs.define(eq=False)
+class PartFile:
+    """A Parquet file.
+
+    Attributes:
+        part: whose rows it holds.
+        info: the file as listed.
+        header: the footer's account of the files that its rows come from.
+    """
+
+    storage: Storage
+    part: Part
+    info: FileInfo
+    header: Header
+    _open: tuple[RangeFile, Any] | None = None
+
+    @classmethod
+    def open(cls, storage: Storage, part: Part, info: FileInfo) -> PartFile:
+        """Read the footer.
+
+        Raises:
+            SourceError: it cannot be fetched, or a newer version wrote it.
+            ValueError: it is damaged.
+        """
+        _, file = _opened(storage, info)
+        try:
+            header = headers.decode((file.metadata.metadata or {})[headers.KEY])
+        except KeyError:
+            raise ValueError("not written by sm-profiler compact") from None
+        except SourceError as error:
+            raise SourceError(f"{info.key}: {error}") from None
+        counts = [0] * file.metadata.num_row_groups
+        for each in header.files:
+            if (
+                each.rows < 0
+                or not 0 <= each.joined <= each.rows
+                or not (each.rows == 0 or 0 <= each.group < len(counts))
+            ):
+                raise ValueError("its files are not those of its rows")
+            if each.rows:
+                counts[each.group] += each.rows
+        if header.files and counts != [file.metadata.row_group(group).num_rows for group in range(len(counts))]:
+            raise ValueError("its files are not those of its rows")
+        return cls(storage, part, info, header)
+
+    def columns(self, group: int) -> Any:
+        """Return the rows of a row group as columns.
+
+        Raises:
+            ValueError: they are damaged.
+            SourceError: they cannot be fetched.
+        """
+        try:
+            if self._open is None:
+                self._open = _opened(self.storage, self.info)
+            source, file = self._open
+            described = file.metadata.row_group(group)
+            if described.total_byte_size > MAX_GROUP_BYTES:
+                raise ValueError("a row group is larger than sm-profiler writes them")
+            spans = [described.column(each) for each in range(described.num_columns)]
+            starts = [min(filter(None, (one.dictionary_page_offset, one.data_page_offset))) for one in spans]
+            ends = [at + one.total_compressed_size for at, one in zip(starts, spans, strict=True)]
+            source.hold(min(starts), max(ends))
+            table = self.part.table
+            names = [field.name for field in schema.SCHEMAS[table]]
+            return schema.from_batch(file.read_row_group(group, columns=names, use_threads=False), table)
+        except SourceError:
+            raise
+        except DAMAGE as error:
+            raise ValueError(f"damaged: {' '.join(str(error).split())[:200]}") from error
+
+    def table(self) -> Any:
+        """Return all rows as an Arrow table.
+
+        Raises:
+            ValueError: they are damaged.
+        """
+        try:
+            _, file = _opened(self.storage, self.info)
+            return file.read(use_threads=False)
+        except SourceError:
+            raise
+        except DAMAGE as error:
+            raise ValueError(f"damaged: {' '.join(str(error).split())[:200]}") from error
+
+    def close(self) -> None:
+        """Free what reading needs."""
+        self._open = None
+
+
+def _opened(storage: Storage, info: FileInfo) -> tuple[RangeFile, Any]:
+    """Open a Parquet file.
+
+    Raises:
+        ValueError: it is damaged.
+        SourceError: it cannot be fetched.
+    """
+    source = RangeFile(storage, info)
+    source.hold(info.size - _TAIL_BYTES, info.size)
+    part = Part.parse(info.key)
+    texts = schema.texts_of(part.table) if part and part.table in schema.KINDS else []
+    try:
+        file = pq.ParquetFile(
+            pa.PythonFile(source, "r"), read_dictionary=texts, page_checksum_verification=True, pre_buffer=False
+        )
+    except SourceError:
+        raise
+    except DAMAGE as error:
+        raise ValueError(f"damaged: {' '.join(str(error).split())[:200]}") from error
+    return source, file

@@ -1,0 +1,56 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch):
+    monkeypatch.setenv("SM_PROFILER_CACHE", "off")
+
+
+@pytest.fixture(scope="session")
+def make_job(tmp_path_factory):
+    """A synthetic job with these options, made once."""
+    made = {}
+
+    def make(*options: str) -> Path:
+        if options not in made:
+            made[options] = tmp_path_factory.mktemp("jobs") / f"job-{len(made)}" / "profiler-output"
+            made[options].parent.mkdir()
+            subprocess.run(
+                [sys.executable, MAKE_JOB, "--out", made[options], *options], check=True, capture_output=True
+            )
+        return made[options]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def two_nodes(make_job):
+    """A job whose reductions begin in one file and end in the next, over the border of an hour."""
+    return make_job("--minutes", "3", "--nodes", "2", "--gpus", "2", "--horovod", "--start-epoch", "1700002710")
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """An S3 endpoint on this machine with a bucket; its client."""
+    server = ThreadedMotoServer(port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="profiles-here")
+    yield client
+    server.stop()
