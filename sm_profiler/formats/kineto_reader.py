@@ -1,26 +1,25 @@
 """Traces of torch.profiler (Kineto): bytes to columns.
 
-A trace is read in blocks of CHUNK_BYTES, whose records exist as Python objects only until their columns are made, so that
-a file of a gigabyte needs memory for its columns and one block. Damaged or truncated files give what they hold.
+Records exist as Python objects only until their columns are made (`kineto_records`), so that a file of a gigabyte needs
+memory for its columns and little more. Damaged or truncated files give what they hold.
 """
 
 from __future__ import annotations
 
-import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
 import attrs
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from sm_profiler.formats.columns import Category, Floats, Ints, Mask, Numbering, Rows
-from sm_profiler.formats.outcome import CHUNK_BYTES, MAX_FILE_BYTES, MAX_RECORD_BYTES, REFUSED, Outcome, Tally
-from sm_profiler.formats.salvage import BYTE_ORDER_MARK, clean, objects
+from sm_profiler.formats.kineto_records import CHUNK_BYTES, Arguments, Event, Records, whole
+from sm_profiler.formats.outcome import MAX_FILE_BYTES, REFUSED, Outcome, Tally
+from sm_profiler.formats.salvage import BYTE_ORDER_MARK
 
 # Categories of events, by their number in `KinetoColumns.category`.
 KERNEL, MEMCPY, MEMSET, RUNTIME, OPERATOR, ANNOTATION, GPU_ANNOTATION, PYTHON, SYNC, OTHER = range(10)
@@ -50,65 +49,10 @@ _CATEGORIES = {
 }
 ON_DEVICE = (KERNEL, MEMCPY, MEMSET)
 
-_BORDER = re.compile(rb"\}\s*,\s*(?=\{)")
-_BORDER_TRIES = 64  # closing braces inspected for a border between records, from the end of a block
-_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-_NUMBER = re.compile(r"-?[0-9]{1,18}")
-_INPUT_BYTES = 1 << 20
 _UNPACKED_TIMES = 200  # a gzip file may unpack to so many times its size; kernel names repeat well
 _UNPACKED_BYTES = 64 << 20
-_BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _INT64 = (1 << 63) - 1
 _LAST = 1e19  # later times, even in nanoseconds since the epoch, are damage
-
-
-class _Arguments(msgspec.Struct, gc=False):
-    """The arguments that are read; the others are skipped without being decoded."""
-
-    stream: int = -1
-    device: int = -1
-    correlation: int = -1
-    bytes: int = -1
-    collective: str = msgspec.field(name="Collective name", default="")
-    in_elements: int = msgspec.field(name="In msg nelems", default=-1)
-    out_elements: int = msgspec.field(name="Out msg nelems", default=-1)
-    group_size: int = msgspec.field(name="Group size", default=-1)
-    group: str = msgspec.field(name="Process Group Name", default="")
-    element_type: str = msgspec.field(name="dtype", default="")
-    shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw(b""))
-    types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw(b""))
-
-
-class _Event(msgspec.Struct, gc=False):
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    pid: int | str = -1
-    tid: int | str = -1
-    ts: float = 0.0
-    dur: float = 0.0
-    args: _Arguments = msgspec.field(default_factory=_Arguments)
-
-
-class _LooseEvent(msgspec.Struct, gc=False):
-    """An event of another writer, whose arguments are of any type."""
-
-    ph: str = ""
-    cat: str | None = ""
-    name: str | None = ""
-    pid: Any = -1
-    tid: Any = -1
-    ts: float | str = 0.0
-    dur: float | str | None = 0.0
-    args: Any = None
-
-
-_ARRAY, _LOOSE = msgspec.json.Decoder(list[_Event]), msgspec.json.Decoder(_LooseEvent)
-_PROPERTIES = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_RECORDS = msgspec.json.Decoder(list[msgspec.Raw])
-_ARGUMENT_FIELDS = {field.encode_name: field.name for field in msgspec.structs.fields(_Arguments)}
-_TEXTS = {"collective", "group", "element_type"}
-_RAWS = {"shapes", "types"}
 
 
 @attrs.frozen
@@ -144,6 +88,10 @@ class KinetoColumns:
         stream, device: int32; -1 if the event has none.
         correlation: int64, equal for a launch and what it launched; -1 if there is none.
         bytes: int64; size of a copy, -1 if unknown.
+        sequence: int64, equal for a forward operator and the backward ones that it causes; -1 if unknown.
+        is_backward: True for an operator that autograd runs.
+        inputs: int32; index into `KinetoTrace.inputs`, -1 if no shapes were recorded.
+        collective: int32; index into `KinetoTrace.collectives`, -1 for all but collectives.
     """
 
     start_us: Floats
@@ -155,12 +103,25 @@ class KinetoColumns:
     device: NDArray[np.int32]
     correlation: Ints
     bytes: Ints
+    sequence: Ints
+    is_backward: Mask
+    inputs: NDArray[np.int32]
+    collective: NDArray[np.int32]
 
     def __len__(self) -> int:
         return len(self.start_us)
 
     def __getitem__(self, rows: Rows) -> KinetoColumns:
         return KinetoColumns(*(getattr(self, field.name)[rows] for field in attrs.fields(KinetoColumns)))
+
+    @classmethod
+    def concat(cls, parts: Sequence[KinetoColumns]) -> KinetoColumns:
+        """Concatenate events, with one tuple of names."""
+        columns: list[Any] = []
+        for field in attrs.fields(cls):
+            column: list[Any] = [getattr(part, field.name) for part in parts]
+            columns.append(Category.concat(column) if isinstance(column[0], Category) else np.concatenate(column))
+        return cls(*columns)
 
     @property
     def end_us(self) -> Floats:
@@ -183,23 +144,20 @@ class KinetoTrace:
         origin_us: origin of their times, microseconds as the file has them.
         base_us: what is added to `origin_us` for microseconds since the epoch; 0 if the file has no time base.
         properties: everything in the file but its events: `distributedInfo`, `deviceProperties`, …
-        collectives: row of `events` → arguments of a collective.
-        inputs: row of `events` → inputs of an operator, if shapes were recorded.
+        collectives: the distinct arguments of collectives.
+        inputs: the distinct inputs of operators.
     """
 
     events: KinetoColumns
     origin_us: float
     base_us: float
     properties: Mapping[str, Any]
-    collectives: Mapping[int, Collective]
-    inputs: Mapping[int, Inputs]
+    collectives: tuple[Collective, ...]
+    inputs: tuple[Inputs, ...]
 
     def select(self, keep: Mask) -> KinetoTrace:
         """Return the trace with the chosen events only."""
-        row_of = np.cumsum(keep) - 1
-        collectives = {int(row_of[row]): one for row, one in self.collectives.items() if keep[row]}
-        inputs = {int(row_of[row]): one for row, one in self.inputs.items() if keep[row]}
-        return attrs.evolve(self, events=self.events[keep], collectives=collectives, inputs=inputs)
+        return attrs.evolve(self, events=self.events[keep])
 
     @property
     def rank(self) -> int | None:
@@ -244,12 +202,13 @@ def read_kineto(blocks: Iterable[bytes]) -> tuple[KinetoTrace, Outcome]:
     """
     tally = Tally()
     columns = _Columns()
-    properties: dict[str, Any] = {}
-    for records in _Pieces(_unpacked(blocks, tally), tally, properties):
+    pieces = Records(_unpacked(blocks, tally), tally)
+    for records in pieces:
         columns.add(records)
     if not columns.count:
         tally.mend("no events of torch.profiler")
-    trace = columns.trace(properties)
+    trace = columns.trace(pieces.properties)
+    tally.drop("no sound time", columns.count - len(trace.events))
     outcome = tally.close(len(trace.events))
     return trace, outcome if len(trace.events) else attrs.evolve(outcome, status=REFUSED)
 
@@ -266,7 +225,7 @@ def _unpacked(blocks: Iterable[bytes], tally: Tally) -> Iterator[bytes]:
         rest = block
         while rest:
             if unpacker is None:
-                piece, rest = rest, b""
+                piece, rest = rest[:CHUNK_BYTES], rest[CHUNK_BYTES:]
             else:
                 try:
                     piece = unpacker.decompress(rest, CHUNK_BYTES)
@@ -286,143 +245,17 @@ def _unpacked(blocks: Iterable[bytes], tally: Tally) -> Iterator[bytes]:
         tally.mend("compressed data cut off")
 
 
-class _Pieces:
-    """The records of a trace in lists, and its other contents in `properties`."""
-
-    def __init__(self, blocks: Iterator[bytes], tally: Tally, properties: dict[str, Any]) -> None:
-        self._blocks = blocks
-        self._tally = tally
-        self._properties = properties
-
-    def __iter__(self) -> Iterator[list[_Event]]:
-        buffer = self._after_head()
-        for block in self._blocks:
-            buffer += block
-            if len(buffer) < CHUNK_BYTES:
-                continue
-            cut = self._cut(buffer)
-            if cut is not None:
-                records, buffer = cut
-                yield records
-            elif len(buffer) > MAX_RECORD_BYTES:
-                self._tally.drop("a record that is too long, and all after it")
-                return
-        yield from self._last(bytes(buffer))
-
-    def _after_head(self) -> bytearray:
-        """Read up to the first record; what precedes it are properties."""
-        buffer = bytearray()
-        for block in self._blocks:
-            buffer += block
-            found = _EVENTS.search(buffer)
-            if found:
-                head = bytes(buffer[: found.start()]).removeprefix(BYTE_ORDER_MARK).rstrip().rstrip(b",")
-                self._remember(head + b"}")
-                del buffer[: found.end()]
-                return buffer
-            if buffer.lstrip()[:1] == b"[":
-                del buffer[: buffer.find(b"[") + 1]
-                return buffer
-            if len(buffer) > MAX_RECORD_BYTES:
-                break
-        self._tally.mend("no traceEvents")
-        return bytearray()
-
-    def _remember(self, text: bytes) -> None:
-        with suppress(*_BROKEN):
-            found = msgspec.json.decode(text)
-            if isinstance(found, dict):
-                self._properties.update(found)
-
-    @staticmethod
-    def _cut(buffer: bytearray) -> tuple[list[_Event], bytearray] | None:
-        """Return the records up to the last border in the buffer, and the rest; None if no border was found."""
-        brace = len(buffer)
-        for _ in range(_BORDER_TRIES):
-            brace = buffer.rfind(b"}", 0, brace)
-            if brace < 0:
-                return None
-            border = _BORDER.match(buffer, brace)
-            if border is None:
-                continue
-            piece = b"[" + bytes(buffer[: brace + 1]) + b"]"
-            # A border inside a string or an object leaves the array open.
-            with suppress(*_BROKEN):
-                return _decoded(piece), buffer[border.end() :]
-        return None
-
-    def _last(self, piece: bytes) -> Iterator[list[_Event]]:
-        """Yield the last records; the properties after them are remembered."""
-        with suppress(*_BROKEN):
-            document = _PROPERTIES.decode(b'{"traceEvents":[' + piece)
-            records = _decoded(bytes(document.pop("traceEvents")))
-            for key, raw in document.items():
-                self._properties[key] = msgspec.json.decode(raw)
-            yield records
-            return
-        with suppress(*_BROKEN):
-            yield _decoded(b"[" + piece)
-            return
-        text = clean(piece, self._tally)
-        found = []
-        for item in objects(text, self._tally):
-            with suppress(*_BROKEN):
-                found.append(_event(item.encode()))
-        if found:
-            self._tally.mend("array not closed")
-        yield found
-
-
-def _decoded(array: bytes) -> list[_Event]:
-    try:
-        return _ARRAY.decode(array)
-    except msgspec.ValidationError:
-        return [_event(bytes(raw)) for raw in _RECORDS.decode(array)]
-
-
-def _event(text: bytes) -> _Event:
-    """Return an event of any writer: a value of an unexpected type counts as absent."""
-    try:
-        loose = _LOOSE.decode(text)
-    except msgspec.ValidationError:
-        return _Event()
-    arguments = _Arguments()
-    for key, value in loose.args.items() if isinstance(loose.args, dict) else ():
-        field = _ARGUMENT_FIELDS.get(key)
-        if field in _TEXTS and isinstance(value, str):
-            setattr(arguments, field, value)
-        elif field in _RAWS:
-            setattr(arguments, field, msgspec.Raw(msgspec.json.encode(value)))
-        elif field is not None and field not in _TEXTS:
-            setattr(arguments, field, _whole(value))
-    return _Event(
-        loose.ph,
-        loose.cat or "",
-        loose.name or "",
-        loose.pid if isinstance(loose.pid, int | str) else -1,
-        loose.tid if isinstance(loose.tid, int | str) else -1,
-        _real(loose.ts),
-        _real(loose.dur),
-        arguments,
-    )
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, str) and _NUMBER.fullmatch(value):
-        return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _INT64 else -1
-
-
-def _real(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return float("nan")
-
-
-_FIELDS = attrgetter("ts", "dur", "name", "cat")
+_FIELDS = attrgetter("ts", "dur", "name", "cat", "args")
 _THREAD = attrgetter("pid", "tid")
-_NUMBERS = attrgetter("stream", "device", "correlation", "bytes")
+_NUMBERS = attrgetter("stream", "device", "correlation", "bytes", "sequence", "forward_thread")
+
+
+class _Categories(dict[str, int]):
+    """Numbers of categories by their texts."""
+
+    def __missing__(self, text: str) -> int:
+        number = self[text] = _CATEGORIES.get(text.lower(), OTHER)
+        return number
 
 
 class _Columns:
@@ -430,92 +263,87 @@ class _Columns:
 
     def __init__(self) -> None:
         self.count = 0
-        self._names, self._threads, self._categories = Numbering(), Numbering(), Numbering()
-        self._parts: list[tuple[NDArray[Any], ...]] = []
-        self._collectives: dict[int, Collective] = {}
-        self._inputs: dict[int, Inputs] = {}
-        self._same: dict[tuple[bytes, bytes], Inputs] = {}
+        self._names, self._threads, self._categories = Numbering(), Numbering(), _Categories()
+        self._shapes, self._collectives = Numbering(), Numbering()
+        self._parts: dict[str, list[NDArray[Any]]] = {}
 
-    def add(self, records: list[_Event]) -> None:
+    def add(self, records: list[Event]) -> None:
         """Take the next records; only whole events count."""
         events = [one for one in records if one.ph == "X"]
         if not events:
             return
         count = len(events)
-        start, duration, names, categories = zip(*map(_FIELDS, events), strict=True)
-        numbers = _table([_NUMBERS(one.args) for one in events])
-        category = np.fromiter(map(self._categories.__getitem__, categories), np.int32, count)
-        self._parts.append((
-            np.array(start, np.float64),
-            np.array(duration, np.float64),
-            np.fromiter(map(self._names.__getitem__, names), np.int32, count),
-            category,
-            np.fromiter(map(self._threads.__getitem__, map(_THREAD, events)), np.int32, count),
-            numbers,
+        start, duration, names, categories, arguments = zip(*map(_FIELDS, events), strict=True)
+        stream, device, correlation, size, sequence, forward = zip(*map(_NUMBERS, arguments), strict=True)
+        self._take("start", np.fromiter(start, np.float64, count))
+        self._take("duration", np.fromiter(duration, np.float64, count))
+        self._take("name", np.fromiter(map(self._names.__getitem__, names), np.int32, count))
+        self._take("category", np.fromiter(map(self._categories.__getitem__, categories), np.int8, count))
+        self._take("thread", np.fromiter(map(self._threads.__getitem__, map(_THREAD, events)), np.int32, count))
+        self._take("stream", _numbers(stream).clip(-1, 2**31 - 1).astype(np.int32))
+        self._take("device", _numbers(device).clip(-1, 2**31 - 1).astype(np.int32))
+        self._take("correlation", _numbers(correlation))
+        self._take("bytes", _numbers(size))
+        self._take("sequence", _numbers(sequence))
+        self._take("backward", _numbers(forward) > 0)
+        shapes, collectives = self._shapes, self._collectives
+        self._take("inputs", np.fromiter(
+            [shapes[bytes(one.shapes), bytes(one.types)] if one.shapes else -1 for one in arguments], np.int32, count
         ))  # fmt: skip
-        described = [(row, one.args) for row, one in enumerate(events, self.count) if _is_described(one.args)]
-        for row, arguments in described:
-            if arguments.collective:
-                self._collectives[row] = Collective(
-                    arguments.collective, arguments.in_elements, arguments.out_elements, arguments.element_type,
-                    arguments.group, arguments.group_size,
-                )  # fmt: skip
-            else:
-                key = bytes(arguments.shapes), bytes(arguments.types)
-                inputs = self._same.get(key)
-                if inputs is None:
-                    inputs = self._same[key] = Inputs(*(text.decode() for text in key))
-                self._inputs[row] = inputs
+        self._take("collective", np.fromiter(
+            [collectives[_collective(one)] if one.collective else -1 for one in arguments], np.int32, count
+        ))  # fmt: skip
         self.count += count
+
+    def _take(self, column: str, values: NDArray[Any]) -> None:
+        self._parts.setdefault(column, []).append(values)
 
     def trace(self, properties: dict[str, Any]) -> KinetoTrace:
         """Return the trace: events with sound times, sorted by their start, outer ones first."""
-        kinds = (np.float64, np.float64, np.int32, np.int32, np.int32)
-        start, duration, name, category, thread = (
-            np.concatenate([part[at] for part in self._parts]) if self._parts else np.empty(0, kind)
-            for at, kind in enumerate(kinds)
-        )
-        numbers = np.concatenate([part[5] for part in self._parts]) if self._parts else np.empty((0, 4), np.int64)
+        start, duration = self._joined("start", np.float64), self._joined("duration", np.float64)
         sound = np.isfinite(start) & np.isfinite(duration) & (duration >= 0) & (np.abs(start) < _LAST)
         order = np.flatnonzero(sound)
         order = order[np.lexsort((-duration[order], start[order]))]
         origin = float(start[order[0]]) if len(order) else 0.0
-        number_of = np.array([_category(text) for text in self._categories] or [OTHER], np.int8)
+        start, duration = start[order] - origin, duration[order]
         base = properties.get("baseTimeNanoseconds")
+        kinds = {
+            "stream": np.int32, "device": np.int32, "correlation": np.int64, "bytes": np.int64, "sequence": np.int64,
+            "backward": np.bool_, "inputs": np.int32, "collective": np.int32,
+        }  # fmt: skip
         events = KinetoColumns(
-            start[order] - origin,
-            duration[order],
-            Category(name[order], tuple(self._names)),
-            number_of[category[order]],
-            thread[order],
-            np.clip(numbers[order, 0], -1, 2**31 - 1).astype(np.int32),
-            np.clip(numbers[order, 1], -1, 2**31 - 1).astype(np.int32),
-            numbers[order, 2],
-            numbers[order, 3],
+            start,
+            duration,
+            Category(self._joined("name", np.int32)[order], tuple(self._names)),
+            self._joined("category", np.int8)[order],
+            self._joined("thread", np.int32)[order],
+            *(self._joined(name, kind)[order] for name, kind in kinds.items()),
         )
-        row_of = np.full(self.count, -1, np.int64)
-        row_of[order] = np.arange(len(order))
         return KinetoTrace(
             events,
             origin,
             base / 1e3 if isinstance(base, int) and 0 < base < _INT64 else 0.0,
             properties,
-            {int(row_of[row]): one for row, one in self._collectives.items() if row_of[row] >= 0},
-            {int(row_of[row]): one for row, one in self._inputs.items() if row_of[row] >= 0},
+            tuple(self._collectives),
+            tuple(Inputs(*(text.decode() for text in key)) for key in self._shapes),
         )
 
+    def _joined(self, column: str, kind: type[np.generic]) -> NDArray[Any]:
+        """Return a column, whose parts are no longer needed."""
+        parts = self._parts.pop(column, None)
+        return np.concatenate(parts) if parts else np.empty(0, kind)
 
-def _table(rows: list[tuple[int, ...]]) -> Ints:
-    """Return integers as a table; those beyond 64 bits count as absent."""
+
+def _numbers(values: Sequence[int | str]) -> Ints:
+    """Return integers; what is none of 64 bits counts as absent."""
     try:
-        return np.array(rows, np.int64)
-    except OverflowError:
-        return np.array([[number if abs(number) <= _INT64 else -1 for number in row] for row in rows], np.int64)
+        return np.fromiter(values, np.int64, len(values))
+    except (TypeError, ValueError, OverflowError):
+        return np.fromiter(map(whole, values), np.int64, len(values))
 
 
-def _is_described(arguments: _Arguments) -> bool:
-    return bool(arguments.collective or arguments.shapes)
-
-
-def _category(text: str) -> int:
-    return _CATEGORIES.get(text.lower(), OTHER)
+def _collective(arguments: Arguments) -> Collective:
+    return Collective(
+        arguments.collective, arguments.in_elements, arguments.out_elements, arguments.element_type, arguments.group,
+        arguments.group_size,
+    )  # fmt: skip

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sm_profiler.analysis.gpu import GpuTraces, find_traces
 from sm_profiler.errors import SourceError
-from sm_profiler.formats import kineto_reader
+from sm_profiler.formats import kineto_reader, kineto_records
 from sm_profiler.formats.kineto_reader import KERNEL, MEMCPY, OPERATOR, RUNTIME, is_kineto, read_kineto
 
 
@@ -61,6 +61,7 @@ def test_blocks_of_any_size_give_the_same(monkeypatch):
     data = document(events)
     whole, _ = read_kineto([data])
     monkeypatch.setattr(kineto_reader, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(kineto_records, "CHUNK_BYTES", 1000)
     for packed in (data, gzip.compress(data)):
         for size in (97, 4096):
             trace, outcome = read_kineto([packed[at : at + size] for at in range(0, len(packed), size)])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
 from sm_profiler.analysis.gpu import nesting
 from sm_profiler.analysis.gpu.kernels import COMMUNICATION, COMPUTATION, KINDS, kinds
 from sm_profiler.analysis.gpu.launches import launch_starts
+from sm_profiler.analysis.gpu.table import Groups, Table, array_of
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.kineto_reader import KinetoColumns
 
@@ -36,7 +36,7 @@ def temporal(events: KinetoColumns) -> dict[str, float]:
     return {"idle_us": whole - busy, "compute_us": compute, "non_compute_us": busy - compute, "total_us": whole}
 
 
-def idle(events: KinetoColumns, delay_us: float = CONSECUTIVE_US) -> pd.DataFrame:
+def idle(events: KinetoColumns, delay_us: float = CONSECUTIVE_US) -> Table:
     """Return the idle time of each stream by reason.
 
     `host_wait`: the host launched the next kernel after the previous one had ended. `kernel_wait`: it was queued, and
@@ -60,7 +60,7 @@ def idle(events: KinetoColumns, delay_us: float = CONSECUTIVE_US) -> pd.DataFram
         rows += [
             (int(stream), name, float(value), float(value / whole) if whole else 0.0) for name, value in sums.items()
         ]
-    return pd.DataFrame(rows, columns=["stream", "category", "idle_us", "share"])
+    return Table.of(("stream", "category", "idle_us", "share"), rows)
 
 
 def overlap(events: KinetoColumns) -> dict[str, float]:
@@ -72,7 +72,7 @@ def overlap(events: KinetoColumns) -> dict[str, float]:
     return {"share_hidden": hidden / length if length else float("nan"), "exposed_us": length - hidden}
 
 
-def by_kind(events: KinetoColumns) -> pd.DataFrame:
+def by_kind(events: KinetoColumns) -> Table:
     """Return the time in each kind of kernel, and in each combination of kinds that ran at the same time.
 
     Returns:
@@ -95,27 +95,24 @@ def by_kind(events: KinetoColumns) -> pd.DataFrame:
     }
     busy = sum(sums.values())
     rows = [(kind, value, value / busy) for kind, value in sums.items() if value > 0]
-    frame = pd.DataFrame(rows, columns=["kind", "sum_us", "share"])
-    return frame.sort_values("sum_us", ascending=False, ignore_index=True)
+    return Table.of(("kind", "sum_us", "share"), sorted(rows, key=lambda row: -row[1]))
 
 
-def kernels(events: KinetoColumns) -> pd.DataFrame:
+def kernels(events: KinetoColumns) -> Table:
     """Return one row per kernel, the most expensive first.
 
     Returns:
         Columns kind, name, count, sum_us, mean_us, min_us, max_us, std_us, share of the time in all kernels.
     """
     device = events[events.on_device]
-    frame = pd.DataFrame({"code": device.name.codes, "us": device.duration_us, "kind": kinds(device)})
-    grouped = frame.groupby(["code", "kind"], sort=False)["us"].agg(["count", "sum", "mean", "min", "max", "std"])
-    grouped = grouped.reset_index().fillna({"std": 0.0})
-    grouped["name"] = [device.name.values[code] for code in grouped["code"]]
-    grouped["kind"] = [KINDS[kind] for kind in grouped["kind"]]
-    whole = float(grouped["sum"].sum())
-    grouped["share"] = grouped["sum"] / whole if whole else 0.0
-    columns = {name: f"{name}_us" for name in ("sum", "mean", "min", "max", "std")}
-    order = ["kind", "name", "count", *columns.values(), "share"]
-    grouped = grouped.rename(columns=columns).sort_values(
-        ["sum_us", "name"], ascending=[False, True], ignore_index=True
-    )
-    return grouped[order]
+    kind, us = kinds(device), device.duration_us
+    groups = Groups(device.name.codes, kind)
+    total = groups.sum(us)
+    names = [device.name.values[code] for code in groups.first(device.name.codes).tolist()]
+    whole = float(total.sum())
+    table = Table({
+        "kind": array_of([KINDS[one] for one in groups.first(kind).tolist()]), "name": array_of(names),
+        "count": groups.count, "sum_us": total, "mean_us": groups.mean(us), "min_us": groups.min(us),
+        "max_us": groups.max(us), "std_us": groups.std(us), "share": total / whole if whole else np.zeros(len(groups)),
+    })  # fmt: skip
+    return table.take(np.array(sorted(range(len(names)), key=lambda row: (-total[row], names[row])), np.intp))

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import attrs
 import numpy as np
-import pandas as pd
 
 from sm_profiler.analysis.gpu import nesting
 from sm_profiler.analysis.gpu.launches import launch_rows
 from sm_profiler.analysis.gpu.nesting import Numbers
 from sm_profiler.analysis.gpu.steps import step_rows
+from sm_profiler.analysis.gpu.table import Groups, Table, array_of
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.formats.kineto_reader import ANNOTATION, OPERATOR, PYTHON, RUNTIME, KinetoColumns
 
@@ -113,7 +113,7 @@ def names_of(events: KinetoColumns, rows: Numbers, missing: str = "") -> list[st
     return [values[codes[row]] if row >= 0 else missing for row in rows.tolist()]
 
 
-def operators(events: KinetoColumns, callers: Callers | None = None) -> pd.DataFrame:
+def operators(events: KinetoColumns, callers: Callers | None = None) -> Table:
     """Return the time on the device by the operator that launched it, the most expensive first.
 
     Returns:
@@ -123,29 +123,34 @@ def operators(events: KinetoColumns, callers: Callers | None = None) -> pd.DataF
     callers = callers or Callers(events)
     device = events[events.on_device]
     launch = launch_rows(events, device)
-    frame = pd.DataFrame({
+    rows = {
         "operator": callers.operators(launch), "caller": callers.outermost(launch), "module": callers.modules(launch),
-        "annotation": callers.annotations(launch), "frame": callers.frames(launch), "us": device.duration_us,
-    })  # fmt: skip
-    for column in ("operator", "caller", "module", "annotation", "frame"):
-        rows = frame[column].to_numpy()
-        frame[column] = np.where(rows >= 0, events.name.codes[rows], -1)
-    keys = ["operator", "caller", "module", "annotation", "frame"]
-    grouped = frame.groupby(keys, sort=False)["us"].agg(kernels="count", device_us="sum", mean_us="mean").reset_index()
-    names = events.name.values
-    for column in ("operator", "caller", "module", "annotation"):
-        grouped[column] = [names[code] if code >= 0 else "" for code in grouped[column]]
-    grouped["module"] = grouped["module"].str.removeprefix(_MODULE)
-    frames = [frame_of(names[code]) if code >= 0 else None for code in grouped.pop("frame")]
-    grouped["file"] = [one.file if one else "" for one in frames]
-    grouped["line"] = [one.line if one else 0 for one in frames]
-    whole = float(grouped["device_us"].sum())
-    grouped["share"] = grouped["device_us"] / whole if whole else 0.0
-    order = ["operator", "caller", "module", "annotation", "file", "line", "kernels", "device_us", "mean_us", "share"]
-    return grouped[order].sort_values("device_us", ascending=False, ignore_index=True)
+        "annotation": callers.annotations(launch), "frame": callers.frames(launch),
+    }  # fmt: skip
+    codes = {column: np.where(found >= 0, events.name.codes[found], -1) for column, found in rows.items()}
+    groups = Groups(*codes.values())
+    names = (*events.name.values, "")  # the last one is that of -1
+    first = {column: [names[code] for code in groups.first(found).tolist()] for column, found in codes.items()}
+    frames = [frame_of(name) for name in first["frame"]]
+    total = groups.sum(device.duration_us)
+    whole = float(total.sum())
+    return Table(
+        {
+            "operator": array_of(first["operator"]),
+            "caller": array_of(first["caller"]),
+            "module": array_of([name.removeprefix(_MODULE) for name in first["module"]]),
+            "annotation": array_of(first["annotation"]),
+            "file": array_of([one.file if one else "" for one in frames]),
+            "line": np.array([one.line if one else 0 for one in frames], np.int64),
+            "kernels": groups.count,
+            "device_us": total,
+            "mean_us": groups.mean(device.duration_us),
+            "share": total / whole if whole else np.zeros(len(groups)),
+        }
+    ).largest_first("device_us")
 
 
-def synchronizations(events: KinetoColumns, callers: Callers | None = None) -> pd.DataFrame:
+def synchronizations(events: KinetoColumns, callers: Callers | None = None) -> Table:
     """Return the calls in which the host waited for the device, the most harmful first.
 
     Returns:
@@ -158,8 +163,7 @@ def synchronizations(events: KinetoColumns, callers: Callers | None = None) -> p
     device = events[events.on_device]
     busy_start, busy_end = nesting.union(device.start_us, device.end_us)
     if not len(rows) or not len(busy_start):
-        columns = ["call", "operator", "file", "line", "count", "host_us", "idle_after_us"]
-        return pd.DataFrame(columns=columns)
+        return Table.of(("call", "operator", "file", "line", "count", "host_us", "idle_after_us"), ())
     at = events.end_us[rows]
     before = np.searchsorted(busy_start, at, "right") - 1
     is_idle = (before >= 0) & (busy_end[before] <= at) & (before + 1 < len(busy_start))
@@ -167,12 +171,22 @@ def synchronizations(events: KinetoColumns, callers: Callers | None = None) -> p
     # of several waits in one gap only the first is charged with it
     first = np.concatenate([[True], before[1:] != before[:-1]])
     idle_after = np.where(is_idle & first, following - busy_end[np.maximum(before, 0)], 0.0)
-    frames = [frame_of(name) for name in names_of(events, callers.frames(rows))]
-    frame = pd.DataFrame({
-        "call": names_of(events, rows), "operator": names_of(events, callers.outermost(rows)),
-        "file": [one.file if one else "" for one in frames], "line": [one.line if one else 0 for one in frames],
-        "host_us": events.duration_us[rows], "idle_after_us": idle_after,
-    })  # fmt: skip
-    grouped = frame.groupby(["call", "operator", "file", "line"], sort=False)
-    result = grouped.agg(count=("host_us", "count"), host_us=("host_us", "sum"), idle_after_us=("idle_after_us", "sum"))
-    return result.reset_index().sort_values(["idle_after_us", "host_us"], ascending=False, ignore_index=True)
+    codes = [
+        np.where(found >= 0, events.name.codes[found], -1)
+        for found in (rows, callers.outermost(rows), callers.frames(rows))
+    ]
+    groups = Groups(*codes)
+    names = (*events.name.values, "")  # the last one is that of -1
+    call, operator, frame = ([names[code] for code in groups.first(found).tolist()] for found in codes)
+    frames = [frame_of(name) for name in frame]
+    return Table(
+        {
+            "call": array_of(call),
+            "operator": array_of(operator),
+            "file": array_of([one.file if one else "" for one in frames]),
+            "line": np.array([one.line if one else 0 for one in frames], np.int64),
+            "count": groups.count,
+            "host_us": groups.sum(events.duration_us[rows]),
+            "idle_after_us": groups.sum(idle_after),
+        }
+    ).largest_first("idle_after_us", "host_us")

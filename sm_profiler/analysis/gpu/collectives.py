@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from sm_profiler.analysis.gpu import nesting
 from sm_profiler.analysis.gpu.breakdown import of_kind
 from sm_profiler.analysis.gpu.kernels import COMMUNICATION, COMPUTATION, KINDS, kinds
+from sm_profiler.analysis.gpu.table import Groups, Table
+from sm_profiler.formats.columns import Category
 from sm_profiler.formats.kineto_reader import Collective, KinetoTrace
 
 _OPERATION = re.compile(
@@ -30,7 +34,7 @@ def operation_of(name: str) -> str:
     return found[0].lower().replace("_", "") if found else "other"
 
 
-def collectives(trace: KinetoTrace) -> pd.DataFrame:
+def collectives(trace: KinetoTrace) -> Table:
     """Return one row per collective on the device, in time order.
 
     Returns:
@@ -42,7 +46,7 @@ def collectives(trace: KinetoTrace) -> pd.DataFrame:
     rows = rows[kinds(events[rows]) == KINDS.index(COMMUNICATION)]
     chosen = events[rows]
     hidden = nesting.covered(chosen.start_us, chosen.end_us, of_kind(events[events.on_device], COMPUTATION))
-    described = [trace.collectives.get(int(row)) for row in rows]
+    described = [trace.collectives[one] if one >= 0 else None for one in chosen.collective.tolist()]
     names = [chosen.name.values[code] for code in chosen.name.codes]
     operations = [operation_of(one.name if one else name) for one, name in zip(described, names, strict=True)]
     size = np.array([float(_size(one)) for one in described])
@@ -50,9 +54,9 @@ def collectives(trace: KinetoTrace) -> pd.DataFrame:
     factor = np.array([_bus_factor(name, int(n)) for name, n in zip(operations, count, strict=True)])
     with np.errstate(divide="ignore", invalid="ignore"):
         bus = np.where((size > 0) & (chosen.duration_us > 0), size * factor / chosen.duration_us / 1e3, np.nan)
-    return pd.DataFrame({
-        "operation": operations,
-        "group": [one.group if one else "" for one in described],
+    return Table({
+        "operation": Category.of(operations),
+        "group": Category.of(one.group if one else "" for one in described),
         "group_size": count.astype(int),
         "stream": chosen.stream,
         "start_us": chosen.start_us,
@@ -75,25 +79,26 @@ def _bus_factor(operation: str, ranks: int) -> float:
     return _BUS[operation] * (ranks - 1) / ranks if operation in _BUS and ranks > 1 else 1.0
 
 
-def communication(trace: KinetoTrace) -> pd.DataFrame:
+def communication(trace: KinetoTrace) -> Table:
     """Return the collectives by operation and group, the most exposed first.
 
     Returns:
         Columns operation, group, group_size, count, sum_us, exposed_us, share_hidden, bytes, bus_gbps (median).
     """
-    frame = collectives(trace)
-    grouped = frame.groupby(["operation", "group", "group_size"], sort=False)
-    result = grouped.agg(
-        count=("duration_us", "count"), sum_us=("duration_us", "sum"), exposed_us=("exposed_us", "sum"),
-        bytes=("bytes", "sum"), bus_gbps=("bus_gbps", "median"),
-    ).reset_index()  # fmt: skip
+    table = collectives(trace)
+    operation, group, size = table.category("operation"), table.category("group"), table["group_size"]
+    groups = Groups(operation.codes, group.codes, size)
+    total, exposed = groups.sum(table["duration_us"]), groups.sum(table["exposed_us"])
     with np.errstate(divide="ignore", invalid="ignore"):
-        hidden = np.where(result["sum_us"] > 0, 1 - result["exposed_us"] / result["sum_us"], np.nan)
-    result.insert(6, "share_hidden", hidden)
-    return result.sort_values("exposed_us", ascending=False, ignore_index=True)
+        hidden = np.where(total > 0, 1 - exposed / total, np.nan)
+    return Table({
+        "operation": operation[groups.rows].decode(), "group": group[groups.rows].decode(), "group_size": size[groups.rows],
+        "count": groups.count, "sum_us": total, "exposed_us": exposed, "share_hidden": hidden,
+        "bytes": groups.sum(table["bytes"]), "bus_gbps": groups.median(table["bus_gbps"]),
+    }).largest_first("exposed_us")  # fmt: skip
 
 
-def stragglers(traces: dict[int, KinetoTrace]) -> pd.DataFrame:
+def stragglers(traces: Mapping[int, KinetoTrace]) -> Table:
     """Return how long each rank keeps the others waiting in collectives.
 
     All ranks leave a collective together, so the one that spends the least time in it came last. The n-th collective of an
@@ -103,23 +108,27 @@ def stragglers(traces: dict[int, KinetoTrace]) -> pd.DataFrame:
         Columns rank, collectives (compared), last (how often it came last), late_us (sum of the differences to the mean
         time of the others), share_last.
     """
-    tables = {rank: collectives(trace) for rank, trace in traces.items()}
-    keys = ["operation", "group", "group_size"]
-    parts = []
-    for rank, table in tables.items():
-        numbered = table[[*keys, "duration_us"]].copy()
-        numbered["number"] = numbered.groupby(keys).cumcount()
-        numbered["count"] = numbered.groupby(keys)["number"].transform("size")
-        numbered["rank"] = rank
-        parts.append(numbered)
-    if len(parts) < 2:  # noqa: PLR2004 - nothing to compare
-        return pd.DataFrame(columns=["rank", "collectives", "last", "late_us", "share_last"])
-    together = pd.concat(parts).pivot_table(index=[*keys, "count", "number"], columns="rank", values="duration_us")
-    together = together.dropna()
+    columns = ("rank", "collectives", "last", "late_us", "share_last")
+    spent = {rank: _numbered(collectives(trace)) for rank, trace in traces.items()}
+    if len(spent) < 2:  # noqa: PLR2004 - nothing to compare
+        return Table.of(columns, ())
+    common = set.intersection(*(set(of_rank) for of_rank in spent.values()))
+    time = np.array([[of_rank[key] for of_rank in spent.values()] for key in common]).reshape(-1, len(spent))
+    least = time.argmin(axis=1)
+    others = (time.sum(axis=1, keepdims=True) - time) / (len(spent) - 1)
+    late = np.maximum(others - time, 0.0).sum(axis=0)
     rows = []
-    least = together.idxmin(axis=1)
-    for each in tables:
-        late = (together.drop(columns=each).mean(axis=1) - together[each]).clip(lower=0).sum()
-        last = int((least == each).sum())
-        rows.append((each, len(together), last, float(late), last / len(together) if len(together) else 0.0))
-    return pd.DataFrame(rows, columns=["rank", "collectives", "last", "late_us", "share_last"])
+    for at, rank in enumerate(spent):
+        last = int((least == at).sum())
+        rows.append((rank, len(common), last, float(late[at]), last / len(common) if common else 0.0))
+    return Table.of(columns, rows)
+
+
+def _numbered(table: Table) -> dict[tuple[Any, ...], float]:
+    """Return the times of collectives by operation, group, size, how many of them there are, and their number."""
+    keys = list(zip(table["operation"].tolist(), table["group"].tolist(), table["group_size"].tolist(), strict=True))
+    counts, seen, found = Counter(keys), Counter[Any](), {}
+    for key, time in zip(keys, table["duration_us"].tolist(), strict=True):
+        found[(*key, counts[key], seen[key])] = time
+        seen[key] += 1
+    return found

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
 from sm_profiler.analysis.gpu.kernels import copy_direction, is_pageable
+from sm_profiler.analysis.gpu.table import Groups, Table, array_of
 from sm_profiler.formats.kineto_reader import MEMCPY, MEMSET, KinetoColumns
 
 
-def memory_bandwidth(events: KinetoColumns) -> pd.DataFrame:
+def memory_bandwidth(events: KinetoColumns) -> Table:
     """Return the copies by direction.
 
     Returns:
@@ -18,20 +18,19 @@ def memory_bandwidth(events: KinetoColumns) -> pd.DataFrame:
     """
     chosen = events[np.isin(events.category, (MEMCPY, MEMSET)) & events.on_device]
     names = chosen.name.values
-    direction = np.array([copy_direction(name) for name in names] or [""], object)[chosen.name.codes]
+    directions = sorted({copy_direction(name) for name in names})
+    number = np.array([directions.index(copy_direction(name)) for name in names] or [0])[chosen.name.codes]
     pageable = np.array([is_pageable(name) for name in names] or [False])[chosen.name.codes]
     size = np.where(chosen.bytes >= 0, chosen.bytes, np.nan).astype(float)
     # old traces round to microseconds; a copy took some of one
     rate = size / np.maximum(chosen.duration_us, 1e-3 if np.any(chosen.duration_us % 1) else 1.0) / 1e3
-    frame = pd.DataFrame({
-        "direction": direction, "pageable": pageable, "bytes": size, "us": chosen.duration_us, "rate": rate,
-    })  # fmt: skip
-    grouped = frame.groupby(["direction", "pageable"])
-    result = grouped.agg(
-        count=("us", "size"), bytes=("bytes", "sum"), sum_us=("us", "sum"), mean_gbps=("rate", "mean"),
-        min_gbps=("rate", "min"), median_gbps=("rate", "median"), max_gbps=("rate", "max"),
-    ).reset_index()  # fmt: skip
+    groups = Groups(number, pageable)
+    total, moved = groups.sum(chosen.duration_us), groups.sum(size)
     with np.errstate(divide="ignore", invalid="ignore"):
-        overall = np.where(result["sum_us"] > 0, result["bytes"] / result["sum_us"] / 1e3, np.nan)
-    result.insert(5, "gbps", overall)
-    return result
+        overall = np.where(total > 0, moved / total / 1e3, np.nan)
+    return Table({
+        "direction": array_of([directions[one] for one in groups.first(number).tolist()]),
+        "pageable": groups.first(pageable), "count": groups.count, "bytes": moved, "sum_us": total, "gbps": overall,
+        "mean_gbps": groups.mean(rate), "min_gbps": groups.min(rate), "median_gbps": groups.median(rate),
+        "max_gbps": groups.max(rate),
+    })  # fmt: skip

@@ -6,13 +6,13 @@ import bisect
 from typing import TypeAlias
 
 import numpy as np
-import pandas as pd
 
 from sm_profiler.analysis.gpu.breakdown import CONSECUTIVE_US
 from sm_profiler.analysis.gpu.callers import BLOCKING_US, Callers, names_of
 from sm_profiler.analysis.gpu.kernels import KINDS, kinds
 from sm_profiler.analysis.gpu.launches import launch_rows
 from sm_profiler.analysis.gpu.nesting import Numbers
+from sm_profiler.analysis.gpu.table import Table
 from sm_profiler.formats.kineto_reader import OPERATOR, RUNTIME, KinetoColumns
 
 Link: TypeAlias = tuple[str, str, float, float]  # kind, name, start and duration in µs
@@ -20,7 +20,7 @@ HOST, LAUNCH, WAITING = "host", "launch", "waiting"
 _CLOSE_US = 50.0  # a wait for the device ends so soon after the kernel it waited for
 
 
-def critical_path(events: KinetoColumns) -> pd.DataFrame:
+def critical_path(events: KinetoColumns) -> Table:
     """Return the critical path of one rank, in time order.
 
     It is followed backwards from the last kernel: a kernel begins when its stream is free and its launch has arrived,
@@ -32,12 +32,8 @@ def critical_path(events: KinetoColumns) -> pd.DataFrame:
         was recorded), name, start_us, duration_us. The rows do not overlap.
     """
     device_rows = np.flatnonzero(events.on_device)
-    columns = ["kind", "name", "start_us", "duration_us"]
-    if not len(device_rows):
-        return pd.DataFrame(columns=columns)
-    walk = _Walk(events, device_rows)
-    links = walk.follow()
-    return pd.DataFrame(links[::-1], columns=columns)
+    links = _Walk(events, device_rows).follow() if len(device_rows) else []
+    return Table.of(("kind", "name", "start_us", "duration_us"), links[::-1])
 
 
 class _Walk:

@@ -7,9 +7,10 @@ import re
 from collections.abc import Sequence
 
 import msgspec
-import pandas as pd
+import numpy as np
 
 from sm_profiler.analysis.gpu.breakdown import temporal
+from sm_profiler.analysis.gpu.table import Groups, Table
 from sm_profiler.formats.kineto_reader import Inputs, KinetoTrace
 
 # Peak rates without sparsity, 10¹² operations a second, from the vendors' data sheets: matrix units in half precision,
@@ -59,7 +60,7 @@ _FORMULAS = {
 }
 
 
-def flops(trace: KinetoTrace) -> pd.DataFrame:
+def flops(trace: KinetoTrace) -> Table:
     """Return the arithmetic of the matrix multiplications whose shapes were recorded; no row if none were.
 
     Returns:
@@ -68,16 +69,20 @@ def flops(trace: KinetoTrace) -> pd.DataFrame:
     """
     columns = ["flops", "half_share", "tflops", "device", "peak_tflops", "mfu"]
     events, total, half = trace.events, 0.0, 0.0
-    for row, inputs in trace.inputs.items():
-        amount = flops_of(events.name.values[events.name.codes[row]], inputs)
+    rows = np.flatnonzero(events.inputs >= 0)
+    names, shapes = events.name.codes[rows], events.inputs[rows]
+    groups = Groups(names, shapes)
+    for name, shape, count in zip(groups.first(names), groups.first(shapes), groups.count, strict=True):
+        inputs = trace.inputs[shape]
+        amount = flops_of(events.name.values[name], inputs) * int(count)
         total += amount
         half += amount if _HALF.search(inputs.types) else 0.0
     time_us = temporal(events)["total_us"]
     if not total or not time_us:
-        return pd.DataFrame(columns=columns)
+        return Table.of(columns, ())
     properties = trace.device_properties
     device = str(properties[0].get("name", "")) if properties else ""
     peaks, share = peaks_of(device), half / total
     peak = 1 / (share / peaks[0] + (1 - share) / peaks[1]) if peaks else math.nan
     rate = total / time_us / 1e6
-    return pd.DataFrame([(total, share, rate, device, peak, rate / peak)], columns=columns)
+    return Table.of(columns, [(total, share, rate, device, peak, rate / peak)])

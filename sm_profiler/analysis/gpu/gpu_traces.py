@@ -6,23 +6,27 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
-import pandas as pd
+from numpy.typing import NDArray
 
 from sm_profiler.analysis.gpu import breakdown, callers, collectives, copies, flops, launches
 from sm_profiler.analysis.gpu import critical_path as path
 from sm_profiler.analysis.gpu import steps as step_spans
+from sm_profiler.analysis.gpu.table import Table
 from sm_profiler.errors import SourceError
-from sm_profiler.formats.columns import Category
 from sm_profiler.formats.kineto_reader import KinetoColumns, KinetoTrace, is_kineto, read_kineto, unpacked_head
 from sm_profiler.formats.outcome import REFUSED, Outcome
 from sm_profiler.storage import FileInfo, Storage, open_storage
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _NAMES = (".json", ".json.gz")
 _RANK = re.compile(r"rank[-_.]?([0-9]{1,6})", re.IGNORECASE)
-_BLOCK = 4 << 20
+_BLOCK = 1 << 20
 _HEAD = 64 << 10
 MAX_FILES = 10_000
 
@@ -96,13 +100,24 @@ class GpuTraces:
         }
         self._callers: dict[int, callers.Callers] = {}
 
+    def columns(self, table: str) -> Table:
+        """Return one of the tables as numpy columns, which needs no pandas and takes less time than a DataFrame.
+
+        Args:
+            table: name of one of the methods below, such as `kernels`.
+        """
+        if table == "stragglers":
+            return collectives.stragglers(self.ranks)
+        make = _TABLES[table]
+        return Table.by_rank({rank: make(self, rank) for rank in self.ranks})
+
     def temporal_breakdown(self) -> pd.DataFrame:
         """Return how each GPU spent the time from its first to its last kernel.
 
         Returns:
             Columns rank, idle_us, compute_us, non_compute_us (only communicating or copying), total_us.
         """
-        return pd.DataFrame([{"rank": rank, **breakdown.temporal(trace.events)} for rank, trace in self.ranks.items()])
+        return self.columns("temporal_breakdown").frame()
 
     def idle_breakdown(self, delay_us: float = breakdown.CONSECUTIVE_US) -> pd.DataFrame:
         """Return the idle time of each stream by reason.
@@ -114,7 +129,8 @@ class GpuTraces:
             Columns rank, stream, category (`host_wait`: not launched yet; `kernel_wait`; `other`: waiting for another
             stream), idle_us, share.
         """
-        return self._each(lambda trace: breakdown.idle(trace.events, delay_us))
+        idle = {rank: breakdown.idle(trace.events, delay_us) for rank, trace in self.ranks.items()}
+        return Table.by_rank(idle).frame()
 
     def kernels(self, n: int | None = None) -> pd.DataFrame:
         """Return the kernels and copies, the most expensive of each rank first.
@@ -126,25 +142,24 @@ class GpuTraces:
             Columns rank, kind (`computation`, `communication`, `memory`), name, count, sum_us, mean_us, min_us, max_us, std_us,
             share.
         """
-        return self._each(
-            lambda trace: breakdown.kernels(trace.events).head(n) if n else breakdown.kernels(trace.events)
-        )
+        frame = self.columns("kernels").frame()
+        return frame.groupby("rank").head(n).reset_index(drop=True) if n else frame
 
     def kinds(self) -> pd.DataFrame:
         """Return the busy time by kind of kernel and combination of kinds: columns rank, kind, sum_us, share."""
-        return self._each(lambda trace: breakdown.by_kind(trace.events))
+        return self.columns("kinds").frame()
 
     def communication_overlap(self) -> pd.DataFrame:
         """Return what computation hides of communication: columns rank, share_hidden (NaN without any), exposed_us."""
-        return pd.DataFrame([{"rank": rank, **breakdown.overlap(trace.events)} for rank, trace in self.ranks.items()])
+        return self.columns("communication_overlap").frame()
 
     def communication(self) -> pd.DataFrame:
         """Return the collectives by operation and group; see `collectives.communication`."""
-        return self._each(collectives.communication)
+        return self.columns("communication").frame()
 
     def stragglers(self) -> pd.DataFrame:
         """Return how long each rank keeps the others waiting in collectives; see `collectives.stragglers`."""
-        return collectives.stragglers(dict(self.ranks))
+        return self.columns("stragglers").frame()
 
     def launch_statistics(self) -> pd.DataFrame:
         """Return one row a launch, by rank.
@@ -152,39 +167,39 @@ class GpuTraces:
         Returns:
             Columns rank, correlation, name, call, stream, cpu_us, gpu_us, delay_us, shorter_than_launch.
         """
-        return self._each(lambda trace: launches.launch_statistics(trace.events))
+        return self.columns("launch_statistics").frame()
 
     def queue_length(self) -> pd.DataFrame:
         """Return the queue of each stream: columns rank, stream, count, mean, std, min, median, max, full_us."""
-        return self._each(lambda trace: launches.queue_summary(trace.events))
+        return self.columns("queue_length").frame()
 
     def queue_length_series(self) -> pd.DataFrame:
         """Return the queue of each stream over time: columns rank, stream, time_us, queue_length; a row a change."""
-        return self._each(lambda trace: launches.queue_lengths(trace.events))
+        return self.columns("queue_length_series").frame()
 
     def memory_bandwidth(self) -> pd.DataFrame:
         """Return the copies by direction, with their bandwidth; see `copies.memory_bandwidth`."""
-        return self._each(lambda trace: copies.memory_bandwidth(trace.events))
+        return self.columns("memory_bandwidth").frame()
 
     def operators(self) -> pd.DataFrame:
         """Return the time on the device by the operator, module and line that launched it; see `callers.operators`."""
-        return self._each_rank(lambda rank, trace: callers.operators(trace.events, self.callers(rank)))
+        return self.columns("operators").frame()
 
     def synchronizations(self) -> pd.DataFrame:
         """Return the calls in which the host waited for the device; see `callers.synchronizations`."""
-        return self._each_rank(lambda rank, trace: callers.synchronizations(trace.events, self.callers(rank)))
+        return self.columns("synchronizations").frame()
 
     def critical_path(self) -> pd.DataFrame:
         """Return the critical path of each rank: columns rank, kind, name, start_us, duration_us."""
-        return self._each(lambda trace: path.critical_path(trace.events))
+        return self.columns("critical_path").frame()
 
     def flops(self) -> pd.DataFrame:
         """Return the arithmetic of each rank; see `flops.flops`."""
-        return self._each(flops.flops)
+        return self.columns("flops").frame()
 
     def steps(self) -> pd.DataFrame:
         """Return the steps that the traces mark: columns rank, step, start_us, end_us."""
-        return self._each(lambda trace: step_spans.steps(trace.events))
+        return self.columns("steps").frame()
 
     def callers(self, rank: int) -> callers.Callers:
         """Return what finds the host's side of a rank's kernels."""
@@ -192,17 +207,44 @@ class GpuTraces:
             self._callers[rank] = callers.Callers(self.ranks[rank].events)
         return self._callers[rank]
 
-    def _each(self, table: Callable[[KinetoTrace], pd.DataFrame]) -> pd.DataFrame:
-        return self._each_rank(lambda _, trace: table(trace))
 
-    def _each_rank(self, table: Callable[[int, KinetoTrace], pd.DataFrame]) -> pd.DataFrame:
-        tables = []
-        for rank, trace in self.ranks.items():
-            frame = table(rank, trace)
-            frame.insert(0, "rank", rank)
-            tables.append(frame)
-        filled = [frame for frame in tables if len(frame)] or tables[:1]
-        return pd.concat(filled, ignore_index=True)
+def _of_events(table: Callable[[KinetoColumns], Table]) -> Callable[[GpuTraces, int], Table]:
+    return lambda gpu, rank: table(gpu.ranks[rank].events)
+
+
+def _of_trace(table: Callable[[KinetoTrace], Table]) -> Callable[[GpuTraces, int], Table]:
+    return lambda gpu, rank: table(gpu.ranks[rank])
+
+
+def _of_callers(table: Callable[[KinetoColumns, callers.Callers], Table]) -> Callable[[GpuTraces, int], Table]:
+    return lambda gpu, rank: table(gpu.ranks[rank].events, gpu.callers(rank))
+
+
+def _row(values: Callable[[KinetoColumns], dict[str, float]]) -> Callable[[GpuTraces, int], Table]:
+    def table(events: KinetoColumns) -> Table:
+        found = values(events)
+        return Table.of(tuple(found), [tuple(found.values())])
+
+    return _of_events(table)
+
+
+_TABLES: dict[str, Callable[[GpuTraces, int], Table]] = {
+    "temporal_breakdown": _row(breakdown.temporal),
+    "idle_breakdown": _of_events(breakdown.idle),
+    "kernels": _of_events(breakdown.kernels),
+    "kinds": _of_events(breakdown.by_kind),
+    "communication_overlap": _row(breakdown.overlap),
+    "communication": _of_trace(collectives.communication),
+    "launch_statistics": _of_events(launches.launch_statistics),
+    "queue_length": _of_events(launches.queue_summary),
+    "queue_length_series": _of_events(launches.queue_lengths),
+    "memory_bandwidth": _of_events(copies.memory_bandwidth),
+    "operators": _of_callers(callers.operators),
+    "synchronizations": _of_callers(callers.synchronizations),
+    "critical_path": _of_events(path.critical_path),
+    "flops": _of_trace(flops.flops),
+    "steps": _of_events(step_spans.steps),
+}
 
 
 def _blocks(storage: Storage, info: FileInfo) -> Iterator[bytes]:
@@ -222,24 +264,24 @@ def _joined(traces: list[KinetoTrace]) -> KinetoTrace:
     for trace in traces[1:]:
         one, two = whole.events, trace.events
         at = float(one.end_us.max()) if len(one) else 0.0
-        offset = int(one.correlation.max(initial=-1)) + 1
-        thread = two.thread + int(one.thread.max(initial=-1)) + 1
-        events = KinetoColumns(
-            np.concatenate([one.start_us, two.start_us + at]),
-            np.concatenate([one.duration_us, two.duration_us]),
-            Category.concat([one.name, two.name]),
-            np.concatenate([one.category, two.category]),
-            np.concatenate([one.thread, thread]),
-            np.concatenate([one.stream, two.stream]),
-            np.concatenate([one.device, two.device]),
-            np.concatenate([one.correlation, np.where(two.correlation >= 0, two.correlation + offset, -1)]),
-            np.concatenate([one.bytes, two.bytes]),
+        moved = attrs.evolve(
+            two,
+            start_us=two.start_us + at,
+            thread=two.thread + int(one.thread.max(initial=-1)) + 1,
+            correlation=_after(two.correlation, int(one.correlation.max(initial=-1)) + 1),
+            sequence=_after(two.sequence, int(one.sequence.max(initial=-1)) + 1),
+            inputs=_after(two.inputs, len(whole.inputs)),
+            collective=_after(two.collective, len(whole.collectives)),
         )
-        shift = len(one)
         whole = attrs.evolve(
             whole,
-            events=events,
-            collectives={**whole.collectives, **{row + shift: value for row, value in trace.collectives.items()}},
-            inputs={**whole.inputs, **{row + shift: value for row, value in trace.inputs.items()}},
+            events=KinetoColumns.concat([one, moved]),
+            collectives=whole.collectives + trace.collectives,
+            inputs=whole.inputs + trace.inputs,
         )
     return whole
+
+
+def _after(numbers: NDArray[Any], offset: int) -> NDArray[Any]:
+    """Return numbers that follow others; -1, for none, stays."""
+    return np.where(numbers >= 0, numbers + numbers.dtype.type(offset), numbers)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
 from sm_profiler.analysis.gpu.nesting import Numbers
+from sm_profiler.analysis.gpu.table import Groups, Table
 from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.kineto_reader import RUNTIME, KinetoColumns
 
@@ -30,7 +30,7 @@ def launch_starts(events: KinetoColumns, device: KinetoColumns) -> Floats:
     return np.where(rows >= 0, events.start_us[rows], -np.inf)
 
 
-def launch_statistics(events: KinetoColumns) -> pd.DataFrame:
+def launch_statistics(events: KinetoColumns) -> Table:
     """Return one row per launch whose call and kernel are in the trace.
 
     Returns:
@@ -42,10 +42,10 @@ def launch_statistics(events: KinetoColumns) -> pd.DataFrame:
     device, rows = device[rows >= 0], rows[rows >= 0]
     calls = events[rows]
     delay = np.maximum(device.start_us - calls.end_us, 0.0)
-    return pd.DataFrame({
+    return Table({
         "correlation": device.correlation,
-        "name": _names(device),
-        "call": _names(calls),
+        "name": device.name,
+        "call": calls.name,
         "stream": device.stream,
         "cpu_us": calls.duration_us,
         "gpu_us": device.duration_us,
@@ -54,12 +54,7 @@ def launch_statistics(events: KinetoColumns) -> pd.DataFrame:
     })  # fmt: skip
 
 
-def _names(events: KinetoColumns) -> pd.Categorical[str]:
-    categories: pd.Index[str] = pd.Index(list(events.name.values))
-    return pd.Categorical.from_codes(events.name.codes, categories)
-
-
-def queue_lengths(events: KinetoColumns) -> pd.DataFrame:
+def queue_lengths(events: KinetoColumns) -> Table:
     """Return the queue of each stream over time: operations launched that the device has not begun.
 
     Returns:
@@ -72,20 +67,22 @@ def queue_lengths(events: KinetoColumns) -> pd.DataFrame:
     change = np.repeat([1, -1], len(device))
     stream = np.concatenate([device.stream, device.stream])
     order = np.lexsort((-change, at, stream))
-    frame = pd.DataFrame({"stream": stream[order], "time_us": at[order], "queue_length": change[order]})
-    frame["queue_length"] = frame.groupby("stream")["queue_length"].cumsum()
-    return frame
+    stream = stream[order]
+    return Table({"stream": stream, "time_us": at[order], "queue_length": Groups(stream).cumsum(change[order])})
 
 
-def queue_summary(events: KinetoColumns, full: int = FULL_QUEUE) -> pd.DataFrame:
+def queue_summary(events: KinetoColumns, full: int = FULL_QUEUE) -> Table:
     """Return the queue length of each stream.
 
     Returns:
         Columns stream, count (of changes), mean, std, min, median, max, full_us (time with at least `full` waiting).
     """
-    frame = queue_lengths(events)
-    frame["lasts"] = frame.groupby("stream")["time_us"].shift(-1) - frame["time_us"]
-    grouped = frame.groupby("stream")["queue_length"]
-    result = grouped.agg(["count", "mean", "std", "min", "median", "max"])
-    result["full_us"] = frame[frame["queue_length"] >= full].groupby("stream")["lasts"].sum()
-    return result.fillna({"std": 0.0, "full_us": 0.0}).reset_index()
+    table = queue_lengths(events)
+    stream, at, length = table["stream"], table["time_us"], table["queue_length"].astype(float)
+    groups = Groups(stream)
+    lasts = np.append(np.where(stream[1:] == stream[:-1], np.diff(at), 0.0), 0.0)[: len(at)]
+    return Table({
+        "stream": groups.first(stream), "count": groups.count, "mean": groups.mean(length), "std": groups.std(length),
+        "min": groups.min(length), "median": groups.median(length), "max": groups.max(length),
+        "full_us": groups.sum(np.where(length >= full, lasts, 0.0)),
+    })  # fmt: skip

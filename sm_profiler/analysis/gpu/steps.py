@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import pandas as pd
 
 from sm_profiler.analysis.gpu.launches import launch_rows
 from sm_profiler.analysis.gpu.nesting import Numbers
+from sm_profiler.analysis.gpu.table import Table
 from sm_profiler.formats.columns import Mask
 from sm_profiler.formats.kineto_reader import ANNOTATION, GPU_ANNOTATION, OPERATOR, KinetoColumns, KinetoTrace
 
@@ -21,7 +21,7 @@ def step_rows(events: KinetoColumns) -> Numbers:
     return np.flatnonzero(marked & np.isin(events.category, (ANNOTATION, OPERATOR)))
 
 
-def steps(events: KinetoColumns) -> pd.DataFrame:
+def steps(events: KinetoColumns) -> Table:
     """Return the steps that the trace marks.
 
     Returns:
@@ -29,8 +29,8 @@ def steps(events: KinetoColumns) -> pd.DataFrame:
     """
     rows = step_rows(events)
     numbers = [_STEP.search(events.name.values[code]) for code in events.name.codes[rows]]
-    return pd.DataFrame({
-        "step": [int(found[1]) if found else -1 for found in numbers],
+    return Table({
+        "step": np.array([int(found[1]) if found else -1 for found in numbers], np.int64),
         "start_us": events.start_us[rows],
         "end_us": events.end_us[rows],
     })  # fmt: skip

@@ -26,7 +26,7 @@ def decide_traces(ranks: Sequence[RankTime], gpu: GpuTraces) -> Verdict:
     if all(finding.kind.is_healthy for finding in findings):
         findings = [_healthy(ranks)]
     findings.sort(key=lambda finding: (_TIER[finding.kind], -finding.share_of_time))
-    findings = _with_gains(findings, ranks, len(gpu.steps()) / max(len(gpu.ranks), 1))
+    findings = _with_gains(findings, ranks, len(gpu.columns("steps")) / max(len(gpu.ranks), 1))
     missing = []
     if not any(line.file for rank in ranks for lines in rank.lines.values() for line in lines):
         missing.append(("lines of code", "the traces hold no Python stacks; record them with with_stack=True"))
@@ -201,11 +201,11 @@ _JUDGES: tuple[Callable[[Sequence[RankTime]], Finding | None], ...] = (
 def _straggler(ranks: Sequence[RankTime], gpu: GpuTraces) -> Finding | None:
     if len(ranks) < 2:  # noqa: PLR2004 - a single rank has none to wait for
         return None
-    table = gpu.stragglers()
-    if table.empty or not table["collectives"].max():
+    table = gpu.columns("stragglers")
+    if not len(table) or not table["collectives"].max():
         return None
     total = float(np.mean([rank.total for rank in ranks])) or 1.0
-    worst = max(table.to_dict("records"), key=lambda row: float(row["late_us"]))
+    worst = max(table.rows(), key=lambda row: float(row["late_us"]))
     share, last = float(worst["late_us"]) / total, float(worst["share_last"])
     if share < policy.STRAGGLER or last < policy.TRACE_LAST:
         return None

@@ -8,11 +8,10 @@ from typing import Any
 
 import attrs
 import numpy as np
-import pandas as pd
 
 from sm_profiler.analysis.gpu import nesting
 from sm_profiler.analysis.gpu.breakdown import of_kind
-from sm_profiler.analysis.gpu.callers import BLOCKING_US, Callers, frame_of, names_of
+from sm_profiler.analysis.gpu.callers import BLOCKING_US, Callers, frame_of
 from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
 from sm_profiler.analysis.gpu.kernels import (
     COMMUNICATION,
@@ -26,6 +25,7 @@ from sm_profiler.analysis.gpu.kernels import (
 from sm_profiler.analysis.gpu.launches import launch_rows
 from sm_profiler.analysis.gpu.nesting import Numbers
 from sm_profiler.analysis.gpu.steps import step_rows
+from sm_profiler.analysis.gpu.table import Groups
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.formats.kineto_reader import (
     ANNOTATION,
@@ -144,7 +144,7 @@ def measure_rank(rank: int, trace: KinetoTrace, callers: Callers) -> RankTime:
     rows = np.flatnonzero(events.on_device)
     device = events[rows]
     launch = launch_rows(events, device)
-    kinds = np.array([kind_of(name) for name in device.name.values] or [""], object)  # noqa: PD011 - not a pandas object
+    kinds = np.array([kind_of(name) for name in device.name.values] or [""], object)
     copying = np.isin(device.category, (MEMCPY, MEMSET))
     kind = np.where(copying, MEMORY, kinds[device.name.codes])
     compute, communication = of_kind(device, COMPUTATION), of_kind(device, COMMUNICATION)
@@ -265,10 +265,7 @@ def _lines(
     found = _sum_lines(events, callers.operators(launches), callers.frames(launches), time)
     if any(line.name for line in found):
         return found
-    names = pd.Series(time).groupby(np.array(names_of(events, kernels), object)).sum()
-    return tuple(
-        CodeLine(str(name), float(us)) for name, us in names.sort_values(ascending=False).head(MAX_LINES).items()
-    )
+    return _sum_lines(events, kernels, np.full(len(kernels), -1), time)
 
 
 def _sum_lines(events: KinetoColumns, named: Numbers, frames: Numbers, time: Floats) -> tuple[CodeLine, ...]:
@@ -280,14 +277,16 @@ def _sum_lines(events: KinetoColumns, named: Numbers, frames: Numbers, time: Flo
         frames: row of the Python function around it, -1 for none.
         time: microseconds.
     """
-    table = pd.DataFrame({"name": _codes(events, named), "frame": _codes(events, frames), "us": time})
-    names, found = events.name.values, []  # noqa: PD011 - not a pandas object
-    sums: pd.Series[float] = table.groupby(["name", "frame"])["us"].sum()
-    for key, us in sums.nlargest(MAX_LINES).items():
-        name, at = key if isinstance(key, tuple) else (-1, -1)
+    codes, frame_codes = _codes(events, named), _codes(events, frames)
+    groups = Groups(codes, frame_codes)
+    sums, firsts, first_frames = groups.sum(time), groups.first(codes), groups.first(frame_codes)
+    names, found = events.name.values, []
+    for row in np.argsort(-sums, kind="stable")[:MAX_LINES]:
+        name, at = int(firsts[row]), int(first_frames[row])
         line = frame_of(names[at]) if at >= 0 else None
-        if us > 0:
-            found.append(CodeLine(names[name] if name >= 0 else "", float(us), *(attrs.astuple(line) if line else ())))
+        if sums[row] > 0:
+            text = names[name] if name >= 0 else ""
+            found.append(CodeLine(text, float(sums[row]), *(attrs.astuple(line) if line else ())))
     return tuple(found)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pandas as pd
+import numpy as np
 
 from sm_profiler.analysis.gpu import breakdown, callers, collectives, copies, flops, launches
 from sm_profiler.analysis.gpu.critical_path import critical_path
 from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
+from sm_profiler.analysis.gpu.table import Table
 from sm_profiler.report.gpu.measure import TOP, RankTime
 
 
@@ -16,9 +17,11 @@ def describe(gpu: GpuTraces, time: RankTime) -> dict[str, Any]:
     """Return the object of one rank: its time by cause, and the most expensive rows of each table."""
     trace = gpu.ranks[time.rank]
     events, calling = trace.events, gpu.callers(time.rank)
-    path = critical_path(events).groupby("kind")["duration_us"].sum()
+    path = critical_path(events)
+    kinds = path.category("kind")
+    spent = np.bincount(kinds.codes, path["duration_us"], len(kinds.values))
     found = time.as_dict()
-    found["critical_path_us"] = {str(kind): round(float(us), 3) for kind, us in path.items()}
+    found["critical_path_us"] = {kind: round(float(us), 3) for kind, us in zip(kinds.values, spent, strict=True)}
     tables = {
         "idle": breakdown.idle(events),
         "kernels": breakdown.kernels(events).head(TOP),
@@ -32,8 +35,8 @@ def describe(gpu: GpuTraces, time: RankTime) -> dict[str, Any]:
     return found | {name: _rows(table) for name, table in tables.items()}
 
 
-def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{str(key): _plain(value) for key, value in row.items()} for row in table.to_dict("records")]
+def _rows(table: Table) -> list[dict[str, Any]]:
+    return [{key: _plain(value) for key, value in row.items()} for row in table.rows()]
 
 
 def _plain(value: Any) -> Any:
