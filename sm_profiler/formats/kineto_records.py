@@ -201,7 +201,7 @@ def _decoded(array: bytes, tally: Tally) -> list[Event]:
     except msgspec.ValidationError:
         return [_event(bytes(raw)) for raw in _RECORDS.decode(array)]
     except msgspec.DecodeError:
-        # Kineto writes bandwidths and occupancies as it computed them, and Python's writers know NaN, too.
+        # Kineto writes bandwidths and occupancies as it computed them, and Python writes NaN, too.
         mended = _NO_NUMBER.sub(lambda found: found[0] if found[0][:1] == b'"' else b"null", array)
         if mended == array:
             raise

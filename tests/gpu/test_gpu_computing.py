@@ -1,14 +1,18 @@
 """Tables of `GpuTraces` on made-up traces with expected results."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 from gpu_events import call, event, kernel
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sm_profiler.analysis.gpu import GpuTraces, kernels, nesting
+from sm_profiler.analysis.gpu.table import Groups
 
 
 @pytest.fixture
@@ -242,3 +246,27 @@ def test_finds_the_innermost_interval(seed):
     for moment, row in zip(moments, rows, strict=True):
         around = [number for number, pair in enumerate(found) if pair[0] <= moment <= pair[1]]
         assert (row == -1) if not around else (end[row] - start[row] == min(end[n] - start[n] for n in around))
+
+
+def test_columns_need_no_pandas(tmp_path):
+    (tmp_path / "rank0.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": [kernel("gemm", 0, 10)]}))
+    code = (
+        "import sys\nfrom sm_profiler.analysis.gpu import GpuTraces\n"
+        "rows = list(GpuTraces(sys.argv[1]).columns('kernels').rows())\n"
+        "print(rows[0]['name'], 'pandas' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["gemm", "False"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.floats(-1e6, 1e6) | st.just(float("nan"))), max_size=40))
+def test_groups_compute_what_pandas_does(rows):
+    frame = pd.DataFrame(rows, columns=["a", "b", "x"]).astype({"a": int, "b": int, "x": float})
+    groups, x = Groups(frame["a"].to_numpy(), frame["b"].to_numpy()), frame["x"].to_numpy()
+    expected = frame.groupby(["a", "b"])["x"]
+    assert groups.count.tolist() == expected.size().tolist()
+    assert np.allclose(groups.sum(x), expected.sum(), equal_nan=True)
+    for name in ("mean", "min", "max", "median"):
+        assert np.allclose(getattr(groups, name)(x), getattr(expected, name)(), equal_nan=True), name
+    whole = frame["a"].to_numpy()
+    assert groups.cumsum(whole).tolist() == frame.groupby(["a", "b"])["a"].cumsum().tolist()
