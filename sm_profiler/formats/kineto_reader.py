@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -134,6 +135,11 @@ class KinetoColumns:
         mask: Mask = (self.category <= MEMSET) & (self.stream >= 0)
         return mask
 
+    @cached_property
+    def device_events(self) -> KinetoColumns:
+        """What the devices ran: the rows of `on_device`."""
+        return self[self.on_device]
+
 
 @attrs.frozen(eq=False)
 class KinetoTrace:
@@ -245,9 +251,15 @@ def _unpacked(blocks: Iterable[bytes], tally: Tally) -> Iterator[bytes]:
         tally.mend("compressed data cut off")
 
 
-_FIELDS = attrgetter("ts", "dur", "name", "cat", "args")
-_THREAD = attrgetter("pid", "tid")
-_NUMBERS = attrgetter("stream", "device", "correlation", "bytes", "sequence", "forward_thread")
+# Single attributes: tuples that live as long as a chunk would wake the garbage collector, which reads all of the process.
+_START, _DURATION, _ARGUMENTS = attrgetter("ts"), attrgetter("dur"), attrgetter("args")
+_HEAD = attrgetter("name", "cat", "pid", "tid")
+_NUMBERS = {
+    "stream": np.int32, "device": np.int32, "correlation": np.int64, "bytes": np.int64, "sequence": np.int64,
+    "forward_thread": np.int64,
+}  # fmt: skip
+_NUMBER_OF = {name: attrgetter(name) for name in _NUMBERS}
+_SHAPES, _COLLECTIVE = attrgetter("shapes"), attrgetter("collective")
 
 
 class _Categories(dict[str, int]):
@@ -263,8 +275,7 @@ class _Columns:
 
     def __init__(self) -> None:
         self.count = 0
-        self._names, self._threads, self._categories = Numbering(), Numbering(), _Categories()
-        self._shapes, self._collectives = Numbering(), Numbering()
+        self._heads, self._shapes, self._collectives = Numbering(), Numbering(), Numbering()
         self._parts: dict[str, list[NDArray[Any]]] = {}
 
     def add(self, records: list[Event]) -> None:
@@ -273,26 +284,23 @@ class _Columns:
         if not events:
             return
         count = len(events)
-        start, duration, names, categories, arguments = zip(*map(_FIELDS, events), strict=True)
-        stream, device, correlation, size, sequence, forward = zip(*map(_NUMBERS, arguments), strict=True)
-        self._take("start", np.fromiter(start, np.float64, count))
-        self._take("duration", np.fromiter(duration, np.float64, count))
-        self._take("name", np.fromiter(map(self._names.__getitem__, names), np.int32, count))
-        self._take("category", np.fromiter(map(self._categories.__getitem__, categories), np.int8, count))
-        self._take("thread", np.fromiter(map(self._threads.__getitem__, map(_THREAD, events)), np.int32, count))
-        self._take("stream", _numbers(stream).clip(-1, 2**31 - 1).astype(np.int32))
-        self._take("device", _numbers(device).clip(-1, 2**31 - 1).astype(np.int32))
-        self._take("correlation", _numbers(correlation))
-        self._take("bytes", _numbers(size))
-        self._take("sequence", _numbers(sequence))
-        self._take("backward", _numbers(forward) > 0)
-        shapes, collectives = self._shapes, self._collectives
-        self._take("inputs", np.fromiter(
-            [shapes[bytes(one.shapes), bytes(one.types)] if one.shapes else -1 for one in arguments], np.int32, count
-        ))  # fmt: skip
-        self._take("collective", np.fromiter(
-            [collectives[_collective(one)] if one.collective else -1 for one in arguments], np.int32, count
-        ))  # fmt: skip
+        arguments = list(map(_ARGUMENTS, events))
+        self._take("start", np.fromiter(map(_START, events), np.float64, count))
+        self._take("duration", np.fromiter(map(_DURATION, events), np.float64, count))
+        self._take("head", np.fromiter(map(self._heads.__getitem__, map(_HEAD, events)), np.int32, count))
+        for name, kind in _NUMBERS.items():
+            self._take(name, _numbers(list(map(_NUMBER_OF[name], arguments)), kind))
+        numbers = self._shapes
+        inputs = [
+            numbers[bytes(shapes), bytes(arguments[row].types)] if shapes else -1
+            for row, shapes in enumerate(map(_SHAPES, arguments))
+        ]
+        self._take("inputs", np.fromiter(inputs, np.int32, count))
+        collective = np.full(count, -1, np.int32)
+        for row, one in enumerate(map(_COLLECTIVE, arguments)):
+            if one:
+                collective[row] = self._collectives[_collective(arguments[row])]
+        self._take("collective", collective)
         self.count += count
 
     def _take(self, column: str, values: NDArray[Any]) -> None:
@@ -307,17 +315,23 @@ class _Columns:
         origin = float(start[order[0]]) if len(order) else 0.0
         start, duration = start[order] - origin, duration[order]
         base = properties.get("baseTimeNanoseconds")
-        kinds = {
-            "stream": np.int32, "device": np.int32, "correlation": np.int64, "bytes": np.int64, "sequence": np.int64,
-            "backward": np.bool_, "inputs": np.int32, "collective": np.int32,
-        }  # fmt: skip
+        names, categories, threads = Numbering(), _Categories(), Numbering()
+        heads = np.array(
+            [(names[name], categories[category], threads[tuple(thread)]) for name, category, *thread in self._heads],
+            np.int32,
+        ).reshape(-1, 3)[self._joined("head", np.int32)[order]]
         events = KinetoColumns(
             start,
             duration,
-            Category(self._joined("name", np.int32)[order], tuple(self._names)),
-            self._joined("category", np.int8)[order],
-            self._joined("thread", np.int32)[order],
-            *(self._joined(name, kind)[order] for name, kind in kinds.items()),
+            Category(heads[:, 0].copy(), tuple(names)),
+            heads[:, 1].astype(np.int8),
+            heads[:, 2].copy(),
+            *(
+                self._joined(name, _NUMBERS[name])[order]
+                for name in ("stream", "device", "correlation", "bytes", "sequence")
+            ),
+            self._joined("forward_thread", np.int64)[order] > 0,
+            *(self._joined(name, np.int32)[order] for name in ("inputs", "collective")),
         )
         return KinetoTrace(
             events,
@@ -334,12 +348,13 @@ class _Columns:
         return np.concatenate(parts) if parts else np.empty(0, kind)
 
 
-def _numbers(values: Sequence[int | str]) -> Ints:
-    """Return integers; what is none of 64 bits counts as absent."""
+def _numbers(values: list[int | str], kind: type[np.signedinteger[Any]] = np.int64) -> NDArray[Any]:
+    """Return integers; what is none, or too large, counts as absent."""
     try:
-        return np.fromiter(values, np.int64, len(values))
+        return np.fromiter(values, kind, len(values))
     except (TypeError, ValueError, OverflowError):
-        return np.fromiter(map(whole, values), np.int64, len(values))
+        numbers, largest = np.fromiter(map(whole, values), np.int64, len(values)), np.iinfo(kind).max
+        return np.where(np.abs(numbers) <= largest, numbers, -1).astype(kind)
 
 
 def _collective(arguments: Arguments) -> Collective:

@@ -259,7 +259,9 @@ def test_columns_need_no_pandas(tmp_path):
     assert done.stdout.split() == ["gemm", "False"]
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.floats(-1e6, 1e6) | st.just(float("nan"))), max_size=40))
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.floats(-1e6, 1e6) | st.just(float("nan"))), max_size=40)
+)
 def test_groups_compute_what_pandas_does(rows):
     frame = pd.DataFrame(rows, columns=["a", "b", "x"]).astype({"a": int, "b": int, "x": float})
     groups, x = Groups(frame["a"].to_numpy(), frame["b"].to_numpy()), frame["x"].to_numpy()

@@ -1,6 +1,7 @@
 """Reading of torch.profiler's traces: kinds of writers, damage, blocks, and several files of a job."""
 
 import gzip
+import itertools
 import json
 
 import numpy as np
@@ -160,3 +161,92 @@ def test_copies_have_a_size():
     trace, _ = read_kineto([document([copy])])
     assert trace.events.category.tolist() == [MEMCPY]
     assert trace.events.bytes.tolist() == [4000]
+
+
+def test_columns_of_operators_and_collectives():
+    forward = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 9, "tid": 9, "ts": 0, "dur": 4,
+               "args": {"Sequence number": 7, "Fwd thread id": 0, "Input Dims": [[4, 8], [8, 2]], "Input type": ["float"]}}  # fmt: skip
+    backward = {**forward, "name": "MmBackward0", "ts": 9, "args": {"Sequence number": 7, "Fwd thread id": 1}}
+    reduce = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce", "pid": 0, "tid": 7, "ts": 20, "dur": 4,
+              "args": {"stream": "7", "Collective name": "allreduce", "In msg nelems": 12, "Group size": 4, "dtype": "Float"}}  # fmt: skip
+    trace, _ = read_kineto([document([forward, backward, reduce, {**reduce, "ts": 30}])])
+    events = trace.events
+    assert events.sequence.tolist() == [7, 7, -1, -1]
+    assert events.is_backward.tolist() == [False, True, False, False]
+    assert (events.inputs.tolist(), trace.inputs[0].shapes) == ([0, -1, -1, -1], "[[4, 8], [8, 2]]")
+    assert (events.collective.tolist(), trace.collectives[0].in_elements) == ([-1, -1, 0, 0], 12)
+    assert events.stream.tolist() == [-1, -1, 7, 7]
+
+
+def test_arguments_of_rocm_do_not_slow_down():
+    call = {"ph": "X", "cat": "hip_runtime", "name": "hipMemcpyWithStream", "pid": 1, "tid": 1, "ts": 1, "dur": 2,
+            "args": {"stream": "0x0", "correlation": "117"}}  # fmt: skip
+    trace, outcome = read_kineto([document([call, *launch(1, 5.0)])])
+    assert (outcome.status, trace.events.stream[0], trace.events.correlation[0]) == ("read", -1, 117)
+
+
+def test_nan_and_infinite_numbers_cost_no_event():
+    events = [one for number in range(20) for one in launch(number, 50.0 * number, name="inf, NaN: 3")]
+    for one in events:
+        one["args"]["memory bandwidth (GB/s)"] = float("inf")
+        one["args"]["est. achieved occupancy %"] = float("nan")
+    trace, outcome = read_kineto([document(events)])
+    assert (len(trace.events), outcome.lost) == (60, 0)
+    assert "infinite" in outcome.reason
+    assert "inf, NaN: 3" in trace.events.name.values
+
+
+def test_damage_in_the_middle_costs_little(monkeypatch):
+    monkeypatch.setattr(kineto_records, "CHUNK_BYTES", 4000)
+    monkeypatch.setattr(kineto_records, "SALVAGED_BYTES", 20_000)
+    data = document([one for number in range(2000) for one in launch(number, 50.0 * number)])
+    middle = len(data) // 2
+    trace, outcome = read_kineto([data[:middle] + b"\x00\xff}{" + data[middle + 30 :]])
+    assert outcome.status == "repaired"
+    assert 1 <= outcome.lost <= 3
+    assert len(trace.events) >= 6000 - 3
+
+
+def test_events_without_a_sound_time_are_counted():
+    bad = [{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "args": {"stream": 7}, **times} for times in (
+        {"ts": 5, "dur": -3}, {"ts": 1e300, "dur": 1}, {"ts": "soon", "dur": 1}, {"ts": 5, "dur": 1e999},
+    )]  # fmt: skip
+    trace, outcome = read_kineto([document([*bad, *launch(1)])])
+    assert (len(trace.events), outcome.status, outcome.lost) == (3, "repaired", 4)
+
+
+def test_numbers_beyond_64_bits_count_as_absent():
+    huge = 2**63
+    kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": huge, "tid": -huge * 4, "ts": 1, "dur": 2,
+              "args": {"stream": 2**31, "device": huge, "correlation": -huge - 1, "bytes": 2**100,
+                       "Sequence number": 2**70, "Fwd thread id": 2**80, "In msg nelems": 2**90, "Collective name": "x"}}  # fmt: skip
+    trace, _ = read_kineto([document([kernel, *launch(1, 5.0)])])
+    first = trace.events[0:1]
+    assert [getattr(first, name)[0] for name in ("stream", "device", "correlation", "bytes", "sequence")] == [-1] * 5
+    assert len(trace.events) == 4
+
+
+@pytest.mark.parametrize("arguments", [
+    b'{"x": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",  # nested too deeply
+    b'{"Input Dims": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+    b'{"stream": 7, "stream": 8, "correlation": 1, "correlation": 2}',  # the last one counts
+    b'{"note": "' + b"}, {" * 200_000 + b'"}',
+    b'{"note": "' + b"x" * 3_000_000 + b'"}',
+    b'{"Input Dims": "no list", "Input type": 7}',
+    b"[1, 2]", b'"text"', b"null",
+])  # fmt: skip
+def test_hostile_arguments_leave_the_other_events(arguments):
+    odd = (
+        b'{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 7, "dur": 1, "args": ' + arguments + b"}"
+    )
+    before, after = (json.dumps(launch(number, 50.0 * number))[1:-1].encode() for number in (1, 2))
+    trace, outcome = read_kineto([b'{"schemaVersion": 1, "traceEvents": [' + b", ".join([before, odd, after]) + b"]}"])
+    assert len(trace.events) + outcome.lost >= 7
+    assert len(trace.events) >= 6
+
+
+def test_an_endless_record_ends_the_reading(monkeypatch):
+    monkeypatch.setattr(kineto_records, "MAX_RECORD_BYTES", 1 << 20)
+    head = document(launch(1))[:-2] + b', {"name": "'
+    trace, outcome = read_kineto(itertools.chain([head], itertools.repeat(b"x" * 65536, 64)))
+    assert (len(trace.events), outcome.status) == (3, "repaired")

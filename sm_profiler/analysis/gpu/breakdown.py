@@ -26,7 +26,7 @@ def temporal(events: KinetoColumns) -> dict[str, float]:
 
     `non_compute_us` is the time in which the device only communicated or copied.
     """
-    device = events[events.on_device]
+    device = events.device_events
     if not len(device):
         return dict.fromkeys(("idle_us", "compute_us", "non_compute_us", "total_us"), 0.0)
     busy = nesting.total(device.start_us, device.end_us)
@@ -45,7 +45,7 @@ def idle(events: KinetoColumns, delay_us: float = CONSECUTIVE_US) -> Table:
     Returns:
         Columns stream, category, idle_us, share.
     """
-    device = events[events.on_device]
+    device = events.device_events
     launched = launch_starts(events, device)
     rows = []
     for stream in np.unique(device.stream):
@@ -65,7 +65,7 @@ def idle(events: KinetoColumns, delay_us: float = CONSECUTIVE_US) -> Table:
 
 def overlap(events: KinetoColumns) -> dict[str, float]:
     """Return `share_hidden`, the share of communication that computation hides, and `exposed_us`, the rest."""
-    device = events[events.on_device]
+    device = events.device_events
     communication, computation = of_kind(device, COMMUNICATION), of_kind(device, COMPUTATION)
     length = float((communication[1] - communication[0]).sum())
     hidden = nesting.intersection(communication, computation) if length else 0.0
@@ -78,7 +78,7 @@ def by_kind(events: KinetoColumns) -> Table:
     Returns:
         Columns kind (`computation`, `communication and memory`, …), sum_us, share of the busy time.
     """
-    device = events[events.on_device]
+    device = events.device_events
     edges, changes = [], []
     for bit, kind in enumerate(KINDS):
         starts, ends = of_kind(device, kind)
@@ -104,7 +104,7 @@ def kernels(events: KinetoColumns) -> Table:
     Returns:
         Columns kind, name, count, sum_us, mean_us, min_us, max_us, std_us, share of the time in all kernels.
     """
-    device = events[events.on_device]
+    device = events.device_events
     kind, us = kinds(device), device.duration_us
     groups = Groups(device.name.codes, kind)
     total = groups.sum(us)

@@ -121,7 +121,7 @@ def operators(events: KinetoColumns, callers: Callers | None = None) -> Table:
         module, annotation, file, line, kernels, device_us, mean_us, share of the time in all kernels.
     """
     callers = callers or Callers(events)
-    device = events[events.on_device]
+    device = events.device_events
     launch = launch_rows(events, device)
     rows = {
         "operator": callers.operators(launch), "caller": callers.outermost(launch), "module": callers.modules(launch),
@@ -160,7 +160,7 @@ def synchronizations(events: KinetoColumns, callers: Callers | None = None) -> T
     callers = callers or Callers(events)
     calls = events.name.mask(lambda name: _SYNCHRONIZE.search(name) is not None)
     rows = np.flatnonzero(calls & (events.category == RUNTIME) & (events.duration_us >= BLOCKING_US))
-    device = events[events.on_device]
+    device = events.device_events
     busy_start, busy_end = nesting.union(device.start_us, device.end_us)
     if not len(rows) or not len(busy_start):
         return Table.of(("call", "operator", "file", "line", "count", "host_us", "idle_after_us"), ())

@@ -45,7 +45,7 @@ def collectives(trace: KinetoTrace) -> Table:
     rows = np.flatnonzero(events.on_device)
     rows = rows[kinds(events[rows]) == KINDS.index(COMMUNICATION)]
     chosen = events[rows]
-    hidden = nesting.covered(chosen.start_us, chosen.end_us, of_kind(events[events.on_device], COMPUTATION))
+    hidden = nesting.covered(chosen.start_us, chosen.end_us, of_kind(events.device_events, COMPUTATION))
     described = [trace.collectives[one] if one >= 0 else None for one in chosen.collective.tolist()]
     names = [chosen.name.values[code] for code in chosen.name.codes]
     operations = [operation_of(one.name if one else name) for one, name in zip(described, names, strict=True)]

@@ -149,7 +149,7 @@ def _operators(gpu: GpuTraces, unit: str, *, on_host: bool) -> pd.DataFrame:
 def _operators_of(gpu: GpuTraces, rank: int, trace: KinetoTrace, *, on_host: bool) -> pd.DataFrame:
     events = trace.events
     on_device = np.zeros(len(events))
-    device = events[events.on_device]
+    device = events.device_events
     around = gpu.callers(rank).operators(launch_rows(events, device))
     known = around >= 0
     np.add.at(on_device, around[known], device.duration_us[known])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,7 @@ _ELEMENTWISE = re.compile(
 )
 
 
+@lru_cache(maxsize=1 << 14)
 def kind_of(name: str) -> str:
     """Return the kind of a kernel."""
     if _MEMORY.search(name):

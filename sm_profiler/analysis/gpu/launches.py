@@ -37,7 +37,7 @@ def launch_statistics(events: KinetoColumns) -> Table:
         Columns correlation, name (of the kernel), call, stream, cpu_us (the call), gpu_us (the kernel), delay_us (from the
         end of the call to the start of the kernel, at least 0), shorter_than_launch.
     """
-    device = events[events.on_device]
+    device = events.device_events
     rows = launch_rows(events, device)
     device, rows = device[rows >= 0], rows[rows >= 0]
     calls = events[rows]
@@ -60,7 +60,7 @@ def queue_lengths(events: KinetoColumns) -> Table:
     Returns:
         Columns stream, time_us, queue_length; one row per change.
     """
-    device = events[events.on_device]
+    device = events.device_events
     rows = launch_rows(events, device)
     device, rows = device[rows >= 0], rows[rows >= 0]
     at = np.concatenate([events.start_us[rows], device.start_us])

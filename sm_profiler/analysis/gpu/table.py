@@ -129,7 +129,7 @@ class Groups:
 
     def sum(self, values: Floats) -> Floats:
         """Return sums; NaN counts as 0."""
-        return self._reduce(np.add, np.nan_to_num(values, posinf=np.inf, neginf=-np.inf))
+        return self._reduce(np.add, np.where(np.isnan(values), 0.0, values))
 
     def min(self, values: Floats) -> Floats:
         """Return the least values but for NaN."""
