@@ -137,7 +137,7 @@ class KinetoColumns:
 
     @cached_property
     def device_events(self) -> KinetoColumns:
-        """What the devices ran: the rows of `on_device`."""
+        """The rows of `on_device`."""
         return self[self.on_device]
 
 
@@ -254,7 +254,7 @@ def _unpacked(blocks: Iterable[bytes], tally: Tally) -> Iterator[bytes]:
 # Single attributes: tuples that live as long as a chunk would wake the garbage collector, which reads all of the process.
 _START, _DURATION, _ARGUMENTS = attrgetter("ts"), attrgetter("dur"), attrgetter("args")
 _HEAD = attrgetter("name", "cat", "pid", "tid")
-_NUMBERS = {
+_NUMBERS: dict[str, type[np.signedinteger[Any]]] = {
     "stream": np.int32, "device": np.int32, "correlation": np.int64, "bytes": np.int64, "sequence": np.int64,
     "forward_thread": np.int64,
 }  # fmt: skip
@@ -320,18 +320,18 @@ class _Columns:
             [(names[name], categories[category], threads[tuple(thread)]) for name, category, *thread in self._heads],
             np.int32,
         ).reshape(-1, 3)[self._joined("head", np.int32)[order]]
+        numbers = {name: self._joined(name, kind)[order] for name, kind in _NUMBERS.items()}
+        is_backward = numbers.pop("forward_thread") > 0
         events = KinetoColumns(
             start,
             duration,
             Category(heads[:, 0].copy(), tuple(names)),
             heads[:, 1].astype(np.int8),
             heads[:, 2].copy(),
-            *(
-                self._joined(name, _NUMBERS[name])[order]
-                for name in ("stream", "device", "correlation", "bytes", "sequence")
-            ),
-            self._joined("forward_thread", np.int64)[order] > 0,
-            *(self._joined(name, np.int32)[order] for name in ("inputs", "collective")),
+            **numbers,
+            is_backward=is_backward,
+            inputs=self._joined("inputs", np.int32)[order],
+            collective=self._joined("collective", np.int32)[order],
         )
         return KinetoTrace(
             events,
