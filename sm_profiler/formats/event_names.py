@@ -12,6 +12,7 @@ STEP_GLOBAL = f"{STEP}.GLOBAL"
 FORWARD = "Forward"
 BACKWARD = "Backward(post-forward)"
 OPTIMIZER = "Optimizer"
+COMPILED_STEP = "sm_profiler/compiled_step"  # a whole step as one function: its forward and backward cannot be seen
 FORWARD_MODULE = "Forward-SubModuleInternal"
 BACKWARD_MODULE = "Backward-SubModuleInternal"
 
@@ -52,11 +53,15 @@ ALLOCATOR = f"{OWN}allocator"  # counters of the device's caching allocator
 # `fixed_us`, the microseconds that one takes at least on this machine; `step_us`, the length of the steps after it
 # without waiting for a core.
 OPERATORS = f"{OWN}operators"
+# A method of a training callback; name: `Class.method`. A long call is an event of its own, short ones are summed up:
+# `calls`, and the `file` and `line` that define the method.
+CALLBACK = f"{OWN}callback"
+EPOCH = f"{OWN}epoch"  # an epoch of the training, evaluation included; `epoch` is its number
 OBJECTS = f"{OWN}objects"  # growth of Python objects and tensors by type
 THREADS = f"{OWN}threads"  # threads of the process and its libraries
 HANG = f"{OWN}hang"  # the steps stopped: the stacks of all threads
 # Events that describe one occurrence each and carry arguments; the report collects them by phase.
-RECORDED = (PROFILING, SAVE, LOG, COPY, COMPILE, ALLOCATOR, OPERATORS, OBJECTS, THREADS, HANG)
+RECORDED = (PROFILING, SAVE, LOG, COPY, COMPILE, ALLOCATOR, OPERATORS, OBJECTS, THREADS, HANG, CALLBACK, EPOCH)
 SAMPLES = (
     f"{OWN}samples"  # Python stacks of the training thread and the loader's workers, summed up over a second or more
 )

@@ -55,6 +55,9 @@ class FrameworkAdapter:
         """Return whether this process only loads data; it has no steps then."""
         return False
 
+    def step_ending(self) -> None:
+        """React to the end of a step that another adapter marks, before it is recorded, on the training thread."""
+
     def loader_began(self, now_ns: int) -> None:
         """React to the first batch of a new loader iterator."""
 

@@ -153,8 +153,16 @@ class StepTracker:
         if self.owner == owner:
             self.end_step()
             self.owner, self.manual = "", False
-            self._after_optimizer = True
-            self.streams.clear()
+            for stream in self.streams:
+                stream.credits = stream.burst = 0
+            self._after_optimizer, self._after_fetch = True, False
+
+    def waited(self, name: str, wait_ns: int) -> None:
+        """Note that the open step began with waiting for its batches: the wait comes before the step."""
+        if wait_ns > 0 and self.is_open:
+            start, self.step_start = self.step_start, self.step_start + wait_ns
+            if self.keep_phases:
+                self.append((DATALOADER_WAIT, name, start, self.step_start, self.number, None))
 
     # for other threads
 

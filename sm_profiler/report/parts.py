@@ -92,6 +92,9 @@ PARTS: tuple[Part, ...] = (
         "optimizer", "Optimizer", "in the optimizer", "teal", "O", Kind.PHASE, event_names.OPTIMIZER,
         event_names.DEVICE_OPTIMIZER,
     ),
+    Part(
+        "compiled", "Compiled step", "in its compiled function", "blue", "C", Kind.PHASE, event_names.COMPILED_STEP,
+    ),
     Part("declared", "Your own phases", "in phases of its own", "moss", "Y", Kind.DECLARED),
     Part("between", "Between phases", "between its phases", "grey", ".", per_iteration=False),
     Part("evaluation", "Evaluation", "in evaluation", "violet", "E", per_iteration=False),
