@@ -11,7 +11,7 @@ from sm_profiler.printable import printable
 
 
 class Command:
-    """Writes steps, phases, data loading, operators and counters of all processes to one file."""
+    """Writes steps, phases, data loading, operators, GPU streams and counters of all processes to one file."""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the arguments."""
@@ -19,13 +19,23 @@ class Command:
         parser.add_argument(
             "--out", metavar="FILE", required=True, help="trace to write; compressed if the name ends in .gz"
         )
+        parser.add_argument(
+            "--format",
+            choices=["json", "perfetto"],
+            help="trace events as JSON, or Perfetto's protobuf; default: perfetto for .pftrace and .perfetto-trace, else json",
+        )
 
     def run(self, options: Namespace) -> int:
         """Write the trace and print what it holds."""
+        from sm_profiler.report.gpu.discovery import holds_only_traces
+        from sm_profiler.report.gpu.timeline import export_traces
         from sm_profiler.report.timeline_export import export_timeline
         from sm_profiler.source import open_source
 
-        done = export_timeline(open_source(newest_run(options.source)), options.out)
+        if holds_only_traces(options.source):
+            done = export_traces(options.source, options.out, kind=options.format)
+        else:
+            done = export_timeline(open_source(newest_run(options.source)), options.out, kind=options.format)
         error = max(done.clock_error_us.values(), default=None)
         clocks = f"; clocks agree within {error / 1e3:.3g} ms" if error is not None else ""
         left_out = f"; {done.left_out:,} overlapping events left out" if done.left_out else ""
@@ -33,5 +43,7 @@ class Command:
             f"sm-profiler: {done.events:,} events of {done.processes} processes in {printable(options.out)}{clocks}{left_out}",
             file=sys.stderr,
         )
+        for name, shift in done.shift_us.items():
+            print(f"sm-profiler: {printable(name)} is shifted by {shift / 1e3:.3g} ms", file=sys.stderr)
         print("open it at https://ui.perfetto.dev or in chrome://tracing")
         return DONE

@@ -10,7 +10,11 @@ from report_helpers import events, make_job, training
 
 from sm_profiler.cli import main
 from sm_profiler.errors import SourceError
-from sm_profiler.report.timeline_export import MAX_LANES, TimelineWriter, export_timeline
+from sm_profiler.formats.layout import detailed_folder, source_name
+from sm_profiler.report.gpu.timeline import Window, outside
+from sm_profiler.report.timeline_export import export_timeline
+from sm_profiler.report.timeline_writer import MAX_LANES, TimelineWriter
+from sm_profiler.report.trace_sinks import JsonSink
 from sm_profiler.source import open_source
 
 METADATA = {
@@ -92,7 +96,7 @@ def test_checker_rejects_crossing_slices():
 def write(tmp_path, *tables, metadata=()):
     path = tmp_path / "trace.json"
     with path.open("w") as out:
-        writer = TimelineWriter(out, 1.7e15)
+        writer = TimelineWriter(JsonSink(out), 1.7e15)
         for table in tables:
             writer.add_events(table)
         done = writer.finish(list(metadata), "here")
@@ -154,3 +158,41 @@ def test_reports_an_unwritable_path(tmp_path):
     (tmp_path / "dir.json").mkdir()
     with pytest.raises(SourceError, match=r"dir\.json"):
         export_timeline(open_source(tmp_path / "job", cache=False), tmp_path / "dir.json")
+
+
+def of_kind(trace, kind):
+    return [event for event in trace["traceEvents"] if event["ph"] == kind]
+
+
+def test_a_window_of_a_profile_comes_from_its_own_trace(tmp_path):
+    profile = make_job(tmp_path / "job", "--minutes", "1", "--gpus", "1")
+    fresh = open_source(profile, cache=False)
+    at = fresh.first_timestamp_us
+    node = min(fresh.events().node.present())
+    name, _, number = node.rpartition("-")
+    folder = profile / detailed_folder("pytorch", at, 3)
+    folder.mkdir(parents=True)
+    launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 5, "dur": 5}
+    traced = [
+        {**launch, "args": {"correlation": 1}},
+        {**launch, "cat": "kernel", "ts": 20, "args": {"correlation": 1, "stream": 7, "device": 0}},
+    ]
+    content = {"schemaVersion": 1, "baseTimeNanoseconds": int(at) * 1000, "traceEvents": traced}
+    (folder / f"{source_name(number, name)}.trace.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
+    assert main(["merge-timeline", str(profile), "--out", str(tmp_path / "t.json")]) == 0
+    trace = json.loads((tmp_path / "t.json").read_text())
+    (kernels,) = {one["pid"] for one in of_kind(trace, "X") if one["cat"] == "kernel"}
+    names = {one["pid"]: one["args"]["name"] for one in of_kind(trace, "M") if one["name"] == "process_name"}
+    assert names[kernels] == node
+    assert any(one["pid"] == kernels and one["cat"] != "kernel" for one in of_kind(trace, "X"))
+    assert len(of_kind(trace, "f")) == 1
+
+
+def test_operators_of_a_window_are_not_written_twice():
+    made = events([
+        ("cpu_functions", "in", 1.0, 0.1, "algo-1-0", 0), ("cpu_functions", "out", 9.0, 0.1, "algo-1-0", 0),
+        ("cpu_functions", "other", 1.0, 0.1, "algo-2-0", 0), ("Forward", "phase", 1.0, 0.1, "algo-1-0", 0),
+    ])  # fmt: skip
+    at = float(made.start_us.min())
+    kept = outside([Window("algo-1-0", at - 5, at + 1e6)], made)
+    assert {kept.name.values[code] for code in kept.name.codes} == {"out", "other", "phase"}

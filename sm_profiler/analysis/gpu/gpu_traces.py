@@ -87,10 +87,10 @@ class GpuTraces:
         files: list[TraceFile] = []
         by_rank: dict[int, list[KinetoTrace]] = {}
         for number, info in enumerate(infos):
-            trace, outcome = read_kineto(_blocks(storage, info))
+            trace, outcome = read_trace(storage, info)
             files.append(TraceFile(info.key, outcome))
             if outcome.status != REFUSED:
-                by_rank.setdefault(_rank(trace, info.key, number), []).append(trace)
+                by_rank.setdefault(rank_of(trace, info.key, number), []).append(trace)
         if not by_rank:
             raise SourceError(f"{os.fspath(source)} holds no traces of torch.profiler")
         prepare: Callable[[KinetoTrace], KinetoTrace] = (lambda one: one) if last_step else step_spans.without_last_step
@@ -252,7 +252,12 @@ def _blocks(storage: Storage, info: FileInfo) -> Iterator[bytes]:
         yield storage.read(info.key, at, min(at + _BLOCK, info.size))
 
 
-def _rank(trace: KinetoTrace, key: str, number: int) -> int:
+def read_trace(storage: Storage, info: FileInfo) -> tuple[KinetoTrace, Outcome]:
+    """Read one file."""
+    return read_kineto(_blocks(storage, info))
+
+
+def rank_of(trace: KinetoTrace, key: str, number: int) -> int:
     """Return a trace's rank: as the trace names it, else its file; else its number among the files."""
     named = _RANK.search(key.rpartition("/")[2])
     return trace.rank if trace.rank is not None else int(named[1]) if named else number

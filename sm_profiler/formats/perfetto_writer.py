@@ -1,0 +1,201 @@
+"""Write Perfetto's protobuf format: tracks, slices, flows and counters.
+
+A trace is a sequence of packets, so files can be joined end to end. Times are absolute, and tracks are numbered by a hash of
+what they belong to: the parts of such a file line up and do not mix. The published schema is perfetto/trace/perfetto_trace.proto.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any, BinaryIO
+
+_BUFFER = 1 << 20
+_MASK = (1 << 64) - 1
+
+# Numbers of fields, from the schema.
+_PACKET, _CLOCKS, _TIMESTAMP, _SEQUENCE, _EVENT, _INTERNED, _FLAGS, _TRACK = 1, 6, 8, 10, 11, 12, 13, 60
+_TRACK_UUID, _TRACK_NAME, _TRACK_PROCESS, _TRACK_THREAD, _TRACK_PARENT, _TRACK_COUNTER, _TRACK_RANK = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    8,
+    12,
+)
+_TRACK_ORDERING, _EXPLICIT = 11, 3
+_PID, _PROCESS_NAME, _PROCESS_LABELS = 1, 6, 8
+_TID, _THREAD_NAME = 2, 5
+_CATEGORY, _ANNOTATION, _TYPE, _NAME, _UUID, _COUNTER, _FLOW, _FLOW_END = 3, 4, 9, 10, 11, 44, 47, 48
+_BEGIN, _END, _VALUE = 1, 2, 4
+_CATEGORIES, _NAMES, _KEYS = 1, 2, 3
+_CLEARED, _NEEDED = 1, 2
+_BOOTTIME, _REALTIME = 6, 1
+
+
+def varint(number: int) -> bytes:
+    """Encode an unsigned integer; a negative one as 64 bits."""
+    number &= _MASK
+    out = bytearray()
+    while number > 0x7F:  # noqa: PLR2004 - seven bits a byte
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def whole(field: int, number: int) -> bytes:
+    """Encode a field with an integer."""
+    return varint(field << 3) + varint(number)
+
+
+def data(field: int, content: bytes) -> bytes:
+    """Encode a field with bytes: a text or a message."""
+    return varint(field << 3 | 2) + varint(len(content)) + content
+
+
+def text(field: int, content: str) -> bytes:
+    """Encode a field with text."""
+    return data(field, content.encode("utf-8", "replace"))
+
+
+def fixed(field: int, number: int) -> bytes:
+    """Encode a field with an integer of 64 bits."""
+    return varint(field << 3 | 1) + struct.pack("<Q", number & _MASK)
+
+
+def real(field: int, number: float) -> bytes:
+    """Encode a field with a floating-point number."""
+    return varint(field << 3 | 1) + struct.pack("<d", number)
+
+
+class PerfettoSink:
+    """Writes packets; see `report.trace_sinks.TraceSink` for its methods."""
+
+    def __init__(self, out: BinaryIO, origin_ns: int, identity: str) -> None:
+        """Begin a trace.
+
+        Args:
+            out: the file.
+            origin_ns: origin of all times, nanoseconds since the epoch.
+            identity: what sets this trace apart from others that it may be joined with: where its data comes from.
+        """
+        self._out = out
+        self._origin = origin_ns
+        self._identity = identity
+        self._sequence = whole(_SEQUENCE, zlib.crc32(identity.encode("utf-8", "replace")) or 1)
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._tables: dict[int, dict[str, int]] = {_CATEGORIES: {}, _NAMES: {}, _KEYS: {}}
+        self._fresh: list[bytes] = []
+        self._tracks: dict[tuple[int, int], bytes] = {}
+        self._counters: dict[tuple[int, str], bytes] = {}
+        self._processes: dict[int, tuple[int, str, int]] = {}
+        moment = max(origin_ns, 0)
+        clocks = b"".join(data(1, whole(1, clock) + whole(2, moment)) for clock in (_BOOTTIME, _REALTIME))
+        self._packet(whole(_TIMESTAMP, moment) + data(_CLOCKS, clocks) + whole(_FLAGS, _CLEARED))
+
+    def _packet(self, content: bytes) -> None:
+        written = data(_PACKET, content + self._sequence)
+        self._parts.append(written)
+        self._size += len(written)
+        if self._size >= _BUFFER:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._out.write(b"".join(self._parts))
+        self._parts.clear()
+        self._size = 0
+
+    def _hash(self, *what: object) -> int:
+        content = repr((self._identity, *what)).encode("utf-8", "replace")
+        return int.from_bytes(blake2b(content, digest_size=8).digest(), "little") >> 1 or 1
+
+    def _interned(self, table: int, content: str) -> int:
+        """Return the number of a text; the next packet carries it if it is new."""
+        known = self._tables[table]
+        number = known.get(content)
+        if number is None:
+            number = known[content] = len(known) + 1
+            self._fresh.append(data(table, whole(1, number) + text(2, content)))
+        return number
+
+    def _event(self, at: int, content: bytes) -> None:
+        interned = data(_INTERNED, b"".join(self._fresh)) if self._fresh else b""
+        self._fresh.clear()
+        moment = whole(_TIMESTAMP, max(self._origin + at, 0))
+        self._packet(moment + interned + data(_EVENT, content) + whole(_FLAGS, _NEEDED))
+
+    def name_process(self, process: int, name: str, order: int) -> None:
+        """Describe a process's track."""
+        self._processes[process] = self._hash(name) & 0x3FFFFFFF or 1, name, order
+        self._describe(process)
+
+    def label_process(self, process: int, label: str) -> None:
+        """Describe a process's track again, with a note."""
+        self._describe(process, label)
+
+    def _describe(self, process: int, label: str = "") -> None:
+        pid, name, order = self._processes[process]
+        about = whole(_PID, pid) + text(_PROCESS_NAME, name) + (text(_PROCESS_LABELS, label) if label else b"")
+        track = whole(_TRACK_UUID, self._hash(name)) + data(_TRACK_PROCESS, about) + whole(_TRACK_RANK, order)
+        self._packet(data(_TRACK, track + whole(_TRACK_ORDERING, _EXPLICIT)))
+
+    def name_thread(self, process: int, thread: int, name: str, order: int) -> None:
+        """Describe the track of a lane."""
+        pid, owner, _ = self._processes[process]
+        number = self._hash(owner, thread)
+        about = whole(_PID, pid) + whole(_TID, number & 0x3FFFFFFF or 1) + text(_THREAD_NAME, name)
+        track = whole(_TRACK_UUID, number) + whole(_TRACK_PARENT, self._hash(owner)) + whole(_TRACK_RANK, order)
+        self._packet(data(_TRACK, track + data(_TRACK_THREAD, about)))
+        self._tracks[process, thread] = whole(_UUID, number)
+
+    def slice(  # noqa: PLR0913, PLR0917 - one argument a field
+        self,
+        process: int,
+        thread: int,
+        name: str,
+        category: str,
+        start: int,
+        length: int,
+        args: Mapping[str, int | float | str],
+        flow: int,
+    ) -> None:
+        """Write the begin and the end of a slice."""
+        track = self._tracks[process, thread]
+        content = [whole(_TYPE, _BEGIN), track, whole(_NAME, self._interned(_NAMES, name))]
+        content.append(whole(_CATEGORY, self._interned(_CATEGORIES, category)))
+        content += [
+            data(_ANNOTATION, whole(1, self._interned(_KEYS, key)) + _value(value)) for key, value in args.items()
+        ]
+        if flow:
+            content.append(fixed(_FLOW if flow > 0 else _FLOW_END, self._hash("flow") + abs(flow)))
+        self._event(start, b"".join(content))
+        self._event(start + length, whole(_TYPE, _END) + track)
+
+    def counter(self, process: int, name: str, at: int, values: Mapping[str, int | float | str]) -> None:
+        """Write the values of a counter, each on a track of its own."""
+        for key, value in values.items():
+            title = name if key in ("", "value") else f"{name}: {key}"
+            track = self._counters.get((process, title))
+            if track is None:
+                owner = self._processes[process][1]
+                number = self._hash(owner, "counter", title)
+                about = whole(_TRACK_UUID, number) + whole(_TRACK_PARENT, self._hash(owner)) + text(_TRACK_NAME, title)
+                self._packet(data(_TRACK, about + data(_TRACK_COUNTER, b"")))
+                track = self._counters[process, title] = whole(_UUID, number)
+            self._event(at, whole(_TYPE, _VALUE) + track + real(_COUNTER, float(value)))
+
+    def close(self, about: Mapping[str, Any]) -> None:  # noqa: ARG002 - the format has no place for such facts
+        """Write what is left."""
+        self._flush()
+
+
+def _value(value: float | str) -> bytes:
+    """Encode the value of an annotation."""
+    if isinstance(value, str):
+        return text(6, value)
+    return real(5, value) if isinstance(value, float) else whole(4, value)
