@@ -23,6 +23,7 @@ import attrs
 
 from sm_profiler.formats.event_names import OBJECTS
 from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.holders import lines_adding_to
 from sm_profiler.hook.recorder import memory
 from sm_profiler.hook.steps import Record
 
@@ -32,7 +33,10 @@ GROWTH_SHARE = 0.1  # of the memory, likewise
 MAX_COUNTS = 3
 MAX_BLOCKS = 2_000_000  # blocks of Python's allocator; a process with more is not counted
 MAX_TYPES = 8  # reported
-LONG = 100  # elements from which a list is compared
+LONG = 8  # elements from which a list is compared
+CANDIDATES = 20  # lists that have grown most, whose last elements are measured
+MAX_DEPTH, MAX_ELEMENTS = 3, 20  # of an element that is a container
+POINTER = 8  # bytes, of an object of unknown size
 
 
 @attrs.frozen
@@ -95,19 +99,26 @@ class Objects(Collector):
         if first is None:
             self._first = found
             return
+        text, lines = "", list[tuple[str, int, str]]()
+        if grown is not None:
+            holder, lines = lines_adding_to(grown)
+            text = _describe(grown, holder, first.lengths[id(grown)])
+            del grown
         more = Counter({kind: count - first.types.get(kind, 0) for kind, count in found.types.items()})
         args: dict[str, Any] = {
             "types": {_name(kind): count for kind, count in more.most_common(MAX_TYPES) if count > 0},
             "tensor_bytes": found.tensor_bytes - first.tensor_bytes,
             "tensors_in_graphs": found.tensors_in_graphs - first.tensors_in_graphs,
         }
-        if grown:
-            args["container"] = grown
+        if text:
+            args["container"] = text
+        if lines:
+            args["lines"] = lines
         self._append((OBJECTS, "objects", began, self._clock(), -1, args))
 
 
-def census(before: dict[int, int]) -> tuple[Census, str]:
-    """Count all objects, and describe the list or dict that has grown most since `before`."""
+def census(before: dict[int, int]) -> tuple[Census, Any]:
+    """Count all objects, and find the list or dict that has gained most since `before`, None if none has grown."""
     types = Counter(map(type, gc.get_objects()))
     kinds = {kind for kind in types if f"{kind.__module__}.{kind.__qualname__}" in TENSORS}
     size = in_graphs = 0
@@ -120,9 +131,36 @@ def census(before: dict[int, int]) -> tuple[Census, str]:
     del containers
     lengths = {id(one): len(one) for one in long}
     known = [one for one in long if lengths[id(one)] > before.get(id(one), sys.maxsize)]
-    grown = max(known, key=lambda one: lengths[id(one)] - before[id(one)], default=None)
-    text = "" if grown is None else _describe(grown, lengths[id(grown)], before[id(grown)])
-    return Census(types, size, in_graphs, lengths), text
+    del long
+    known.sort(key=lambda one: before[id(one)] - lengths[id(one)])
+    grown = max(known[:CANDIDATES], key=lambda one: _weight(one, lengths[id(one)] - before[id(one)]), default=None)
+    return Census(types, size, in_graphs, lengths), grown
+
+
+def _weight(container: Any, gained: int) -> tuple[bool, int]:
+    """Return what rates how much a container has gained: whether it holds graphs, and bytes."""
+    graphs, size = _held(_last(container), MAX_DEPTH)
+    return graphs, gained * size
+
+
+def _held(one: Any, depth: int) -> tuple[bool, int]:
+    """Return whether something holds tensors with their graphs, and about how many bytes it holds."""
+    kind = type(one)
+    if kind in (list, tuple, dict) and depth and one:
+        each = list(one.values() if kind is dict else one)
+        found = [_held(inner, depth - 1) for inner in each[-MAX_ELEMENTS:]]
+        return any(graphs for graphs, _ in found), sum(size for _, size in found) * len(each) // len(found)
+    if f"{kind.__module__}.{kind.__qualname__}" in (*TENSORS, "numpy.ndarray"):
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            return not getattr(one, "is_leaf", True), int(one.nbytes)
+    return False, POINTER
+
+
+def _last(container: Any) -> Any:
+    try:
+        return container[-1] if isinstance(container, list) else container[next(reversed(container))]
+    except (IndexError, KeyError, StopIteration, RuntimeError):
+        return None
 
 
 TENSORS = ("torch.Tensor", "torch.nn.parameter.Parameter")
@@ -134,18 +172,12 @@ def _of(kinds: set[type]) -> Any:
     return compress(found, map(kinds.__contains__, map(type, found)))
 
 
-def _describe(container: Any, length: int, before: int) -> str:
+def _describe(container: Any, holder: str, before: int) -> str:
     """Return what a container is called and holds, such as `list history in __main__: 100 → 900 elements of Tensor`."""
-    try:
-        last = container[-1] if isinstance(container, list) else container[next(reversed(container))]
-    except (IndexError, KeyError, StopIteration, RuntimeError):
-        last = None
-    name = ""
-    for module_name, module in list(sys.modules.items()):
-        for key, value in list(getattr(module, "__dict__", {}).items()):
-            if value is container:
-                name = f" {key} in {module_name}"
-    return f"{type(container).__name__}{name}: {before:,} → {length:,} elements of {_name(type(last))}"
+    name = f" {holder}" if holder else ""
+    return (
+        f"{type(container).__name__}{name}: {before:,} → {len(container):,} elements of {_name(type(_last(container)))}"
+    )
 
 
 def _name(kind: type) -> str:

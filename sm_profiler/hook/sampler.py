@@ -235,7 +235,8 @@ class Sampler(Collector):
             for key, seconds, count in source.read():
                 tally.add(key, seconds, count)
         if tally:
-            self._append((SAMPLES, "samples", now_ns, now_ns, -1, to_args(tally.take())))
+            args = {"seconds": round((now_ns - self._written_ns) / 1e9, 3), **to_args(tally.take())}
+            self._append((SAMPLES, "samples", now_ns, now_ns, -1, args))
         self._written_ns = now_ns
 
 

@@ -10,8 +10,9 @@ from markupsafe import Markup
 
 from sm_profiler._version import __version__
 from sm_profiler.report import parts
+from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, percent
-from sm_profiler.report.model import Location
+from sm_profiler.report.model import Finding, Location
 from sm_profiler.report.sample_fold import Place, Sampled, Samples
 from sm_profiler.report.svg import element, shorten
 
@@ -75,6 +76,13 @@ def short_file(file: str) -> str:
 def at_line(location: Location | Place) -> str:
     """Return a place as `train.py:83`."""
     return f"{short_file(location.file)}:{location.line}"
+
+
+def part_of(finding: Finding, location: Location) -> str:
+    """Return what a line has to do with a finding: `41 % of the lost time`."""
+    if finding.kind is Class.MEMORY_GROWTH:
+        return "adds to what grows"
+    return f"{percent(location.share)} of the lost time"
 
 
 def graphs(samples: Samples) -> list[Graph]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sm_profiler.report.flame import at_line
-from sm_profiler.report.formatting import percent
+from sm_profiler.report.flame import at_line, part_of
 from sm_profiler.report.gains import gain_sentence
 from sm_profiler.report.model import Finding, Report
 from sm_profiler.report.svg import clean, shorten
@@ -42,10 +41,7 @@ def _plain(text: str) -> str:
 
 def _where(finding: Finding) -> str:
     """Return the lines of code behind a finding, as a list."""
-    lines = [
-        f"- {_plain(at_line(one))} in {_plain(one.function)}: {percent(one.share)} of the lost time"
-        for one in finding.where
-    ]
+    lines = [f"- {_plain(at_line(one))} in {_plain(one.function)}: {part_of(finding, one)}" for one in finding.where]
     return "\n\n**Where:**\n\n" + "\n".join(lines) if lines else ""
 
 

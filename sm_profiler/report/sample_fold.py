@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,10 @@ MAX_NAMES = 100_000  # texts of source lines
 MAX_TEXT = 400  # characters of a file, a function or a line
 MAX_PLACES = 64
 MAX_SECONDS = 1e6  # of one stack in one event; more is damage
+SPAN = 1 << 19  # microseconds of the shortest spans over which a line's time is kept
+MAX_PERIOD = 3600.0  # seconds that one event covers
+MAX_SPANS = 128  # of a process; longer jobs have longer spans
+MAX_LINES = 500  # of a process whose time is kept by span, those with the most
 
 
 @attrs.frozen
@@ -58,6 +63,7 @@ class _Args(msgspec.Struct):
 
     frames: list[tuple[str, int, str]] = []
     lines: list[str] = []
+    seconds: float = 0.0
     stacks: list[tuple[str, int, float, int, str, list[int]]] = []
 
 
@@ -72,10 +78,12 @@ class Samples:
     Attributes:
         stacks: the stacks, those with the most time first.
         sources: (file, line) → text of the line as it ran.
+        course: process → time of the innermost lines over the course of the job.
     """
 
     stacks: tuple[Sampled, ...] = ()
     sources: dict[tuple[str, int], str] = attrs.field(factory=dict)
+    course: dict[str, Course] = attrs.field(factory=dict)
 
     def source(self, place: Place) -> str:
         """Return the text of a line, or "" if it is unknown."""
@@ -121,14 +129,76 @@ def _stacks(args: _Args, places: list[Place]) -> Iterator[Stack]:
         yield Stack(_text(phase), bool(long), _text(leaf), stack, round(milliseconds * 1e3), count)
 
 
+@attrs.define
+class Course:
+    """Time of lines in consecutive spans of a job.
+
+    Spans become twice as long whenever there are too many, so the order of the events makes no difference.
+
+    Attributes:
+        width: microseconds of a span.
+        first, last: numbers of the first and the last span with samples.
+        lines: (phase, line) → number of the span → microseconds and samples.
+    """
+
+    width: int = SPAN
+    first: int = sys.maxsize
+    last: int = -sys.maxsize
+    lines: dict[tuple[str, Place], dict[int, tuple[int, int]]] = attrs.field(factory=dict)
+
+    def add(self, key: tuple[str, Place], at_us: int, spent: int, count: int) -> None:
+        """Add samples of a line at a moment."""
+        self._add_span(key, at_us // self.width, (spent, count))
+
+    def merge(self, other: Course) -> None:
+        """Add the lines of another part of the job."""
+        while self.width < other.width:
+            self._widen()
+        times = self.width // other.width
+        for key, spans in other.lines.items():
+            for number, span in spans.items():
+                self._add_span(key, number // times, span)
+
+    def bound(self) -> None:
+        """Widen the spans, and drop the lines with the least time, until there are not too many."""
+        while self.last - self.first >= MAX_SPANS:
+            self._widen()
+        if len(self.lines) > 2 * MAX_LINES:
+            total = {key: sum(spent for spent, _ in spans.values()) for key, spans in self.lines.items()}
+            kept = sorted(total, key=lambda key: (-total[key], str(key)))[:MAX_LINES]
+            self.lines = {key: self.lines[key] for key in kept}
+
+    def _widen(self) -> None:
+        narrow, self.lines = self.lines, {}
+        self.width *= 2
+        self.first, self.last = self.first // 2, self.last // 2
+        for key, spans in narrow.items():
+            for number, span in spans.items():
+                self._add_span(key, number // 2, span)
+
+    def _add_span(self, key: tuple[str, Place], number: int, more: tuple[int, int]) -> None:
+        self.first, self.last = min(self.first, number), max(self.last, number)
+        spans = self.lines.setdefault(key, {})
+        spent, count = spans.get(number, (0, 0))
+        spans[number] = spent + more[0], count + more[1]
+
+    def within(self, start: float, end: float) -> Iterable[tuple[str, Place, float, int]]:
+        """Yield phase, line, seconds and samples of the spans whose middle lies between two moments."""
+        for (phase, place), spans in self.lines.items():
+            found = [one for number, one in spans.items() if start <= (number + 0.5) * self.width / 1e6 < end]
+            if found:
+                yield phase, place, sum(spent for spent, _ in found) / 1e6, sum(count for _, count in found)
+
+
 class SampleFold:
-    """Collects stacks; memory is bounded by processes and MAX_STACKS."""
+    """Collects stacks; memory is bounded by processes, MAX_STACKS, MAX_LINES and MAX_SPANS."""
 
     def __init__(self) -> None:
         self._sums: dict[
             str, dict[_Key, list[int]]
         ] = {}  # microseconds, so that sums do not depend on the order; samples
         self._sources: dict[tuple[str, int], str] = {}
+        self._course: dict[str, Course] = {}
 
     def update(self, window: EventWindow) -> None:
         """Add the events of one window."""
@@ -137,23 +207,27 @@ class SampleFold:
         if not found.any():
             return
         rows = events[found]
-        for node, code in zip(rows.node.codes, rows.args.codes, strict=True):
+        for node, code, at_us in zip(rows.node.codes, rows.args.codes, rows.start_us.tolist(), strict=True):
             args = _decode(rows.args.values[code])
-            if args is not None:
-                self._add_event(rows.node.values[node], args)
+            if args is not None and math.isfinite(at_us):
+                self._add_event(rows.node.values[node], args, at_us)
 
-    def _add_event(self, process: str, args: _Args) -> None:
+    def _add_event(self, process: str, args: _Args, at_us: float) -> None:
         places = _places(args)
         for place, text in zip(places, args.lines, strict=False):
             if text and len(self._sources) < MAX_NAMES:
                 self._sources[place.file, place.line] = _text(text)
-        sums = self._sums.setdefault(process, {})
+        sums, course = self._sums.setdefault(process, {}), self._course.setdefault(process, Course())
+        middle_us = round(at_us - (min(args.seconds, MAX_PERIOD) if args.seconds > 0 else 0.0) / 2 * 1e6)
         for one in _stacks(args, places):
             _add(sums, (one.phase, one.long, one.leaf, one.places), one.microseconds, one.count)
+            if one.places:
+                course.add((one.phase, one.places[-1]), middle_us, one.microseconds, one.count)
         self._bound(process)
 
     def _bound(self, process: str) -> None:
         sums = self._sums[process]
+        self._course[process].bound()
         if len(sums) <= 2 * MAX_STACKS:
             return
         ranked = sorted(sums.items(), key=lambda item: (-item[1][0], str(item[0])))
@@ -166,6 +240,7 @@ class SampleFold:
         """Add the events of a fold of other minutes or nodes."""
         for process, theirs in other._sums.items():
             sums = self._sums.setdefault(process, {})
+            self._course.setdefault(process, Course()).merge(other._course[process])
             for key, (spent, count) in theirs.items():
                 _add(sums, key, spent, count)
             self._bound(process)
@@ -175,7 +250,7 @@ class SampleFold:
 
     def result(self) -> Samples:
         """Return all stacks."""
-        return Samples(tuple(sorted(self._each(), key=_rank)), dict(self._sources))
+        return Samples(tuple(sorted(self._each(), key=_rank)), dict(self._sources), copy.deepcopy(self._course))
 
     def _each(self) -> Iterable[Sampled]:
         for process, sums in self._sums.items():

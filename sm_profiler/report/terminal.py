@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from sm_profiler.printable import printable
 from sm_profiler.report.classes import Class
-from sm_profiler.report.flame import at_line
+from sm_profiler.report.flame import at_line, part_of
 from sm_profiler.report.formatting import duration, in_unit, percent
 from sm_profiler.report.gains import gain_sentence
 from sm_profiler.report.gpu.section import parts_of as gpu_parts
@@ -35,7 +35,7 @@ def terminal_summary(report: Report, colour: bool = False, *, width: int | None 
     mood = "good" if main.kind.is_healthy else "open" if main.kind is Class.INCONCLUSIVE else "bad"
     code = f"\x1b[{_MOODS[mood]}m{main.kind.value}\x1b[0m" if colour else main.kind.value
     lines = [f"{code}  {main.kind.label} ({main.confidence} confidence)", *_wrap(main.headline, width)]
-    lines += [shorten(printable(f"  {_location(one)}"), width) for one in main.where[:MAX_PLACES]]
+    lines += [shorten(printable(f"  {_location(main, one)}"), width) for one in main.where[:MAX_PLACES]]
     lines += _wrap(gain_sentence(main.gain), width)
     lines += _bar(report, width, colour=colour)
     lines += [shorten(printable(f"  {_evidence(one)}"), width) for one in main.evidence[:3]]
@@ -64,9 +64,9 @@ def _share(finding: Finding) -> str:
     return f"{percent(finding.share_of_time)}{of_job} " if finding.share_of_time > 0 else ""
 
 
-def _location(one: Location) -> str:
+def _location(finding: Finding, one: Location) -> str:
     rank = f" on {one.rank}" if one.rank else ""
-    return f"{at_line(one)} in {shorten(one.function, 40)}{rank} \N{EM DASH} {percent(one.share)} of the lost time"
+    return f"{at_line(one)} in {shorten(one.function, 40)}{rank} \N{EM DASH} {part_of(finding, one)}"
 
 
 def _evidence(one: Evidence) -> str:

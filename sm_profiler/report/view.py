@@ -10,7 +10,7 @@ from sm_profiler.report import charts
 from sm_profiler.report.blocks import Picture
 from sm_profiler.report.charts import ChartPart
 from sm_profiler.report.classes import Class
-from sm_profiler.report.flame import at_line
+from sm_profiler.report.flame import at_line, part_of
 from sm_profiler.report.formatting import duration, in_unit, percent, plural, size
 from sm_profiler.report.gains import gain_sentence
 from sm_profiler.report.gpu import section as gpu_section
@@ -41,7 +41,7 @@ def finding_view(finding: Finding) -> dict[str, Any]:
                 "function": shorten(one.function, 60),
                 "rank": shorten(one.rank, 40),
                 "phase": shorten(one.phase, 40),
-                "share": percent(one.share),
+                "part": part_of(finding, one),
                 "source": shorten(one.source, 160),
             }
             for one in finding.where

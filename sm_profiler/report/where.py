@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
@@ -13,7 +14,7 @@ from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
 from sm_profiler.report.job_metrics import JobMetrics, Rank
 from sm_profiler.report.model import Finding, Location, Verdict
-from sm_profiler.report.sample_fold import Place, Sampled
+from sm_profiler.report.sample_fold import Place, Sampled, Samples
 
 MAX_LOCATIONS = 5
 
@@ -21,6 +22,7 @@ MAX_LOCATIONS = 5
 WAIT, WORKER = "wait", "worker"
 BESIDE_THE_LOOP = ("start", "end", "gc", WORKER, "evaluation")
 STEPS = ("forward", "backward", "optimizer")
+COLLECTIVES = re.compile(r"^(torch\.distributed|horovod|smdistributed|deepspeed\.comm)\b")  # innermost functions
 Weights: TypeAlias = Mapping[Place, float]
 
 
@@ -91,11 +93,33 @@ def with_locations(verdict: Verdict, metrics: JobMetrics) -> Verdict:
     """Return the verdict with the lines behind each finding; lines that a judge found itself stay."""
     if not metrics.samples.stacks:
         return verdict
+    shown = _Shown.of(metrics.samples)
     main, *also = (
-        finding if finding.where else attrs.evolve(finding, where=locate(finding, metrics))
+        attrs.evolve(finding, where=tuple(map(shown.location, finding.where)) or locate(finding, metrics))
         for finding in (verdict.main, *verdict.also)
     )
     return attrs.evolve(verdict, main=main, also=tuple(also))
+
+
+@attrs.frozen
+class _Shown:
+    """Lines as the sampler shows them: below the working folder relative to it, and with their source."""
+
+    names: Mapping[str, str]  # name of a file without its folder → as shown; "" if several have it
+    samples: Samples
+
+    @classmethod
+    def of(cls, samples: Samples) -> _Shown:
+        names: dict[str, str] = {}
+        for file, _ in samples.sources:
+            last = file.rpartition("/")[2]
+            names[last] = file if names.get(last, file) == file else ""
+        return cls(names, samples)
+
+    def location(self, one: Location) -> Location:
+        shown = self.names.get(one.file.rpartition("/")[2], "")
+        file = shown if shown and one.file.endswith(f"/{shown}") else one.file
+        return attrs.evolve(one, file=file, source=one.source or self.samples.sources.get((file, one.line), ""))
 
 
 def locate(finding: Finding, metrics: JobMetrics) -> tuple[Location, ...]:
@@ -117,14 +141,14 @@ def _outside_phases(one: Sampled) -> bool:
     return _in_loop(one) and one.phase not in (WAIT, *STEPS)
 
 
+def lines_of_samples(metrics: JobMetrics, keep: Callable[[Sampled], bool]) -> tuple[Location, ...]:
+    """Return the lines with the most time among some samples."""
+    lines = Lines.of(one for one in metrics.samples.stacks if keep(one))
+    return lines.locations(lines.weights(), metrics)
+
+
 def _time(of: Callable[[Sampled], bool]) -> Callable[[Finding, JobMetrics], tuple[Location, ...]]:
-    """Return a search for the lines with the most time among some samples."""
-
-    def find(_finding: Finding, metrics: JobMetrics) -> tuple[Location, ...]:
-        lines = Lines.of(one for one in metrics.samples.stacks if of(one))
-        return lines.locations(lines.weights(), metrics)
-
-    return find
+    return lambda _finding, metrics: lines_of_samples(metrics, of)
 
 
 def _phase(*names: str) -> Callable[[Finding, JobMetrics], tuple[Location, ...]]:
@@ -182,6 +206,35 @@ def _excess(samples: list[Sampled], rank: Rank) -> tuple[Lines, Weights]:
     return long, {place: seconds - scale * spent.get(place, 0.0) for place, seconds in long.weights().items()}
 
 
+def lines_since(metrics: JobMetrics, rank: Rank, moment: float) -> tuple[Location, ...]:
+    """Return the lines on which a rank's steps spend more time from a moment on than before it."""
+    course, starts = metrics.samples.course.get(rank.name), rank.iterations.start
+    if course is None:
+        return ()
+    before, after = ((rank.start, moment), (moment, rank.end))
+    steps = [max(int(((starts >= first) & (starts < last)).sum()), 1) for first, last in (before, after)]
+    early: Counter[Place] = Counter()
+    for phase, place, seconds, _ in course.within(*before):
+        if phase not in BESIDE_THE_LOOP or phase == WORKER:
+            early[place] += seconds  # type: ignore[assignment] # counts of time
+    late = [
+        Sampled(rank.name, phase, long=False, places=(place,), leaf="", seconds=seconds, count=count)
+        for phase, place, seconds, count in course.within(*after)
+        if phase not in BESIDE_THE_LOOP or phase == WORKER
+    ]
+    if any(one.phase == WORKER for one in late):  # a wait for workers is what its workers did
+        late = [one for one in late if one.phase != WAIT]
+    lines = Lines.of(late)
+    grown = {place: seconds - early[place] * steps[1] / steps[0] for place, seconds in lines.weights().items()}
+    return lines.locations(grown, metrics)
+
+
+def _communication(_finding: Finding, metrics: JobMetrics) -> tuple[Location, ...]:
+    """Find the calls of collectives; without any, the backward pass, which runs them for its gradients."""
+    found = lines_of_samples(metrics, lambda one: _in_loop(one) and COLLECTIVES.search(one.leaf) is not None)
+    return found or lines_of_samples(metrics, lambda one: one.phase == "backward")
+
+
 def _collections(_finding: Finding, metrics: JobMetrics) -> tuple[Location, ...]:
     """Find the lines that caused collections; each was noted, so that one is enough."""
     lines = Lines.of(one for one in metrics.samples.stacks if one.phase == "gc")
@@ -217,4 +270,6 @@ _BY_CLASS: dict[Class, Callable[[Finding, JobMetrics], tuple[Location, ...]]] = 
     Class.STRAGGLER: _straggler,
     Class.MOVING_STRAGGLER: _time(lambda one: _in_loop(one) and one.phase != "backward"),  # in which ranks meet
     Class.GC_OUT_OF_PHASE: _collections,
+    Class.COMMUNICATION_BOUND: _communication,
+    Class.SLOW_STORAGE: _input,
 }

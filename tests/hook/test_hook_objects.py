@@ -23,7 +23,7 @@ def test_names_what_grows(monkeypatch):
     records, resident = [], [100_000_000]
     collector = Objects(records.append, resident=lambda: resident[0])
     weight = torch.ones(250_000, requires_grad=True)
-    history.extend(Sample() for _ in range(objects.LONG))
+    history.extend(Sample() for _ in range(100))
     for _ in range(objects.WARM_UP):
         collector.beat()
     resident[0] += 60_000_000
@@ -46,7 +46,7 @@ def test_names_what_grows(monkeypatch):
 
 def test_counts_rarely_and_not_in_huge_processes(monkeypatch):
     counts, resident = [], [100_000_000]
-    monkeypatch.setattr(objects, "census", lambda before: counts.append(before) or (objects.Census({}, 0, 0, {}), ""))
+    monkeypatch.setattr(objects, "census", lambda before: counts.append(before) or (objects.Census({}, 0, 0, {}), None))
     collector = Objects(lambda _: None, resident=lambda: resident[0])
     monkeypatch.setattr(sys, "getallocatedblocks", lambda: objects.MAX_BLOCKS + 1)
     for _ in range(5):

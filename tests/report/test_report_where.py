@@ -4,11 +4,12 @@ import json
 import random
 
 import attrs
+import numpy as np
 import pytest
-from report_helpers import FakeWindow, events, system, training, verdict_of
+from report_helpers import START_S, FakeWindow, events, system, training, verdict_of
 
 from sm_profiler.report.classes import Class
-from sm_profiler.report.sample_fold import MAX_STACKS, Place, SampleFold
+from sm_profiler.report.sample_fold import MAX_SPANS, MAX_STACKS, Place, SampleFold
 
 SAMPLES = "sm_profiler/samples"
 
@@ -115,6 +116,63 @@ def test_a_straggler_names_the_lines_on_which_it_differs():
     assert verdict.main.where[0].rank == "algo-1-2"
 
 
+def test_a_declared_phase_names_the_lines_inside_it():
+    rows = training(200, outside=0.006)
+    for number in range(200):
+        rows.append(("augment", "augment", 1.0101 + 0.016 * number, 0.0055, "algo-1-0", number, {"declared": True}))
+    rows.append(sampled(("augment", 0, 3, 61), ("augment", 0, 1, 62), ("outside", 0, 9, 50), ("other", 0, 9, 70)))
+    found = where(verdict_of(rows), Class.USER_PHASE)
+    assert [one[:3] for one in found] == [("train.py", 61, 0.75), ("train.py", 62, 0.25)]
+
+
+def fading_rows(*more, slow=0.02):
+    """Return a loop whose steps take `slow` seconds longer from its middle on, and samples of each second."""
+    rows, now = [], 1.0
+    for number in range(400):
+        forward = 0.003 + (slow if number >= 200 else 0)
+        rows += training(1, forward=forward, at=now, number=number)
+        now += forward + 0.0072
+    change = 1 + 200 * 0.0102
+    for second in range(1, int(now) + 1):
+        late, usual = ([("forward", 0, 0.6, 66), *more], 0.06) if second > change else ([], 0.2)
+        rows.append(sampled(("forward", 0, usual, 30), ("backward", 0, usual, 31), *late, at=float(second)))
+    return rows
+
+
+def test_a_loop_that_becomes_slow_names_what_its_steps_did_not_do_before():
+    assert where(verdict_of(fading_rows()), Class.FAIL_SLOW) == [("train.py", 66, 1.0, "forward")]
+
+
+def test_a_slow_loop_that_waits_for_workers_names_their_lines():
+    rows = fading_rows(("wait", 0, 0.9, 17), ("worker", 0, 0.9, 80), ("end", 0, 0.9, 99), ("gc", 0, 0.9, 98))
+    assert [one[1] for one in where(verdict_of(rows), Class.FAIL_SLOW)] == [80, 66]
+
+
+def test_collectives_name_their_calls_or_the_backward_pass():
+    def rows_with(*stacks):
+        rows = training(200, backward=0.001, outside=0.001)
+        rows += [("NcclManager", "allreduce", 1.0002 + 0.0102 * step, 0.008, "algo-1-0", step) for step in range(200)]
+        args = {"frames": [["train.py", 40, "main"], ["train.py", 41, "main"]], "lines": [], "stacks": list(stacks)}
+        return [*rows, (SAMPLES, "samples", 2.0, 0.0, "algo-1-0", -1, args)]
+
+    called = rows_with(
+        ["outside", 0, 3000, 45, "torch.distributed.all_reduce", [0]], ["backward", 0, 3000, 45, "", [1]]
+    )
+    assert [one[1] for one in where(verdict_of(called), Class.COMMUNICATION_BOUND)] == [40]
+    hidden = rows_with(["forward", 0, 3000, 45, "", [0]], ["backward", 0, 3000, 45, "torch.autograd.backward", [1]])
+    assert [one[1] for one in where(verdict_of(hidden), Class.COMMUNICATION_BOUND)] == [41]
+
+
+def test_growth_names_the_lines_that_add_to_what_grows():
+    seconds = START_S + 1 + np.arange(0, 20.0)
+    lines = [["/job/data/train.py", 36, "train"], ["x", "y", "z"], 7]
+    objects = ("sm_profiler/objects", "objects", 9.0, 0.1, "algo-1-0", -1, {"types": {}, "lines": lines})
+    rows = [*training(2000), objects, sampled(("forward", 0, 3, 36, "data/train.py", "train"))]
+    verdict = verdict_of(rows, memory={"algo-1-0": (seconds, 1e9 + 4e7 * np.arange(20))})
+    (line,) = verdict.main.where
+    assert (line.file, line.line, line.function, line.source) == ("data/train.py", 36, "train", "source of line 36")
+
+
 @pytest.mark.parametrize("stacks", [(), (("wait", 0, 0.1, 12),), (("forward", 0, 9, 12),)])
 def test_without_useful_samples_a_finding_has_no_line(stacks):
     rows = training(200, wait=0.02)
@@ -143,6 +201,23 @@ def test_folds_merge_in_any_order():
     second.merge(first)
     assert second.result() == whole
     assert whole.source(Place("train.py", 3, "main")) == "source of line 3"
+
+
+def test_the_course_of_a_long_job_is_kept_in_wider_spans():
+    fold, whole = SampleFold(), SampleFold()
+    rows = [sampled(("wait", 0, 0.5, 12), at=float(at)) for at in range(1, 5000, 7)]
+    for part in (rows[400:], rows[:400]):
+        other = SampleFold()
+        other.update(FakeWindow(0, events(part), system([])))
+        fold.merge(other)
+    whole.update(FakeWindow(0, events(rows), system([])))
+    assert fold.result() == whole.result()
+    course = fold.result().course["algo-1-0"]
+    assert course.last - course.first < MAX_SPANS
+    ((phase, place, seconds, _),) = course.within(0.0, 1e10)
+    assert (phase, place.line, seconds) == ("wait", 12, pytest.approx(len(rows) / 2))
+    ((*_, seconds, _),) = course.within(0.0, START_S + 2500.0)
+    assert seconds == pytest.approx(len(rows) / 4, rel=0.05)
 
 
 def test_memory_is_bounded_and_the_total_is_kept():

@@ -12,6 +12,7 @@ from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.report.judges.job import start_allowance
 from sm_profiler.report.judges.judge_context import JudgeContext
 from sm_profiler.report.model import Evidence, Finding
+from sm_profiler.report.where import lines_of_samples
 
 Span = tuple[float, float]
 BUSY = (SAVE, LOG, COMPILE, PROFILING)  # records of something that happens between steps
@@ -48,6 +49,9 @@ def judge_idle(context: JudgeContext) -> Finding | None:
         share,
         of="job",
         confidence="high" if share >= policy.CLEARLY * policy.IDLE and cores is not None else "medium",
+        where=lines_of_samples(
+            metrics, lambda one: one.phase == "end" if tail >= paused else one.long and one.phase == "outside"
+        ),
     )
 
 

@@ -12,7 +12,7 @@ from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, percent, size
 from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.report.judges.judge_context import JudgeContext
-from sm_profiler.report.judges.objects import grown_objects
+from sm_profiler.report.judges.objects import growing_lines, grown_objects
 from sm_profiler.report.model import Evidence, Finding
 from sm_profiler.report.startup import ADVICE, before_profile, in_first_steps, largest, start_parts
 
@@ -194,6 +194,7 @@ def _process_memory(context: JudgeContext) -> Finding | None:
         "histories in callbacks. tracemalloc, or torch.cuda.memory_summary() on a GPU, shows what holds them.",
         _weight(left),
         confidence=context.confidence(growth.slope, policy.GROWTH_SIGMAS * growth.error),
+        where=growing_lines(context, name),
     )
 
 

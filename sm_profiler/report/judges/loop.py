@@ -14,6 +14,7 @@ from sm_profiler.report.job_metrics import Rank
 from sm_profiler.report.judges.judge_context import JudgeContext, declared_shares, mean_or_none
 from sm_profiler.report.model import Evidence, Finding
 from sm_profiler.report.svg import shorten
+from sm_profiler.report.where import lines_of_samples
 
 MAX_NAME = 40  # of a phase, in a sentence
 
@@ -84,6 +85,7 @@ def judge_declared(context: JudgeContext) -> Finding | None:
         confidence=context.confidence(
             share, policy.USER_PHASE, error=context.share_error(lambda one: one.iterations.of(parts.DECLARED))
         ),
+        where=lines_of_samples(context.metrics, lambda one: one.phase == name),
     )
 
 

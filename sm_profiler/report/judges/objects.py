@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from sm_profiler.formats import event_names
+from sm_profiler.printable import printable
 from sm_profiler.report import policy
 from sm_profiler.report.judges.judge_context import JudgeContext
-from sm_profiler.report.model import Evidence
+from sm_profiler.report.model import Evidence, Location
+
+MAX_LINES = 5
 
 
 def grown_objects(context: JudgeContext, process: str) -> tuple[Evidence, ...]:
@@ -33,3 +36,15 @@ def grown_objects(context: JudgeContext, process: str) -> tuple[Evidence, ...]:
         if gained:
             evidence.append(Evidence("objects gained", ", ".join(gained), None, process))
     return tuple(evidence)
+
+
+def growing_lines(context: JudgeContext, process: str) -> tuple[Location, ...]:
+    """Return the lines that add to the container that grows most."""
+    found = context.metrics.records.get(event_names.OBJECTS)
+    own = found.of(process) if found else ()
+    lists = (one.args.get("lines") for one in reversed(own))
+    lines: list[object] = next((one for one in lists if isinstance(one, list)), [])
+    places = [one for one in lines[:MAX_LINES] if isinstance(one, list) and list(map(type, one)) == [str, int, str]]
+    return tuple(
+        Location(printable(file), line, printable(function), 1 / len(places)) for file, line, function in places
+    )

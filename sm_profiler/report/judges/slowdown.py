@@ -15,6 +15,7 @@ from sm_profiler.report.job_metrics import JobMetrics, Rank
 from sm_profiler.report.judges.judge_context import JudgeContext
 from sm_profiler.report.judges.ranks import MEETINGS, in_step
 from sm_profiler.report.model import Evidence, Finding
+from sm_profiler.report.where import lines_since
 
 # System metrics whose change is worth naming → name and unit.
 METRICS = {
@@ -143,6 +144,7 @@ def judge_slowdown(context: JudgeContext) -> Finding | None:
         _advice(part, change, alone),
         lost,
         confidence=context.confidence(change.factor - 1, policy.SLOWER - 1, sure=sure, error=0.0),
+        where=lines_since(context.metrics, rank, moment),
     )  # fmt: skip
 
 
