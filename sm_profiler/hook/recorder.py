@@ -23,6 +23,7 @@ from sm_profiler.hook.guard import Guard
 from sm_profiler.hook.overhead import OverheadController
 from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.steps import Record
+from sm_profiler.hook.threads import waited_ns
 from sm_profiler.hook.timebase import Timebase
 
 FLUSH_SECONDS = 1.0
@@ -216,7 +217,10 @@ class Recorder:
 
 
 def memory() -> dict[str, Any]:
-    """Return resident and peak memory of this process in bytes, its CPU seconds and its page faults from disk so far."""
+    """Return resident and peak memory of this process in bytes, and what it used so far.
+
+    That is its CPU seconds, its page faults from disk, and the seconds that its main thread waited for a core.
+    """
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return {
@@ -224,4 +228,5 @@ def memory() -> dict[str, Any]:
         "peak_bytes": usage.ru_maxrss * 1024,
         "cpu_s": round(usage.ru_utime + usage.ru_stime, 3),
         "major_faults": usage.ru_majflt,
+        "waited_s": round(waited_ns() / 1e9, 3),
     }

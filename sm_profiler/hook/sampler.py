@@ -251,7 +251,7 @@ def phase_of(tracker: StepTracker) -> str:
         (tracker.in_fetch, "wait"),
         (tracker.in_backward, "backward"),
         (tracker.forward_key, "forward"),
-        (tracker.optimizer, "optimizer"),
+        (tracker.in_optimizer, "optimizer"),
         (training and tracker.is_open and not tracker.after_last_phase, "between"),
     )
     return next((name for active, name in running if active), "outside")

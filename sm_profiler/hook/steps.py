@@ -172,6 +172,11 @@ class StepTracker:
         return self._saw_optimizer and not self.optimizer
 
     @property
+    def in_optimizer(self) -> bool:
+        """True while an optimizer's own work runs: not in its closure, before the step's forward or its backward."""
+        return bool(self.optimizer) and self._pieces and (self.is_open or not self._after_fetch)
+
+    @property
     def progress(self) -> tuple[int, int]:
         """The latest step, and the time of the latest event in it; for other threads."""
         return self.global_step, max(self.step_start, self._last_end, self._fetch_end)

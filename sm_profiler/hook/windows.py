@@ -11,6 +11,7 @@ import attrs
 from sm_profiler.hook.collector import Collector
 
 LATE_SECONDS = 1.0  # a shorter delay is that of a usual step
+LATE_SHARE = 0.5  # of a short window; one that is over when the training reaches it has a single step
 
 
 class Range(Protocol):
@@ -84,6 +85,12 @@ class Window:
         self.active = inside
         self.opened = self.opened or inside
         return inside
+
+    @property
+    def is_late(self) -> bool:
+        """True if it missed a noticeable part of its time."""
+        duration = self.range.duration
+        return self.late > LATE_SECONDS or (duration is not None and 0 < LATE_SHARE * duration < self.late)
 
     def _counts_steps(self) -> bool:
         return self.range.start_step is not None or self.range.num_steps is not None
@@ -204,5 +211,5 @@ class Schedule:
         now = window.at_step(step, time.time(), time.monotonic(), batches)
         if was is not now and not self._run(collector, collector.enter if now else collector.leave, step):
             self.end(name)
-        elif now and not was and window.late > LATE_SECONDS:
+        elif now and not was and window.is_late:
             self._note(name, f"late: its first step began {window.late:.1f} s after the window's start")

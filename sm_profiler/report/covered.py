@@ -42,6 +42,13 @@ class Covered:
         return np.asarray(np.maximum(covered, 0.0))
 
 
+def not_covered_before(start: Floats, end: Floats) -> Floats:
+    """Return from where on each span is not covered by earlier ones, at most its end; spans are ordered by their start."""
+    latest = np.maximum.accumulate(end)
+    before = np.concatenate([[-np.inf], latest[:-1]])[: len(end)]
+    return np.asarray(np.minimum(np.maximum(start, before), np.maximum(end, start)))
+
+
 def without_inner(start: Floats, end: Floats) -> Floats:
     """Return the duration of each span without the spans nested in it; spans are ordered by their start."""
     own = np.asarray(end - start, np.float64).copy()

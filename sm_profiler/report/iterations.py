@@ -60,7 +60,7 @@ def iterations_of(
     """
     train = steps.mode == TRAIN
     rows = np.flatnonzero(train[:-1] & train[1:] & same_attempt(steps, breaks)) + 1
-    ends = steps.end / 1e6
+    ends = np.maximum.accumulate(steps.end / 1e6) if len(steps) else steps.end  # steps of several threads may overlap
     length = np.maximum(ends[rows] - ends[rows - 1] - steps.seconds(OWN)[rows], 0.0)
     seconds = {part.key: steps.seconds(part.key)[rows] for part in parts.phases()}
     phases = np.sum(list(seconds.values()), axis=0)
@@ -68,9 +68,10 @@ def iterations_of(
     known = (phases > 0) | ((waits[rows] > 0) & (not on_device))
     if not known.any():  # only steps were recorded: all of a step counts as work
         known = np.ones(len(rows), np.bool_)
-    used = np.where(phases > 0, np.minimum(phases, length if on_device else step), step)
-    seconds["wait"] = waits[rows]
-    outside = np.where(known, np.maximum(length - waits[rows] - used, 0.0), 0.0)
+    fits = np.minimum(length / np.maximum(phases + waits[rows], 1e-12), 1.0)  # overlapping parts take no more than all
+    seconds = {key: spent * fits for key, spent in (*seconds.items(), ("wait", waits[rows]))}
+    used = np.where(phases > 0, phases * fits, step)
+    outside = np.where(known, np.maximum(length - seconds["wait"] - used, 0.0), 0.0)
     seconds[parts.DECLARED] = np.minimum(steps.seconds(parts.DECLARED)[rows], outside)
     seconds["outside"] = outside - seconds[parts.DECLARED]
     index = np.cumsum(train) - 1 if index is None else index

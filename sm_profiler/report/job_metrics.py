@@ -45,7 +45,7 @@ class Rank:
         steps: its steps.
         start, end: start and end of its loop, seconds since the epoch.
         slices: key of each of `parts.PARTS` → time; they add up to the length of the loop.
-        gc, gc_in_wait: garbage collection, included in the slices.
+        gc, gc_in_wait: garbage collection, and that in waits.
         communication: recorded collectives, included in the slices.
         attempts: its attempts; more than one if the job was interrupted and resumed.
         has_waits: waiting for data was recorded for the whole loop.
@@ -273,6 +273,7 @@ def measure_rank(  # noqa: PLR0913, PLR0917 - one argument a source of its times
     attempts: Attempts,
     slowed: Sequence[tuple[float, float]] = (),
     declared_us: Mapping[str, float] | None = None,
+    collected_us: Mapping[str, float] | None = None,
 ) -> Rank:
     """Divide the loop of one process into its slices, without what the profiler itself caused.
 
@@ -283,6 +284,7 @@ def measure_rank(  # noqa: PLR0913, PLR0917 - one argument a source of its times
         attempts: its attempts.
         slowed: spans in which the profiler slowed the steps.
         declared_us: the script's own phases, name → time.
+        collected_us: garbage collections, part of the loop → time.
     """
     start, end = span_us[0] / 1e6, span_us[1] / 1e6
     kept = keep_undisturbed(rows, slowed, span_us) if attempts.count == 1 else keep_undisturbed(rows, (), span_us)
@@ -304,12 +306,24 @@ def measure_rank(  # noqa: PLR0913, PLR0917 - one argument a source of its times
     loop = max(end - start - attempts.down_s - kept.seconds - own, 0.0)
     evaluation = max(evaluation_seconds(judged, breaks) - float(judged.seconds(OWN)[~train].sum()), 0.0)
     slices = _slices(device or judged, waits, iterations, loop, evaluation, on_device=device is not None)
+    collected = min(float(judged.seconds(GC).sum()), loop)
+    _separate_collections(slices, collected, {} if device is not None else collected_us or {})
     return Rank(
         name, name.rpartition("-")[0] or name, rows, start, end, slices,
-        float(judged.seconds(GC).sum()), float(judged.gc_in_wait.sum() / 1e6),
+        collected, min(float(judged.gc_in_wait.sum() / 1e6), collected),
         float(rows.seconds(COMMUNICATION)[rows.mode == TRAIN].sum()), attempts, has_waits, waits_seen, device is not None,
         iterations, find_stalls(iterations), kept.left_out, kept.seconds + own, _named(slices, declared_us or {}),
     )  # fmt: skip
+
+
+def _separate_collections(slices: dict[str, float], collected: float, by_part: Mapping[str, float]) -> None:
+    """Move garbage collections from the slices that they interrupt to their own; a GPU idles outside its phases then."""
+    total = sum(by_part.values())
+    shares = {key: spent / total for key, spent in by_part.items()} if total > 0 else {"outside": 1.0}
+    for key, share in shares.items():
+        moved = min(collected * share, slices[key])
+        slices[key] -= moved
+        slices["gc"] += moved
 
 
 def _named(slices: Mapping[str, float], declared_us: Mapping[str, float]) -> dict[str, float]:
@@ -376,7 +390,7 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
     ranks = tuple(
         measure_rank(
             process, rows, summary.loop[process], find_attempts(process, rows, processes, summary.pids.get(process, 1)),
-            slow_spans(profiling.of(process)), summary.declared_us.get(process),
+            slow_spans(profiling.of(process)), summary.declared_us.get(process), summary.collected_us.get(process),
         )
         for process, rows in each_process(summary)
     )  # fmt: skip

@@ -19,9 +19,11 @@ class SampleFold:
 
     Attributes:
         values: names of the values in the event's arguments.
+        added: names of further values, which older records lack; 0 there.
     """
 
     values: ClassVar[tuple[str, ...]]
+    added: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self) -> None:
         self._samples: dict[str, list[tuple[float, ...]]] = {}
@@ -44,7 +46,8 @@ class SampleFold:
             return
         try:
             found = json.loads(args)
-            sample = (seconds, *(float(found[value]) for value in self.values))
+            later = (float(found.get(value, 0.0)) for value in self.added)
+            sample = (seconds, *(float(found[value]) for value in self.values), *later)
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return
         if not np.isfinite(sample).all():

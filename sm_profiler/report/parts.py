@@ -98,6 +98,7 @@ PARTS: tuple[Part, ...] = (
     Part("declared", "Your own phases", "in phases of its own", "moss", "Y", Kind.DECLARED),
     Part("between", "Between phases", "between its phases", "grey", ".", per_iteration=False),
     Part("evaluation", "Evaluation", "in evaluation", "violet", "E", per_iteration=False),
+    Part("gc", "Garbage collection", "in garbage collection", "moss", "G", per_iteration=False),
     Part("outside", "Outside the phases", "outside the phases", "rose", "x"),
 )  # fmt: skip
 

@@ -66,7 +66,7 @@ TINY_STEP_MS = T(
 TINY_STEP_MIN_LOSS = T(0.3, "share; the least that overhead takes of a step this short")
 TINY_STEP_MAX_LOSS = T(0.9, "share; some of even the smallest step is arithmetic")
 GC_SHARE = T(0.06, "generations 0 and 1 cost under 1 %; several percent need full collections over many objects")
-EVALUATION = T(0.35, "a third of the loop is more than most schedules intend for evaluation; a fifth is usual")
+EVALUATION = T(0.3, "to evaluate half as often gains 15 %, as with INPUT_WAIT; a fifth of the loop is usual")
 OPTIMIZER = T(0.40, "fused and foreach optimizers take 2 to 15 % of a step; 40 % exceeds the backward pass")
 OPTIMIZER_TINY = T(0.60, "in steps of a millisecond or two, launching the optimizer usually takes a third")
 GPU_IDLE_IN_PHASES = T(0.25, "share of idle samples while the loop is in its phases: launches do not keep up")
@@ -99,6 +99,7 @@ MANY_LONG = T(0.5, "if half of all steps are long, there is no usual step to com
 # Calls that the hook times one by one.
 SAVING = T(0.05, "share of the loop, like STALL_COST; a background save hides nearly all of it")
 LOGGING = T(0.10, "share of the loop; a log line costs tens of microseconds, which a tenth of a step far exceeds")
+WRITTEN_SAMPLES = T(10, "samples in lines that write text; fewer are chance")
 RECOMPILING = T(0.05, "share of the loop, like STALL_COST; one compilation for each function is the start's")
 THREADS_PER_CORE = T(1.5, "threads of libraries and workers for each core; some more than cores do no harm")
 SWITCHES = T(500.0, "context switches a second and core; threads that fit onto the cores switch some ten times")
@@ -311,7 +312,7 @@ PRECEDENCE: tuple[tuple[Class, ...], ...] = (
 # symptom. Judges that measure a symptom without its cause (waits without the collections in them) need no entry.
 EXPLAINS: dict[Class, tuple[Class, ...]] = {
     Class.USER_PHASE: (Class.PERIODIC_STALL, Class.STEP_OUTLIERS),
-    Class.GC_BOUND: (Class.STRAGGLER, Class.EVALUATION_BOUND, Class.OPTIMIZER_BOUND),
+    Class.GC_BOUND: (Class.STRAGGLER, Class.OPTIMIZER_BOUND),
     Class.GC_OUT_OF_PHASE: (
         Class.GC_BOUND, Class.STRAGGLER, Class.MOVING_STRAGGLER, Class.PERIODIC_STALL, Class.STEP_OUTLIERS,
         Class.OPTIMIZER_BOUND,

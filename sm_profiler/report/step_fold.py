@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints
 from sm_profiler.report import parts
-from sm_profiler.report.covered import Covered, contains_any, without_inner
+from sm_profiler.report.covered import Covered, contains_any, not_covered_before, without_inner
 from sm_profiler.report.formatting import natural_key
 
 MODES = ("TRAIN", "EVAL", "PREDICT", "GLOBAL")
@@ -104,6 +104,7 @@ class _Chunk:
     first_us: float  # earliest event of the loop
     last_us: float
     declared: dict[str, float]  # the script's own phases: name → µs in training
+    collected: dict[str, float]  # garbage collections: part of the loop → µs
 
 
 @attrs.frozen(eq=False)
@@ -124,6 +125,7 @@ class StepSummary:
     overhead_us: dict[str, float]  # time spent by the hook itself
     pids: dict[str, int]  # processes with this name; more than one after a restart
     declared_us: dict[str, dict[str, float]] = attrs.field(factory=dict)  # process → the script's own phases
+    collected_us: dict[str, dict[str, float]] = attrs.field(factory=dict)  # process → part → garbage collections
 
 
 class StepFold:
@@ -196,6 +198,7 @@ class StepFold:
             dict(self._overhead),
             {node: len(pids) for node, pids in self._pids.items()},
             {node: joined[node].declared for node in steps if joined[node].declared},
+            {node: joined[node].collected for node in steps if joined[node].collected},
         )
 
 
@@ -279,13 +282,51 @@ def _chunk(events: EventColumns, kinds: NDArray[np.int8], modes: NDArray[np.int8
     first = min((float(one.min()) for one in edges if len(one)), default=np.inf)
     last = max((float(one.max()) for one in edges if len(one)), default=-np.inf)
     by_profiler = Covered.by(own.start_us, own.end_us)
-    times = others.duration_us - np.where(late, 0.0, by_profiler.within(others.start_us, others.end_us))
+    begin = _counted_once(others, kinds)
+    times = others.end_us - begin - np.where(late, 0.0, by_profiler.within(begin, others.end_us))
     np.add.at(padded, (row, kinds), np.maximum(times, 0.0))
     _add_own(padded, by_profiler, steps, first)
     found = _add_declared(padded, declared, by_profiler, steps, others[np.isin(kinds, _recorded_columns())])
     gc_in_wait = _overlap_with_waits(others, kinds, steps.start_us)
     rows = StepRows(steps.start_us, steps.duration_us, steps.step, modes, padded[1:-1], gc_in_wait[1 : count + 1])
-    return _Chunk(rows, padded[0], padded[-1], first, last, found)
+    evaluated = collected & ((np.append(modes, TRAIN)[np.minimum(row, count) - 1] != TRAIN) & (row > 0))
+    inside = _collected_in(others, kinds, (declared, steps), collected & (row > 0) & ~evaluated)
+    if evaluated.any():
+        inside["evaluation"] = float(times[evaluated].sum())
+    return _Chunk(rows, padded[0], padded[-1], first, last, found, inside)
+
+
+def _counted_once(events: EventColumns, kinds: NDArray[np.int8]) -> Floats:
+    """Return from where on each event counts: what overlaps on one thread is the same time, and belongs to the earlier."""
+    begin = events.start_us.astype(np.float64)
+    for group in (_recorded_columns(), [column(GC)], [column(COMMUNICATION)]):
+        rows = np.flatnonzero(np.isin(kinds, group))
+        begin[rows] = not_covered_before(events.start_us[rows], events.end_us[rows])
+    return begin
+
+
+def _collected_in(
+    others: EventColumns, kinds: NDArray[np.int8], frames: tuple[EventColumns, EventColumns], rows: NDArray[np.bool_]
+) -> dict[str, float]:
+    """Return the garbage collections by the part of the loop that they interrupt.
+
+    Args:
+        others: events that are no steps, in time order.
+        kinds: the column of each.
+        frames: the script's own phases, and the steps.
+        rows: the collections.
+    """
+    if not rows.any():
+        return {}
+    start, end = others.start_us[rows], others.end_us[rows]
+    left, found = end - start, dict[str, float]()
+    spans = [(part.key, others[kinds == column(part.key)]) for part in parts.recorded() if part.key != parts.DECLARED]
+    for key, events in (*spans, (parts.DECLARED, frames[0]), ("between", frames[1])):
+        inside = np.minimum(Covered.by(events.start_us, events.end_us).within(start, end), left)
+        left = left - inside
+        found[key] = float(inside.sum())
+    found["outside"] = float(left.sum())
+    return {key: spent for key, spent in found.items() if spent > 0}
 
 
 def _recorded_columns() -> list[int]:
@@ -396,12 +437,17 @@ def _joined(chunks: list[_Chunk]) -> _Chunk:
     if np.any(np.diff(rows.start) < 0):  # a file arrived late
         order = np.argsort(rows.start, kind="stable")
         rows = StepRows(*(getattr(rows, field.name)[order] for field in attrs.fields(StepRows)))
-    declared: dict[str, float] = {}
-    for chunk in chunks:
-        for phase, spent in chunk.declared.items():
-            declared[phase] = declared.get(phase, 0.0) + spent
+    declared, collected = _summed([one.declared for one in chunks]), _summed([one.collected for one in chunks])
     first_us, last_us = min(chunk.first_us for chunk in chunks), max(chunk.last_us for chunk in chunks)
-    return _Chunk(rows, before, after, first_us, last_us, declared)
+    return _Chunk(rows, before, after, first_us, last_us, declared, collected)
+
+
+def _summed(each: list[dict[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for one in each:
+        for name, spent in one.items():
+            total[name] = total.get(name, 0.0) + spent
+    return total
 
 
 def each_process(found: StepSummary) -> Iterator[tuple[str, StepRows]]:

@@ -1,4 +1,4 @@
-"""Fold what each training process used so far: CPU time and page faults, which the hook samples once a second."""
+"""Fold what each training process used so far, which the hook samples once a second: CPU time, page faults, waits."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ class Usage:
         seconds: time of each sample since the epoch.
         cpu: CPU seconds so far; they start over if the process was restarted.
         faults: page faults from disk so far.
+        waited: seconds so far in which the main thread was ready to run and had no core; empty if not recorded.
     """
 
     seconds: Floats
     cpu: Floats
     faults: Floats
+    waited: Floats = attrs.field(factory=lambda: np.zeros(0))
 
     def cores(self, start: float, end: float) -> float | None:
         """Return the cores that the process occupied in a time span; None with fewer than two samples."""
@@ -30,6 +32,10 @@ class Usage:
     def fault_rate(self, start: float, end: float) -> float | None:
         """Return the page faults from disk a second in a time span; None with fewer than two samples."""
         return self._rate(self.faults, start, end)
+
+    def core_wait(self, start: float, end: float) -> float:
+        """Return the share of a time span in which the main thread waited for a core; 0 if it was not recorded."""
+        return (self._rate(self.waited, start, end) or 0.0) if len(self.waited) else 0.0
 
     def _rate(self, counter: Floats, start: float, end: float) -> float | None:
         inside = (self.seconds >= start) & (self.seconds <= end)
@@ -41,10 +47,13 @@ class Usage:
 
 
 class UsageFold(SampleFold):
-    """Collects the CPU time and the page faults."""
+    """Collects the CPU time, the page faults and the waits for a core."""
 
     values = ("cpu_s", "major_faults")
+    added = ("waited_s",)
 
     def result(self) -> dict[str, Usage]:
         """Return process → its samples."""
-        return {name: Usage(table[:, 0], table[:, 1], table[:, 2]) for name, table in self.tables().items()}
+        return {
+            name: Usage(table[:, 0], table[:, 1], table[:, 2], table[:, 3]) for name, table in self.tables().items()
+        }

@@ -11,6 +11,7 @@ from sm_profiler.report.explaining import without_symptoms
 from sm_profiler.report.formatting import percent
 from sm_profiler.report.judges import JUDGES, JudgeContext
 from sm_profiler.report.judges.loop import launches_unknown, outside_share
+from sm_profiler.report.judges.slowdown import largest_slowdown
 from sm_profiler.report.model import Evidence, Finding, Verdict
 from sm_profiler.report.where import with_locations
 from sm_profiler.rules.profiler_report import one_line
@@ -83,6 +84,9 @@ def _healthy(context: JudgeContext) -> Finding | None:
         evidence.append(Evidence("time in evaluation", round(evaluation, 4), policy.EVALUATION, unit="share"))
     if long >= policy.NEAR * policy.STALL_COST:
         evidence.append(Evidence("time lost in long steps", round(long, 4), policy.OUTLIER_COST, unit="share"))
+    if context.core_wait >= policy.CORE_WAIT:
+        name = "time the main thread waits for a core"
+        evidence.append(Evidence(name, round(context.core_wait, 4), policy.CORE_WAIT, unit="share"))
     text = f"No bottleneck found: the job computes {percent(phases + evaluation)} of the time."
     advice = (
         "Nothing needs repair. To go faster, try mixed precision, torch.compile, a larger batch, or faster hardware, and "
@@ -105,7 +109,8 @@ def _confidence_in_health(context: JudgeContext, unexplained: float) -> str:
         return "low"
     steady = context.steps >= policy.STEADY_STEPS
     blind = not context.waits_known and not context.metrics.gpus and not any(r.waits_seen for r in context.ranks)
-    if not steady or blind or unexplained >= policy.UNEXPLAINED or launches_unknown(context):
+    others = context.core_wait >= policy.CORE_WAIT or largest_slowdown(context) is not None  # none that is the script's
+    if not steady or blind or others or unexplained >= policy.UNEXPLAINED or launches_unknown(context):
         return "medium"
     near = (
         (context.wait, policy.INPUT_WAIT),

@@ -18,10 +18,15 @@ from sm_profiler.report.job_metrics import JobMetrics, Rank
 from sm_profiler.report.judges.judge_context import mean_or_none
 from sm_profiler.report.model import Finding, Report
 from sm_profiler.report.slices import loop_slices
+from sm_profiler.report.startup import INSIDE_LOOP, StartPart, start_parts
 from sm_profiler.report.svg import shorten
 
 MAX_BARS = 12  # bars of single ranks or GPUs
 MAX_LINE_POINTS = 500
+_START_COLOURS = {
+    "image": "violet", "download": "teal", "install": "sky", "imports": "amber", "building": "rose",
+    "compile": "moss", "first_steps": "violet",
+}  # fmt: skip
 
 
 def finding_view(finding: Finding) -> dict[str, Any]:
@@ -69,14 +74,20 @@ def loop_bar(ranks: tuple[Rank, ...], title: str) -> Picture | None:
 
 
 def pictures(report: Report) -> list[Picture]:
-    """Draw the evidence: where the loop's time goes, then what belongs to the class of the verdict."""
+    """Draw the evidence: where the loop's time goes, then what belongs to the class of the verdict.
+
+    A slow start is no part of the loop, so the bar of the whole job is drawn for it, even if another finding leads.
+    """
     metrics, kind = report.metrics, report.verdict.kind
     loop = loop_bar(metrics.ranks, "Where the training loop's time goes")
     if loop is None:
         return gpu_section.pictures(report.gpu_traces) or _usage(metrics)
     draw = _EVIDENCE.get(kind)
     extra = draw(metrics) if draw else []
-    return [*extra, loop] if kind is Class.INITIALIZATION_BOUND else [loop, *extra]
+    if kind is Class.INITIALIZATION_BOUND:
+        return [*extra, loop]
+    slow_start = any(one.kind is Class.INITIALIZATION_BOUND for one in report.verdict.also)
+    return [loop, *extra, *(_job_bar(metrics) if slow_start else [])]
 
 
 def _rank_bars(metrics: JobMetrics) -> list[Picture]:
@@ -107,16 +118,25 @@ def _job_bar(metrics: JobMetrics) -> list[Picture]:
     if not metrics.loop:
         return []
     start, end = metrics.loop
-    drawn = [
-        ChartPart("Before the first step", metrics.initialization or 0.0, "rose"),
-        ChartPart("Training loop", end - start, "blue"),
+    found = start_parts(metrics)
+    before = [one for one in found if one.key not in INSIDE_LOOP and one.paid]
+    inside = [one for one in found if one.key in INSIDE_LOOP]
+    drawn = [_start(one) for one in before]
+    if not any(one.key == "building" for one in before):
+        drawn.append(ChartPart("Before the first step", metrics.initialization or 0.0, "rose"))
+    drawn += [_start(one) for one in inside]
+    drawn += [
+        ChartPart("Training loop", max(end - start - sum(one.seconds for one in inside), 0.0), "blue"),
         ChartPart("After the loop", max(metrics.end - end, 0.0), "grey"),
     ]
-    legend = tuple(
-        (one.name, one.colour, f"{percent(one.value / metrics.duration)}|{duration(one.value)}") for one in drawn
-    )
+    whole = sum(one.value for one in drawn) or 1.0
+    legend = tuple((one.name, one.colour, f"{percent(one.value / whole)}|{duration(one.value)}") for one in drawn)
     title = "Where the job's time goes"
     return [Picture(charts.bar(drawn, title), title, legend, "bar")]
+
+
+def _start(part: StartPart) -> ChartPart:
+    return ChartPart(f"{part.label[:1].upper()}{part.label[1:]}", part.seconds, _START_COLOURS[part.key])
 
 
 def _memory(metrics: JobMetrics) -> list[Picture]:

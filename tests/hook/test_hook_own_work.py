@@ -240,6 +240,17 @@ def test_a_late_window_is_reported_and_prepared_before(training, monkeypatch):
     assert one.session.notes == {"detailed": "late: its first step began 2.5 s after the window's start"}
 
 
+@pytest.mark.parametrize(("late", "is_said"), [(0.4, False), (0.6, True)])
+def test_a_window_of_a_second_that_misses_half_of_it_is_reported(training, monkeypatch, late, is_said):
+    now = [1000.0]
+    monkeypatch.setattr("sm_profiler.hook.windows.time.time", lambda: now[0])
+    one = training(Detailed={"StartTimeInSecSinceEpoch": 1001, "DurationInSeconds": 1})
+    one.steps(1, 10)
+    now[0] = 1001 + late
+    one.steps(2, 10)
+    assert ("detailed" in one.session.notes) is is_said
+
+
 def test_the_python_window_closes_in_a_step_that_does_not_end(tmp_path):
     limits = []
     session = Session(profile(tmp_path, Python={"StartStep": 1, "NumSteps": 100}), Adapter)

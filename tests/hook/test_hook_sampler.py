@@ -158,7 +158,7 @@ class Machine:
     def __init__(self, recording=True) -> None:
         self.now, self.cpu, self.records, self.frame, self.recording = 0, 0.0, [], None, recording
         self.tracker = SimpleNamespace(
-            global_step=-1, step_start=0, mode=ModeKeys.TRAIN, in_fetch=0, in_backward=0, forward_key=0, optimizer=0,
+            global_step=-1, step_start=0, mode=ModeKeys.TRAIN, in_fetch=0, in_backward=0, forward_key=0, in_optimizer=False,
             is_open=False, after_last_phase=False,
         )  # fmt: skip
         self.errors = []
@@ -195,8 +195,8 @@ def test_each_sample_counts_for_the_time_since_the_last_in_the_phase_of_the_trac
     machine.sample(20, 30, forward_key=5)
     machine.sample(21, 40, forward_key=0, in_backward=1)
     machine.sample(22, 50, in_backward=0)
-    machine.sample(23, 60, optimizer=9)
-    machine.sample(24, 70, optimizer=0, after_last_phase=True)
+    machine.sample(23, 60, in_optimizer=True)
+    machine.sample(24, 70, in_optimizer=False, after_last_phase=True)
     machine.sample(25, 80, in_fetch=1, is_open=False)
     machine.step(1, in_fetch=0, after_last_phase=False)
     machine.sample(26, 90, mode=ModeKeys.EVAL)

@@ -183,3 +183,27 @@ def test_an_optimizer_that_calls_the_model_is_recorded_between_the_calls():
     spans = [record[2:5] for record in loop.records if record[0] == OPTIMIZER]
     assert spans == [(70, 80, 0), (110, 120, 0), (190, 200, 1), (230, 240, 1)]
     assert [step[2:5] for step in steps] == [(40, 120, 0), (160, 240, 1)]
+
+
+def test_what_a_closure_does_is_not_the_optimizers_own_work():
+    """Lightning runs training_step in a closure: a sample of what it does before the model is none of the optimizer."""
+    loop, seen = Loop(), []
+    for _ in range(2):
+        loop.run("n")
+        loop.tracker.optimizer_begins(OPTIMIZER_ID, loop.tick(), "SGD")
+        seen.append(loop.tracker.in_optimizer)
+        loop.run("f")
+        seen.append(loop.tracker.in_optimizer)
+        loop.run("b")
+        seen.append(loop.tracker.in_optimizer)
+        loop.tracker.optimizer_ends(OPTIMIZER_ID, "SGD", loop.tick())
+    assert seen == [False, False, True] * 2
+    loop.run("nfb")
+    loop.tracker.optimizer_begins(OPTIMIZER_ID, loop.tick(), "SGD")
+    assert loop.tracker.in_optimizer
+
+
+def test_the_optimizers_work_is_its_own_if_the_next_batch_was_fetched_in_the_step():
+    loop = Loop().run("nfnb")
+    loop.tracker.optimizer_begins(OPTIMIZER_ID, loop.tick(), "SGD")
+    assert loop.tracker.in_optimizer

@@ -1,10 +1,14 @@
 """Saving and logging as causes, from made-up records."""
 
+import attrs
 import pytest
-from report_helpers import training, verdict_of
+from report_helpers import metrics_of, training, verdict_of
 
 from sm_profiler.formats import event_names
 from sm_profiler.report import Class
+from sm_profiler.report.judges import JudgeContext
+from sm_profiler.report.sample_fold import Place, Sampled, Samples
+from sm_profiler.report.verdict import decide
 
 LINE = {"file": "/code/train.py", "line": 31, "function": "main"}
 
@@ -78,3 +82,58 @@ def test_damaged_arguments_do_no_harm(args):
     ends = [row[2] + row[3] for row in rows if row[0].startswith("Step")]
     rows += [(event_names.SAVE, "torch.save", ends[step], 0.2, "algo-1-0", step, args) for step in range(0, 399, 40)]
     assert verdict_of(rows).kind is Class.CHECKPOINTING
+
+
+def sampled(*stacks, rows=None):
+    """Return the verdict on a loop of which lines were sampled: phase, in a long step, text of the line, seconds."""
+    rows = rows or training(400, outside=0.008)
+    found = []
+    for number, (phase, long, _text, seconds) in enumerate(stacks, 1):
+        place = Place("train.py", number, "dump")
+        found.append(Sampled("algo-1-0", phase, long, (place,), "", seconds, round(seconds * 15)))
+    sources = {("train.py", number): text for number, (_, _, text, _) in enumerate(stacks, 1)}
+    metrics = attrs.evolve(metrics_of(rows), samples=Samples(tuple(found), sources))
+    return decide(JudgeContext(metrics, {}))
+
+
+@pytest.mark.parametrize(
+    "line", ['file.write(json.dumps(row) + "\\n")', "writer.writerow(row)", "out.flush()", "print(row, file=journal)"]
+)
+def test_names_lines_written_to_an_open_file(line):
+    verdict = sampled(("outside", False, line, 2.5), ("forward", False, "model(x)", 3.0))
+    assert (verdict.kind, verdict.main.confidence) == (Class.LOGGING, "medium")
+    assert verdict.main.where[0].line == 1
+    assert verdict.main.where[0].source == line
+    assert verdict.also == ()
+
+
+@pytest.mark.parametrize(
+    ("phase", "line", "seconds"),
+    [
+        ("outside", "evaluate(model)", 2.5),
+        ("forward", "self.log.write(str(x))", 2.5),  # which the model does
+        ("outside", "file.write(row)", 0.3),  # a few samples
+    ],
+)
+def test_other_lines_are_not_logging(phase, line, seconds):
+    assert sampled((phase, False, line, seconds)).kind is Class.SYNC_BOUND
+
+
+def test_calls_that_were_timed_count_once():
+    rows = training(400, outside=0.008)
+    rows += [
+        (
+            event_names.LOG,
+            "print",
+            second + 0.3,
+            0.4,
+            "algo-1-0",
+            -1,
+            {"calls": 60, **LINE, "file": "train.py", "line": 1},
+        )
+        for second in range(1, 7)
+    ]
+    verdict = sampled(("outside", False, "print(row)", 2.5), rows=rows)
+    assert verdict.kind is Class.LOGGING
+    assert verdict.main.share_of_time == pytest.approx(0.4, abs=0.1)
+    assert "print: 360 calls" in verdict.main.headline

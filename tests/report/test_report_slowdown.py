@@ -11,6 +11,7 @@ from sm_profiler.report import Class, policy
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.judges.slowdown import find_change, judge_slowdown
 from sm_profiler.report.usage_fold import Usage
+from sm_profiler.report.verdict import decide
 
 SEEDS = range(20)
 
@@ -93,9 +94,15 @@ def test_names_the_rank_that_changed():
     assert "on all ranks" in judge_slowdown(JudgeContext(metrics_of(everyone), {})).headline
 
 
-def in_machine(others_before, others_after, factor, parts=("wait", "forward", "backward", "optimizer", "outside")):
+def in_machine(
+    others_before,
+    others_after,
+    factor,
+    parts=("wait", "forward", "backward", "optimizer", "outside"),
+    backward=0.005,
+):
     """Return the finding of a loop on four cores of which others use some, before and after half of the steps."""
-    usual = {"wait": 0.001, "forward": 0.003, "backward": 0.005, "optimizer": 0.001, "outside": 0.0002}
+    usual = {"wait": 0.001, "forward": 0.003, "backward": backward, "optimizer": 0.001, "outside": 0.0002}
     rows = training(200, **usual)
     later = {part: (factor if part in parts else 1) * length for part, length in usual.items()}
     rows += training(200, at=rows[-1][2] + rows[-1][3] + 0.0002, number=200, **later)
@@ -146,3 +153,31 @@ def test_shows_what_else_changed():
     ]
     found = judge_slowdown(JudgeContext(metrics_of(rows, samples), {}))
     assert any(one.metric == "I/O wait" and one.value > one.threshold for one in found.evidence)
+
+
+def test_waits_for_a_core_are_no_slowdown_of_the_script():
+    """The run queue shows that others use the cores."""
+    rows = slower("forward", 0.006)
+    metrics = metrics_of(rows)
+    rank = metrics.ranks[0]
+    ticks = np.arange(rank.start, rank.end + 0.1, 0.1)
+    change = float(rank.iterations.start[200])
+
+    def found(waiting):
+        waited = np.maximum(ticks - change, 0.0) * waiting
+        usage = {rank.name: Usage(ticks, ticks.copy(), np.zeros(len(ticks)), waited)}
+        return JudgeContext(attrs.evolve(metrics, usage=usage), {})
+
+    assert judge_slowdown(found(0.0)).kind is Class.FAIL_SLOW
+    assert judge_slowdown(found(0.02)).kind is Class.FAIL_SLOW
+    assert judge_slowdown(found(0.35)) is None
+    verdict = decide(found(0.35))
+    assert (verdict.kind, verdict.main.confidence) == (Class.BALANCED, "medium")
+    assert any(one.metric == "time the main thread waits for a core" for one in verdict.main.evidence)
+
+
+def test_a_part_that_takes_most_of_a_step_grows_most_on_a_slower_machine():
+    """That is no sign of a cause in that part."""
+    parts = ("wait", "forward", "backward", "optimizer", "outside")
+    assert in_machine(0.0, 3.0, 1.9, parts=parts, backward=0.02) is None
+    assert in_machine(0.0, 0.0, 1.9, parts=parts, backward=0.02).kind is Class.FAIL_SLOW

@@ -16,6 +16,8 @@ from sm_profiler.report import Class
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.judges.job import judge_initialization
 from sm_profiler.report.startup import before_profile, start_parts
+from sm_profiler.report.verdict import decide
+from sm_profiler.report.view import pictures
 from sm_profiler.report.write import to_json
 
 SAMPLES = [(tick / 2, 30.0, "algo-1", "cpu", "cpu0", "CPUUtilization") for tick in range(1, 60)]
@@ -173,3 +175,31 @@ def test_finds_shared_file_systems(tmp_path):
 def test_a_machine_with_only_the_folder_of_containers_is_none():
     """Tools create /opt/ml on machines that were started days ago."""
     assert str(inspect.signature(birth).parameters["input_config"].default) == INPUT_CONFIG
+
+
+def test_the_bar_of_the_job_shows_each_paid_part_of_the_start():
+    rows = training(1, at=20.0, forward=4.0) + training(300, at=24.1, number=1)
+    described = transitions(Starting=600, DownloadingTrainingImage=40, Downloading=30)
+    report = report_from(rows, SAMPLES, metadata=process(8.0, started=5.0))
+    metrics = attrs.evolve(report.metrics, description=described)
+    report = attrs.evolve(report, metrics=metrics, verdict=decide(JudgeContext(metrics, {})))
+    assert report.verdict.kind is Class.INITIALIZATION_BOUND
+    bar, *_ = pictures(report)
+    names = [name for name, _, _ in bar.legend]
+    assert names == [
+        "Pulling the image",
+        "Downloading the data",
+        "Starting the container and installing packages",
+        "Starting Python and importing the framework",
+        "Building model and dataset before the first step",
+        "The slow first steps",
+        "Training loop",
+        "After the loop",
+    ]
+    shares = [float(value.split(" ")[0]) for _, _, value in bar.legend]
+    assert sum(shares) == pytest.approx(100, abs=3)
+
+
+def test_a_job_whose_start_is_not_known_has_one_part_before_the_loop():
+    bar, *_ = pictures(report_from(training(200, at=60.0), SAMPLES))
+    assert [name for name, _, _ in bar.legend] == ["Before the first step", "Training loop", "After the loop"]

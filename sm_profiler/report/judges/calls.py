@@ -10,6 +10,7 @@ from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, percent, plural, size
 from sm_profiler.report.judges.judge_context import JudgeContext
 from sm_profiler.report.judges.occurrences import Spent, calls_of, largest_names, lines_of, time_spent
+from sm_profiler.report.judges.written import Written, written_lines
 from sm_profiler.report.model import Evidence, Finding
 
 
@@ -70,8 +71,12 @@ def judge_saving(context: JudgeContext) -> Finding | None:
 
 
 def judge_logging(context: JudgeContext) -> Finding | None:
-    """Find log lines, prints and experiment trackers that the loop waits for."""
+    """Find log lines, prints and experiment trackers that the loop waits for, and lines written to open files."""
     spent = time_spent(context, event_names.LOG)
+    timed = lines_of(spent.records)
+    written = written_lines(context, {(one.file, one.line) for one in timed})
+    if written.count >= policy.WRITTEN_SAMPLES and written.share > spent.share:
+        return _judge_written(context, written, spent)
     rank = spent.worst
     if rank is None or spent.share < policy.LOGGING:
         return None
@@ -90,6 +95,30 @@ def judge_logging(context: JudgeContext) -> Finding | None:
         "(logging.handlers.QueueHandler), do not flush after each line, and draw images and histograms rarely.",
         spent.share,
         confidence=context.confidence(spent.share, policy.LOGGING),
-        where=lines_of(spent.records),
+        where=timed,
         explains=_explained(spent),
+    )  # fmt: skip
+
+
+def _judge_written(context: JudgeContext, written: Written, spent: Spent) -> Finding | None:
+    """Find lines written to open files, from the samples of the lines that write them."""
+    share = min(written.share + spent.share, 1.0)
+    if share < policy.LOGGING:
+        return None
+    in_long = min(written.in_long + spent.in_long, share)
+    return Finding(
+        Class.LOGGING,
+        f"{percent(share)} of the loop is spent writing text, mostly in {written.lines[0].function}.",
+        (
+            Evidence("time in the training loop spent writing text", round(share, 4), policy.LOGGING, unit="share"),
+            Evidence("samples in lines that write", written.count, policy.WRITTEN_SAMPLES, held="judged from"),
+        ),
+        "Write every 50th step, or collect rows and write them once: a list, then one write for all. Do not flush after each "
+        "line, and let a thread or a queue do the writing if every row is needed.",
+        share,
+        confidence=context.confidence(share, policy.LOGGING, sure=False, error=written.error),
+        where=written.lines,
+        explains={
+            Class.PERIODIC_STALL: in_long, Class.STEP_OUTLIERS: in_long, Class.SYNC_BOUND: share - in_long,
+        },
     )  # fmt: skip

@@ -50,6 +50,12 @@ class JudgeContext:
         return self.mean(of)
 
     @property
+    def core_wait(self) -> float:
+        """Share of the loop in which the main threads are ready to run and have no core; 0 if it was not recorded."""
+        usage = self.metrics.usage
+        return self.mean(lambda rank: usage[rank.name].core_wait(rank.start, rank.end) if rank.name in usage else 0.0)
+
+    @property
     def gpu_mean(self) -> float | None:
         """Mean use of all GPUs in the loop, percent; None without GPUs."""
         return mean_or_none([gpu.mean for gpu in self.metrics.gpus])

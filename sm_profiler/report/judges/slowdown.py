@@ -96,8 +96,8 @@ def _is_gradual(blocks: Floats, at: int) -> bool:
     return float(np.linalg.norm(line)) < float(np.linalg.norm(step))
 
 
-def judge_slowdown(context: JudgeContext) -> Finding | None:
-    """Find the moment from which on the loop is slower, and what else changed then."""
+def largest_slowdown(context: JudgeContext) -> tuple[float, Rank, Change] | None:
+    """Return the share of the loop that the costliest change takes, with its rank; None if it takes too little."""
     best: tuple[float, Rank, Change] | None = None
     for rank in context.ranks:
         settled = rank.iterations.index >= policy.WARM_UP_STEPS
@@ -110,13 +110,24 @@ def judge_slowdown(context: JudgeContext) -> Finding | None:
         lost = slow * (1 - 1 / change.factor) / rank.loop if rank.loop > 0 else 0.0
         if best is None or lost > best[0]:
             best = lost, rank, change
-    if best is None or best[0] < policy.SLOWDOWN_COST:
+    return None if best is None or best[0] < policy.SLOWDOWN_COST else best
+
+
+def judge_slowdown(context: JudgeContext) -> Finding | None:
+    """Find the moment from which on the loop is slower, and what else changed then."""
+    best = largest_slowdown(context)
+    if best is None:
         return None
     lost, rank, change = best
     others = _others(context.metrics, rank, change)
     busier = others is not None and others[1] >= others[0] + policy.OTHERS_CORES
     part, agreement = _grown_part(rank, change)
-    if busier and agreement < policy.SAME_PART and change.factor < policy.SLOWER_BY_OTHERS:
+    waits = _core_waits(context.metrics, rank, change)
+    own = change.after - max(waits[1] * change.after - waits[0] * change.before, 0.0)
+    if own < policy.SLOWER * change.before:
+        return None  # the script does the same, and waits for a core that others use
+    together = agreement < policy.SAME_PART or _grew_alike(rank, change)
+    if busier and together and own < policy.SLOWER_BY_OTHERS * change.before:
         return None  # all parts are slower together, as on a machine that others use, too
     alone = _alone(context.ranks, change)
     moment = float(rank.iterations.start[change.at])
@@ -131,6 +142,10 @@ def judge_slowdown(context: JudgeContext) -> Finding | None:
     if others is not None and busier:
         evidence.append(
             Evidence("CPU cores that others use", round(others[1], 2), round(others[0], 2), rank.node, "", "before")
+        )
+    if waits[1] >= waits[0] + policy.CORE_WAIT:
+        evidence.append(
+            Evidence("time waiting for a core", round(waits[1], 4), round(waits[0], 4), rank.name, "share", "before")
         )
     evidence += _changes(context.metrics, rank, moment)
     who = "" if len(context.ranks) <= 1 else f", by rank {alone.name} alone" if alone else ", on all ranks"
@@ -156,6 +171,21 @@ def _grown_part(rank: Rank, change: Change) -> tuple[str, float]:
     return (part, grown[part] / total) if total > 0 else (parts.UNKNOWN, 0.0)
 
 
+def _grew_alike(rank: Rank, change: Change) -> bool:
+    """Return whether every part grew in proportion to its length, as if the machine were slower."""
+    keys = parts.iteration_keys()
+    grown = np.asarray([_growth(rank, key, change) for key in keys])
+    usual = np.asarray([_usual(rank, key, change) for key in keys])
+    lengths = float(np.linalg.norm(grown) * np.linalg.norm(usual))
+    return lengths > 0 and float(grown @ usual) / lengths >= policy.SAME_WAY
+
+
+def _usual(rank: Rank, key: str, change: Change) -> float:
+    """Return the seconds of an iteration's part before the change."""
+    early = rank.iterations.of(key)[: change.at][rank.iterations.known[: change.at]]
+    return float(np.median(early)) if len(early) else 0.0
+
+
 def _growth(rank: Rank, key: str, change: Change) -> float:
     """Return by how many seconds an iteration's part is longer after the change."""
     values, known = rank.iterations.of(key), rank.iterations.known
@@ -176,6 +206,14 @@ def _alone(ranks: Sequence[Rank], change: Change) -> Rank | None:
         if grown[most] - others >= policy.WAITED * (change.after - change.before):
             return ranks[most]
     return None
+
+
+def _core_waits(metrics: JobMetrics, rank: Rank, change: Change) -> tuple[float, float]:
+    """Return the share of the time in which the rank waits for a core, before and after the change."""
+    usage, moment = metrics.usage.get(rank.name), float(rank.iterations.start[change.at])
+    if usage is None:
+        return 0.0, 0.0
+    return usage.core_wait(rank.start, moment), usage.core_wait(moment, rank.end)
 
 
 def _others(metrics: JobMetrics, rank: Rank, change: Change) -> tuple[float, float] | None:
