@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from sm_profiler.formats.event_names import BACKWARD, DATALOADER_WAIT, FORWARD, OPTIMIZER
+from sm_profiler.formats.event_names import BACKWARD, COMPILED_STEP, DATALOADER_WAIT, FORWARD, OPTIMIZER
 from sm_profiler.hook.modes import STEP, ModeKeys
 
 # A span as recorded on the training thread and turned into an event elsewhere: phase, name, start and end
@@ -215,8 +215,11 @@ class StepTracker:
                 self._observer.batches_unused()
             if self.every == 1 or (self.global_step + 1) % self.every == 0:
                 mode = self.forced_mode or (_TRAIN if gradients else _EVAL)
-                number = self.counts[mode] + stream.credits - 1
+                inside = self.manual and self.is_open and self._last_end == self.step_start
+                number = self.number if inside else self.counts[mode] + (0 if self.manual else stream.credits - 1)
                 self.append((DATALOADER_WAIT, stream.name, start_ns, end_ns, number, None))
+                if inside:  # a marked step that begins with waiting for its batch: the wait comes before it
+                    self.step_start = self._last_end = end_ns
         elif stream.credits == 0:
             streams.remove(stream)
         self._after_fetch = stream.credits > 0
@@ -304,6 +307,36 @@ class StepTracker:
         if self._pieces and self.keep_phases and self.is_open and self._optimizer_start >= self.step_start:
             self.append((OPTIMIZER, self._optimizer_name, self._optimizer_start, end_ns, self.number, None))
         self._pieces = False
+
+    # compiled functions, of frameworks whose phases cannot be seen
+
+    @property
+    def reads_loader(self) -> bool:
+        """True while the loop reads batches from a loader."""
+        return self._stream() is not None
+
+    def begins_call(self, *, again: bool) -> bool:
+        """Return whether the outermost call of a compiled function begins a step, and take the step's batch.
+
+        Args:
+            again: this function was called in this turn of the loop already.
+        """
+        stream = self._stream()
+        if stream is None:
+            return again
+        if stream.credits == 0 or not (self._after_fetch or again):
+            return False
+        stream.credits -= 1
+        stream.burst -= 1
+        self._after_fetch = False
+        return True
+
+    def call_ended(self, name: str, start_ns: int, end_ns: int) -> None:
+        """Note the end of such a call, or of waiting for its results."""
+        self._last_end = end_ns
+        self._saw_optimizer = True  # so that the next fetch ends the step
+        if self.keep_phases and self.number >= 0:
+            self.append((COMPILED_STEP, name, start_ns, end_ns, self.number, None))
 
     # steps
 

@@ -1,44 +1,159 @@
-"""The adapter for JAX."""
+"""The adapter for JAX: steps from calls of compiled functions or from annotations, compilations, waiting for results."""
 
 from __future__ import annotations
 
+import functools
+import re
 from importlib import import_module
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from sm_profiler.formats.event_names import COMPILE
 from sm_profiler.hook.adapter import FrameworkAdapter
+from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.jax.calls import Calls, describe
+from sm_profiler.hook.jax.compilations import Compilations
+from sm_profiler.hook.jax.loop import Loop
+from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.settings import rank_from
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sm_profiler.hook.session import Session
 
 JAX = "jax"
-COMPILED = "/jax/core/compile/backend_compile_duration"
+_EVALUATES = re.compile(r"eval|valid|test", re.IGNORECASE)  # in the name of an annotation
 
 
 class JaxAdapter(FrameworkAdapter):
-    """Listens to JAX's reports of compilations."""
+    """Wraps what `jax.jit` returns, annotations of steps, and the functions that wait for results."""
 
     framework = JAX
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self._jax: Any = import_module("jax")
+        tree = self._jax.tree_util
+        tracker = session.tracker
+        self._compilations = Compilations(
+            session.append,
+            lambda: tracker.number,
+            functools.partial(describe, tree.tree_flatten_with_path, tree.keystr),
+        )
+        loop = Loop(tracker, lambda: session.lead(self), tree.tree_leaves)
+        self._calls = Calls(session, loop, self._compilations)
+        self._watch = _Watch(self._calls)
+        self._replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, what it was (None: absent), what it is
+        self._listens = False
 
     def install(self) -> None:
-        """Listen."""
-        import_module("jax.monitoring").register_event_duration_secs_listener(self._heard)
+        """Patch JAX and listen to its reports of compilations."""
+        jax, calls, session = self._jax, self._calls, self.session
+        for name in ("jit", "pmap"):
+            self._replace(jax, name, calls.wrap_jit(getattr(jax, name)))
+        for name in ("block_until_ready", "device_get"):
+            self._replace(jax, name, calls.wrap_wait(name, getattr(jax, name)))
+        array = import_module("jax._src.array").ArrayImpl
+        for name in ("block_until_ready", "item"):
+            self._replace(array, name, calls.wrap_wait(name, getattr(array, name)))
+        value = array._value  # noqa: SLF001 - what float(), print() and device_get() read
+        self._replace(array, "_value", property(calls.wrap_wait("copy to the host", value.fget)))
+        annotation = jax.profiler.StepTraceAnnotation
+        self._replace(annotation, "__init__", self._wrap_annotation(annotation.__init__))
+        self._replace(annotation, "__enter__", self._wrap_enter(annotation.__enter__))
+        self._replace(annotation, "__exit__", self._wrap_exit(annotation.__exit__))
+        jax.monitoring.register_event_duration_secs_listener(self._heard)
+        self._listens = True
+        session.add(self._compilations)
+        session.add(self._watch)
 
     def remove(self) -> None:
-        """Stop to listen."""
-        monitoring: Any = import_module("jax._src.monitoring")
-        if self._heard in monitoring.get_event_duration_listeners():
-            monitoring.unregister_event_duration_listener(self._heard)
+        """Restore JAX."""
+        while self._replaced:
+            owner, name, before, now = self._replaced.pop()
+            if vars(owner).get(name) is now:
+                if before is None:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, before)
+        if self._listens:
+            self._listens = False
+            import_module("jax._src.monitoring").unregister_event_duration_listener(self._heard)
+        for collector in (self._compilations, self._watch):
+            self.session.discard(collector)
+        self.session.tracker.release(JAX)
+
+    def rank(self) -> int | None:
+        """Return the process's rank in a distributed job."""
+        state: Any = import_module("jax._src.distributed").global_state
+        return state.process_id if state.client is not None else rank_from()
+
+    def _replace(self, owner: Any, name: str, by: Any) -> None:
+        before = vars(owner).get(name)
+        setattr(owner, name, by)
+        self._replaced.append((owner, name, before, by))
 
     def _heard(self, event: str, seconds: float, **about: Any) -> None:
-        if event != COMPILED or self.session.quiet:
-            return
-        try:
-            now, name = perf_counter_ns(), str(about.get("fun_name", ""))
-            self.session.append((COMPILE, name, now - int(seconds * 1e9), now, self.session.tracker.number, None))
-        except Exception as error:  # noqa: BLE001 - fail open
-            self.session.guard.failed(JAX, error)
+        if not self.session.quiet:
+            try:
+                self._compilations.heard(event, seconds, **about)
+            except Exception as error:  # noqa: BLE001 - fail open
+                self.session.switch_off(self._compilations, error)
+
+    # annotations
+
+    def _wrap_annotation(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def __init__(annotation: Any, name: str, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - replaces a method of this name
+            original(annotation, name, *args, **kwargs)
+            annotation.sm_profiler_mode = ModeKeys.EVAL if _EVALUATES.search(str(name)) else ModeKeys.TRAIN
+
+        return __init__
+
+    def _wrap_enter(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def __enter__(annotation: Any) -> Any:  # noqa: N807 - replaces a method of this name
+            result = original(annotation)
+            self._note(self._begins, annotation)
+            return result
+
+        return __enter__
+
+    def _wrap_exit(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def __exit__(annotation: Any, *error: Any) -> Any:  # noqa: N807 - replaces a method of this name
+            self._note(self._ends, annotation)
+            return original(annotation, *error)
+
+        return __exit__
+
+    def _note(self, action: Callable[[Any], None], annotation: Any) -> None:
+        if not self.session.quiet:
+            try:
+                action(annotation)
+            except Exception as error:  # noqa: BLE001 - fail open
+                self.session.fail(error)
+
+    def _begins(self, annotation: Any) -> None:
+        tracker = self.session.tracker
+        if tracker.owner in ("", JAX) and tracker.claim(JAX):
+            self.session.lead(self)
+            mode = getattr(annotation, "sm_profiler_mode", ModeKeys.TRAIN)
+            tracker.begin_step(perf_counter_ns(), gradients=mode is ModeKeys.TRAIN, mode=mode)
+
+    def _ends(self, _annotation: Any) -> None:
+        if self.session.tracker.owner == JAX:
+            self.session.tracker.end_step(perf_counter_ns())
+
+
+class _Watch(Collector):
+    """Starts over in a forked child."""
+
+    name = "calls"
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def forked(self) -> None:
+        """Forget what runs in the parent."""
+        self._calls.forked()

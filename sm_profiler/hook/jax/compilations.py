@@ -1,0 +1,111 @@
+"""Compilations by JAX: how long each took, of which function, and what was different from the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any
+
+from sm_profiler.formats.event_names import COMPILE
+from sm_profiler.hook.caller import user_line
+from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.jax.loop import Compiled
+from sm_profiler.hook.steps import Record
+
+TRACED = "/jax/core/compile/jaxpr_trace_duration"
+LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+COMPILED = "/jax/core/compile/backend_compile_duration"
+MAX_NAMES = 1000
+MAX_EARLY = 500  # compilations before the first step
+MAX_TEXT = 300  # characters of a reason
+
+
+class Compilations(Collector):
+    """Records compilations, as JAX reports them."""
+
+    name = "compilations"
+
+    def __init__(
+        self,
+        append: Callable[[Record], None],
+        step: Callable[[], int],
+        describe: Callable[[Any], dict[str, str]],
+        clock: Callable[[], int] = perf_counter_ns,
+    ) -> None:
+        """Create the collector.
+
+        Args:
+            append: takes the records.
+            step: returns the number of the step.
+            describe: returns place → type of each of a call's arguments.
+            clock: nanoseconds.
+        """
+        self._append = append
+        self._step = step
+        self._describe = describe
+        self._clock = clock
+        self._early: list[Record] | None = []  # before recording starts
+        self._running: tuple[Compiled, Any] | None = None
+        self._before: dict[str, float] = {}  # function → seconds it was traced and lowered since it was last compiled
+        self._known: dict[str, int] = {}  # function → compilations
+
+    def calling(self, function: Compiled | None, arguments: Any = None) -> None:
+        """Note which function of the script is called, with its arguments; None: it returned."""
+        self._running = None if function is None else (function, arguments)
+
+    def heard(self, event: str, seconds: float, **about: Any) -> None:
+        """Take a report of JAX."""
+        if event not in (TRACED, LOWERED, COMPILED):
+            return
+        name = str(about.get("fun_name", ""))
+        name = name.removeprefix("jit(").removesuffix(")") if name.startswith("jit(") else name
+        if event != COMPILED:
+            if len(self._before) < MAX_NAMES:
+                self._before[name] = self._before.get(name, 0.0) + seconds
+            return
+        now = self._clock()
+        seconds += self._before.pop(name, 0.0)
+        again, details = self._compare(name)
+        args = {"compiler": "jax.jit", "again": again, **details, **user_line()}
+        record = (COMPILE, name or "jax.jit", now - int(seconds * 1e9), now, self._step(), args)
+        if self._early is None:
+            self._append(record)
+        elif len(self._early) < MAX_EARLY:
+            self._early.append(record)
+
+    def start(self) -> None:
+        """Record what was compiled before the first step."""
+        early, self._early = self._early, None
+        for record in early or ():
+            self._append(record)
+
+    def _compare(self, name: str) -> tuple[bool, dict[str, str]]:
+        """Return whether a function was compiled before, and what is different now."""
+        if self._running is None or self._running[0].name != name:  # an operation of its own, or called by another
+            count = self._known.get(name, 0)
+            if len(self._known) < MAX_NAMES:
+                self._known[name] = count + 1
+            return count > 0, {}
+        function, arguments = self._running
+        function.compilations += 1
+        before, function.signature = function.signature, self._describe(arguments)
+        if function.compilations == 1:
+            return False, {}
+        reason = difference(before, function.signature)
+        return True, {"reason": reason} if reason else {}
+
+    def forked(self) -> None:
+        """Forget what runs in the parent."""
+        self._running, self._early = None, []
+        self._before.clear()
+
+
+def difference(before: dict[str, str], now: dict[str, str]) -> str:
+    """Return in words which arguments changed."""
+    changed = [
+        f"{place}: {before[place]} → {now[place]}" for place in now if place in before and before[place] != now[place]
+    ]
+    other = [f"{place} is new" for place in now if place not in before] + [
+        f"{place} is gone" for place in before if place not in now
+    ]
+    return ", ".join((changed + other)[:5])[:MAX_TEXT]
