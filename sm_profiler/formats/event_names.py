@@ -14,7 +14,6 @@ BACKWARD = "Backward(post-forward)"
 OPTIMIZER = "Optimizer"
 COMPILED_STEP = "sm_profiler/compiled_step"  # a whole step as one function: its forward and backward cannot be seen
 FORWARD_MODULE = "Forward-SubModuleInternal"
-COMPILED_STEP = "sm_profiler/compiled_step"  # a whole step as one function: its forward and backward cannot be seen
 BACKWARD_MODULE = "Backward-SubModuleInternal"
 
 DATALOADER_WAIT = "DataLoaderWait"

@@ -101,7 +101,7 @@ class Compilations(Collector):
 
 
 def difference(before: dict[str, str], now: dict[str, str]) -> str:
-    """Return in words which arguments changed."""
+    """Return which arguments changed, as text."""
     changed = [
         f"{place}: {before[place]} → {now[place]}" for place in now if place in before and before[place] != now[place]
     ]

@@ -1,0 +1,216 @@
+"""Steps of loops that call compiled functions: which calls begin one, and in which mode."""
+
+import pytest
+
+from sm_profiler.hook.jax.compilations import COMPILED, LOWERED, TRACED, Compilations, difference
+from sm_profiler.hook.jax.loop import Compiled, Loop
+from sm_profiler.hook.steps import StepTracker, Stream
+
+
+class Array:
+    """An argument or a result."""
+
+
+class Script:
+    """A script that calls compiled functions; a call takes 1 ms, everything else none."""
+
+    def __init__(self):
+        self.records = []
+        self.tracker = StepTracker(self.records.append)
+        self.leaders = 0
+        self.loop = Loop(self.tracker, self._lead, list)
+        self.functions = {}
+        self.now = 1_000_000_000
+
+    def _lead(self):
+        self.leaders += 1
+
+    def call(self, name, *arguments, results=1):
+        function = self.functions.setdefault(name, Compiled(name))
+        start = self.now
+        self.loop.begins(function, start, arguments)
+        self.now += 1_000_000
+        self.loop.ended(function, name, start, self.now)
+        outputs = [Array() for _ in range(results)]
+        if not function.settled:
+            self.loop.returned(function, outputs)
+        return outputs
+
+    def fetch(self, stream, got=True):
+        self.tracker.fetch_begins()
+        self.tracker.fetch_ends(stream, self.now, self.now + 500_000, got=got, gradients=True)
+        self.now += 500_000
+
+    def steps(self):
+        self.tracker.end_step()
+        return [
+            (name.rpartition(".")[2], (end - start) // 1_000_000)
+            for _, name, start, end, *_ in self.records
+            if "Step:" in name
+        ]
+
+    def modes(self):
+        return [mode for mode, _ in self.steps()]
+
+
+@pytest.fixture
+def script():
+    return Script()
+
+
+def loader(script):
+    return Stream("Loader", lambda: script)
+
+
+def test_each_call_of_the_only_function_is_a_step(script):
+    (params,) = script.call("init", Array())
+    for _ in range(5):
+        params, _ = script.call("train_step", params, Array(), results=2)
+    assert script.steps() == [("TRAIN", 1)] * 5
+    assert script.leaders == 5
+
+
+def test_what_prepares_the_training_is_no_step(script):
+    params, state = script.call("init", Array())[0], script.call("init_optimizer", Array())[0]
+    for _ in range(3):
+        gradients = script.call("gradients", params, Array())[0]
+        params, state = script.call("update", params, state, gradients, results=2)
+    assert script.steps() == [("TRAIN", 2)] * 3
+
+
+def test_a_single_call_is_no_step(script):
+    script.call("init")
+    script.call("train_step")
+    assert script.steps() == []
+
+
+def test_what_never_changes_its_parameters_evaluates(script):
+    params = Array()
+    for _ in range(2):
+        for _ in range(4):
+            (params,) = script.call("train_step", params, Array())
+        for _ in range(3):
+            script.call("accuracy", params, Array())
+    assert script.modes() == (["TRAIN"] * 4 + ["EVAL"] * 3) * 2
+
+
+def test_an_evaluation_without_any_training_is_recognized_by_its_arguments(script):
+    params = [Array() for _ in range(4)]
+    for _ in range(3):
+        script.call("apply", *params, Array())
+    assert script.modes() == ["EVAL"] * 3
+
+
+def test_parameters_that_are_updated_outside_compiled_functions_train(script):
+    for _ in range(3):
+        script.call("gradients", Array(), Array())
+    assert script.modes() == ["TRAIN"] * 3
+
+
+def test_the_mode_follows_from_a_name(script):
+    params = Array()
+    for _ in range(3):
+        (params,) = script.call("eval_step", params)
+    assert script.modes() == ["EVAL"] * 3
+
+
+def test_a_function_that_is_called_now_and_then_is_no_step_of_its_own_at_first(script):
+    params = Array()
+    for number in range(6):
+        (params,) = script.call("train_step", params, Array())
+        if number == 3:
+            script.call("summary", params)
+    assert script.modes() == ["TRAIN"] * 6
+
+
+def test_each_batch_of_a_loader_begins_one_step(script):
+    stream, params = loader(script), Array()
+    script.call("init", Array())
+    for _ in range(4):
+        script.fetch(stream)
+        for _ in range(3):  # three updates with one batch
+            (params,) = script.call("train_step", params, Array())
+    script.fetch(stream, got=False)
+    assert script.steps() == [("TRAIN", 3)] * 4
+    waits = [record for record in script.records if record[0] == "DataLoaderWait"]
+    assert [record[4] for record in waits] == [0, 1, 2, 3]
+
+
+def test_batches_that_were_fetched_ahead_are_steps_too(script):
+    stream, params = loader(script), Array()
+    script.fetch(stream)
+    script.fetch(stream)
+    for number in range(5):
+        if number < 3:
+            script.fetch(stream)
+        (params,) = script.call("train_step", params, Array())
+    assert script.modes() == ["TRAIN"] * 5
+
+
+def test_preparing_with_the_first_batch_takes_no_step(script):
+    stream = loader(script)
+    script.fetch(stream)
+    (params,) = script.call("init", Array())
+    (params,) = script.call("train_step", params, Array())
+    for _ in range(2):
+        script.fetch(stream)
+        (params,) = script.call("train_step", params, Array())
+    assert script.steps() == [("TRAIN", 1)] * 3
+
+
+def test_steps_that_the_script_marks_hold_the_calls(script):
+    script.tracker.claim("script")
+    for _ in range(3):
+        script.tracker.begin_step(script.now, gradients=True)
+        script.call("train_step", Array())
+        script.call("train_step", Array())
+        script.tracker.end_step(script.now)
+    assert script.steps() == [("TRAIN", 2)] * 3
+    assert script.leaders == 0
+
+
+def test_a_batch_fetched_inside_a_marked_step_comes_before_it(script):
+    script.tracker.claim("script")
+    stream = loader(script)
+    for _ in range(2):
+        script.tracker.begin_step(script.now, gradients=True)
+        script.fetch(stream)
+        script.call("train_step", Array())
+        script.tracker.end_step(script.now)
+    assert script.steps() == [("TRAIN", 1)] * 2
+    assert [record[4] for record in script.records if record[0] == "DataLoaderWait"] == [0, 1]
+
+
+def test_a_compilation_lasts_from_tracing_to_its_end_and_its_cause_is_named():
+    now, records = [10**10], []
+    found = Compilations(records.append, lambda: 7, dict, lambda: now[0])
+    function = Compiled("step")
+    found.start()
+    for shape in ("f32[8]", "f32[9]"):
+        found.calling(function, {"argument 0": shape, "argument 1": "i32[]"})
+        found.heard(TRACED, 0.1, fun_name="step")
+        found.heard(LOWERED, 0.2, fun_name="jit(step)")
+        found.heard(COMPILED, 0.5, fun_name="jit(step)")
+        found.calling(None)
+    found.heard(COMPILED, 0.5, fun_name="jit(add)")
+    first, second, other = records
+    assert (first[1], first[3] - first[2], first[4]) == ("step", 800_000_000, 7)
+    assert (first[5]["again"], second[5]["again"], other[5]["again"]) == (False, True, False)
+    assert second[5]["reason"] == "argument 0: f32[8] → f32[9]"
+
+
+def test_compilations_before_the_first_step_are_recorded_with_it():
+    records = []
+    found = Compilations(records.append, lambda: -1, dict)
+    found.heard(COMPILED, 0.5, fun_name="jit(init)")
+    assert not records
+    found.start()
+    assert [record[1] for record in records] == ["init"]
+
+
+def test_differences_are_few_and_short():
+    before = {f"argument {at}": "f32[1]" for at in range(100)}
+    now = {f"argument {at}": "f32[2]" for at in range(100)} | {"argument x": "new"}
+    assert difference(before, now).count("→") == 5
+    assert difference({"a": "1"}, {"b": "1"}) == "b is new, a is gone"
+    assert not difference(before, before)
