@@ -232,3 +232,39 @@ def line(seconds: Sequence[float], values: Sequence[float], title: str) -> Marku
         1000, 90, title, element("path", d=area, class_="f-violet", opacity="0.25"),
         element("path", d=path, class_="line s-violet", fill="none", vector_effect="non-scaling-stroke"), kind="strip", keep=False,
     )  # fmt: skip
+
+
+@attrs.frozen
+class Strip:
+    """A lane of a timeline: for each of its kinds colour, label, and the percentage that it takes of each column."""
+
+    name: str
+    kinds: Sequence[tuple[str, str, Sequence[int]]]
+
+
+def strips(lanes: Sequence[Strip], seconds: float, title: str) -> Markup:
+    """Draw lanes below each other over the same time; kinds are stacked from the bottom of a lane."""
+    left, width, height, space = 98.0, 900.0, 26.0, 12.0
+    drawn = []
+    for place, lane in enumerate(lanes):
+        top = place * (height + space)
+        drawn.append(text(left - 8, top + height / 2 + 4, lane.name, anchor="end"))
+        drawn.append(element("line", x1=left, y1=top + height, x2=left + width, y2=top + height, class_="axis"))
+        below: list[float] = []
+        for colour, label, values in lane.kinds:
+            below = below or [0.0] * len(values)
+            step, path = width / max(len(values), 1), []
+            for column, value in enumerate(values):
+                if value <= 0:
+                    continue
+                x, tall = left + column * step, height * value / 100
+                path.append(f"M{x:.5g} {top + height - below[column]:.5g}h{step:.4g}v{-tall:.4g}h{-step:.4g}z")
+                below[column] += tall
+            mean = sum(values) / max(len(values), 1) / 100
+            about = element("title", f"{lane.name}: {label}, {_percent(mean)} of the time")
+            drawn.append(element("path", about, d="".join(path), class_=f"f-{colour}"))
+    bottom = len(lanes) * (height + space)
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        anchor = "start" if not share else "end" if share == 1 else "middle"
+        drawn.append(text(left + width * share, bottom + 8, duration(seconds * share) if share else "0", anchor=anchor))
+    return drawing(left + width, bottom + 14, title, *drawn)

@@ -84,7 +84,9 @@ def _cells_of_traces(report: Report, source: str) -> list[tuple[str, str]]:
     tables = (
         ("Time of each GPU", "temporal_breakdown()"), ("Idle time by reason", "idle_breakdown()"), ("Kernels", "kernels(20)"),
         ("Operators and lines", "operators().head(20)"), ("Waits for the GPU", "synchronizations().head(20)"),
-        ("Communication", "communication()"), ("Copies", "memory_bandwidth()"), ("Queues of launches", "queue_length()"),
+        ("Communication", "communication()"),
+        ("Communication that computation hides", "communication_overlap()"), ("Copies", "memory_bandwidth()"), ("Queues of launches", "queue_length()"),
+        ("Longest steps", 'steps().assign(length_us=lambda step: step["end_us"] - step["start_us"]).nlargest(5, "length_us")'),
         ("Critical path", 'critical_path().groupby(["rank", "kind"])["duration_us"].sum().to_frame()'),
     )  # fmt: skip
     cells = [

@@ -17,6 +17,7 @@ from report_helpers import START_S, gpu_samples, make_job, metrics_of, report_fr
 
 from sm_profiler.report import JobInfo, build_report, write_report
 from sm_profiler.report.build import report_of
+from sm_profiler.report.gpu import report_traces
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.page import json_for_script, render_html
 from sm_profiler.report.verdict import decide
@@ -125,6 +126,18 @@ def test_page_is_accessible(report, tmp_path, scheme):
     with page_of(render_html(report), tmp_path, color_scheme=scheme) as (page, _):
         found = Axe().run(page, options={"resultTypes": ["violations"]}).response
     assert [(one["id"], one["help"], one["nodes"][0]["html"][:120]) for one in found["violations"]] == []
+
+
+@browser
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1100), ("dark", 360)])
+def test_page_of_traces_is_accessible_and_fits(tmp_path, scheme, width):
+    html = render_html(report_traces(DATA.parent / "gpu_traces" / "sampled2"))
+    viewport = {"width": width, "height": 800}
+    with page_of(html, tmp_path, color_scheme=scheme, viewport=viewport) as (page, seen):
+        found = Axe().run(page, options={"resultTypes": ["violations"]}).response
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert [(one["id"], one["help"], one["nodes"][0]["html"][:120]) for one in found["violations"]] == []
+    assert seen == []
 
 
 @browser

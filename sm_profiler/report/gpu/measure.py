@@ -43,7 +43,7 @@ MAX_LINES = 5
 # A gap of this share of the trace, and so many times as long as the usual one, is no habit of the loop.
 ONCE_SHARE, ONCE_TIMES = 0.2, 100
 ONCE_MOST = 3
-_LOADING = re.compile(r"DataLoader|data_?loading|next_batch|load_batch|fetch_data", re.IGNORECASE)
+LOADING = re.compile(r"DataLoader|data_?loading|next_batch|load_batch|fetch_data", re.IGNORECASE)
 _TENSOR_CORES_SINCE = 7  # compute capability of the first NVIDIA GPUs with tensor cores
 
 
@@ -207,7 +207,7 @@ def _idle(
     gap = end - start
     is_queued = launched <= start
     loading = np.flatnonzero(
-        np.isin(events.category, (ANNOTATION, OPERATOR)) & events.name.mask(lambda name: _LOADING.search(name) is not None)
+        np.isin(events.category, (ANNOTATION, OPERATOR)) & events.name.mask(lambda name: LOADING.search(name) is not None)
     )  # fmt: skip
     of_loading = nesting.covered(start, end, nesting.union(events.start_us[loading], events.end_us[loading]))
     waits = np.flatnonzero(

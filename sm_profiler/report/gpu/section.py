@@ -8,14 +8,22 @@ from typing import Any
 import attrs
 import numpy as np
 
+from sm_profiler.analysis.gpu.kernels import KINDS
 from sm_profiler.report import charts
 from sm_profiler.report.blocks import Picture, Section, Table
 from sm_profiler.report.charts import ChartPart
 from sm_profiler.report.formatting import duration, percent, plural
+from sm_profiler.report.gpu.step_view import LOADING_KIND, WAITING_KIND, WORKING_KIND
 from sm_profiler.report.svg import shorten
 
 MAX_RANKS = 12  # with bars and tables of their own
+MAX_STEPS = 3  # drawn, each of another rank
 _LONGEST = 100  # characters of a kernel's name
+# Kinds of a step's lanes: label and colour.
+_KINDS = {
+    KINDS[0]: ("Computing", "blue"), KINDS[1]: ("Communicating", "violet"), KINDS[2]: ("Copying", "teal"),
+    LOADING_KIND: ("Host loads data", "amber"), WAITING_KIND: ("Host waits for the GPU", "rose"), WORKING_KIND: ("Host works", "sky"),
+}  # fmt: skip
 
 Trace = Mapping[str, Any]
 
@@ -94,6 +102,7 @@ def sections(traces: Sequence[Trace]) -> list[Section]:
     note = (f"{len(traces) - MAX_RANKS} more ranks are in report.json.",) if len(traces) > MAX_RANKS else ()
     return [
         Section("gpu-time", "GPU time", (*_time_sentences(traces), *note), (_time_table(shown),)),
+        _longest_steps(traces),
         Section("gpu-kernels", "Kernels and operators", _kernel_sentences(traces), _kernel_tables(shown)),
         _waits(shown), _communication(shown), _copies(shown),
     ]  # fmt: skip
@@ -111,7 +120,7 @@ def _bar(traces: Sequence[Trace], title: str, *, legend: bool = False) -> Pictur
 
 
 def _us(value: Any) -> str:
-    return duration(float(value) / 1e6)
+    return duration(float(value) / 1e6).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _time_sentences(traces: Sequence[Trace]) -> tuple[str, ...]:
@@ -134,6 +143,61 @@ def _time_table(traces: Sequence[Trace]) -> Table:
         for trace in traces
     )  # fmt: skip
     return Table(("Rank", "Recorded", *(part.label for part in shown)), rows)
+
+
+def _longest_steps(traces: Sequence[Trace]) -> Section:
+    """Draw the longest steps of all ranks, each of another rank."""
+    title = "Longest steps"
+    found = [(trace["rank"], trace["longest_step"]) for trace in traces if trace.get("longest_step")]
+    if not found:
+        return Section("gpu-steps", title, missing="No kernels were recorded.")
+    found.sort(key=lambda one: -float(one[1]["length_us"]))
+    shown = found[:MAX_STEPS]
+    sentences = [_about_step(rank, step) for rank, step in shown]
+    column = max(float(step["length_us"]) / int(step["columns"]) for _, step in shown)
+    sentences.append(
+        f"Each of a picture's {shown[0][1]['columns']} columns is {'up to ' if len(shown) > 1 else ''}{_us(column)} wide; its coloured "
+        "height is the share of that time in which the lane did this. No kernel is left out, none is drawn by itself."
+    )
+    if len(found) > len(shown):
+        sentences.append(f"The longest steps of {plural(len(found) - len(shown), 'other rank')} are in report.json.")
+    return Section(
+        "gpu-steps", title, tuple(sentences), pictures=tuple(_step_picture(rank, step) for rank, step in shown)
+    )
+
+
+def _name_of(rank: int, step: Mapping[str, Any]) -> str:
+    return f"Rank {rank}, " + ("whole recording" if step["step"] is None else f"step {step['step']}")
+
+
+def _about_step(rank: int, step: Mapping[str, Any]) -> str:
+    usual = f" (median of {step['steps']} steps: {_us(step['usual_us'])})" if int(step["steps"]) > 1 else ""
+    busy = percent(float(step["busy_us"]) / float(step["length_us"]))
+    parts = [
+        f"{_name_of(rank, step)}: {_us(step['length_us'])}{usual}, {plural(int(step['kernels']), 'kernel')}, the GPU is busy {busy} of it."
+    ]
+    if float(step["gap_us"]) > 0:
+        line = f" ({step['gap_file']}:{step['gap_line']})" if step["gap_file"] else ""
+        before = f", before {shorten(str(step['gap_before']), 60)}{line}" if step["gap_before"] else ""
+        parts.append(f"Longest gap: {_us(step['gap_us'])} after {_us(step['gap_at_us'])}{before}.")
+    if step["streams_left_out"]:
+        parts.append(f"{plural(int(step['streams_left_out']), 'stream')} with less work not drawn.")
+    return " ".join(parts)
+
+
+def _step_picture(rank: int, step: Mapping[str, Any]) -> Picture:
+    lanes = step["lanes"]
+    title = f"{_name_of(rank, step)}: {_us(step['length_us'])}"
+    drawn = [
+        charts.Strip(
+            shorten(str(lane["name"]), 16),
+            [(_KINDS[kind][1], _KINDS[kind][0], values) for kind, values in lane["kinds"].items()],
+        )
+        for lane in lanes
+    ]
+    used = {kind for lane in lanes for kind in lane["kinds"]}
+    legend = tuple((label, colour, "") for kind, (label, colour) in _KINDS.items() if kind in used)
+    return Picture(charts.strips(drawn, float(step["length_us"]) / 1e6, title), title, legend, "chart wide")
 
 
 def _kernel_sentences(traces: Sequence[Trace]) -> tuple[str, ...]:
@@ -192,15 +256,25 @@ def _communication(traces: Sequence[Trace]) -> Section:
     rows = tuple(
         (
             f"{row['operation']} {row['group']}".strip(), str(trace["rank"]), f"{row['count']:,}", _us(row["sum_us"]),
-            _us(row["exposed_us"]), _number(row["bus_gbps"], "GB/s"),
+            _us(row["exposed_us"]), _hidden(row["share_hidden"]), _number(row["bus_gbps"], "GB/s"),
         )
         for trace in traces for row in trace["communication"]
     )  # fmt: skip
     title = "Communication"
     if not rows:
         return Section("gpu-communication", title, missing="No collectives were recorded.")
-    head = ("Collective", "Rank", "Count", "Time", "Exposed", "Bus bandwidth")
-    return Section("gpu-communication", title, tables=(Table(head, rows),))
+    head = ("Collective", "Rank", "Count", "Time", "Exposed", "Hidden", "Bus bandwidth")
+    hidden = [
+        float(trace["share_hidden"])
+        for trace in traces
+        if trace["share_hidden"] is not None and np.isfinite(trace["share_hidden"])
+    ]
+    sentence = (f"Computation hides {percent(float(np.mean(hidden)))} of the communication's time.",) if hidden else ()
+    return Section("gpu-communication", title, sentence, tables=(Table(head, rows),))
+
+
+def _hidden(share: Any) -> str:
+    return percent(float(share)) if share is not None and np.isfinite(share) else ""
 
 
 def _copies(traces: Sequence[Trace]) -> Section:

@@ -11,6 +11,7 @@ from sm_profiler.analysis.gpu.critical_path import critical_path
 from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
 from sm_profiler.analysis.gpu.table import Table
 from sm_profiler.report.gpu.measure import TOP, RankTime
+from sm_profiler.report.gpu.step_view import longest_step
 
 
 def describe(gpu: GpuTraces, time: RankTime) -> dict[str, Any]:
@@ -32,11 +33,18 @@ def describe(gpu: GpuTraces, time: RankTime) -> dict[str, Any]:
         "queues": launches.queue_summary(events),
         "flops": flops.flops(trace),
     }
+    longest = longest_step(trace, calling)
+    found["longest_step"] = _plain_object(longest) if longest else None
+    found |= {key: _plain(value) for key, value in breakdown.overlap(events).items()}
     return found | {name: _rows(table) for name, table in tables.items()}
 
 
 def _rows(table: Table) -> list[dict[str, Any]]:
     return [{key: _plain(value) for key, value in row.items()} for row in table.rows()]
+
+
+def _plain_object(found: dict[str, Any]) -> dict[str, Any]:
+    return {key: value if value is None or isinstance(value, list) else _plain(value) for key, value in found.items()}
 
 
 def _plain(value: Any) -> Any:
