@@ -5,7 +5,7 @@ python -m benchmarks.diagnosis --cases metrics,logs --repeat 3
 python -m benchmarks.diagnosis --busy --seed 5                    other sizes, on a busy machine
 python -m benchmarks.diagnosis --profiler traceml --json traceml.json
 python -m benchmarks.diagnosis --plain --markdown docs/diagnosis.md
-python -m benchmarks.diagnosis --from results.json --markdown docs/diagnosis.md
+python -m benchmarks.diagnosis --from first.json second.json busy.json --markdown docs/diagnosis.md
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import sys
 import time
 from pathlib import Path
 
+import attrs
+
 from benchmarks.diagnosis import table
 from benchmarks.diagnosis.adapters import PROFILERS, FailedRunError
 from benchmarks.diagnosis.manifest import CASES, Case
 from benchmarks.diagnosis.running import busy, run_case, twice_the_cores
-from benchmarks.diagnosis.scoring import Score, part, score
+from benchmarks.diagnosis.scoring import BUSY, QUIET, Score, score
 
 
 def options() -> argparse.Namespace:
@@ -38,7 +40,7 @@ def options() -> argparse.Namespace:
         type=Path,
         dest="sources",
         nargs="+",
-        help="read scores from files instead of running; of a case run twice, the later",
+        help="read scores from files instead of running; all of them count",
     )
     parser.add_argument("--markdown", type=Path, help="write the tables into this document")
     parser.add_argument("--twins", action="store_true", help="judge the repaired twins: nothing is wrong with them")
@@ -77,7 +79,8 @@ def measure(args: argparse.Namespace) -> list[Score]:
                 started = time.monotonic()
                 varied = case.varied(args.seed + turn) if args.seed else case
                 try:
-                    scores.append(score(run_case(varied, profiler, plain=args.plain)))
+                    outcome = score(run_case(varied, profiler, plain=args.plain))
+                    scores.append(attrs.evolve(outcome, machine=BUSY if args.busy else QUIET, run=turn))
                 except FailedRunError as error:
                     print(f"{case.name}: the script itself fails and is left out: {error}", file=sys.stderr)
                     continue
@@ -88,12 +91,13 @@ def measure(args: argparse.Namespace) -> list[Score]:
 
 
 def kept(files: list[Path]) -> list[Score]:
-    scores: dict[str, list[Score]] = {}
+    scores, runs = [], 0
     for path in files:
         rows = [Score(**row) for row in json.loads(path.read_text())]
-        scores |= {name: [row for row in rows if row.case == name] for name in dict.fromkeys(row.case for row in rows)}
+        scores += [attrs.evolve(row, run=runs + row.run) for row in rows]
+        runs += max((row.run for row in rows), default=-1) + 1
     order = {case.script: number for number, case in enumerate(CASES)}
-    return sorted((one for group in scores.values() for one in group), key=lambda one: order.get(one.script, 0))
+    return sorted(scores, key=lambda one: order.get(one.script, 0))
 
 
 def main() -> None:
@@ -102,14 +106,14 @@ def main() -> None:
         print("\n".join(f"{case.name:60} {case.expected[0]:22} {case.about}" for case in chosen(args)))
         return
     scores = kept(args.sources) if args.sources else measure(args)
-    right, count = part(one.right for one in scores)
-    print(f"{right} of {count} right, {sum(one.confidently_wrong for one in scores)} confidently wrong")
+    print(table.runs_sentence(scores))
     print(table.classes_table(scores), table.reliability_table(scores), sep="\n\n")
     if args.markdown:
         if args.profiler == "ours":
             table.write(args.markdown, "classes", table.classes_table(scores))
             table.write(args.markdown, "problems", table.problems_table(scores))
             table.write(args.markdown, "reliability", table.reliability_table(scores))
+            table.write(args.markdown, "runs", table.runs_sentence(scores))
         else:
             table.write(args.markdown, args.profiler, table.problems_table(scores))
 

@@ -12,6 +12,7 @@ from benchmarks.diagnosis.adapters import Named, Place
 from benchmarks.diagnosis.manifest import NEAR, Case
 from benchmarks.diagnosis.running import Outcome
 
+QUIET, BUSY = "quiet", "busy"
 SLACK = 0.05  # of the measured speedup: two runs of one script differ by as much
 
 
@@ -42,6 +43,8 @@ class Score:
     planted: dict[str, float]
     share: float = 0.0
     error: str = ""
+    machine: str = QUIET
+    run: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return an object for JSON."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,9 +72,25 @@ def problems_table(scores: Sequence[Score]) -> str:
 
 
 def reliability_table(scores: Sequence[Score]) -> str:
-    """Return how many verdicts of each confidence are right."""
-    rows = [[name, _share(pair), f"{pair[0] / pair[1]:.0%}"] for name, pair in reliability(scores).items()]
-    return _rows(["confidence", "right", "share"], rows)
+    """Return how many verdicts of each confidence are right, on quiet and on busy machines."""
+    machines = list(dict.fromkeys(one.machine for one in scores))
+    by_machine = [reliability(one for one in scores if one.machine == machine) for machine in machines]
+    together = reliability(scores)
+    header = ["confidence", "right", "share", *(f"{name} machine" for name in machines if len(machines) > 1)]
+    rows = []
+    for name, (right, count) in together.items():
+        each = [_share(found.get(name, (0, 0))) for found in by_machine if len(machines) > 1]
+        rows.append([name, f"{right} of {count}", f"{right / count:.0%}", *each])
+    return _rows(header, rows)
+
+
+def runs_sentence(scores: Sequence[Score]) -> str:
+    """Return how many verdicts of how many runs the tables show."""
+    right, count = part(one.right for one in scores)
+    wrong = sum(one.confidently_wrong for one in scores)
+    runs = Counter(machine for machine, _ in {(one.machine, one.run) for one in scores})
+    each = [f"{number} {'run' if number == 1 else 'runs'} on a {name} machine" for name, number in sorted(runs.items())]
+    return f"{right} of {count} verdicts are right and {wrong} confidently wrong: {' and '.join(each)}."
 
 
 def write(document: Path, name: str, text: str) -> None:

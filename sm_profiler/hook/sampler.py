@@ -23,6 +23,7 @@ from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.stacks import NEAR_SECONDS, Key, Lengths, Place, Prompt, StackReader, Tally, to_args
 from sm_profiler.hook.steps import Record, StepTracker
+from sm_profiler.hook.threads import waited_ns
 
 SAMPLER = "sampler"
 SWITCH = "SM_PROFILER_SAMPLER"
@@ -80,6 +81,7 @@ class Sampler(Collector):
         clock: Callable[[], int] = perf_counter_ns,
         own_cpu: Callable[[], float] = time.thread_time,
         frames: Callable[[], dict[int, FrameType]] = sys._current_frames,  # noqa: SLF001 - the only way to another thread's stack
+        waited: Callable[[], int] = waited_ns,
     ) -> None:
         self._append = append
         self._tracker = tracker
@@ -90,6 +92,7 @@ class Sampler(Collector):
         self._clock = clock
         self._own_cpu = own_cpu
         self._frames = frames
+        self._waited_ns = waited
         self.declared: list[str] = []
         self.sources: list[Source] = []
         self.reader = StackReader()
@@ -108,6 +111,7 @@ class Sampler(Collector):
         self._seen = (-1, 0)  # number of a step and its start
         self._was_training = True
         self._saved = SAVED
+        self._last_waited = self._waited_ns()
 
     # life cycle
 
@@ -193,8 +197,10 @@ class Sampler(Collector):
         self._saved = min(self._saved + SHARE * seconds, SAVED)
         long = self._follow_step(now_ns)
         phase = self.declared[-1] if self.declared else phase_of(self._tracker)
+        waited = self._waited_ns()
         if places:
-            self._tally.hold((phase, long, leaf, places), seconds)
+            self._tally.hold((phase, long, leaf, places), seconds, (waited - self._last_waited) / 1e9)
+        self._last_waited = waited
 
     def _follow_step(self, now_ns: int) -> bool:
         """Return whether the running step is long already; settle the samples of the one before."""
@@ -236,6 +242,7 @@ class Sampler(Collector):
                 tally.add(key, seconds, count)
         if tally:
             args = {"seconds": round((now_ns - self._written_ns) / 1e9, 3), **to_args(tally.take())}
+            args["waited_ms"] = tally.take_waits()
             self._append((SAMPLES, "samples", now_ns, now_ns, -1, args))
         self._written_ns = now_ns
 

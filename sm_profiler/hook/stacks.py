@@ -192,6 +192,8 @@ class Tally:
     def __init__(self) -> None:
         self._sums: dict[Key, list[float]] = {}  # seconds, samples
         self._held: dict[Key, list[float]] = {}  # of the running step, whose length is not known yet
+        self._held_wait = 0.0
+        self._waited = [0.0, 0.0]  # seconds without a core: in usual steps, in long ones
 
     def __bool__(self) -> bool:
         return bool(self._sums)
@@ -200,9 +202,16 @@ class Tally:
         """Add samples of a stack."""
         _add(self._sums, key, seconds, count)
 
-    def hold(self, key: Key, seconds: float) -> None:
-        """Keep a sample until it is known whether its step is long."""
+    def hold(self, key: Key, seconds: float, waited: float = 0.0) -> None:
+        """Keep a sample until it is known whether its step is long.
+
+        Args:
+            key: phase and stack.
+            seconds: time that it counts for.
+            waited: seconds of that in which the thread was ready to run and had no core.
+        """
         _add(self._held, key, seconds, 1)
+        self._held_wait += waited
 
     def settle(self, *, long: bool = False, rename: Mapping[str, str] | None = None) -> None:
         """Add the samples that were kept.
@@ -214,7 +223,15 @@ class Tally:
         long = long or any(key[1] for key in self._held)
         for (phase, _, leaf, places), (seconds, count) in self._held.items():
             self.add(((rename or {}).get(phase, phase), long, leaf, places), seconds, count)
+        if not rename:  # what follows the loop is no step
+            self._waited[long] += self._held_wait
         self._held.clear()
+        self._held_wait = 0.0
+
+    def take_waits(self) -> list[float]:
+        """Return the milliseconds without a core in usual steps and in long ones, and start over."""
+        waited, self._waited = self._waited, [0.0, 0.0]
+        return [round(seconds * 1e3, 2) for seconds in waited]
 
     def take(self) -> dict[Key, list[float]]:
         """Return what was summed up, and start over."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 import msgspec
@@ -65,6 +65,7 @@ class _Args(msgspec.Struct):
     lines: list[str] = []
     seconds: float = 0.0
     stacks: list[tuple[str, int, float, int, str, list[int]]] = []
+    waited_ms: list[float] = []
 
 
 _DECODER = msgspec.json.Decoder(_Args)
@@ -79,11 +80,13 @@ class Samples:
         stacks: the stacks, those with the most time first.
         sources: (file, line) → text of the line as it ran.
         course: process → time of the innermost lines over the course of the job.
+        waited: process → seconds in which its training thread had no core: in usual steps, in long ones.
     """
 
     stacks: tuple[Sampled, ...] = ()
     sources: dict[tuple[str, int], str] = attrs.field(factory=dict)
     course: dict[str, Course] = attrs.field(factory=dict)
+    waited: dict[str, tuple[float, float]] = attrs.field(factory=dict)
 
     def source(self, place: Place) -> str:
         """Return the text of a line, or "" if it is unknown."""
@@ -199,6 +202,7 @@ class SampleFold:
         ] = {}  # microseconds, so that sums do not depend on the order; samples
         self._sources: dict[tuple[str, int], str] = {}
         self._course: dict[str, Course] = {}
+        self._waited: dict[str, list[int]] = {}  # microseconds without a core: in usual steps, in long ones
 
     def update(self, window: EventWindow) -> None:
         """Add the events of one window."""
@@ -223,7 +227,13 @@ class SampleFold:
             _add(sums, (one.phase, one.long, one.leaf, one.places), one.microseconds, one.count)
             if one.places:
                 course.add((one.phase, one.places[-1]), middle_us, one.microseconds, one.count)
+        self._add_waits(process, [round(one * 1e3) for one in args.waited_ms if 0 <= one <= MAX_SECONDS * 1e3])
         self._bound(process)
+
+    def _add_waits(self, process: str, waited: Sequence[int]) -> None:
+        before = self._waited.get(process, [0, 0])
+        if len(waited) == len(before):
+            self._waited[process] = [one + more for one, more in zip(before, waited, strict=True)]
 
     def _bound(self, process: str) -> None:
         sums = self._sums[process]
@@ -244,13 +254,16 @@ class SampleFold:
             for key, (spent, count) in theirs.items():
                 _add(sums, key, spent, count)
             self._bound(process)
+        for process, waited in other._waited.items():
+            self._add_waits(process, waited)
         for place, text in other._sources.items():
             if len(self._sources) < MAX_NAMES:
                 self._sources[place] = text
 
     def result(self) -> Samples:
         """Return all stacks."""
-        return Samples(tuple(sorted(self._each(), key=_rank)), dict(self._sources), copy.deepcopy(self._course))
+        waited = {process: (usual / 1e6, long / 1e6) for process, (usual, long) in self._waited.items()}
+        return Samples(tuple(sorted(self._each(), key=_rank)), dict(self._sources), copy.deepcopy(self._course), waited)
 
     def _each(self) -> Iterable[Sampled]:
         for process, sums in self._sums.items():

@@ -1,15 +1,17 @@
 """The benchmark of diagnosis itself: its cases, its scores, its tables."""
 
 import ast
+import json
 
 import attrs
 import pytest
 
 from benchmarks.diagnosis import table
+from benchmarks.diagnosis.__main__ import kept
 from benchmarks.diagnosis.adapters import Diagnosis, Named, Place, TraceML, instrumented
 from benchmarks.diagnosis.manifest import CASES, PROBLEMS
 from benchmarks.diagnosis.running import Outcome
-from benchmarks.diagnosis.scoring import reliability, score
+from benchmarks.diagnosis.scoring import BUSY, reliability, score
 from sm_profiler.report import Class
 
 SCRIPTS = sorted(path for path in PROBLEMS.glob("*.py") if path.stem not in ("bench", "ranks"))
@@ -119,6 +121,18 @@ def test_counts_right_verdicts_by_confidence():
     scores = [judged(Named("INPUT_BOUND", "high")), judged(Named("SYNC_BOUND", "high")), judged(Named("X", "low"))]
     assert reliability(scores) == {"high": (1, 2), "low": (0, 1)}
     assert "| high | 1 of 2 | 50% |" in table.reliability_table(scores)
+    busy = [attrs.evolve(one, machine=BUSY) for one in scores]
+    assert "| high | 2 of 4 | 50% | 1 of 2 | 1 of 2 |" in table.reliability_table(scores + busy)
+    assert "1 run on a busy machine and 1 run on a quiet machine" in table.runs_sentence(scores + busy)
+
+
+def test_all_scores_of_all_files_count(tmp_path):
+    scores = [attrs.evolve(judged(Named("INPUT_BOUND", "high")), run=turn) for turn in (0, 1)]
+    for name in ("first.json", "second.json"):
+        (tmp_path / name).write_text(json.dumps([one.as_dict() for one in scores]))
+    found = kept([tmp_path / "first.json", tmp_path / "second.json"])
+    assert sorted(one.run for one in found) == [0, 1, 2, 3]
+    assert "4 runs on a quiet machine" in table.runs_sentence(found)
 
 
 def test_writes_tables_between_markers(tmp_path):

@@ -157,6 +157,7 @@ class Machine:
 
     def __init__(self, recording=True) -> None:
         self.now, self.cpu, self.records, self.frame, self.recording = 0, 0.0, [], None, recording
+        self.waited = 0  # ns without a core
         self.tracker = SimpleNamespace(
             global_step=-1, step_start=0, mode=ModeKeys.TRAIN, in_fetch=0, in_backward=0, forward_key=0, in_optimizer=False,
             is_open=False, after_last_phase=False,
@@ -165,7 +166,7 @@ class Machine:
         self.sampler = Sampler(
             self.records.append, self.tracker, lambda: 7, is_recording=lambda: self.recording,
             on_error=lambda _, error: self.errors.append(error), clock=lambda: self.now, own_cpu=lambda: self.cpu,
-            frames=lambda: {7: self.frame},
+            frames=lambda: {7: self.frame}, waited=lambda: self.waited,
         )  # fmt: skip
 
     def sample(self, line, milliseconds=10, **state):
@@ -486,3 +487,21 @@ def test_real_trainings_keep_their_results_and_name_the_slow_line(tmp_path, mode
 def test_the_environment_switches_it_off(tmp_path, digests):
     (tmp_path / "train.py").write_text(SCRIPT)
     assert run(tmp_path, "workers", SM_PROFILER_SAMPLER="off") == (digests[True], [])
+
+
+def test_waits_for_a_core_are_summed_by_the_length_of_their_step():
+    machine = Machine()
+    for number in range(20):
+        machine.step(number)
+        machine.waited += 1_000_000
+        machine.sample(20, 10, forward_key=5)
+    machine.step(20)
+    for _ in range(5):
+        machine.waited += 8_000_000
+        machine.sample(21, 20)
+    machine.step(21)
+    machine.sample(22, 10)
+    machine.step(22)
+    machine.result()
+    usual, long = (sum(record[5]["waited_ms"][kind] for record in machine.records) for kind in (0, 1))
+    assert (usual, long) == (20, 40)

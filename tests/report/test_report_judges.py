@@ -9,6 +9,7 @@ from sm_profiler.report import Class, Finding, policy, terminal_summary
 from sm_profiler.report import verdict as verdict_module
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.judges.job import fit_growth
+from sm_profiler.report.sample_fold import Samples
 from sm_profiler.report.stalls import find_period
 from sm_profiler.report.step_fold import LoaderSettings
 from sm_profiler.report.verdict import decide
@@ -353,3 +354,13 @@ def test_a_loop_that_updates_its_parameters_by_hand_has_more_time_outside():
     assert verdict_of(training(400, wait=0, optimizer=0, outside=0.003)).kind is not Class.SYNC_BOUND
     assert verdict_of(training(400, wait=0, optimizer=0, outside=0.010)).kind is Class.SYNC_BOUND
     assert verdict_of(training(400, wait=0, outside=0.004)).kind is Class.SYNC_BOUND
+
+
+@pytest.mark.parametrize(("waited", "confidence"), [(0.0, "high"), (1.2, "medium"), (1.9, None)])
+def test_long_steps_that_wait_for_a_core_are_the_machines(waited, confidence):
+    """On a machine that others use, any step may be long; its line in the script is chance."""
+    metrics = metrics_of(stretched(training(400), {31, 58, 140, 203, 371}, lambda _: "Forward", 0.4))
+    samples = Samples(waited={"algo-1-0": (0.0, waited)})
+    main = decide(JudgeContext(attrs.evolve(metrics, samples=samples), {})).main
+    found = main.confidence if main.kind is Class.STEP_OUTLIERS else None
+    assert found == confidence

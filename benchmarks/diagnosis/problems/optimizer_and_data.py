@@ -1,5 +1,7 @@
 """Two problems at once: an optimizer in Python, and a transform without workers."""
 
+import time
+
 import torch
 from bench import Run
 from torch import nn
@@ -13,46 +15,42 @@ def crop(values):
 
 
 class Crops(Dataset):
-    def __init__(self, count, rounds):
-        self.count, self.rounds, self.rows = count, rounds, torch.randn(64, run.width)
+    def __init__(self, count, pause):
+        self.count, self.pause, self.rows = count, pause, torch.randn(64, run.width)
 
     def __len__(self):
         return self.count
 
     def __getitem__(self, index):
         with run.spends("loading"):
-            values = list(range(32))
-            for _ in range(self.rounds):
+            values, began = list(range(32)), time.perf_counter()
+            while time.perf_counter() - began < self.pause:
                 values = crop(values)
         return self.rows[index % 64], index % 10
 
 
 class PerElement(torch.optim.SGD):
-    """SGD with a smoothed sign, several times over."""
+    """SGD with a smoothed sign, again and again."""
 
-    def __init__(self, parameters, lr, passes):
+    def __init__(self, parameters, lr, pause):
         super().__init__(parameters, lr=lr)
-        self.passes = passes
+        self.pause = pause
 
     @torch.no_grad()
     def step(self, closure=None):
         with run.spends("optimizing"):
-            for group in self.param_groups:
-                for weight in group["params"]:
-                    for _ in range(self.passes):
-                        smooth = torch.tanh(weight.grad * 10)  # GUILTY: optimizing
-                    if self.passes:
-                        weight.grad.add_(smooth, alpha=1e-3)
+            began = time.perf_counter()
+            while time.perf_counter() - began < self.pause:
+                for group in self.param_groups:
+                    for weight in group["params"]:
+                        weight.grad.add_(torch.tanh(weight.grad * 10), alpha=1e-6)  # GUILTY: optimizing
             return super().step(closure)
 
 
 model = nn.Sequential(nn.Linear(run.width, 900), nn.ReLU(), nn.Linear(900, 10))
 whole = 0.0 if run.repaired else run.usual() / (1 - run.optimizing - run.loading)
-grads = [torch.randn_like(parameter) for parameter in model.parameters()]
-per_second = run.rounds(lambda: [torch.tanh(grad * 10) for grad in grads], share=0.5) / max(run.usual(), 1e-9)
-crops = run.rounds(lambda: crop(list(range(32))), share=0.5) / max(run.usual(), 1e-9)
-optimizer = PerElement(model.parameters(), 0.01, round(per_second * whole * run.optimizing))
-dataset = Crops(run.steps * run.batch, round(crops * whole * run.loading / run.batch))
+optimizer = PerElement(model.parameters(), 0.01, whole * run.optimizing)
+dataset = Crops(run.steps * run.batch, whole * run.loading / run.batch)
 with run.training():
     for x, y in DataLoader(dataset, run.batch):  # LOOP
         optimizer.zero_grad()

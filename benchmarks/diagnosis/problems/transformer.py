@@ -8,6 +8,7 @@ from bench import Run
 from torch import nn
 
 run = Run(steps=150, width=96, length=48, batch=8)
+HEADS = 4
 log = logging.getLogger("charlm")
 logging.basicConfig(level=logging.INFO)
 
@@ -17,7 +18,7 @@ class CharModel(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
         self.position = nn.Parameter(torch.zeros(length, width))
-        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True, dropout=0.0)
+        layer = nn.TransformerEncoderLayer(width, HEADS, 4 * width, batch_first=True, dropout=0.0)
         self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.out = nn.Linear(width, vocabulary)
 
@@ -53,7 +54,7 @@ def train(model, loader):
             log.info("step %d loss %.3f", number, loss.item())
 
 
-net = CharModel(64, run.width, run.length)
+net = CharModel(64, run.width // HEADS * HEADS, run.length)
 batches = torch.utils.data.DataLoader(Text(run.length, run.steps * run.batch), run.batch, shuffle=True)
 with run.training():
     train(net, batches)

@@ -73,13 +73,24 @@ def _periodic_advice(where: str, period: int, context: JudgeContext) -> str:
     )
 
 
+def _by_others(rank: Rank, context: JudgeContext) -> float:
+    """Return the share of the loop by which long steps are long because their thread had no core.
+
+    On a machine that others use, any step may wait. What usual steps wait is no part of it.
+    """
+    usual, long = context.metrics.samples.waited.get(rank.name, (0.0, 0.0))
+    count = rank.stalls.count
+    others = max(len(rank.iterations) - count, 1)
+    return max(long - usual * count / others, 0.0) / rank.loop if rank.loop > 0 else 0.0
+
+
 def judge_outliers(context: JudgeContext) -> Finding | None:
     """Find rare long steps without a period."""
     rank = _worst(context)
     if (
         rank is None
         or rank.stalls.period is not None
-        or rank.stall_share < policy.OUTLIER_COST
+        or rank.stall_share - _by_others(rank, context) < policy.OUTLIER_COST
         or not rank.stalls.is_rare
         or rank.stalls.typical < policy.OUTLIER_LENGTH * rank.stalls.median
         or rank.stalls.agreement < policy.SAME_PART
@@ -99,5 +110,7 @@ def judge_outliers(context: JudgeContext) -> Finding | None:
         "Check in the timeline what coincides with them: unusual samples (very long sequences, large images), retries of "
         "remote storage, new shapes that trigger compilation, other load on the machine.",
         rank.stall_share,
-        confidence=context.confidence(rank.stall_share, policy.OUTLIER_COST),
+        confidence=context.confidence(
+            rank.stall_share, policy.OUTLIER_COST, sure=_by_others(rank, context) < policy.EXPLAINED * rank.stall_share
+        ),
     )
