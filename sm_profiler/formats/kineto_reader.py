@@ -24,6 +24,7 @@ from sm_profiler.formats.salvage import BYTE_ORDER_MARK
 
 # Categories of events, by their number in `KinetoColumns.category`.
 KERNEL, MEMCPY, MEMSET, RUNTIME, OPERATOR, ANNOTATION, GPU_ANNOTATION, PYTHON, SYNC, OTHER = range(10)
+PHASE = 10  # of no trace: a phase that the hook recorded while the trace ran, on a thread of its own
 _CATEGORIES = {
     "kernel": KERNEL,
     "concurrent_kernel": KERNEL,
@@ -74,6 +75,17 @@ class Inputs:
 
     shapes: str
     types: str
+
+
+@attrs.frozen
+class Span:
+    """An event on a thread of the host; fields as in `KinetoColumns`."""
+
+    name: str
+    category: int
+    thread: int
+    start_us: float
+    duration_us: float
 
 
 @attrs.frozen(eq=False)
@@ -152,6 +164,7 @@ class KinetoTrace:
         properties: everything in the file but its events: `distributedInfo`, `deviceProperties`, …
         collectives: the distinct arguments of collectives.
         inputs: the distinct inputs of operators.
+        threads: process and thread of each number in `events.thread`, as the trace names them.
     """
 
     events: KinetoColumns
@@ -160,10 +173,34 @@ class KinetoTrace:
     properties: Mapping[str, Any]
     collectives: tuple[Collective, ...]
     inputs: tuple[Inputs, ...]
+    threads: tuple[tuple[int | str, int | str], ...] = ()
 
     def select(self, keep: Mask) -> KinetoTrace:
         """Return the trace with the chosen events only."""
         return attrs.evolve(self, events=self.events[keep])
+
+    @property
+    def epoch_us(self) -> float:
+        """Origin of the times of `events`, microseconds since the epoch."""
+        return self.origin_us + self.base_us
+
+    def with_spans(self, spans: Sequence[Span]) -> KinetoTrace:
+        """Return the trace with further events on the host's threads."""
+        events, count = self.events, len(spans)
+        if not count:
+            return self
+        none = np.full(count, -1, np.int64)
+        added = KinetoColumns(
+            np.array([span.start_us for span in spans], np.float64),
+            np.array([span.duration_us for span in spans], np.float64),
+            Category.of(span.name for span in spans),
+            np.array([span.category for span in spans], np.int8),
+            np.array([span.thread for span in spans], np.int32),
+            none.astype(np.int32), none.astype(np.int32), none, none, none, np.zeros(count, np.bool_),
+            none.astype(np.int32), none.astype(np.int32),
+        )  # fmt: skip
+        both = KinetoColumns.concat([events, added])
+        return attrs.evolve(self, events=both[np.lexsort((-both.duration_us, both.start_us))])
 
     @property
     def rank(self) -> int | None:
@@ -340,6 +377,7 @@ class _Columns:
             properties,
             tuple(self._collectives),
             tuple(Inputs(*(text.decode() for text in key)) for key in self._shapes),
+            tuple(threads),
         )
 
     def _joined(self, column: str, kind: type[np.generic]) -> NDArray[Any]:

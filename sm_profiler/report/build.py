@@ -10,6 +10,7 @@ from typing import Any, Literal
 import attrs
 
 from sm_profiler.formats import event_names
+from sm_profiler.formats.layout import DetailedTrace
 from sm_profiler.report.gains import with_gains
 from sm_profiler.report.job_metrics import JobMetrics, measure_job
 from sm_profiler.report.judges import JudgeContext
@@ -136,7 +137,7 @@ def build_report(  # noqa: PLR0913 - one argument a part, all but the first are 
 
         def caught_up() -> None:
             if fresh:
-                on_report(assemble(source, fresh.pop(), folds, job))
+                on_report(assemble(source, fresh.pop(), folds, job, windows=False))
             original()
 
         following = attrs.evolve(following, caught_up=caught_up)
@@ -151,12 +152,23 @@ def build_report(  # noqa: PLR0913 - one argument a part, all but the first are 
     return assemble(source, results, folds, job)
 
 
-def assemble(source: Any, results: RuleResults, folds: MetricFolds, job: JobInfo | None = None) -> Report:
-    """Return a report from the rule results and folds of the same windows, for callers that drive the engine."""
+def assemble(
+    source: Any, results: RuleResults, folds: MetricFolds, job: JobInfo | None = None, *, windows: bool = True
+) -> Report:
+    """Return a report from the rule results and folds of the same windows, for callers that drive the engine.
+
+    Args:
+        source: a `sm_profiler.source.ProfileSource`.
+        results: results of the rules.
+        folds: the report's own folds.
+        job: what the profile does not contain.
+        windows: read the raw traces of detailed windows, too.
+    """
     job = job or JobInfo()
     broken = dict(results.broken)
     metrics, rules = folds.metrics(source, job, broken), results.as_dict()
-    return report_of(
+    gpu_traces = _gpu_traces(source, broken) if windows else ()
+    report = report_of(
         metrics,
         decide(JudgeContext(metrics, rules), broken),
         rules,
@@ -165,6 +177,20 @@ def assemble(source: Any, results: RuleResults, folds: MetricFolds, job: JobInfo
         job=job,
         source=getattr(source, "origin", source.uri),
     )
+    return attrs.evolve(report, gpu_traces=gpu_traces)
+
+
+def _gpu_traces(source: Any, broken: dict[str, str]) -> tuple[dict[str, Any], ...]:
+    """Return what the raw traces of the detailed windows show of the GPUs."""
+    if not any(isinstance(item.file, DetailedTrace) for item in source.files):
+        return ()
+    from sm_profiler.report.gpu.windows import describe_windows  # noqa: PLC0415 - few profiles have such traces
+
+    try:
+        return describe_windows(source)
+    except Exception as error:  # noqa: BLE001 - the rest of the report does not depend on it
+        broken["detailed windows"] = one_line(error)
+        return ()
 
 
 def report_of(  # noqa: PLR0913 - one argument a part, all but the first are options

@@ -14,7 +14,7 @@ from sm_profiler.analysis.gpu.nesting import Numbers
 from sm_profiler.analysis.gpu.steps import step_rows
 from sm_profiler.analysis.gpu.table import Groups, Table, array_of
 from sm_profiler.formats.columns import Floats, Mask
-from sm_profiler.formats.kineto_reader import ANNOTATION, OPERATOR, PYTHON, RUNTIME, KinetoColumns
+from sm_profiler.formats.kineto_reader import ANNOTATION, OPERATOR, PHASE, PYTHON, RUNTIME, KinetoColumns
 
 _FRAME = re.compile(r"^(?P<file>[^<].*\.py)\((?P<line>[0-9]{1,9})\): (?P<function>.*)$", re.DOTALL)
 _LIBRARY = re.compile(r"(^|/)(site-packages|dist-packages|torch|lib/python[0-9.]+|importlib|runpy)(/|\.py)|^<")
@@ -54,6 +54,9 @@ class Callers:
         self._operators = _Layer(events, events.category == OPERATOR)
         self._annotations = _Layer(events, annotations)
         self._python: Mask = events.category == PYTHON
+        phases = np.flatnonzero(events.category == PHASE)
+        start, end = events.start_us[phases], events.end_us[phases]
+        self._phases = phases, start, end, nesting.parents(start, end)
 
     def operators(self, rows: Numbers) -> Numbers:
         """Return the row of the innermost operator around each event, -1 if there is none."""
@@ -66,6 +69,18 @@ class Callers:
     def annotations(self, rows: Numbers) -> Numbers:
         """Return the row of the innermost `record_function` around each event, -1 if there is none."""
         return self._annotations.around(rows)
+
+    def phases(self, rows: Numbers) -> Numbers:
+        """Return the row of the hook's phase at the start of each event, on any thread; -1 if there is none."""
+        return np.where(rows >= 0, self.phases_at(self.events.start_us[rows]), -1) if len(self.events) else rows
+
+    def phases_at(self, moments: Floats) -> Numbers:
+        """Return the row of the hook's phase at each moment, -1 if there is none."""
+        phases, start, end, parent = self._phases
+        if not len(phases):
+            return np.full(len(moments), -1)
+        at = nesting.enclosing(start, end, parent, moments)
+        return np.where(at >= 0, phases[at], -1)
 
     def modules(self, rows: Numbers) -> Numbers:
         """Return the row of the innermost nn.Module around each event, -1 if there is none."""
@@ -118,14 +133,14 @@ def operators(events: KinetoColumns, callers: Callers | None = None) -> Table:
 
     Returns:
         Columns operator (innermost), caller (outermost operator, such as `autograd::engine::evaluate_function: …`),
-        module, annotation, file, line, kernels, device_us, mean_us, share of the time in all kernels.
+        module, annotation, phase (of the hook, in its own windows), file, line, kernels, device_us, mean_us, share of the time in all kernels.
     """
     callers = callers or Callers(events)
     device = events.device_events
     launch = launch_rows(events, device)
     rows = {
         "operator": callers.operators(launch), "caller": callers.outermost(launch), "module": callers.modules(launch),
-        "annotation": callers.annotations(launch), "frame": callers.frames(launch),
+        "annotation": callers.annotations(launch), "phase": callers.phases(launch), "frame": callers.frames(launch),
     }  # fmt: skip
     codes = {column: np.where(found >= 0, events.name.codes[found], -1) for column, found in rows.items()}
     groups = Groups(*codes.values())
@@ -140,6 +155,7 @@ def operators(events: KinetoColumns, callers: Callers | None = None) -> Table:
             "caller": array_of(first["caller"]),
             "module": array_of([name.removeprefix(_MODULE) for name in first["module"]]),
             "annotation": array_of(first["annotation"]),
+            "phase": array_of(first["phase"]),
             "file": array_of([one.file if one else "" for one in frames]),
             "line": np.array([one.line if one else 0 for one in frames], np.int64),
             "kernels": groups.count,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from sm_profiler.analysis.gpu import critical_path as path
 from sm_profiler.analysis.gpu import steps as step_spans
 from sm_profiler.analysis.gpu.table import Table
 from sm_profiler.errors import SourceError
+from sm_profiler.formats import layout
 from sm_profiler.formats.kineto_reader import KinetoColumns, KinetoTrace, is_kineto, read_kineto, unpacked_head
 from sm_profiler.formats.outcome import REFUSED, Outcome
 from sm_profiler.storage import FileInfo, Storage, open_storage
@@ -54,12 +55,17 @@ def find_traces(source: str | os.PathLike[str]) -> tuple[Storage, list[FileInfo]
     names = [Path(text).name] if local else []
     found = []
     for info in storage.list(names[0] if names else ""):
-        wanted = info.key == names[0] if names else info.key.endswith(_NAMES)
+        wanted = info.key == names[0] if names else info.key.endswith(_NAMES) and not _is_of_profile(info.key)
         if wanted and is_kineto(unpacked_head(storage.read(info.key, 0, _HEAD))):
             found.append(info)
         if len(found) == MAX_FILES:
             break
     return storage, found
+
+
+def _is_of_profile(key: str) -> bool:
+    """Return whether a file is a profile's, and no trace of torch.profiler: large profiles have thousands of them."""
+    return isinstance(layout.parse_path(key), layout.SystemFile | layout.TraceFile)
 
 
 class GpuTraces:
@@ -93,10 +99,27 @@ class GpuTraces:
                 by_rank.setdefault(rank_of(trace, info.key, number), []).append(trace)
         if not by_rank:
             raise SourceError(f"{os.fspath(source)} holds no traces of torch.profiler")
+        self._take(by_rank, files, last_step=last_step)
+
+    @classmethod
+    def of(cls, traces: Mapping[int, Sequence[KinetoTrace]], files: Sequence[TraceFile] = ()) -> GpuTraces:
+        """Return traces that are read already.
+
+        Args:
+            traces: rank → its traces in time order.
+            files: where they come from.
+        """
+        gpu = cls.__new__(cls)
+        gpu._take(traces, files, last_step=False)  # noqa: SLF001 - its own
+        return gpu
+
+    def _take(
+        self, traces: Mapping[int, Sequence[KinetoTrace]], files: Sequence[TraceFile], *, last_step: bool
+    ) -> None:
         prepare: Callable[[KinetoTrace], KinetoTrace] = (lambda one: one) if last_step else step_spans.without_last_step
         self.files = tuple(files)
         self.ranks: Mapping[int, KinetoTrace] = {
-            rank: _joined([prepare(trace) for trace in traces]) for rank, traces in sorted(by_rank.items())
+            rank: _joined([prepare(trace) for trace in of_rank]) for rank, of_rank in sorted(traces.items())
         }
         self._callers: dict[int, callers.Callers] = {}
 
@@ -272,7 +295,7 @@ def _joined(traces: list[KinetoTrace]) -> KinetoTrace:
         moved = attrs.evolve(
             two,
             start_us=two.start_us + at,
-            thread=two.thread + int(one.thread.max(initial=-1)) + 1,
+            thread=two.thread + len(whole.threads),
             correlation=_after(two.correlation, int(one.correlation.max(initial=-1)) + 1),
             sequence=_after(two.sequence, int(one.sequence.max(initial=-1)) + 1),
             inputs=_after(two.inputs, len(whole.inputs)),
@@ -283,6 +306,7 @@ def _joined(traces: list[KinetoTrace]) -> KinetoTrace:
             events=KinetoColumns.concat([one, moved]),
             collectives=whole.collectives + trace.collectives,
             inputs=whole.inputs + trace.inputs,
+            threads=whole.threads + trace.threads,
         )
     return whole
 

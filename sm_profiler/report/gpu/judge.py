@@ -11,7 +11,8 @@ from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import percent
-from sm_profiler.report.gpu.measure import CodeLine, RankTime
+from sm_profiler.report.gpu.lines import CodeLine
+from sm_profiler.report.gpu.measure import RankTime
 from sm_profiler.report.model import Evidence, Finding, Gain, Interval, Location, Verdict
 
 _TIER = {kind: tier for tier, kinds in enumerate(policy.PRECEDENCE) for kind in kinds}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -11,7 +11,7 @@ import numpy as np
 
 from sm_profiler.analysis.gpu import nesting
 from sm_profiler.analysis.gpu.breakdown import of_kind
-from sm_profiler.analysis.gpu.callers import BLOCKING_US, Callers, frame_of
+from sm_profiler.analysis.gpu.callers import BLOCKING_US
 from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
 from sm_profiler.analysis.gpu.kernels import (
     COMMUNICATION,
@@ -25,7 +25,6 @@ from sm_profiler.analysis.gpu.kernels import (
 from sm_profiler.analysis.gpu.launches import launch_rows
 from sm_profiler.analysis.gpu.nesting import Numbers
 from sm_profiler.analysis.gpu.steps import step_rows
-from sm_profiler.analysis.gpu.table import Groups
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.formats.kineto_reader import (
     ANNOTATION,
@@ -37,31 +36,14 @@ from sm_profiler.formats.kineto_reader import (
     KinetoColumns,
     KinetoTrace,
 )
+from sm_profiler.report.gpu.lines import CodeLine, Lines, SampledLines
 
 TOP = 10  # kernels, operators and lines listed of each rank
-MAX_LINES = 5
 # A gap of this share of the trace, and so many times as long as the usual one, is no habit of the loop.
 ONCE_SHARE, ONCE_TIMES = 0.2, 100
 ONCE_MOST = 3
 LOADING = re.compile(r"DataLoader|data_?loading|next_batch|load_batch|fetch_data", re.IGNORECASE)
 _TENSOR_CORES_SINCE = 7  # compute capability of the first NVIDIA GPUs with tensor cores
-
-
-@attrs.frozen
-class CodeLine:
-    """A line of Python and the time that it costs.
-
-    Attributes:
-        file, line, function: the line; "" and 0 if the trace has no stacks.
-        name: the operator, call or kernel.
-        us: time, microseconds.
-    """
-
-    name: str
-    us: float
-    file: str = ""
-    line: int = 0
-    function: str = ""
 
 
 @attrs.frozen(eq=False)
@@ -131,14 +113,21 @@ class RankTime:
         return found
 
 
-def measure(gpu: GpuTraces) -> tuple[RankTime, ...]:
-    """Measure every rank whose trace holds kernels."""
+def measure(gpu: GpuTraces, sampled: Mapping[int, SampledLines] | None = None) -> tuple[RankTime, ...]:
+    """Measure every rank whose trace holds kernels.
+
+    Args:
+        gpu: the traces.
+        sampled: rank → the lines of each phase, for traces without Python stacks.
+    """
     return tuple(
-        measure_rank(rank, trace, gpu.callers(rank)) for rank, trace in gpu.ranks.items() if trace.events.on_device.any()
-    )  # fmt: skip
+        measure_rank(rank, trace, Lines(gpu.callers(rank), (sampled or {}).get(rank, {})))
+        for rank, trace in gpu.ranks.items()
+        if trace.events.on_device.any()
+    )
 
 
-def measure_rank(rank: int, trace: KinetoTrace, callers: Callers) -> RankTime:
+def measure_rank(rank: int, trace: KinetoTrace, of: Lines) -> RankTime:
     """Measure one rank."""
     events = trace.events
     rows = np.flatnonzero(events.on_device)
@@ -153,13 +142,13 @@ def measure_rank(rank: int, trace: KinetoTrace, callers: Callers) -> RankTime:
     computing = float((compute[1] - compute[0]).sum())
     length = float((communication[1] - communication[0]).sum())
     exposed = length - nesting.intersection(communication, compute)
-    idle, lines = _idle(events, callers, device, launch, (busy_start, busy_end))
+    idle, lines = _idle(events, of, device, launch, (busy_start, busy_end))
     time = device.duration_us
     matmul = _marked(device, is_matmul)
     plain = matmul & ~_marked(device, uses_tensor_cores)
     elementwise = _marked(device, is_elementwise)
     lines |= {
-        cause: _lines(events, callers, (rows[chosen], launch[chosen]), time[chosen])
+        cause: of.of_launches(rows[chosen], launch[chosen], time[chosen])
         for cause, chosen in (
             ("communication", kind == COMMUNICATION),
             ("copies", kind == MEMORY),
@@ -193,7 +182,7 @@ def _marked(device: KinetoColumns, wanted: Callable[[str], bool]) -> Mask:
 
 
 def _idle(
-    events: KinetoColumns, callers: Callers, device: KinetoColumns, launch: Numbers, busy: tuple[Floats, Floats]
+    events: KinetoColumns, of: Lines, device: KinetoColumns, launch: Numbers, busy: tuple[Floats, Floats]
 ) -> tuple[tuple[float, float, float, float, float], dict[str, tuple[CodeLine, ...]]]:
     """Divide the gaps of the device by what the host did in them.
 
@@ -226,16 +215,19 @@ def _idle(
     input_us = np.minimum(of_loading, host)
     sync_us = np.where(waited, host - input_us, 0.0)
     launch_us = host - input_us - sync_us
-    lines = {"input": _loading_lines(events, callers, loading, start, end)}
+    gaps = nesting.union(start, end)
+    in_gaps = nesting.covered(events.start_us[loading], events.end_us[loading], gaps)
+    lines = {"input": of.of(loading, loading, in_gaps)}
     if len(waits):
         rows = waits[np.minimum(after, len(waits) - 1)]
         rows = rows[waited]
-        named = np.where((outer := callers.outermost(rows)) >= 0, outer, rows)
-        lines["sync"] = _sum_lines(events, named, callers.frames(rows), sync_us[waited])
+        named = np.where((outer := of.callers.outermost(rows)) >= 0, outer, rows)
+        lines["sync"] = of.of(named, rows, sync_us[waited])
     rows = launch[first]
-    lines["launch"] = _sum_lines(events, callers.operators(rows), callers.frames(rows), launch_us)
+    middle = (start + end) / 2
+    lines["launch"] = of.of(of.callers.operators(rows), rows, launch_us, middle)
     once = _once(gap, float(busy[1][-1] - busy[0][0]), len(np.unique(events.name.codes[step_rows(events)])))
-    lines["once"] = _sum_lines(events, callers.operators(rows[once]), callers.frames(rows[once]), launch_us[once])
+    lines["once"] = of.of(of.callers.operators(rows[once]), rows[once], launch_us[once], middle[once])
     queued = float(gap[is_queued].sum())
     start_up = float(launch_us[once].sum())
     return (float(input_us.sum()), float(sync_us.sum()), start_up, float(launch_us.sum()) - start_up, queued), lines
@@ -247,48 +239,3 @@ def _once(gap: Floats, whole: float, steps: int) -> Mask:
     usual = float(np.median(gap[order[:-1]])) if len(gap) > 1 else 0.0
     long: Mask = (gap > ONCE_SHARE * whole) & (gap > ONCE_TIMES * usual)
     return long if long.sum() <= ONCE_MOST and (steps <= 1 or long.sum() < steps) else np.zeros(len(gap), np.bool_)
-
-
-def _loading_lines(
-    events: KinetoColumns, callers: Callers, loading: Numbers, start: Floats, end: Floats
-) -> tuple[CodeLine, ...]:
-    gaps = nesting.union(start, end)
-    spent = nesting.covered(events.start_us[loading], events.end_us[loading], gaps)
-    return _sum_lines(events, loading, callers.frames(loading), spent)
-
-
-def _lines(
-    events: KinetoColumns, callers: Callers, rows: tuple[Numbers, Numbers], time: Floats
-) -> tuple[CodeLine, ...]:
-    """Sum up the times of kernels by what launched them; by their names if the trace does not hold the launches."""
-    kernels, launches = rows
-    found = _sum_lines(events, callers.operators(launches), callers.frames(launches), time)
-    if any(line.name for line in found):
-        return found
-    return _sum_lines(events, kernels, np.full(len(kernels), -1), time)
-
-
-def _sum_lines(events: KinetoColumns, named: Numbers, frames: Numbers, time: Floats) -> tuple[CodeLine, ...]:
-    """Sum up times by name and line of Python, the most expensive first.
-
-    Args:
-        events: all events.
-        named: row of the event that gives each time its name, -1 for none.
-        frames: row of the Python function around it, -1 for none.
-        time: microseconds.
-    """
-    codes, frame_codes = _codes(events, named), _codes(events, frames)
-    groups = Groups(codes, frame_codes)
-    sums, firsts, first_frames = groups.sum(time), groups.first(codes), groups.first(frame_codes)
-    names, found = events.name.values, []
-    for row in np.argsort(-sums, kind="stable")[:MAX_LINES]:
-        name, at = int(firsts[row]), int(first_frames[row])
-        line = frame_of(names[at]) if at >= 0 else None
-        if sums[row] > 0:
-            text = names[name] if name >= 0 else ""
-            found.append(CodeLine(text, float(sums[row]), *(attrs.astuple(line) if line else ())))
-    return tuple(found)
-
-
-def _codes(events: KinetoColumns, rows: Numbers) -> Numbers:
-    return np.where(rows >= 0, events.name.codes[rows], -1) if len(events) else rows

@@ -9,7 +9,8 @@ import numpy as np
 from sm_profiler.analysis.gpu import breakdown, callers, collectives, copies, flops, launches
 from sm_profiler.analysis.gpu.critical_path import critical_path
 from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
-from sm_profiler.analysis.gpu.table import Table
+from sm_profiler.analysis.gpu.table import Groups, Table, array_of
+from sm_profiler.formats.kineto_reader import KinetoColumns
 from sm_profiler.report.gpu.measure import TOP, RankTime
 from sm_profiler.report.gpu.step_view import longest_step
 
@@ -36,7 +37,22 @@ def describe(gpu: GpuTraces, time: RankTime) -> dict[str, Any]:
     longest = longest_step(trace, calling)
     found["longest_step"] = _plain_object(longest) if longest else None
     found |= {key: _plain(value) for key, value in breakdown.overlap(events).items()}
+    found["phases"] = _phases(events, calling)
     return found | {name: _rows(table) for name, table in tables.items()}
+
+
+def _phases(events: KinetoColumns, calling: callers.Callers) -> list[dict[str, Any]]:
+    """Return the device's time by the phase of the hook that launched it; none without a recording of phases."""
+    device = events.device_events
+    phase = calling.phases(launches.launch_rows(events, device))
+    if not (phase >= 0).any():
+        return []
+    codes = np.where(phase >= 0, events.name.codes[phase], -1)
+    groups = Groups(codes)
+    names = [(*events.name.values, "outside")[code] for code in groups.first(codes).tolist()]
+    total = groups.sum(device.duration_us)
+    table = Table({"phase": array_of(names), "kernels": groups.count, "device_us": total, "share": total / total.sum()})
+    return _rows(table.largest_first("device_us"))
 
 
 def _rows(table: Table) -> list[dict[str, Any]]:

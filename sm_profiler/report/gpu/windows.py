@@ -1,0 +1,202 @@
+"""The detailed windows of a profile: their raw traces, joined by time with what the hook records all the time.
+
+The trace of a window has neither steps, phases, modules nor lines: the hook records these itself, far more cheaply. Here
+they become events of the trace, and the sampler's stacks become the lines of each phase.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+
+from sm_profiler.analysis.gpu.callers import Frame
+from sm_profiler.analysis.gpu.gpu_traces import GpuTraces, TraceFile, read_trace
+from sm_profiler.analysis.gpu.steps import step_rows
+from sm_profiler.errors import SourceError
+from sm_profiler.formats.columns import EventColumns
+from sm_profiler.formats.event_names import (
+    BACKWARD,
+    DATALOADER_WAIT,
+    FORWARD,
+    FORWARD_MODULE,
+    OPTIMIZER,
+    SAMPLES,
+    STEP_TRAIN,
+)
+from sm_profiler.formats.kineto_reader import ANNOTATION, OPERATOR, PHASE, PYTHON, KinetoTrace, Span
+from sm_profiler.formats.layout import DetailedTrace, shown_node
+from sm_profiler.formats.layout import TraceFile as EventFile
+from sm_profiler.report.gpu.lines import SampledLines
+from sm_profiler.report.gpu.measure import measure
+from sm_profiler.report.gpu.tables import describe
+from sm_profiler.report.sample_fold import decode_stacks
+from sm_profiler.source.column_builder import ColumnBuilder, FileRows
+from sm_profiler.source.parse import parse_all
+
+MAX_WINDOWS = 64  # traces read; windows are short, and a job has few of them
+MAX_BYTES = 2 << 30  # of these files
+BETWEEN = "between"  # the sampler's name of the time in a step but in none of its phases
+# Names that the sampler gives to the phases that the hook records.
+PHASES = {
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    OPTIMIZER: "optimizer",
+    DATALOADER_WAIT: "wait",
+    STEP_TRAIN: BETWEEN,
+}
+_LONG_US = 10e6  # length of the longest event of samples
+_LATE_US = 90e6  # a file may hold events that ended so long before the end in its name
+_MAX_LINES = 5  # lines of a phase
+_NUMBER = re.compile(r"(.*?)-?([0-9]{1,9})$")
+
+
+@attrs.frozen(eq=False)
+class Windows:
+    """The traces of a job's detailed windows.
+
+    Attributes:
+        gpu: the traces, with steps, phases and modules of the hook's recording.
+        sampled: rank → phase → its lines.
+    """
+
+    gpu: GpuTraces
+    sampled: Mapping[int, SampledLines]
+
+
+def read_windows(source: Any) -> Windows | None:
+    """Return the windows of a `ProfileSource` in which a GPU worked; None if there are none."""
+    traces: dict[str, list[KinetoTrace]] = {}
+    sampled: dict[str, dict[str, dict[Frame, float]]] = {}
+    files = []
+    for item in _items(source):
+        try:
+            trace, outcome = read_trace(source.storage, item.info)
+            process = shown_node(item.file.host)
+            if not trace.events.on_device.any():
+                continue
+            events = _events(source, process, trace)
+        except SourceError:
+            continue  # listed on the page
+        files.append(TraceFile(item.info.key, outcome))
+        traces.setdefault(process, []).append(join(trace, events))
+        _add_samples(sampled.setdefault(process, {}), trace, events)
+    if not traces:
+        return None
+    ranks = _ranks(traces)
+    gpu = GpuTraces.of({ranks[process]: found for process, found in traces.items()}, files)
+    return Windows(gpu, {ranks[process]: _shares(found) for process, found in sampled.items()})
+
+
+def describe_windows(source: Any) -> tuple[dict[str, Any], ...]:
+    """Return report.json's `gpu_traces` of a `ProfileSource`: one object a rank in whose windows a GPU worked."""
+    windows = read_windows(source)
+    if windows is None:
+        return ()
+    return tuple(describe(windows.gpu, rank) for rank in measure(windows.gpu, windows.sampled))
+
+
+def _items(source: Any) -> list[Any]:
+    found = [item for item in source.files if isinstance(item.file, DetailedTrace) and item.file.framework == "pytorch"]
+    size, chosen = 0, []
+    for item in found[:MAX_WINDOWS]:
+        size += item.info.size
+        if size > MAX_BYTES:
+            break
+        chosen.append(item)
+    return chosen
+
+
+def _ranks(traces: Mapping[str, list[KinetoTrace]]) -> dict[str, int]:
+    """Return the rank of each process: as the traces have it, else by the order of the processes."""
+    named = {process: found[0].rank for process, found in traces.items()}
+    if None not in named.values() and len(set(named.values())) == len(named):
+        return {process: rank for process, rank in named.items() if rank is not None}
+    return {process: number for number, process in enumerate(sorted(traces, key=_natural))}
+
+
+def _natural(process: str) -> tuple[str, int]:
+    found = _NUMBER.match(process)
+    return (found[1], int(found[2])) if found else (process, 0)
+
+
+def _events(source: Any, process: str, trace: KinetoTrace) -> EventColumns:
+    """Return what the hook recorded of a process while a trace ran."""
+    start = trace.epoch_us - _LONG_US
+    end = trace.epoch_us + float(trace.events.end_us.max()) + _LONG_US
+    items = [
+        item for item in source.files
+        if isinstance(item.file, EventFile) and item.node == process and start <= item.file.end_us <= end + _LATE_US
+    ]  # fmt: skip
+    builder = ColumnBuilder(is_system=False)
+    for item, rows, outcome in parse_all(source.storage, items, processes=1):
+        builder.add(FileRows.parsed(item, rows, outcome))
+    events: EventColumns = builder.columns() if items else EventColumns.empty()
+    near: EventColumns = events[(events.end_us >= start) & (events.start_us <= end)]
+    return near
+
+
+def join(trace: KinetoTrace, events: EventColumns) -> KinetoTrace:
+    """Return a trace with the steps, phases and modules that the hook recorded while it ran.
+
+    Args:
+        trace: the trace of a window.
+        events: the hook's events of the same process, times in microseconds since the epoch.
+    """
+    inside = (events.end_us > trace.epoch_us) & (events.start_us < trace.epoch_us + trace.events.end_us.max(initial=0))
+    thread = _training_thread(trace, events)
+    spans = list(_spans(trace, events[inside & events.phase.mask(lambda name: name in PHASES)], thread))
+    modules = events[inside & events.phase.mask(FORWARD_MODULE)]
+    spans += [
+        Span(f"nn.Module: {name}", PYTHON, thread, start - trace.epoch_us, length)
+        for name, start, length in zip(modules.name.decode(), modules.start_us, modules.duration_us, strict=True)
+    ]
+    return attrs.evolve(trace, threads=(*trace.threads, ("sm-profiler", "phases"))).with_spans(spans)
+
+
+def _spans(trace: KinetoTrace, events: EventColumns, thread: int) -> Iterator[Span]:
+    marked = len(step_rows(trace.events)) > 0
+    rows = zip(events.phase.decode(), events.start_us, events.duration_us, events.step, strict=True)
+    for phase, start, length, step in rows:
+        yield Span(PHASES[phase], PHASE, len(trace.threads), start - trace.epoch_us, length)
+        if phase == STEP_TRAIN and not marked and step >= 0:
+            yield Span(f"ProfilerStep#{step}", ANNOTATION, thread, start - trace.epoch_us, length)
+        if phase == DATALOADER_WAIT:
+            yield Span("DataLoader", ANNOTATION, thread, start - trace.epoch_us, length)
+
+
+def _training_thread(trace: KinetoTrace, events: EventColumns) -> int:
+    """Return the number of the thread with most operators during the forward passes, or of all."""
+    operators = trace.events[trace.events.category == OPERATOR]
+    if not len(operators):
+        return 0
+    forward = events[events.phase.mask(FORWARD)]
+    edges = np.sort(np.concatenate([forward.start_us, forward.end_us])) - trace.epoch_us
+    inside = np.searchsorted(edges, operators.start_us, "right") % 2 == 1
+    threads = operators.thread[inside] if inside.any() else operators.thread
+    return int(np.bincount(threads).argmax())
+
+
+def _add_samples(found: dict[str, dict[Frame, float]], trace: KinetoTrace, events: EventColumns) -> None:
+    """Add the time of each phase's lines, from the samples of the seconds in which a trace was recorded."""
+    end = trace.epoch_us + float(trace.events.end_us.max())
+    rows = events[events.phase.mask(SAMPLES) & (events.end_us >= trace.epoch_us) & (events.start_us <= end)]
+    for text in rows.args.decode():
+        for stack in decode_stacks(text):
+            if stack.places:
+                place = stack.places[-1]
+                frame = Frame(place.file, place.line, place.function)
+                lines = found.setdefault(stack.phase, {})
+                lines[frame] = lines.get(frame, 0.0) + stack.microseconds
+
+
+def _shares(found: Mapping[str, Mapping[Frame, float]]) -> SampledLines:
+    shares = {}
+    for phase, lines in found.items():
+        whole = sum(lines.values())
+        ordered = sorted(lines.items(), key=lambda line: (-line[1], line[0].file, line[0].line))[:_MAX_LINES]
+        shares[phase] = tuple((frame, spent / whole) for frame, spent in ordered) if whole > 0 else ()
+    return shares
