@@ -30,6 +30,7 @@ HOROVOD_TIMELINE = "horovod_timeline"
 SMDATAPARALLEL_TIMELINE = "smdataparallel_timeline"
 DETAILED_TRACE = "trace"
 DETAILED_TRACE_SUFFIX = ".trace.json.gz"
+XPLANE_SUFFIX = ".xplane.pb"  # traces of TensorFlow's and JAX's profilers
 METADATA_SUFFIX = ".metadata"
 
 PYTHON_STATS = "python_stats"

@@ -187,11 +187,11 @@ def test_a_compilation_lasts_from_tracing_to_its_end_and_its_cause_is_named():
     function = Compiled("step")
     found.start()
     for shape in ("f32[8]", "f32[9]"):
-        found.calling(function, {"argument 0": shape, "argument 1": "i32[]"})
+        found.running = function, {"argument 0": shape, "argument 1": "i32[]"}
         found.heard(TRACED, 0.1, fun_name="step")
         found.heard(LOWERED, 0.2, fun_name="jit(step)")
         found.heard(COMPILED, 0.5, fun_name="jit(step)")
-        found.calling(None)
+        found.running = None
     found.heard(COMPILED, 0.5, fun_name="jit(add)")
     first, second, other = records
     assert (first[1], first[3] - first[2], first[4]) == ("step", 800_000_000, 7)

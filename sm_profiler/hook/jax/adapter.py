@@ -13,8 +13,10 @@ from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.jax.calls import Calls, describe
 from sm_profiler.hook.jax.compilations import Compilations
 from sm_profiler.hook.jax.loop import Loop
+from sm_profiler.hook.jax.profiler import JaxProfiler
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.settings import rank_from
+from sm_profiler.hook.xplane_window import DETAILED, XplaneWindow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +31,7 @@ class JaxAdapter(FrameworkAdapter):
     """Wraps what `jax.jit` returns, annotations of steps, and the functions that wait for results."""
 
     framework = JAX
+    collectors = frozenset({DETAILED})
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -41,10 +44,15 @@ class JaxAdapter(FrameworkAdapter):
             functools.partial(describe, tree.tree_flatten_with_path, tree.keystr),
         )
         loop = Loop(tracker, lambda: session.lead(self), tree.tree_leaves)
-        self._calls = Calls(session, loop, self._compilations)
+        self._calls = Calls(session, self._jax, loop, self._compilations)
         self._watch = _Watch(self._calls)
         self._replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, what it was (None: absent), what it is
         self._listens = False
+        self._detailed = XplaneWindow(session, JaxProfiler(self._calls))
+
+    def detailed(self) -> Collector:
+        """Return the collector of the detailed window."""
+        return self._detailed
 
     def install(self) -> None:
         """Patch JAX and listen to its reports of compilations."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from time import perf_counter_ns
 from types import FrameType
@@ -38,17 +39,34 @@ MIN_WAIT_NS = 20_000  # a shorter one found its results ready
 class Calls:
     """Wraps what `jax.jit` returns, and what blocks until results are there."""
 
-    def __init__(self, session: Session, loop: Loop, compilations: Compilations) -> None:
+    def __init__(self, session: Session, jax: Any, loop: Loop, compilations: Compilations) -> None:
         self._session = session
         self._loop = loop
         self._compilations = compilations
         self._inside = False  # an outermost call, or waiting, is running
+        self._jax = jax
+        self._results: list[Any] | None = None  # weak references to those of the last call, while they are needed
         self._clock = perf_counter_ns
+        self._thread = threading.main_thread().ident
 
     def forked(self) -> None:
         """Forget what runs in the parent."""
-        self._inside = False
+        self._inside, self._results = False, None
+        self._thread = threading.main_thread().ident
         self._loop.reset()
+
+    def keep_results(self, *, on: bool) -> None:
+        """Remember the results of the last call from now on, or no longer."""
+        self._results = (self._results or []) if on else None
+
+    def settle(self) -> None:
+        """Wait until what was called so far has run: JAX returns before."""
+        arrays = [array for array in (reference() for reference in self._results or ()) if array is not None]
+        inside, self._inside = self._inside, True
+        try:
+            self._jax.block_until_ready([array for array in arrays if not array.is_deleted()])
+        finally:
+            self._inside = inside
 
     # jit
 
@@ -82,16 +100,15 @@ class Calls:
     def _wrap(self, made: Any) -> Any:
         session, loop, compilations, tracker = self._session, self._loop, self._compilations, self._session.tracker
         function = Compiled(str(getattr(made, "__name__", "") or "jit"))
-        get_ident, clock, thread = threading.get_ident, self._clock, session.training_thread
-        name = function.name
+        get_ident, clock = threading.get_ident, self._clock
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._inside or session.quiet or get_ident() != thread():
+            if self._inside or session.quiet or get_ident() != self._thread:
                 return made(*args, **kwargs)
             self._inside = True
             start = clock()
             try:
-                compilations.calling(function, (args, kwargs))
+                compilations.running = function, (args, kwargs)
                 loop.begins(function, start, (args, kwargs))
                 begun = clock()
             except Exception as error:  # noqa: BLE001 - fail open
@@ -100,15 +117,11 @@ class Calls:
             try:
                 result = made(*args, **kwargs)
             except BaseException:
-                self._inside = False
-                compilations.calling(None)
+                self._inside, compilations.running = False, None
                 raise
             end = clock()
             try:
-                compilations.calling(None)
-                loop.ended(function, name, start, end)
-                if not function.settled:
-                    loop.returned(function, result)
+                self._returned(function, result, start, end)
                 if tracker.metering:
                     tracker.own_ns += min(begun - start, METER_MAX_NS) + min(clock() - end, METER_MAX_NS)
             except Exception as error:  # noqa: BLE001 - fail open
@@ -122,15 +135,23 @@ class Calls:
                 setattr(call, attribute, getattr(made, attribute))
         return call
 
+    def _returned(self, function: Compiled, result: Any, start_ns: int, end_ns: int) -> None:
+        self._compilations.running = None
+        self._loop.ended(function, function.name, start_ns, end_ns)
+        if not function.settled:
+            self._loop.returned(function, result)
+        if self._results is not None:
+            arrays = [leaf for leaf in self._jax.tree_util.tree_leaves(result) if isinstance(leaf, self._jax.Array)]
+            self._results = [weakref.ref(array) for array in arrays]
+
     # waiting
 
     def wrap_wait(self, name: str, original: Any) -> Any:
         """Return a function that reports how long it blocks."""
         session, loop, get_ident, clock = self._session, self._loop, threading.get_ident, self._clock
-        thread = session.training_thread
 
         def wait(*args: Any, **kwargs: Any) -> Any:
-            if self._inside or session.quiet or get_ident() != thread():
+            if self._inside or session.quiet or get_ident() != self._thread:
                 return original(*args, **kwargs)
             self._inside = True
             start = clock()

@@ -21,7 +21,11 @@ MAX_TEXT = 300  # characters of a reason
 
 
 class Compilations(Collector):
-    """Records compilations, as JAX reports them."""
+    """Records compilations, as JAX reports them.
+
+    Attributes:
+        running: the function of the script that is called, with its arguments.
+    """
 
     name = "compilations"
 
@@ -45,13 +49,9 @@ class Compilations(Collector):
         self._describe = describe
         self._clock = clock
         self._early: list[Record] | None = []  # before recording starts
-        self._running: tuple[Compiled, Any] | None = None
+        self.running: tuple[Compiled, Any] | None = None
         self._before: dict[str, float] = {}  # function → seconds it was traced and lowered since it was last compiled
         self._known: dict[str, int] = {}  # function → compilations
-
-    def calling(self, function: Compiled | None, arguments: Any = None) -> None:
-        """Note which function of the script is called, with its arguments; None: it returned."""
-        self._running = None if function is None else (function, arguments)
 
     def heard(self, event: str, seconds: float, **about: Any) -> None:
         """Take a report of JAX."""
@@ -81,12 +81,12 @@ class Compilations(Collector):
 
     def _compare(self, name: str) -> tuple[bool, dict[str, str]]:
         """Return whether a function was compiled before, and what is different now."""
-        if self._running is None or self._running[0].name != name:  # an operation of its own, or called by another
+        if self.running is None or self.running[0].name != name:  # an operation of its own, or called by another
             count = self._known.get(name, 0)
             if len(self._known) < MAX_NAMES:
                 self._known[name] = count + 1
             return count > 0, {}
-        function, arguments = self._running
+        function, arguments = self.running
         function.compilations += 1
         before, function.signature = function.signature, self._describe(arguments)
         if function.compilations == 1:
@@ -96,7 +96,7 @@ class Compilations(Collector):
 
     def forked(self) -> None:
         """Forget what runs in the parent."""
-        self._running, self._early = None, []
+        self.running, self._early = None, []
         self._before.clear()
 
 

@@ -1,0 +1,108 @@
+"""Convert a trace of TensorFlow's or JAX's profiler to the job's files: the trace itself, and its operators as events.
+
+Runs as a separate process beside the training, `python -m sm_profiler.hook.convert_xplane`, with its order as JSON on
+standard input (see `conversion`).  Neither framework is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sm_profiler.formats.columns import Category, Mask
+from sm_profiler.formats.event_names import CPU_OPERATORS, gpu_operators
+from sm_profiler.formats.layout import XPLANE_SUFFIX, detailed_folder, metadata_path
+from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
+from sm_profiler.formats.xplane_reader import HOST, XplaneTrace, read_xplane
+from sm_profiler.hook.conversion import carry_out, write_events
+
+_TENSORFLOW_OPERATOR = re.compile(r"[\w./<>-]+:_?[A-Z]\w*")  # name:Type, as TensorFlow's executor names its work
+
+
+def is_operator(trace: XplaneTrace) -> Mask:
+    """Return which events are operators of the host or work of a device, one event for each."""
+    events, lines = trace.events, trace.lines
+    by_compiler = events.hlo_op.mask(lambda text: text != "")
+    by_executor = events.name.mask(lambda text: _TENSORFLOW_OPERATOR.fullmatch(text) is not None)
+    on_host = np.array([line.device == HOST for line in lines] or [False])
+    wanted = np.array([_is_work(trace, number) for number in range(len(lines))] or [False])
+    found: Mask = np.where(on_host[events.line], by_compiler | by_executor, wanted[events.line])
+    return found
+
+
+def _is_work(trace: XplaneTrace, number: int) -> bool:
+    """Return whether a row of a device shows what ran: a stream of a GPU, the operations of a TPU."""
+    line = trace.lines[number]
+    rows = [one.name for one in trace.lines if one.plane == line.plane]
+    for wanted in ("Stream", "XLA Ops"):
+        if any(name.startswith(wanted) for name in rows):
+            return line.name.startswith(wanted)
+    return True
+
+
+def operators(trace: XplaneTrace, steps: list[tuple[int, int]], pid: int) -> Iterator[TraceEvent]:
+    """Yield the operators and kernels of a trace as events.
+
+    Args:
+        trace: the trace.
+        steps: number and start (microseconds since the epoch) of each step, in order; the number of the last is -1 and marks the end.
+        pid: the profiled process.
+    """
+    chosen = np.flatnonzero(is_operator(trace))
+    origins = trace.origins()
+    events = trace.events[chosen]
+    start_us = trace.base_ns // 1000 + np.floor(events.start_ns / 1000).astype(np.int64)
+    place = np.searchsorted(np.array([start for _, start in steps]), start_us, side="right") - 1
+    step = np.array([*(number for number, _ in steps), -1])[place]
+    columns = (events.name.decode(), start_us, np.round(events.duration_ns / 1000).astype(np.int64), events.line, step)
+    for row, (name, start, duration, line, number) in enumerate(zip(*columns, strict=True)):
+        device = trace.lines[line].device
+        args: dict[str, Any] = {
+            "pid": pid,
+            "tid": trace.lines[line].number,
+            "device": "cpu" if device == HOST else device,
+        }
+        if origin := _text(origins, chosen[row]):
+            args["op_name"] = origin
+        if number >= 0:
+            args["step_num"] = int(number)
+        phase = CPU_OPERATORS if device == HOST else gpu_operators(device)
+        yield TraceEvent(phase, str(name), int(start), int(duration), json.dumps(args))
+
+
+def _text(texts: Category, row: int) -> str:
+    return str(texts.values[texts.codes[row]])
+
+
+def convert(order: Mapping[str, Any]) -> None:
+    """Write the files of an order, and remove the folder of the raw trace.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
+    raw, root, framework = Path(order["trace"]), Path(order["root"]), str(order["framework"])
+    steps = [(int(number), int(start)) for number, start in order["steps"]]
+    first, start_us, end_us = int(order["first_step"]), steps[0][1], steps[-1][1]
+    try:
+        folder = root / detailed_folder(framework, start_us, first)
+        folder.mkdir(parents=True, exist_ok=True)
+        target = folder / f"{order['source']}{XPLANE_SUFFIX}"
+        temporary = target.with_name(target.name + ".tmp")
+        shutil.copyfile(raw, temporary)
+        temporary.rename(target)
+        (root / metadata_path(framework, order["source"], start_us, end_us, first)).touch()
+        trace, _ = read_xplane(raw.read_bytes())
+        writer = TraceWriter(root, order["source"], close_seconds=float("inf"))
+        write_events(writer, operators(trace, steps, int(order["pid"])))
+    finally:
+        shutil.rmtree(raw.parent, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    carry_out(convert)

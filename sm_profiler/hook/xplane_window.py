@@ -1,0 +1,197 @@
+"""The detailed window of TensorFlow and JAX: their own profiler over whole steps.
+
+Both write an XSpace message (`*.xplane.pb`).  The profiler starts and stops on the training thread at step boundaries;
+a process of its own converts the trace to events (`sm_profiler.hook.convert_xplane`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sm_profiler.hook import conversion
+from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.own_work import BACKGROUND
+
+if TYPE_CHECKING:
+    from sm_profiler.hook.modes import ModeKeys
+    from sm_profiler.hook.session import Session
+
+DETAILED = "detailed"
+MAX_STEPS = 100  # a longer trace takes too much of the training's memory, and is too large to view
+SESSION = "ProfilerSession"  # class in `Profiler.module` whose objects profile, for the script as well
+
+
+class Profiler:
+    """One framework's profiler.
+
+    Attributes:
+        framework: name in paths.
+        module: the framework's module with the class ProfilerSession.
+    """
+
+    framework = ""
+    module: Any = None
+
+    def is_busy(self) -> bool:
+        """Return whether the script profiles."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        """A window lies ahead."""
+
+    def start(self, folder: Path) -> Any:
+        """Start profiling and return the session; `folder` is for its files."""
+        raise NotImplementedError
+
+    def stop(self, session: Any) -> Callable[[Path], None]:
+        """Stop profiling; return what writes the trace to a file, on another thread."""
+        raise NotImplementedError
+
+
+class XplaneWindow(Collector):
+    """Records the operators and kernels of the steps in the window."""
+
+    name = DETAILED
+
+    def __init__(self, session: Session, profiler: Profiler) -> None:
+        self._session = session
+        self._profiler = profiler
+        self._running: Any = None  # the framework's session, while the window is open
+        self._folder: Path | None = None
+        self._original: Any = None  # class of sessions, while ours runs
+        self._prepared = False
+        self._first_step = 0
+        self._steps: list[tuple[int, int]] = []  # number within the mode, start in microseconds since the epoch
+        self._children: list[subprocess.Popen[bytes]] = []
+
+    def prepare(self) -> None:
+        """Start and stop a profiler: the first start loads libraries."""
+        if self._prepared or self._profiler.is_busy():
+            return
+        self._prepared = True
+        with self._session.work.doing(f"{DETAILED} window is prepared"):
+            folder = _new_folder()
+            try:
+                self._profiler.stop(self._profiler.start(folder))
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+        self._profiler.prepare()
+
+    def enter(self, step: int) -> None:
+        """Start the profiler, unless the script profiles."""
+        with self._session.work.doing(f"{DETAILED} window starts"):
+            if self._profiler.is_busy():
+                self._session.note(DETAILED, "left out: the script was profiling")
+                self._session.guard.warn("the detailed window is left out: the script is profiling")
+                return
+            self._folder = _new_folder()
+            self._running = self._profiler.start(self._folder)
+            self._first_step, self._steps = step, []
+            self._make_way()
+
+    def leave(self, step: int) -> None:  # noqa: ARG002 - the life cycle's
+        """Stop the profiler, and schedule the conversion of its trace."""
+        with self._session.work.doing(f"{DETAILED} window stops"):
+            running, folder = self._take()
+            if running is None or folder is None:
+                return
+            write = self._profiler.stop(running)
+            self._steps.append((-1, self._session.timebase.now_us()))
+        steps, first = self._steps, self._first_step
+
+        def export() -> None:
+            with self._session.work.doing(f"{DETAILED} window is exported", BACKGROUND):
+                self._export(write, folder, first, steps)
+
+        self._session.later(export)
+
+    def step_begins(self, step: int, mode: ModeKeys) -> bool:  # noqa: ARG002 - a trace carries the mode's own number
+        """Note the start of a step; end a window that is too long."""
+        if self._running is None:
+            return True
+        session = self._session
+        self._steps.append((session.tracker.number, session.timebase.now_us()))
+        if len(self._steps) > MAX_STEPS:
+            session.note(DETAILED, f"cut after {MAX_STEPS} steps")
+            self.leave(-1)
+            session.schedule.end(DETAILED)
+        return False
+
+    def forked(self) -> None:
+        """Forget the profiler: it is the parent's, and must not be stopped here."""
+        self._running = self._folder = None
+        self._children = []
+        self._restore()
+
+    def failed(self) -> None:
+        """Stop the profiler and discard its trace."""
+        running, folder = self._take()
+        if running is not None:
+            self._profiler.stop(running)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def finish(self) -> None:
+        """Wait for conversions."""
+        for child in self._children:
+            if not conversion.finish(child):
+                self._session.note(DETAILED, "the conversion of the trace took too long")
+
+    # parts
+
+    def _take(self) -> tuple[Any, Path | None]:
+        running, folder = self._running, self._folder
+        self._running = self._folder = None
+        self._restore()
+        return running, folder
+
+    def _make_way(self) -> None:
+        """Stop when the script starts to profile: two sessions at once are an error in both frameworks."""
+        module, collector = self._profiler.module, self
+        self._original = original = getattr(module, SESSION)
+
+        def session(*args: Any, **kwargs: Any) -> Any:
+            try:
+                collector._session.note(DETAILED, "cut short: the script started to profile")
+                collector.leave(-1)
+                collector._session.schedule.end(DETAILED)
+            except Exception as error:  # noqa: BLE001 - fail open
+                collector._session.guard.failed(DETAILED, error)
+            return original(*args, **kwargs)
+
+        setattr(module, SESSION, session)
+
+    def _restore(self) -> None:
+        if self._original is not None:
+            setattr(self._profiler.module, SESSION, self._original)
+            self._original = None
+
+    def _export(self, write: Callable[[Path], None], folder: Path, first: int, steps: list[tuple[int, int]]) -> None:
+        """Write the trace and start its conversion, on the recorder's thread."""
+        session = self._session
+        raw = folder / "raw.xplane.pb"
+        try:
+            write(raw)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        order = {
+            "trace": str(raw),
+            "framework": self._profiler.framework,
+            "root": str(session.root),
+            "source": session.source,
+            "pid": os.getpid(),
+            "first_step": first,
+            "steps": steps,
+        }
+        self._children.append(conversion.start("sm_profiler.hook.convert_xplane", order))
+
+
+def _new_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="sm-profiler-"))
