@@ -177,6 +177,11 @@ class StepTracker:
         return bool(self.optimizer) and self._pieces and (self.is_open or not self._after_fetch)
 
     @property
+    def batch_waits(self) -> bool:
+        """True if a batch has arrived, and no step has begun since."""
+        return self._after_fetch
+
+    @property
     def progress(self) -> tuple[int, int]:
         """The latest step, and the time of the latest event in it; for other threads."""
         return self.global_step, max(self.step_start, self._last_end, self._fetch_end)
@@ -337,6 +342,22 @@ class StepTracker:
         self._saw_optimizer = True  # so that the next fetch ends the step
         if self.keep_phases and self.number >= 0:
             self.append((COMPILED_STEP, name, start_ns, end_ns, self.number, None))
+
+    def call_begins(self, key: int, start_ns: int, *, trains: bool) -> None:
+        """Note the call of a compiled function of which it is known whether it computes gradients."""
+        loops = trains or self.reads_loader  # without a loader, a function that does not train is no evaluation
+        if not self.manual and loops and self._begins_step(key, gradients=trains):
+            self.begin_step(start_ns, gradients=trains)
+            self._first_key = key
+
+    def call_ends(self, name: str, start_ns: int, end_ns: int, *, trains: bool) -> None:
+        """Note that it returned, or raised."""
+        if self.is_open:
+            if trains and not self._with_gradients and self.forced_mode is None:  # one without gradients came first
+                self._is_training()
+            self.call_ended(name, start_ns, end_ns)
+            self._after_optimizer = self._after_optimizer or trains
+            self._ever_optimizer = self._ever_optimizer or trains
 
     # steps
 

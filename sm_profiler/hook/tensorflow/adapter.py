@@ -1,63 +1,95 @@
-"""The adapter for TensorFlow."""
+"""The adapter for TensorFlow: patches TensorFlow so that its work reaches the tracker, and restores it."""
 
 from __future__ import annotations
 
-import functools
-import weakref
 from importlib import import_module
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from sm_profiler.hook.adapter import FrameworkAdapter
 from sm_profiler.hook.patches import Patches
-from sm_profiler.hook.steps import Stream
+from sm_profiler.hook.tensorflow.loops import Loops
+from sm_profiler.hook.tensorflow.retracing import Retracing
+from sm_profiler.hook.tensorflow.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from sm_profiler.hook.session import Session
 
 TENSORFLOW = "tensorflow"
-STREAM = "_sm_profiler_stream"
+STOPWATCH = "tensorflow stopwatch"
 
 
 class TensorFlowAdapter(FrameworkAdapter):
-    """Patches the iterators of datasets: how long a loop waits for each batch."""
+    """Wraps iterators, tapes, optimizers and functions.
+
+    Attributes:
+        stopwatch: measures fetches inside graphs.
+        loops: finds the steps of loops that the script writes itself.
+    """
 
     framework = TENSORFLOW
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self._tf: Any = import_module(TENSORFLOW)
         self._patches = Patches(session.fail)
+        self.stopwatch = Stopwatch(self._tf, lambda error: session.guard.failed(STOPWATCH, error))
+        self.loops = Loops(session, self._tf, self.stopwatch)
+        self._retracing = Retracing(session.append, lambda: session.tracker.number)
 
     def install(self) -> None:
         """Patch TensorFlow."""
-        iterators = import_module("tensorflow.python.data.ops.iterator_ops")
-        self._patches.replace(iterators.OwnedIterator, "__next__", self._wrap_next)
+        self.session.add(self._retracing)
+        patches, loops, stopwatch = self._patches, self.loops, self.stopwatch
+        for module, name in (
+            ("tensorflow.python.data.ops.iterator_ops", "OwnedIterator"),
+            ("tensorflow.python.distribute.input_lib", "DistributedIteratorBase"),
+        ):
+            owner = getattr(import_module(module), name)
+            patches.replace(owner, "__next__", lambda one: loops.wrap_fetch(stopwatch.wrap_fetch(one)))
+            patches.replace(owner, "get_next", lambda one: loops.wrap_fetch(stopwatch.wrap_fetch(one)))
+            patches.replace(
+                owner,
+                "get_next_as_optional",
+                lambda one: loops.wrap_fetch(stopwatch.wrap_fetch(one, optional=True)),
+            )
+        loops_over_datasets = import_module("tensorflow.python.data.ops.dataset_autograph")
+        patches.replace(loops_over_datasets, "_general_purpose_scan", stopwatch.wrap_scan)
+        tape = self._tf.GradientTape
+        patches.replace(tape, "__enter__", loops.wrap_enter)
+        patches.replace(tape, "__exit__", loops.wrap_exit)
+        patches.replace(tape, "gradient", loops.wrap_gradient)
+        functions = import_module("tensorflow.python.eager.polymorphic_function.polymorphic_function")
+        patches.replace(functions.Function, "__call__", loops.wrap_call)
+        tracing = import_module("tensorflow.python.eager.polymorphic_function.tracing_compilation")
+        patches.replace(tracing, "_create_concrete_function", self._retracing.wrap_trace)
+        patches.when_loaded("keras.src.optimizers.base_optimizer", self._optimizers_loaded)
+        patches.when_loaded("keras.src.layers.layer", self._layers_loaded)
+
+    def _optimizers_loaded(self) -> None:
+        optimizers = import_module("keras.src.optimizers.base_optimizer")
+        if self._is_backend():
+            self._patches.replace(optimizers.BaseOptimizer, "apply", self.loops.wrap_apply)
+
+    def _layers_loaded(self) -> None:
+        layers = import_module("keras.src.layers.layer")
+        if self._is_backend():
+            self._patches.replace(layers.Layer, "__call__", self.loops.wrap_layer)
+
+    def _is_backend(self) -> bool:
+        return str(import_module("keras.src.backend.config").backend()) == TENSORFLOW
 
     def remove(self) -> None:
         """Restore TensorFlow."""
         self._patches.remove()
+        self.session.discard(self._retracing)
 
-    def _wrap_next(self, original: Any) -> Any:
-        session, tracker = self.session, self.session.tracker
+    def training_thread(self) -> int | None:
+        """Return the id of the thread that trains."""
+        return self.loops.thread
 
-        @functools.wraps(original)
-        def __next__(iterator: Any) -> Any:  # noqa: N807 - replaces a method of this name
-            if session.quiet or tracker.in_fetch:
-                return original(iterator)
-            stream = iterator.__dict__.get(STREAM)
-            if stream is None:
-                stream = iterator.__dict__[STREAM] = Stream(type(iterator).__name__, weakref.ref(iterator))
-            tracker.fetch_begins()
-            start = perf_counter_ns()
-            try:
-                batch = original(iterator)
-            except StopIteration:
-                tracker.fetch_ends(stream, start, perf_counter_ns(), got=False, gradients=True)
-                raise
-            except BaseException:
-                tracker.fetch_failed()
-                raise
-            tracker.fetch_ends(stream, start, perf_counter_ns(), got=True, gradients=True)
-            return batch
-
-        return __next__
+    def step_ending(self) -> None:
+        """Record how long a step that another adapter marks has waited for its batches."""
+        eager, self.loops.fetched = self.loops.fetched, []
+        waits = [*eager, *self.stopwatch.batches()]
+        if waits:
+            self.session.tracker.waited("tf.data", sum(end - start for start, end in waits))

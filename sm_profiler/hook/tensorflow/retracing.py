@@ -1,0 +1,147 @@
+"""Traces of `tf.function`: when each ran, for which call, and why the existing graphs did not fit."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any
+
+from sm_profiler.formats.event_names import COMPILE
+from sm_profiler.hook.caller import is_library, user_line
+from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.steps import Record
+
+MAX_TEXT = 300  # characters of a reason
+MAX_NAMES = 10_000  # functions remembered
+MAX_EARLY = 200
+COMPILER = "tf.function"
+NEW_OBJECT = "tf.function is created again for the same code: create it once, outside of the loop"
+
+
+class Retracing(Collector):
+    """Records each trace that runs from Python; a trace inside another is part of it."""
+
+    name = "tensorflow traces"
+
+    def __init__(
+        self, append: Callable[[Record], None], step: Callable[[], int], clock: Callable[[], int] = perf_counter_ns
+    ) -> None:
+        self._append = append
+        self._step = step
+        self._clock = clock
+        self._depth = 0
+        self._early: deque[Record] | None = deque(maxlen=MAX_EARLY)  # before the first step, which starts recording
+        self._codes: set[Any] = set()  # of the user's functions that were traced
+
+    def start(self) -> None:
+        """Record the traces before the first step."""
+        early, self._early = self._early, None
+        for record in early or ():
+            self._append(record)
+
+    def wrap_trace(self, original: Any) -> Any:
+        """Return TensorFlow's function that makes a graph."""
+
+        @functools.wraps(original)
+        def create(function_type: Any, type_context: Any, func_graph: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
+            began, about = self._clock(), None
+            try:
+                if self._depth == 0:
+                    about = self._describe(function_type, options)
+            except Exception:  # noqa: BLE001 - fail open
+                about = {"compiler": COMPILER, "again": False}
+            self._depth += 1
+            try:
+                return original(function_type, type_context, func_graph, options, *args, **kwargs)
+            finally:
+                self._depth -= 1
+                if about is not None:
+                    name = str(getattr(options, "name", "")) or "tf.function"
+                    record = (COMPILE, name, began, self._clock(), self._step(), about)
+                    self._append(record) if self._early is None else self._early.append(record)
+
+        return create
+
+    def _describe(self, function_type: Any, options: Any) -> dict[str, Any]:
+        about: dict[str, Any] = {"compiler": COMPILER, "again": False} | user_line()
+        known = [one.function_type for one in options.function_cache.values()] if options.function_cache else []
+        code = code_of(options.python_function)
+        if known:
+            reason = why(function_type, known)
+            if reason or len(known) > 1:  # a function that creates variables is traced twice at its first call
+                about |= {"again": True, "reason": reason or "another context (device, strategy or variables)"}
+        elif code is not None and not is_library(code.co_filename):
+            if code in self._codes:
+                about |= {"again": True, "reason": NEW_OBJECT}
+            elif len(self._codes) < MAX_NAMES:
+                self._codes.add(code)
+        return about
+
+
+def code_of(function: Any) -> Any:
+    """Return the code of the user's function inside TensorFlow's wrappers, or None."""
+    for _ in range(20):
+        inner = getattr(function, "__wrapped__", None) or getattr(function, "__func__", None)
+        if inner is None:
+            break
+        function = inner
+    return getattr(function, "__code__", None)
+
+
+def why(wanted: Any, known: list[Any]) -> str:
+    """Return in words how the arguments of a call differ from those of the most similar graph; empty if they do not."""
+    try:
+        fewest = min((_differences(wanted, one) for one in reversed(known)), key=len)
+    except Exception:  # noqa: BLE001 - other versions of TensorFlow describe arguments differently
+        return "other arguments"
+    return " ".join("; ".join(fewest).split())[:MAX_TEXT]
+
+
+def _differences(wanted: Any, known: Any) -> list[str]:
+    old, new = known.parameters, wanted.parameters
+    found = []
+    for name in new:
+        if name not in old:
+            found.append(f"argument {name} is new")
+            continue
+        before, now = old[name].type_constraint, new[name].type_constraint
+        if before != now:
+            found.append(_difference(name, before, now))
+    return found
+
+
+def _difference(name: str, before: Any, now: Any) -> str:
+    """Return in words how one argument differs."""
+    before, now = _first_different(before, now)
+    value, earlier = getattr(now, "value", None), getattr(before, "value", None)
+    if type(now).__name__ == "Literal" and type(before).__name__ == "Literal":
+        return f"Python value: {name} is {value!r}, was {earlier!r}"
+    for what in ("shape", "dtype"):
+        one, other = getattr(now, what, None), getattr(before, what, None)
+        if one is not None and other is not None and one != other:
+            return f"{what} of {name} is {_name(one)}, was {_name(other)}"
+    if type(now).__name__ in {"Reference", "Weakref"}:
+        return f"{name} is another Python object"
+    return f"{name} is {str(now)[:80]}, was {str(before)[:80]}"
+
+
+def _name(value: Any) -> str:
+    return str(getattr(value, "name", None) or value)
+
+
+def _first_different(before: Any, now: Any) -> tuple[Any, Any]:
+    """Return the first parts of two nested types that differ."""
+    for attribute in ("components", "mapping"):
+        inner = [getattr(one, attribute, None) for one in (before, now)]
+        if all(isinstance(one, tuple | list) for one in inner) and len(inner[0]) == len(inner[1]):
+            pairs = list(zip(*inner, strict=True))
+        elif all(isinstance(one, dict) for one in inner) and inner[0].keys() == inner[1].keys():
+            pairs = [(inner[0][key], inner[1][key]) for key in inner[1]]
+        else:
+            continue
+        for one, other in pairs:
+            if one != other:
+                return _first_different(one, other)
+    return before, now
