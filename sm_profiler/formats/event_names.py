@@ -60,6 +60,7 @@ EPOCH = f"{OWN}epoch"  # an epoch of the training, evaluation included; `epoch` 
 OBJECTS = f"{OWN}objects"  # growth of Python objects and tensors by type
 THREADS = f"{OWN}threads"  # threads of the process and its libraries
 HANG = f"{OWN}hang"  # the steps stopped: the stacks of all threads
+DATA_STAGES = f"{OWN}data_stages"  # the stages of a pipeline, as tf.data models them
 # Events that describe one occurrence each and carry arguments; the report collects them by phase.
 RECORDED = (PROFILING, SAVE, LOG, COPY, COMPILE, ALLOCATOR, OPERATORS, OBJECTS, THREADS, HANG, CALLBACK, EPOCH)
 SAMPLES = (

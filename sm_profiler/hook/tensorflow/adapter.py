@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +12,7 @@ from sm_profiler.hook.adapter import FrameworkAdapter
 from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.tensorflow.loops import Loops
 from sm_profiler.hook.tensorflow.retracing import Retracing
+from sm_profiler.hook.tensorflow.stages import DATALOADER, Stages
 from sm_profiler.hook.tensorflow.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -23,22 +27,26 @@ class TensorFlowAdapter(FrameworkAdapter):
 
     Attributes:
         stopwatch: measures fetches inside graphs.
+        stages: reads the stages of pipelines.
         loops: finds the steps of loops that the script writes itself.
     """
 
     framework = TENSORFLOW
+    collectors = frozenset({DATALOADER})
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self._tf: Any = import_module(TENSORFLOW)
         self._patches = Patches(session.fail)
         self.stopwatch = Stopwatch(self._tf, lambda error: session.guard.failed(STOPWATCH, error))
-        self.loops = Loops(session, self._tf, self.stopwatch)
+        self.stages = Stages(session, self._tf)
+        self.loops = Loops(session, self._tf, self.stopwatch, self.stages, lambda: session.lead(self))
         self._retracing = Retracing(session.append, lambda: session.tracker.number)
 
     def install(self) -> None:
         """Patch TensorFlow."""
         self.session.add(self._retracing)
+        self.session.add(self.stages)
         patches, loops, stopwatch = self._patches, self.loops, self.stopwatch
         for module, name in (
             ("tensorflow.python.data.ops.iterator_ops", "OwnedIterator"),
@@ -52,6 +60,8 @@ class TensorFlowAdapter(FrameworkAdapter):
                 "get_next_as_optional",
                 lambda one: loops.wrap_fetch(stopwatch.wrap_fetch(one, optional=True)),
             )
+        iterators = import_module("tensorflow.python.data.ops.iterator_ops")
+        patches.replace(iterators.OwnedIterator, "__init__", self.stages.wrap_init)
         loops_over_datasets = import_module("tensorflow.python.data.ops.dataset_autograph")
         patches.replace(loops_over_datasets, "_general_purpose_scan", stopwatch.wrap_scan)
         tape = self._tf.GradientTape
@@ -82,6 +92,16 @@ class TensorFlowAdapter(FrameworkAdapter):
         """Restore TensorFlow."""
         self._patches.remove()
         self.session.discard(self._retracing)
+        self.session.discard(self.stages)
+
+    def rank(self) -> int | None:
+        """Return the rank set by the launcher, or the number of this worker in TF_CONFIG."""
+        rank = super().rank()
+        if rank is None and os.environ.get("TF_CONFIG"):
+            with contextlib.suppress(ValueError, AttributeError, TypeError):
+                task = json.loads(os.environ["TF_CONFIG"]).get("task", {})
+                return int(task["index"]) if task.get("type") in {"worker", "chief"} and "index" in task else None
+        return rank
 
     def training_thread(self) -> int | None:
         """Return the id of the thread that trains."""
@@ -90,6 +110,9 @@ class TensorFlowAdapter(FrameworkAdapter):
     def step_ending(self) -> None:
         """Record how long a step that another adapter marks has waited for its batches."""
         eager, self.loops.fetched = self.loops.fetched, []
+        self.loops.leads = False
         waits = [*eager, *self.stopwatch.batches()]
         if waits:
+            for start, end in waits:
+                self.stages.batch("tf.data", start, end)
             self.session.tracker.waited("tf.data", sum(end - start for start, end in waits))

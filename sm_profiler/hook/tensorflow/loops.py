@@ -1,7 +1,7 @@
 """Loops that the script writes itself: fetches, tapes, optimizers and calls of `tf.function`, as the tracker wants them.
 
 What runs in Python is seen as it happens.  Of a function that was traced, only its call is seen; the stopwatch inside it
-tells which batches it fetched.
+reports which batches it fetched.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 from sm_profiler.hook.steps import METER_MAX_NS, SCRIPT, Stream
 
 if TYPE_CHECKING:
-    from sm_profiler.hook.patches import Patches
+    from collections.abc import Callable
+
     from sm_profiler.hook.session import Session
+    from sm_profiler.hook.tensorflow.stages import Stages
     from sm_profiler.hook.tensorflow.stopwatch import Stopwatch, Times
 
 STREAM = "_sm_profiler_stream"
@@ -31,13 +33,19 @@ class Loops:
 
     Attributes:
         thread: id of the training thread.
+        leads: the session has been notified that this framework trains.
         fetched: waits for batches that were fetched eagerly inside a step that another adapter marks.
     """
 
-    def __init__(self, session: Session, tensorflow: Any, stopwatch: Stopwatch) -> None:
+    def __init__(
+        self, session: Session, tensorflow: Any, stopwatch: Stopwatch, stages: Stages, lead: Callable[[], None]
+    ) -> None:
         self._session = session
+        self._lead = lead
+        self.leads = False
         self._tf = tensorflow
         self._stopwatch = stopwatch
+        self._stages = stages
         self.thread = threading.main_thread().ident
         self.fetched: list[tuple[int, int]] = []
         self._calls: list[Any] = []  # functions that run or are traced, the outermost first
@@ -96,12 +104,22 @@ class Loops:
                 self.fetched.append((start_ns, end_ns))
         else:
             tracker.fetch_ends(stream, start_ns, end_ns, got=got, gradients=True)
+            if got:
+                self._stages.batch(stream.name, start_ns, end_ns)
+            else:
+                self._stages.iterator_ended(stream.reader())
 
     # tapes, layers and optimizers
 
     def _is_loop(self) -> bool:
         """Return whether a call is a part of a loop that the script writes itself, and not of a traced function."""
-        return not self._session.quiet and get_ident() == self.thread and self._tf.executing_eagerly()
+        session = self._session
+        if session.quiet or session.tracker.manual or get_ident() != self.thread or not self._tf.executing_eagerly():
+            return False
+        if not self.leads:
+            self.leads = True
+            self._lead()
+        return True
 
     def wrap_enter(self, original: Any) -> Any:
         """Return `GradientTape.__enter__`, with which the forward begins."""
@@ -242,6 +260,9 @@ class Loops:
             if session.quiet or get_ident() != self.thread or (tracker.manual and tracker.owner != SCRIPT):
                 return original(function, *args, **kwargs)
             outermost = not calls and tracker.in_fetch == 0 and tracker.in_backward == 0 and eager()
+            if outermost and not self.leads:
+                self.leads = True
+                self._lead()
             start_ns = perf_counter_ns()
             known = function.__dict__.get(TRAINS)
             calls.append(function)
@@ -273,6 +294,8 @@ class Loops:
         waits = self._stopwatch.batches()
         name = str(function.__dict__.get("_name") or "tf.function")
         if waits:
+            for start, end in waits:
+                self._stages.batch(name, start, end)
             self._ran_batches(name, waits, (start_ns, end_ns), trains=trains)
             return
         if not began:

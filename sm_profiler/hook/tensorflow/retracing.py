@@ -45,7 +45,9 @@ class Retracing(Collector):
         """Return TensorFlow's function that makes a graph."""
 
         @functools.wraps(original)
-        def create(function_type: Any, type_context: Any, func_graph: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
+        def create(
+            function_type: Any, type_context: Any, func_graph: Any, options: Any, *args: Any, **kwargs: Any
+        ) -> Any:
             began, about = self._clock(), None
             try:
                 if self._depth == 0:
@@ -91,7 +93,7 @@ def code_of(function: Any) -> Any:
 
 
 def why(wanted: Any, known: list[Any]) -> str:
-    """Return in words how the arguments of a call differ from those of the most similar graph; empty if they do not."""
+    """Return as text how the arguments of a call differ from those of the most similar graph; empty if they do not."""
     try:
         fewest = min((_differences(wanted, one) for one in reversed(known)), key=len)
     except Exception:  # noqa: BLE001 - other versions of TensorFlow describe arguments differently
@@ -113,7 +115,7 @@ def _differences(wanted: Any, known: Any) -> list[str]:
 
 
 def _difference(name: str, before: Any, now: Any) -> str:
-    """Return in words how one argument differs."""
+    """Return as text how one argument differs."""
     before, now = _first_different(before, now)
     value, earlier = getattr(now, "value", None), getattr(before, "value", None)
     if type(now).__name__ == "Literal" and type(before).__name__ == "Literal":
@@ -134,7 +136,7 @@ def _name(value: Any) -> str:
 def _first_different(before: Any, now: Any) -> tuple[Any, Any]:
     """Return the first parts of two nested types that differ."""
     for attribute in ("components", "mapping"):
-        inner = [getattr(one, attribute, None) for one in (before, now)]
+        inner: list[Any] = [getattr(one, attribute, None) for one in (before, now)]
         if all(isinstance(one, tuple | list) for one in inner) and len(inner[0]) == len(inner[1]):
             pairs = list(zip(*inner, strict=True))
         elif all(isinstance(one, dict) for one in inner) and inner[0].keys() == inner[1].keys():

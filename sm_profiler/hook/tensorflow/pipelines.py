@@ -1,0 +1,166 @@
+"""Stages of tf.data pipelines: what TensorFlow's own model measured of each, with the user's function behind it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from sm_profiler.hook.caller import is_library
+from sm_profiler.hook.tensorflow.retracing import code_of
+
+MAX_STAGES = 8  # in a record, the slowest
+MAX_NODES = 500
+# Model's node → method of a dataset.  The methods with a function of the user's come first; of the others, the name helps.
+_METHODS = (
+    (re.compile(r"^(Parallel)?MapAndBatch|^(Parallel)?Map(V\d)?$"), "map"),
+    (re.compile(r"^(Parallel)?Interleave"), "interleave"),
+    (re.compile(r"^FlatMap$"), "flat_map"),
+    (re.compile(r"^(Parallel)?Filter$"), "filter"),
+    (re.compile(r"^Scan$"), "scan"),
+    (re.compile(r"^Generator$"), "from_generator"),
+    (re.compile(r"^(Parallel)?(Padded)?Batch(V\d)?$"), "batch"),
+    (re.compile(r"^Shuffle|^Repeat|^Prefetch|^Cache|^TFRecord|^TextLine|^Take|^Skip|^Zip|^Shard|^Unbatch"), ""),
+)
+_CLASSES = {
+    "_MapDataset": "map", "_ParallelMapDataset": "map", "_InterleaveDataset": "interleave",
+    "_ParallelInterleaveDataset": "interleave", "_FlatMapDataset": "flat_map", "_FilterDataset": "filter",
+    "_ScanDataset": "scan",
+}  # fmt: skip
+_INSIDE = ("interleave", "flat_map")  # whose function makes datasets
+
+
+def describe(model: Any, dataset: Any) -> dict[str, Any]:
+    """Return the stages of a pipeline, the slowest first.
+
+    Args:
+        model: `ModelProto` of the iterator.
+        dataset: its dataset.
+
+    Returns:
+        `batches`; `prefetch` and `cache`: whether a stage does that; and for each of `stages`: name, `us` (microseconds
+        for one of its own elements), `batch_us` (for one batch of the loop, with its parallelism), `parallelism`,
+        `parallel` (whether it can be raised), and file, line and function if they are known.
+    """
+    nodes = dict(list(model.nodes.items())[:MAX_NODES])
+    root = nodes.get(model.output) or max(nodes.values(), key=lambda node: node.num_elements, default=None)
+    batches = max(int(root.num_elements), 1) if root is not None else 1
+    owners = _owners(nodes, model.output)
+    functions = _functions(nodes, owners, dataset)
+    stages: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for key, node in nodes.items():
+        if node.num_elements <= 0 or node.name == "Root":
+            continue
+        owner = owners.get(key)
+        about = functions.get(key if owner is None else owner, {})
+        name = _stage(node.name, about)
+        if owner is not None:
+            name = f"{_method(node.name)} inside {_stage(nodes[owner].name, about)}"
+        parallelism = next((float(one.value) for one in node.parameters if one.name == "parallelism"), 0.0)
+        stage = stages.setdefault(
+            (name, about.get("line")),
+            {"stage": name, "elements": 0, "busy_us": 0.0, "parallelism": 0.0, "parallel": parallelism > 0} | about,
+        )
+        stage["elements"] += int(node.num_elements)
+        stage["busy_us"] += node.processing_time / 1e3
+        stage["parallelism"] = max(stage["parallelism"], parallelism, 1.0)
+    found = [_summed(stage, batches) for stage in stages.values()]
+    names = [node.name for node in nodes.values()]
+    return {
+        "batches": batches,
+        "prefetch": any(name.startswith("Prefetch") for name in names),
+        "cache": any("Cache" in name for name in names),
+        "stages": sorted(found, key=lambda stage: -stage["batch_us"])[:MAX_STAGES],
+    }
+
+
+def _summed(stage: dict[str, Any], batches: int) -> dict[str, Any]:
+    busy, elements = stage.pop("busy_us"), stage.pop("elements")
+    return stage | {"us": round(busy / elements, 1), "batch_us": round(busy / batches / stage["parallelism"], 1)}
+
+
+def _method(name: str) -> str:
+    for pattern, method in _METHODS:
+        if pattern.match(name):
+            return method or re.sub(r"V\d$", "", name).lower()
+    return re.sub(r"V\d$", "", name)
+
+
+def _stage(name: str, about: dict[str, Any]) -> str:
+    """Return `map(decode)`, or `batch`."""
+    return f"{_method(name)}({about['function']})" if about.get("function") else _method(name)
+
+
+def _owners(nodes: dict[int, Any], output: int) -> dict[int, int]:
+    """Return node → the outermost interleave or flat_map in whose function its dataset is made."""
+    owners: dict[int, int] = {}
+    waiting: list[tuple[int, int | None]] = [(output, None)]
+    seen = set()
+    while waiting:
+        key, owner = waiting.pop()
+        node = nodes.get(key)
+        if node is None or key in seen:
+            continue
+        seen.add(key)
+        if owner is not None and _method(node.name) != "from_generator":
+            owners[key] = owner
+        inside = _method(node.name) in _INSIDE
+        for number, following in enumerate(node.inputs):
+            waiting.append((following, owner if owner is not None or not (inside and number) else key))
+    return owners
+
+
+def _functions(nodes: dict[int, Any], owners: dict[int, int], dataset: Any) -> dict[int, dict[str, Any]]:
+    """Return node → file, line and function of the user's function in it, where nodes and datasets agree."""
+    found: dict[int, dict[str, Any]] = {}
+    known: dict[str, list[Any]] = {}
+    for kind, function in _datasets(dataset):
+        known.setdefault(kind, []).append(function)
+    outside = [key for key in sorted(nodes) if key not in owners]
+    for method in set(_CLASSES.values()):
+        keys = [key for key in outside if _method(nodes[key].name) == method]
+        functions = known.get(method, [])
+        if len(keys) == len(functions):
+            for key, function in zip(keys, functions, strict=True):
+                found[key] = _place(function)
+    generators = [key for key in nodes if _method(nodes[key].name) == "from_generator"]
+    made = [one for one in map(_generator, known.get("flat_map", [])) if one is not None]
+    if len(made) == 1:
+        found |= dict.fromkeys(generators, _place(made[0]))
+    return {key: about for key, about in found.items() if about}
+
+
+def _datasets(dataset: Any) -> list[tuple[str, Any]]:
+    """Return the methods and functions of a chain of datasets, from the last to the first."""
+    found: list[tuple[str, Any]] = []
+    waiting = [dataset]
+    while waiting and len(found) < MAX_NODES:
+        one = waiting.pop(0)
+        kind = _CLASSES.get(type(one).__name__)
+        if kind is not None:
+            wrapper = getattr(one, "_map_func", None) or getattr(one, "_predicate", None) or getattr(one, "_scan_func", None)  # fmt: skip
+            found.append((kind, getattr(wrapper, "_func", None)))
+        waiting += list(one._inputs())  # noqa: SLF001 - TensorFlow has no public name for it
+    return found
+
+
+def _place(function: Any) -> dict[str, Any]:
+    code = code_of(function)
+    if code is None:
+        return {}
+    if is_library(code.co_filename):
+        return {"function": code.co_name} if not code.co_name.startswith("_") else {}
+    return {"file": code.co_filename, "line": code.co_firstlineno, "function": code.co_name}
+
+
+def _generator(function: Any, depth: int = 3) -> Any:
+    """Return the user's generator in the closure of the function that `from_generator` makes, or None."""
+    for cell in getattr(function, "__closure__", None) or ():
+        try:
+            inside = cell.cell_contents
+        except ValueError:
+            continue
+        if type(inside).__name__ == "_GeneratorState":
+            return getattr(inside, "_generator", None)
+        if depth and callable(inside) and (deeper := _generator(inside, depth - 1)) is not None:
+            return deeper
+    return None

@@ -1,0 +1,105 @@
+"""TensorFlow's custom loops: the hook's steps and waits agree with the scripts' own counts, and results are the same."""
+
+import json
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from sm_profiler.source import open_source
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".envs" / "frameworks" / "bin" / "python"
+SCRIPT = Path(__file__).with_name("tensorflow_loops.py")
+LOOPS = [
+    "eager", "function", "without_loader", "epoch_of_dataset", "epoch_of_iterator", "mirrored", "retraced"
+]  # fmt: skip
+
+pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="needs the environment `frameworks` (make frameworks)")
+
+
+def start(folder: Path, *names: str, on: bool = True) -> subprocess.Popen:
+    variables = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(ROOT)}
+    if on:
+        config = {"ProfilingParameters": {"LocalPath": str(folder)}}
+        variables |= {"SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": json.dumps(config)}
+    folder.mkdir()
+    with (folder / "log").open("w") as log:
+        return subprocess.Popen(
+            [PYTHON, SCRIPT, *names], env=os.environ | variables, stdout=subprocess.PIPE, stderr=log, text=True
+        )
+
+
+def ended(process: subprocess.Popen, folder: Path) -> dict[str, dict]:
+    """Return what each loop printed."""
+    text, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, (folder / "log").read_text()[-3000:]
+    return {line["loop"]: line for line in map(json.loads, text.splitlines())}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The loops with the hook off, on and broken."""
+    root = tmp_path_factory.mktemp("tensorflow")
+    started = {
+        "off": start(root / "off", *LOOPS, on=False),
+        "on": start(root / "on", *LOOPS),
+        "broken": start(root / "broken", "broken", *LOOPS),
+    }
+    results = {name: ended(process, root / name) for name, process in started.items()}
+    return results, open_source(str(root / "on")).events(), root
+
+
+def inside(events, line, phase):
+    """Return the events of a phase while a loop ran."""
+    found = events[events.phase.mask(lambda text: text.startswith(phase))]
+    return found[(found.start_us >= line["began"] * 1e6) & (found.start_us <= line["ended"] * 1e6)]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_counts_the_steps_that_the_script_counts(runs, loop):
+    results, events, _ = runs
+    line = results["on"][loop]
+    steps = Counter(name.rpartition(".")[2] for name in inside(events, line, "Step:").name.decode())
+    assert steps == line["steps"]
+
+
+@pytest.mark.parametrize("loop", ["epoch_of_iterator", "eager", "function"])
+def test_waits_agree_with_the_diary(runs, loop):
+    results, events, _ = runs
+    line = results["on"][loop]
+    waits = inside(events, line, "DataLoaderWait")
+    assert len(waits) == sum(line["steps"].values())
+    assert waits.duration_us.sum() / 1e6 >= 0.95 * line["held_up"]
+
+
+@pytest.mark.parametrize("kind", ["on", "broken"])
+def test_results_are_identical_with_the_hook(runs, kind):
+    results, _, _ = runs
+    for loop in LOOPS:
+        assert results[kind][loop]["losses"] == results["off"][loop]["losses"], loop
+
+
+def test_eager_steps_have_phases(runs):
+    results, events, _ = runs
+    for phase in ("Forward", "Backward", "Optimizer"):
+        found = inside(events, results["on"]["eager"], phase)
+        assert len(found) >= 40, phase
+
+
+def test_traces_are_recorded_with_their_cause(runs):
+    results, events, _ = runs
+    found = inside(events, results["on"]["retraced"], "sm_profiler/compile")
+    found = found[found.phase.mask("sm_profiler/compile") & found.name.mask("scaled")]
+    about = [json.loads(text) for text in found.args.decode()]
+    reasons = [one["reason"] for one in about if one["again"]]
+    assert sum("Python value: factor" in reason for reason in reasons) >= 5
+    assert sum("shape of x" in reason for reason in reasons) >= 3
+    assert all(one["file"].endswith("tensorflow_loops.py") for one in about)
+
+
+def test_a_broken_hook_logs_one_warning(runs):
+    _, _, root = runs
+    assert (root / "broken" / "log").read_text().count("switched off, training continues") == 1
