@@ -235,6 +235,16 @@ EXCESS_SAVED_LEAST = T(0.85, "of what long steps cost beyond usual ones; a repai
 EXCESS_SAVED = T(0.95, "as EXCESS_SAVED_LEAST, for the usual repair: rarely, or in another thread")
 LOGGING_SAVED = T(0.98, "as EXCESS_SAVED_LEAST, for logging at every 50th step")
 CALLS_UNSEEN = T(1.05, "times the recorded calls; their arguments are prepared before them")
+RECOMPILING_SAVED: tuple[float, float, float] = (
+    T(0.88, "of the recorded recompilations: padding to a few lengths computes on the padding, too"),
+    0.96,
+    1.03,  # the first calls of new code are slow as well
+)
+SLOWDOWN_SAVED: tuple[float, float, float] = (
+    T(0.85, "of the time lost since a slowdown; some of it may have been the usual drift of the machine"),
+    0.97,
+    1.05,
+)
 GC_SAVED_LEAST = T(0.85, "of the time in collections; gc.disable() with a rare gc.collect() keeps some of it")
 GC_SAVED = T(0.96, "as GC_SAVED_LEAST, usually: one full collection in several hundred steps is left")
 GC_UNSEEN = T(1.1, "times the recorded collections; those below a millisecond are not recorded")

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from report_helpers import gpu_samples, metrics_of, report_from, training
+from test_report_turns import in_step, jitter
 
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
@@ -137,6 +138,53 @@ def test_recorded_calls_are_saved_at_the_steps_in_which_they_happened():
     stall = Finding(Class.PERIODIC_STALL, "", (), "", 0.3)
     verdict = with_gains(Verdict(decide(context).main, (stall,)), context)
     assert verdict.also[0].gain.share_of_loop.value < 0.03
+
+
+def test_recompilations_are_saved_as_recorded():
+    rows, now = [], 1.0
+    for step in range(400):
+        again = step < 40 or step % 10 == 0
+        rows += training(1, forward=0.103 if again else 0.003, at=now, number=step)
+        if again:
+            args = {"again": True, "file": "train.py", "line": 3, "function": "f"}
+            rows.append(("sm_profiler/compile", "forward", now + 0.0015, 0.1, "algo-1-0", step, args))
+        now += 0.0102 + (0.1 if again else 0.0)
+    gain = gain_of(rows, Class.RECOMPILATION)
+    steps = range(int(policy.WARM_UP_STEPS), 400)
+    lost = 0.1 * sum(step < 40 or step % 10 == 0 for step in steps) / len(steps)
+    assert contains(gain.speedup, (STEP + lost) / STEP)
+    assert gain.speedup.high / gain.speedup.low < 1.6
+
+
+@pytest.mark.parametrize("slow", [0.006, 0.02])
+def test_a_loop_that_became_slow_gets_as_fast_as_before(slow):
+    rows, now = [], 1.0
+    for step in range(600):
+        forward = 0.003 + (slow if step >= 200 else 0.0)
+        rows += training(1, forward=forward, at=now, number=step)
+        now += 0.0072 + forward
+    gain = gain_of(rows, Class.FAIL_SLOW)
+    assert contains(gain.speedup, (STEP + slow * 2 / 3) / STEP)
+    assert gain.speedup.high / gain.speedup.low < 1.5
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_are_late_in_turn_share_their_work_or_lose_it(ranks):
+    works = jitter(ranks, spread=0.02)
+    works[np.arange(200) % ranks, np.arange(200)] += 0.006
+    gain = gain_of(in_step(works), Class.MOVING_STRAGGLER)
+    for saved in (0.006 * (1 - 1 / ranks), 0.006):
+        assert contains(gain.speedup, 0.0162 / (0.0162 - saved))
+    assert gain.speedup.high / gain.speedup.low < 1.5
+
+
+def test_collections_at_different_steps_are_saved_on_the_slowest_rank():
+    collections = np.zeros((2, 300))
+    collections[0, ::6] = collections[1, 3::6] = 0.02
+    works = np.full((2, 300), 0.003) + collections
+    gain = gain_of(in_step(works, collections=collections, steps=300), Class.GC_OUT_OF_PHASE)
+    assert contains(gain.seconds_per_step, 0.02 / 3 * 0.95)
+    assert gain.speedup.high / gain.speedup.low < 1.5
 
 
 def test_pauses_of_the_job_inside_the_loop_are_gains_of_the_job():

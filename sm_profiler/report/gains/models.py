@@ -15,8 +15,11 @@ from sm_profiler.report.gains.loader_queue import fetch_times, simulated_wait
 from sm_profiler.report.gains.loop_table import BETWEEN, EVALUATION, LoopTable
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.judges.ranks import MEETINGS
+from sm_profiler.report.judges.slowdown import STEP_OF_CHANGE
+from sm_profiler.report.judges.turns import find_delays, shared_steps
 from sm_profiler.report.judges.workers import Workers, workers_of
 from sm_profiler.report.model import Finding
+from sm_profiler.report.record_fold import Record
 
 Model = Callable[[Finding, JudgeContext, LoopTable], "Claim | None"]
 COMPUTING = ("forward", "backward", "optimizer", BETWEEN, "outside")
@@ -191,27 +194,77 @@ def _host(finding: Finding, _: JudgeContext, table: LoopTable) -> Claim:
     return Claim(table.length * value, low / value, high / value, COMPUTING) if value > 0 else Claim(table.length * 0.0)
 
 
-def _calls(phase: str, value: float) -> Model:
-    """Return the model for calls that the hook recorded one by one: they happen rarely, or in another thread."""
+def _calls(
+    phase: str,
+    saved: tuple[float, float, float],
+    taken: tuple[str, ...],
+    keep: Callable[[Record], bool] = lambda _: True,
+) -> Model:
+    """Return the model for calls that the hook recorded one by one: they happen rarely, or in another thread.
+
+    Args:
+        phase: of the records.
+        saved: times the recorded time: at least, usually, at most.
+        taken: parts of the loop that contain the calls.
+        keep: chooses among the records.
+    """
+    least, value, most = saved
 
     def claim(finding: Finding, context: JudgeContext, table: LoopTable) -> Claim | None:
         records = context.metrics.records.get(phase)
-        seconds = np.zeros(len(table.index))
+        seconds, recorded = np.zeros(len(table.index)), 0.0
         for rank in context.ranks if records else ():
             starts = rank.iterations.start
-            own = [one for one in records.of(rank.name) if starts[0] <= one.start <= rank.end] if records else []
+            of_rank = records.of(rank.name) if records else ()
+            own = [one for one in of_rank if rank.start <= one.start <= rank.end and keep(one)]
+            recorded += sum(max(one.seconds, 0.0) for one in own)
+            own = [one for one in own if one.start >= starts[0]]
             at = np.searchsorted(starts, np.asarray([one.start for one in own], np.float64), side="right") - 1
             spent = np.zeros(len(starts))
             np.add.at(spent, at, [max(one.seconds, 0.0) for one in own])
             seconds += table.placed(rank.iterations.index, spent)
-        total = float(seconds.sum())
-        if total <= 0:
+        if recorded <= 0 or seconds.sum() <= 0:
             return None
-        scale = lost_share(finding) * table.total / total * value
-        least, most = policy.EXCESS_SAVED_LEAST / value, policy.CALLS_UNSEEN / value
-        return Claim(seconds * scale, least, most, ("outside", EVALUATION))
+        scale = lost_share(finding) * table.loop / recorded * value
+        return Claim(seconds * scale, least / value, most / value, taken)
 
     return claim
+
+
+def _slowdown(finding: Finding, _: JudgeContext, table: LoopTable) -> Claim | None:
+    """Make the steps since the slowdown as long as those before it."""
+    step = next((one.value for one in finding.evidence if one.metric == STEP_OF_CHANGE), None)
+    if not isinstance(step, (int, float)):
+        return None
+    slow = np.where(table.index >= step, table.training, 0.0)
+    total = float(slow[: table.steps].sum())
+    slow[table.steps :] = 0.0
+    if total <= 0:
+        return None
+    least, value, most = policy.SLOWDOWN_SAVED
+    return Claim(slow * (lost_share(finding) * table.total / total * value), least / value, most / value)
+
+
+def _turns(_: Finding, context: JudgeContext, table: LoopTable) -> Claim | None:
+    """Spread the work of each step evenly over the ranks; at best, it disappears."""
+    delays = find_delays(context.ranks)
+    if delays is None:
+        return None
+    lost = table.placed(shared_steps(context.ranks)[1:], delays.lost)
+    spread = 1 - 1 / len(context.ranks)
+    usual = (spread + 1) / 2
+    return Claim(lost * usual, spread / usual, 1 / usual)
+
+
+def _gc_turns(finding: Finding, context: JudgeContext, table: LoopTable) -> Claim | None:
+    """Leave rare collections at the same step of all ranks."""
+    found = [table.placed(rank.iterations.index, rank.iterations.gc) for rank in context.ranks]
+    seconds = np.max(found, axis=0)
+    total = float(seconds.sum())
+    if total <= 0:
+        return None
+    scale = min(lost_share(finding) * table.total / total, 1.0) * policy.GC_SAVED
+    return Claim(seconds * scale, policy.GC_SAVED_LEAST / policy.GC_SAVED, policy.GC_UNSEEN / policy.GC_SAVED)
 
 
 def _own_phase(finding: Finding, _: JudgeContext, table: LoopTable) -> Claim:
@@ -228,8 +281,21 @@ MODELS: dict[Class, Model] = {
     Class.GC_BOUND: _collections,
     Class.PERIODIC_STALL: _stalls,
     Class.STEP_OUTLIERS: _stalls,
-    Class.CHECKPOINTING: _calls(event_names.SAVE, policy.EXCESS_SAVED),
-    Class.LOGGING: _calls(event_names.LOG, policy.LOGGING_SAVED),
+    Class.CHECKPOINTING: _calls(
+        event_names.SAVE, (policy.EXCESS_SAVED_LEAST, policy.EXCESS_SAVED, policy.CALLS_UNSEEN), ("outside", EVALUATION)
+    ),
+    Class.LOGGING: _calls(
+        event_names.LOG, (policy.EXCESS_SAVED_LEAST, policy.LOGGING_SAVED, policy.CALLS_UNSEEN), ("outside", EVALUATION)
+    ),
+    Class.RECOMPILATION: _calls(
+        event_names.COMPILE,
+        policy.RECOMPILING_SAVED,
+        ("forward", "backward"),
+        lambda one: one.args.get("again") is True,
+    ),
+    Class.FAIL_SLOW: _slowdown,
+    Class.MOVING_STRAGGLER: _turns,
+    Class.GC_OUT_OF_PHASE: _gc_turns,
     Class.EVALUATION_BOUND: _evaluation,
     Class.OPTIMIZER_BOUND: _optimizer,
     Class.STRAGGLER: _straggler,

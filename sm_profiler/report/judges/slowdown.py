@@ -30,6 +30,7 @@ METRICS = {
     "received": ("network input", "bytes/s"),
 }
 MAX_CHANGES = 3
+STEP_OF_CHANGE = "step of the change"
 
 
 @attrs.frozen
@@ -136,7 +137,7 @@ def judge_slowdown(context: JudgeContext) -> Finding | None:
         Evidence("time lost in slow steps", round(lost, 4), policy.SLOWDOWN_COST, rank.name, "share"),
         Evidence("usual step since then", round(change.after * 1e3, 3), round(change.before * 1e3, 3), rank.name, "ms", "before"),
         Evidence("times as long", round(change.factor, 2), policy.SLOWER, rank.name),
-        Evidence("step of the change", step, None, rank.name),
+        Evidence(STEP_OF_CHANGE, step, None, rank.name),
         Evidence("time of the change after the start of the loop", round(moment - rank.start, 1), None, rank.name, "s"),
     ]  # fmt: skip
     if others is not None and busier:
