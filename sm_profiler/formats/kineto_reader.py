@@ -71,10 +71,11 @@ class Collective:
 
 @attrs.frozen
 class Inputs:
-    """Shapes and types of an operator's inputs, as JSON."""
+    """Shapes and types of an operator's inputs, and the values of a convolution's others, as JSON."""
 
     shapes: str
     types: str
+    values: str = ""
 
 
 @attrs.frozen
@@ -329,7 +330,7 @@ class _Columns:
             self._take(name, _numbers(list(map(_NUMBER_OF[name], arguments)), kind))
         numbers = self._shapes
         inputs = [
-            numbers[bytes(shapes), bytes(arguments[row].types)] if shapes else -1
+            numbers[_inputs(events[row].name, arguments[row])] if shapes else -1
             for row, shapes in enumerate(map(_SHAPES, arguments))
         ]
         self._take("inputs", np.fromiter(inputs, np.int32, count))
@@ -393,6 +394,12 @@ def _numbers(values: list[int | str], kind: type[np.signedinteger[Any]] = np.int
     except (TypeError, ValueError, OverflowError):
         numbers, largest = np.fromiter(map(whole, values), np.int64, len(values)), np.iinfo(kind).max
         return np.where(np.abs(numbers) <= largest, numbers, -1).astype(kind)
+
+
+def _inputs(name: str, arguments: Arguments) -> tuple[bytes, ...]:
+    """Return the inputs of an operator. Values repeat less than shapes, and only convolutions need theirs."""
+    found = bytes(arguments.shapes), bytes(arguments.types)
+    return (*found, bytes(arguments.values)) if name == "aten::convolution" else found
 
 
 def _collective(arguments: Arguments) -> Collective:

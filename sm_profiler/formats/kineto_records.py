@@ -41,6 +41,7 @@ class Arguments(msgspec.Struct, gc=False, frozen=True):
     forward_thread: int = msgspec.field(name="Fwd thread id", default=0)
     shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw(b""))
     types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw(b""))
+    values: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=msgspec.Raw(b""))
     collective: str = msgspec.field(name="Collective name", default="")
     in_elements: int = msgspec.field(name="In msg nelems", default=-1)
     out_elements: int = msgspec.field(name="Out msg nelems", default=-1)
@@ -83,7 +84,7 @@ _PROPERTIES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _RECORDS = msgspec.json.Decoder(list[msgspec.Raw])
 _FIELDS = {field.encode_name: field.name for field in msgspec.structs.fields(Arguments)}
 _TEXTS = {"collective", "group", "element_type"}
-_RAWS = {"shapes", "types"}
+_RAWS = {"shapes", "types", "values"}
 
 
 class Records:

@@ -38,6 +38,11 @@ def frame_of(name: str) -> Frame | None:
     return Frame(found["file"], int(found["line"]), found["function"]) if found else None
 
 
+def is_module(name: str) -> bool:
+    """Return whether an event is the forward pass of an nn.Module."""
+    return name.startswith(_MODULE)
+
+
 def is_user_code(name: str) -> bool:
     """Return whether an event is a Python function of the user's, not of a library."""
     found = _FRAME.match(name)
@@ -51,9 +56,12 @@ class Callers:
         self.events = events
         annotations = events.category == ANNOTATION
         annotations[step_rows(events)] = False
-        self._operators = _Layer(events, events.category == OPERATOR)
-        self._annotations = _Layer(events, annotations)
+        self._operators = Layer(events, events.category == OPERATOR)
+        self._backward = Layer(events, events.is_backward & (events.sequence >= 0))
+        self._forward = _forward_rows(events)
+        self._annotations = Layer(events, annotations)
         self._python: Mask = events.category == PYTHON
+        self._layers: dict[str, Layer] = {}
         phases = np.flatnonzero(events.category == PHASE)
         start, end = events.start_us[phases], events.end_us[phases]
         self._phases = phases, start, end, nesting.parents(start, end)
@@ -83,18 +91,53 @@ class Callers:
         return np.where(at >= 0, phases[at], -1)
 
     def modules(self, rows: Numbers) -> Numbers:
-        """Return the row of the innermost nn.Module around each event, -1 if there is none."""
-        return self._of_python(lambda name: name.startswith(_MODULE)).around(rows)
+        """Return the row of the innermost nn.Module around each event, or its forward operator; -1 if there is none."""
+        return self._of_python(is_module, rows)
 
     def frames(self, rows: Numbers) -> Numbers:
-        """Return the row of the innermost Python function of the user's around each event, -1 if there is none."""
-        return self._of_python(is_user_code).around(rows)
+        """Return the row of the user's innermost Python function around each event, or its forward operator; else -1."""
+        return self._of_python(is_user_code, rows)
 
-    def _of_python(self, wanted: Callable[[str], bool]) -> _Layer:
-        return _Layer(self.events, self._python & self.events.name.mask(wanted))
+    def forward(self, rows: Numbers) -> Numbers:
+        """Return the row of the forward operator whose gradient each event computes, -1 if there is none.
+
+        Autograd runs on threads of its own, without modules and lines; sequence numbers lead back to the forward pass.
+        """
+        backward = self._backward.around(rows)
+        return np.where(backward >= 0, self._forward[backward], -1) if len(self._forward) else backward
+
+    def among(self, chosen: Mask) -> Layer:
+        """Return what finds the innermost of some events around others."""
+        return Layer(self.events, chosen)
+
+    def _of_python(self, wanted: Callable[[str], bool], rows: Numbers) -> Numbers:
+        layer = self._layers.get(wanted.__name__)
+        if layer is None:
+            layer = Layer(self.events, self._python & self.events.name.mask(wanted))
+            self._layers[wanted.__name__] = layer
+        own = layer.around(rows)
+        return np.where(own >= 0, own, layer.around(self.forward(rows)))
 
 
-class _Layer:
+def _forward_rows(events: KinetoColumns) -> Numbers:
+    """Return for each backward operator the row of its forward one; -1 for the others.
+
+    Several operators carry the number that the next node of the graph will get; the last of them makes the node.
+    """
+    found = np.full(len(events), -1, np.intp)
+    known = (events.category == OPERATOR) & (events.sequence >= 0)
+    forward, backward = np.flatnonzero(known & ~events.is_backward), np.flatnonzero(known & events.is_backward)
+    if len(forward) and len(backward):
+        order = forward[np.argsort(events.sequence[forward], kind="stable")]  # rows are in time order
+        last = order[np.maximum(np.searchsorted(events.sequence[order], events.sequence[backward], "right") - 1, 0)]
+        fits = (events.sequence[last] == events.sequence[backward]) & (
+            events.start_us[last] <= events.start_us[backward]
+        )
+        found[backward] = np.where(fits, last, -1)
+    return found
+
+
+class Layer:
     """Events that nest on each thread."""
 
     def __init__(self, events: KinetoColumns, chosen: Mask) -> None:
@@ -133,14 +176,15 @@ def operators(events: KinetoColumns, callers: Callers | None = None) -> Table:
 
     Returns:
         Columns operator (innermost), caller (outermost operator, such as `autograd::engine::evaluate_function: …`),
-        module, annotation, phase (of the hook, in its own windows), file, line, kernels, device_us, mean_us, share of the time in all kernels.
+        module, annotation, phase (of the hook, in its own windows), forward (the operator whose
+        gradient this is), file, line, kernels, device_us, mean_us, share of the time in all kernels.
     """
     callers = callers or Callers(events)
     device = events.device_events
     launch = launch_rows(events, device)
     rows = {
         "operator": callers.operators(launch), "caller": callers.outermost(launch), "module": callers.modules(launch),
-        "annotation": callers.annotations(launch), "phase": callers.phases(launch), "frame": callers.frames(launch),
+        "annotation": callers.annotations(launch), "phase": callers.phases(launch), "forward": callers.forward(launch), "frame": callers.frames(launch),
     }  # fmt: skip
     codes = {column: np.where(found >= 0, events.name.codes[found], -1) for column, found in rows.items()}
     groups = Groups(*codes.values())
@@ -156,6 +200,7 @@ def operators(events: KinetoColumns, callers: Callers | None = None) -> Table:
             "module": array_of([name.removeprefix(_MODULE) for name in first["module"]]),
             "annotation": array_of(first["annotation"]),
             "phase": array_of(first["phase"]),
+            "forward": array_of(first["forward"]),
             "file": array_of([one.file if one else "" for one in frames]),
             "line": np.array([one.line if one else 0 for one in frames], np.int64),
             "kernels": groups.count,

@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from sm_profiler.analysis.gpu import breakdown, callers, collectives, copies, flops, launches
+from sm_profiler.analysis.gpu import breakdown, callers, collectives, copies, flops, launches, roofline
 from sm_profiler.analysis.gpu import critical_path as path
 from sm_profiler.analysis.gpu import steps as step_spans
 from sm_profiler.analysis.gpu.table import Table
@@ -220,6 +220,10 @@ class GpuTraces:
         """Return the arithmetic of each rank; see `flops.flops`."""
         return self.columns("flops").frame()
 
+    def roofline(self) -> pd.DataFrame:
+        """Return what limits each operator: arithmetic, memory or launches; see `roofline.roofline`."""
+        return self.columns("roofline").frame()
+
     def steps(self) -> pd.DataFrame:
         """Return the steps that the traces mark: columns rank, step, start_us, end_us."""
         return self.columns("steps").frame()
@@ -266,6 +270,7 @@ _TABLES: dict[str, Callable[[GpuTraces, int], Table]] = {
     "synchronizations": _of_callers(callers.synchronizations),
     "critical_path": _of_events(path.critical_path),
     "flops": _of_trace(flops.flops),
+    "roofline": lambda gpu, rank: roofline.roofline(gpu.ranks[rank], gpu.callers(rank)),
     "steps": _of_events(step_spans.steps),
 }
 
