@@ -178,6 +178,7 @@ def test_real_traces_give_a_page_and_json(name, tmp_path):
     assert [trace["rank"] for trace in found["gpu_traces"]] == list(GpuTraces(REAL / name).ranks)
     page = (tmp_path / "profiler-report.html").read_text()
     assert "Kernels and operators" in page
+    assert ("What limits the operators" in page) is any(trace["roofline"] for trace in found["gpu_traces"])
     assert "Analyzing the training loop" not in page
     assert len(terminal_summary(report, width=100).splitlines()) <= 15
 

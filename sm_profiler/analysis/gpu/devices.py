@@ -1,4 +1,4 @@
-"""What devices can do at most, by the names in their properties."""
+"""Peak rates of devices, by the names in their properties."""
 
 from __future__ import annotations
 

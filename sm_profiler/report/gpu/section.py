@@ -104,7 +104,7 @@ def sections(traces: Sequence[Trace]) -> list[Section]:
         Section("gpu-time", "GPU time", (*_time_sentences(traces), *note), (_time_table(shown),)),
         _longest_steps(traces),
         Section("gpu-kernels", "Kernels and operators", _kernel_sentences(traces), _kernel_tables(shown)),
-        _waits(shown), _communication(shown), _copies(shown),
+        *_phases(shown), *_limits(shown), _waits(shown), _communication(shown), _copies(shown),
     ]  # fmt: skip
 
 
@@ -231,10 +231,43 @@ def _kernel_tables(traces: Sequence[Trace]) -> tuple[Table, ...]:
     )
 
 
+def _phases(traces: Sequence[Trace]) -> list[Section]:
+    """Return the time of each phase of the hook, for the traces of its own windows."""
+    rows = tuple(
+        (str(row["phase"]), str(trace["rank"]), f"{row['kernels']:,}", _us(row["device_us"]), percent(float(row["share"])))
+        for trace in traces for row in trace.get("phases", ())
+    )  # fmt: skip
+    head = ("Launched in", "Rank", "Kernels", "GPU time", "Share")
+    return [Section("gpu-phases", "Phases on the GPU", tables=(Table(head, rows),))] if rows else []
+
+
+_BOUNDS = {"compute": "its arithmetic", "memory": "memory", "launch": "its launches", "": "unknown"}
+
+
+def _limits(traces: Sequence[Trace]) -> list[Section]:
+    """Return what limits the operators, if shapes were recorded."""
+    rows = tuple(
+        (
+            shorten(str(row["operator"]), 60), shorten(str(row["shapes"]), 60), str(trace["rank"]), f"{row['calls']:,}",
+            _us(row["device_us"]), _number(row["tflops"] or None, "TFLOP/s"), _number(row["gbps"] or None, "GB/s"),
+            _BOUNDS[str(row["bound"])], _hidden(row["share_of_peak"]),
+        )
+        for trace in traces for row in trace.get("roofline", ())
+    )  # fmt: skip
+    head = ("Operator", "Inputs", "Rank", "Calls", "GPU time", "Arithmetic", "Bandwidth", "Limited by", "Of the peak")
+    sentence = (
+        "The peak is the device's by its data sheet. An operator that reaches little of it, though nothing else limits it, "
+        "has inputs that are too small, or of unfortunate sizes."
+    )
+    return [Section("gpu-limits", "What limits the operators", (sentence,), (Table(head, rows),))] if rows else []
+
+
 def _place(row: Mapping[str, Any]) -> str:
     if row["file"]:
         return shorten(f"{row['file']}:{row['line']}", 60)
-    return shorten(str(row.get("module") or row.get("annotation") or row.get("caller") or ""), 60)
+    gradient = f"gradient of {row['forward']}" if row.get("forward") else ""
+    known = (row.get(key) for key in ("module", "annotation", "phase"))
+    return shorten(str(next(filter(None, known), "") or gradient or row.get("caller") or ""), 60)
 
 
 def _waits(traces: Sequence[Trace]) -> Section:

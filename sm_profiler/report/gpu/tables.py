@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sm_profiler.analysis.gpu import breakdown, callers, collectives, copies, flops, launches
+from sm_profiler.analysis.gpu import breakdown, callers, collectives, copies, flops, launches, roofline
 from sm_profiler.analysis.gpu.critical_path import critical_path
 from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
 from sm_profiler.analysis.gpu.table import Groups, Table, array_of
@@ -33,6 +33,7 @@ def describe(gpu: GpuTraces, time: RankTime) -> dict[str, Any]:
         "copies": copies.memory_bandwidth(events),
         "queues": launches.queue_summary(events),
         "flops": flops.flops(trace),
+        "roofline": roofline.roofline(trace, calling).head(TOP),
     }
     longest = longest_step(trace, calling)
     found["longest_step"] = _plain_object(longest) if longest else None
