@@ -157,10 +157,25 @@ class StepTracker:
                 stream.credits = stream.burst = 0
             self._after_optimizer, self._after_fetch = True, False
 
+    def recount(self, batches: int) -> None:
+        """Correct the number of batches of the latest step."""
+        change = batches - self.batches
+        if change:
+            self.batches = self._ahead = batches
+            self.counts[self.mode] += change
+
+    def consume(self, batches: int) -> None:
+        """Note that a step which its owner marks takes batches from the loader."""
+        if self.streams:
+            stream = self.streams[-1]
+            stream.credits = max(stream.credits - batches, 0)
+            stream.burst = 0
+
     def waited(self, name: str, wait_ns: int) -> None:
         """Note that the open step began with waiting for its batches: the wait comes before the step."""
         if wait_ns > 0 and self.is_open:
             start, self.step_start = self.step_start, self.step_start + wait_ns
+            self._last_end = max(self._last_end, self.step_start)
             if self.keep_phases:
                 self.append((DATALOADER_WAIT, name, start, self.step_start, self.number, None))
 
@@ -180,6 +195,11 @@ class StepTracker:
     def batch_waits(self) -> bool:
         """True if a batch has arrived, and no step has begun since."""
         return self._after_fetch
+
+    @property
+    def saw_phases(self) -> bool:
+        """True if a phase of the open step was recorded, or is about to be."""
+        return self._last_end > self.step_start
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -400,6 +420,23 @@ class StepTracker:
             self.append((name, name, self.step_start, end_ns or self._last_end, self.number, args))
             if self.reports_step_ends:
                 self._observer.step_ended()
+
+    def hold_step(self, end_ns: int) -> Record:
+        """End the open step, whose number of batches is not certain yet; return its record, which the caller appends."""
+        held: list[Record] = []
+        append, self.append = self.append, held.append
+        try:
+            self.end_step(end_ns)
+        finally:
+            self.append = append
+        return held[0]
+
+    def cancel_step(self) -> None:
+        """Forget the open step: there was no batch for it."""
+        if self.is_open:
+            self.is_open = False
+            self.counts[self.mode] -= self.batches
+            self._ahead = 0
 
     def _is_training(self) -> None:
         """Count the open step as training: re-entrant checkpointing disables gradients in the forward."""

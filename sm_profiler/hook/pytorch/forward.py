@@ -121,6 +121,7 @@ class Forwards(Collector):
         self.compiled = 0
         self.before, self.after = self._make_hooks()
         self._compile: Any = None  # torch's own Module.compile
+        self.symbolic: type | None = None  # of inputs without values: a model is under construction
         self._wrapper: Any = None  # class that torch.compile(model) returns, and its constructor
         self._in_place: list[tuple[weakref.ref[Any], Any, Any]] = []  # module, our call, torch's
         self._codes = {self._module.Module._call_impl.__code__}  # noqa: SLF001 - the frame of a module's call
@@ -133,8 +134,8 @@ class Forwards(Collector):
         is_exporting = compiling_check(self._torch, exporting=True)
         get_ident, forwards, names = threading.get_ident, self, self._names
 
-        def before(module: Any, _args: Any) -> None:
-            if is_exporting():
+        def before(module: Any, args: Any) -> None:
+            if is_exporting() or (forwards.symbolic is not None and args and type(args[0]) is forwards.symbolic):
                 return
             try:
                 if tracker.in_backward or tracker.in_fetch or get_ident() != forwards.thread or session.quiet:

@@ -61,6 +61,11 @@ class FetchTimes:
         at = task % self._places * CELLS
         return Span(*self._cells[at + 1 : at + 5]) if self._cells[at] == task + 1 else None
 
+    def at(self, place: int) -> Span | None:
+        """Return the time in one place of the ring, of the latest batch there; None if there was none."""
+        at = place % self._places * CELLS
+        return Span(*self._cells[at + 1 : at + 5]) if self._cells[at] else None
+
     def pin_of(self, task: int) -> tuple[int, int] | None:
         """Return start and end of its pinning, or None."""
         at = task % self._places * CELLS + 5

@@ -1,0 +1,179 @@
+"""Train with Keras in many ways, and print what Keras itself counted: run by test_keras.py.
+
+The names of loops are arguments; each prints one line of JSON.
+"""
+
+import contextlib
+import hashlib
+import json
+import sys
+import time
+
+import keras
+import numpy as np
+
+BACKEND = keras.backend.backend()
+rng = np.random.default_rng(0)
+X, Y = rng.random((160, 8), np.float32), rng.random((160, 1), np.float32)
+
+
+def make(**options):
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Input((8,)), keras.layers.Dense(16, activation="relu"), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.Adam(0.01), "mse", **options)
+    return model
+
+
+class Rows(keras.utils.PyDataset):
+    def __init__(self, **options):
+        super().__init__(**options)
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return X[index * 16 : index * 16 + 16], Y[index * 16 : index * 16 + 16]
+
+
+class Slow(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        time.sleep(0.05)
+
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def train_step(self, *args):
+        return super().train_step(*args)
+
+
+def fit(**options):
+    model = make(**options)
+    history = model.fit(X, Y, epochs=2, batch_size=16, verbose=0, validation_data=(X[:64], Y[:64]))
+    model.evaluate(X, Y, batch_size=32, verbose=0)
+    model.predict(X, batch_size=32, verbose=0)
+    return model, history.history["loss"], {"TRAIN": 20, "EVAL": 2 * 4 + 5, "PREDICT": 5}
+
+
+def several():
+    model = make(steps_per_execution=8)
+
+    def rows():
+        for start in range(0, 160, 16):
+            yield X[start : start + 16], Y[start : start + 16]
+
+    if BACKEND == "tensorflow":  # a dataset of unknown length, whose last run is shorter
+        import tensorflow as tf
+
+        signature = (tf.TensorSpec((None, 8)), tf.TensorSpec((None, 1)))
+        data = tf.data.Dataset.from_generator(rows, output_signature=signature)
+        history = model.fit(data, epochs=2, verbose=0)
+    else:
+        history = model.fit(X, Y, epochs=2, batch_size=16, verbose=0)
+    return model, history.history["loss"], {"TRAIN": 20}
+
+
+def on_batch():
+    model = make()
+    losses = [float(model.train_on_batch(X[at : at + 16], Y[at : at + 16])) for at in range(0, 160, 16)]
+    model.test_on_batch(X[:16], Y[:16])
+    model.predict_on_batch(X[:16])
+    return model, losses, {"TRAIN": 10, "EVAL": 1, "PREDICT": 1}
+
+
+def own():
+    keras.utils.set_random_seed(1)
+    model = Own()
+    model.compile("sgd", "mse", run_eagerly=True)
+    history = model.fit(X, Y, epochs=1, batch_size=16, verbose=0)
+    return model, history.history["loss"], {"TRAIN": 10}
+
+
+def dataset(**options):
+    model = make()
+    history = model.fit(Rows(**options), epochs=2, verbose=0, callbacks=[Slow()], shuffle=False)
+    return model, history.history["loss"], {"TRAIN": 20}
+
+
+def torch_loader():
+    import torch
+
+    data = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    model = make()
+    history = model.fit(torch.utils.data.DataLoader(data, batch_size=16), epochs=2, verbose=0)
+    return model, history.history["loss"], {"TRAIN": 20}
+
+
+def tf_data():
+    import tensorflow as tf
+
+    model = make()
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16).prefetch(2)
+    history = model.fit(data, epochs=2, verbose=0)
+    return model, history.history["loss"], {"TRAIN": 20}
+
+
+def raises():
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 4:
+                raise RuntimeError("stop")
+
+    model = make()
+    with contextlib.suppress(RuntimeError):
+        model.fit(X, Y, epochs=1, batch_size=16, verbose=0, callbacks=[Stop()])
+    history = model.fit(X, Y, epochs=1, batch_size=16, verbose=0)
+    return model, history.history["loss"], {"TRAIN": 15}
+
+
+def mirrored():
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = make()
+    history = model.fit(X, Y, epochs=2, batch_size=32, verbose=0)
+    return model, history.history["loss"], {"TRAIN": 10}
+
+
+LOOPS = {
+    "fit": fit,
+    "fit-jit": lambda: fit(jit_compile=True),
+    "fit-plain": lambda: fit(jit_compile=False),
+    "eager": lambda: fit(run_eagerly=True),
+    "several": several,
+    "on_batch": on_batch,
+    "own": own,
+    "dataset": dataset,
+    "dataset-threads": lambda: dataset(workers=2),
+    "dataset-processes": lambda: dataset(workers=2, use_multiprocessing=True),
+    "torch-loader": torch_loader,
+    "tf-data": tf_data,
+    "raises": raises,
+    "mirrored": mirrored,
+}
+
+
+def digest(model) -> str:
+    weights = b"".join(np.ascontiguousarray(weight).tobytes() for weight in model.get_weights())
+    return hashlib.sha256(weights).hexdigest()
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        began = time.time()
+        trained, losses, expected = LOOPS[name]()
+        about = {"loop": name, "losses": [float(loss) for loss in losses], "weights": digest(trained)}
+        about |= {"iterations": int(trained.optimizer.iterations), "expected": expected, "began": began}
+        print(json.dumps({**about, "ended": time.time()}), flush=True)

@@ -1,0 +1,116 @@
+"""Keras 3 on its three backends: what the hook records is what Keras itself counts, and it changes nothing."""
+
+import json
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PYTHON = ROOT / ".envs" / os.environ.get("SM_PROFILER_TEST_ENV", "frameworks") / "bin" / "python"
+BACKENDS = ("tensorflow", "jax", "torch")
+
+pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is missing: make {PYTHON.parents[1]}.done")
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+
+
+def run(backend, *loops, folder=None, windows=(), script="keras_loops.py"):
+    """Train; return what the script printed, one object a loop."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SM_PROFILER")}
+    environment |= QUIET | {"KERAS_BACKEND": backend, "SM_CONTAINER_ROOT": "/"}
+    if folder is not None:
+        parameters = {"LocalPath": str(folder), **{name: json.dumps(window) for name, window in dict(windows).items()}}
+        environment |= {"SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": json.dumps({"ProfilingParameters": parameters})}
+    done = subprocess.run(
+        [PYTHON, HERE / script, *loops], capture_output=True, text=True, check=False, timeout=280, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "sm-profiler" not in done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def events(folder):
+    """Return the recorded events with their phase and their start in seconds since the epoch."""
+    found = []
+    for path in sorted(folder.glob("framework/pevents/*/*.json")):
+        names, base = {}, 0
+        for line in path.read_text().splitlines():
+            text = line.strip().rstrip(",")
+            if text in {"", "[", "]"}:
+                continue
+            event = json.loads(text)
+            if event["ph"] == "M":
+                names[event["pid"]] = event["args"].get("name")
+                base = event["args"].get("start_time_since_epoch_in_micros", base)
+            else:
+                found.append({**event, "phase": names[event["pid"]], "start": (base + event["ts"]) / 1e6})
+    return found
+
+
+def counted(rows, loop):
+    """Return the batches of each mode during one loop of the script."""
+    found = Counter()
+    for row in rows:
+        if row["phase"].startswith("Step:") and loop["began"] <= row["start"] <= loop["ended"]:
+            found[row["phase"].partition(".")[2]] += row["args"].get("batches", 1)
+    return dict(found)
+
+
+FAST = {
+    "tensorflow": ("fit", "several", "on_batch", "dataset-threads", "raises"),
+    "jax": ("fit", "several", "on_batch", "dataset", "raises"),
+    "torch": ("fit", "on_batch", "dataset", "torch-loader", "raises"),
+}
+MORE = {
+    "tensorflow": ("fit-jit", "fit-plain", "eager", "own", "dataset-processes", "torch-loader", "tf-data"),
+    "jax": ("fit-plain", "own", "dataset-threads", "torch-loader", "tf-data"),
+    "torch": ("own", "dataset-threads", "dataset-processes", "tf-data", "eager"),
+}
+WINDOW = {"DataloaderProfilingConfig": {"StartStep": 0, "NumSteps": 10_000, "MetricsRegex": ".*"}}
+
+
+def check(backend, loops, folder):
+    plain = run(backend, *loops)
+    profiled = run(backend, *loops, folder=folder, windows=WINDOW)
+    rows = events(folder)
+    for before, after in zip(plain, profiled, strict=True):
+        same = ("losses", "weights", "iterations")
+        assert {key: after[key] for key in same} == {key: before[key] for key in same}, after["loop"]
+        assert counted(rows, after) == after["expected"], after["loop"]
+        assert after["expected"]["TRAIN"] == after["iterations"]
+    return rows, {one["loop"]: one for one in profiled}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_steps_are_those_that_keras_counts_and_results_do_not_change(backend, tmp_path):
+    rows, _ = check(backend, FAST[backend], tmp_path)
+    epochs = [row["name"] for row in rows if row["phase"] == "sm_profiler/epoch"]
+    assert epochs[:2] == ["epoch 0", "epoch 1"]
+    slow = [row for row in rows if row["name"] == "Slow.on_epoch_end"]
+    if any(loop.startswith("dataset") for loop in FAST[backend]):
+        assert len(slow) == 2
+        assert all(row["dur"] >= 50_000 and row["args"]["file"].endswith("keras_loops.py") for row in slow)
+        kinds = {row["args"].get("kind"): row["args"] for row in rows if row["phase"] == "DataLoaderIterInitialize"}
+        assert kinds["PyDataset"]["num_workers"] == (2 if "dataset-threads" in FAST[backend] else 0)
+        assert kinds["PyDataset"]["function"] == "__getitem__"
+        assert [row for row in rows if row["phase"] == "DataLoaderWorkerFetch"]
+    if backend == "torch":
+        optimizers = [row for row in rows if row["phase"] == "Optimizer"]
+        assert {row["name"] for row in optimizers} == {"Adam"}
+    else:
+        assert [row for row in rows if row["phase"] == "sm_profiler/compiled_step"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_more_ways_to_train(backend, tmp_path):
+    check(backend, MORE[backend], tmp_path)
+
+
+@pytest.mark.long
+def test_two_replicas(tmp_path):
+    check("tensorflow", ("mirrored",), tmp_path)
