@@ -43,7 +43,8 @@ def events(folder):
                 continue
             event = json.loads(text)
             if event["ph"] == "M":
-                names[event["pid"]] = event["args"].get("name")
+                if "name" in event["args"]:
+                    names[event["pid"]] = event["args"]["name"]
                 base = event["args"].get("start_time_since_epoch_in_micros", base)
             else:
                 found.append({**event, "phase": names[event["pid"]], "start": (base + event["ts"]) / 1e6})
