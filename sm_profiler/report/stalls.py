@@ -89,6 +89,10 @@ def _long_in(iterations: Iterations, values: Floats) -> Stalls:
         return nothing
     excess = values[long] - usual
     period, exact = find_period(iterations.index[long], excess, int(iterations.index[-1]))
+    if exact and period is not None:  # other long iterations are the noise of the machine
+        residues = iterations.index[long] % period
+        long[long] = residues == int(np.bincount(residues, excess).argmax())
+        excess = values[long] - usual
     if period is None:  # beside a few really long iterations, jitter costs nothing
         long[long] = excess >= policy.JITTER * _weighted_median(excess)
         excess = values[long] - usual

@@ -30,7 +30,7 @@ LABELS = {
     "image": "pulling the image",
     "download": "downloading the data",
     "install": "starting the container and installing packages",
-    "imports": "starting Python and importing the framework",
+    "imports": "starting Python and importing packages",
     "building": "building model and dataset before the first step",
     "compile": "compiling in the first steps",
     "first_steps": "the slow first steps",
@@ -158,12 +158,23 @@ def _of_process(metrics: JobMetrics) -> dict[str, float]:
     if moments is None or metrics.loop is None:
         return {}
     begun, process, ready = moments
-    found = {"building": metrics.loop[0] - ready}
+    building = metrics.loop[0] - ready
+    importing = min(_importing(metrics), building)  # further packages, after the framework
+    found = {"building": building - importing, "imports": importing}
     if process is not None:
-        found["imports"] = ready - process
+        found["imports"] += ready - process
         if begun is not None:
             found["install"] = process - begun
     return found
+
+
+def _importing(metrics: JobMetrics) -> float:
+    """Return the seconds of imports between the framework's and the loop, by samples; the most of all processes."""
+    spent: dict[str, float] = {}
+    for one in metrics.samples.stacks:
+        if one.phase == "start" and one.leaf == "import":
+            spent[one.process] = spent.get(one.process, 0.0) + one.seconds
+    return max(spent.values(), default=0.0)
 
 
 def _of_first_steps(metrics: JobMetrics) -> dict[str, float]:

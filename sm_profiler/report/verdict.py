@@ -12,8 +12,8 @@ from sm_profiler.report.formatting import percent
 from sm_profiler.report.judges import JUDGES, JudgeContext
 from sm_profiler.report.judges.loop import launches_unknown, outside_share
 from sm_profiler.report.judges.slowdown import largest_slowdown
-from sm_profiler.report.model import Evidence, Finding, Verdict
-from sm_profiler.report.where import with_locations
+from sm_profiler.report.model import Evidence, Finding, Location, Verdict
+from sm_profiler.report.where import beside_the_phases, with_locations
 from sm_profiler.rules.profiler_report import one_line
 
 _TIER = {kind: tier for tier, kinds in enumerate(policy.PRECEDENCE) for kind in kinds}
@@ -87,6 +87,7 @@ def _healthy(context: JudgeContext) -> Finding | None:
     if context.core_wait >= policy.CORE_WAIT:
         name = "time the main thread waits for a core"
         evidence.append(Evidence(name, round(context.core_wait, 4), policy.CORE_WAIT, unit="share"))
+    where: tuple[Location, ...] = ()
     text = f"No bottleneck found: the job computes {percent(phases + evaluation)} of the time."
     advice = (
         "Nothing needs repair. To go faster, try mixed precision, torch.compile, a larger batch, or faster hardware, and "
@@ -98,8 +99,18 @@ def _healthy(context: JudgeContext) -> Finding | None:
             "Mark what the loop does beside the model with 'with hook.phase(name):', so that it is measured by name, and let the "
             "job run longer."
         )
+        where = beside_the_phases(context.metrics)
+    if context.core_wait >= policy.SHARED:
+        text += f" Other processes use its cores: it waits for one {percent(context.core_wait)} of the time."
+        advice = f"Give the job a machine of its own, or fewer processes beside it. {advice}"
     return Finding(
-        Class.BALANCED, text, tuple(evidence), advice, 0.0, confidence=_confidence_in_health(context, unexplained)
+        Class.BALANCED,
+        text,
+        tuple(evidence),
+        advice,
+        0.0,
+        confidence=_confidence_in_health(context, unexplained),
+        where=where,
     )
 
 

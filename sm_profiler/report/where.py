@@ -132,6 +132,12 @@ def _in_loop(one: Sampled) -> bool:
     return one.phase not in BESIDE_THE_LOOP
 
 
+def beside_the_phases(metrics: JobMetrics) -> tuple[Location, ...]:
+    """Return the lines with the most time in the loop outside the phases of a step and its waits."""
+    lines = Lines.of(one for one in metrics.samples.stacks if _in_loop(one) and _outside_phases(one))
+    return lines.locations(lines.weights(), metrics)
+
+
 def _usual(one: Sampled) -> bool:
     """Return whether a sample was taken in the loop, in a step of usual length."""
     return _in_loop(one) and not one.long

@@ -137,3 +137,14 @@ def test_calls_that_were_timed_count_once():
     assert verdict.kind is Class.LOGGING
     assert verdict.main.share_of_time == pytest.approx(0.4, abs=0.1)
     assert "print: 360 calls" in verdict.main.headline
+
+
+def test_names_what_lies_beside_the_phases_if_nothing_leads():
+    """Time that no judge explains has lines, too."""
+    verdict = sampled(
+        ("outside", False, "update_average(model)", 1.2), ("forward", False, "model(x)", 3.0),
+        rows=training(400, wait=0.00176, outside=0.00235),
+    )  # fmt: skip
+    assert verdict.kind is Class.BALANCED
+    assert "no single cause" in verdict.main.headline
+    assert [one.source for one in verdict.main.where] == ["update_average(model)"]

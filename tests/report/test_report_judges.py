@@ -9,9 +9,11 @@ from sm_profiler.report import Class, Finding, policy, terminal_summary
 from sm_profiler.report import verdict as verdict_module
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.judges.job import fit_growth
+from sm_profiler.report.judges.ranks import judge_straggler
 from sm_profiler.report.sample_fold import Samples
 from sm_profiler.report.stalls import find_period
 from sm_profiler.report.step_fold import LoaderSettings
+from sm_profiler.report.usage_fold import Usage
 from sm_profiler.report.verdict import decide
 
 
@@ -55,6 +57,14 @@ def test_finds_periodic_stalls_and_their_cost():
     assert "outside the phases" in verdict.main.headline
     # nine stalls count, because the first is in the warm-up; all ten are time of the loop
     assert verdict.main.share_of_time == pytest.approx(9 * 0.2 / (10 * 0.2 + 399 * 0.0102), abs=0.01)
+
+
+def test_long_steps_beside_the_period_are_noise():
+    """A busy machine makes some more steps long; they are no part of what happens every 40 steps."""
+    rows = stretched(training(400, every=40, stall=0.2), {25, 77, 154, 233, 309}, lambda _: "Forward", 0.06)
+    rank = metrics_of(rows).ranks[0]
+    assert (rank.stalls.period, rank.stalls.count) == (40, 9)
+    assert rank.stalls.excess == pytest.approx(9 * 0.2, rel=0.02)
 
 
 def test_finds_long_steps_without_a_period():
@@ -213,6 +223,23 @@ def test_the_straggler_is_the_rank_that_waits_least(slow):
     assert verdict.kind is Class.STRAGGLER
     assert verdict.main.evidence[0].where == "algo-2-1"
     assert ("waiting for data" if slow == "wait" else "forward pass") in verdict.main.headline
+
+
+def test_a_straggler_that_waits_for_a_core_is_a_guess():
+    rows = training(200, node="algo-1-0", forward=0.013) + training(200, node="algo-1-1", backward=0.015)
+    metrics = metrics_of(rows)
+    ticks = np.linspace(metrics.ranks[0].start, metrics.ranks[0].end, 5)
+
+    def usage(waiting):
+        return Usage(ticks, ticks.copy(), np.zeros(5), (ticks - ticks[0]) * waiting)
+
+    def found(waiting):
+        used = {"algo-1-0": usage(waiting), "algo-1-1": usage(0.02)}
+        return judge_straggler(JudgeContext(attrs.evolve(metrics, usage=used), {}))
+
+    assert found(0.02).confidence == "high"
+    assert found(0.5).confidence == "low"
+    assert any(one.metric == "time waiting for a core" for one in found(0.5).evidence)
 
 
 def test_independent_ranks_have_no_straggler():

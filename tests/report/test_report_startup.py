@@ -15,6 +15,7 @@ from sm_profiler.monitor.mounts import is_shared, shared_mounts
 from sm_profiler.report import Class
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.judges.job import judge_initialization
+from sm_profiler.report.sample_fold import Place, Sampled, Samples
 from sm_profiler.report.startup import before_profile, start_parts
 from sm_profiler.report.verdict import decide
 from sm_profiler.report.view import pictures
@@ -190,7 +191,7 @@ def test_the_bar_of_the_job_shows_each_paid_part_of_the_start():
         "Pulling the image",
         "Downloading the data",
         "Starting the container and installing packages",
-        "Starting Python and importing the framework",
+        "Starting Python and importing packages",
         "Building model and dataset before the first step",
         "The slow first steps",
         "Training loop",
@@ -203,3 +204,16 @@ def test_the_bar_of_the_job_shows_each_paid_part_of_the_start():
 def test_a_job_whose_start_is_not_known_has_one_part_before_the_loop():
     bar, *_ = pictures(report_from(training(200, at=60.0), SAMPLES))
     assert [name for name, _, _ in bar.legend] == ["Before the first step", "Training loop", "After the loop"]
+
+
+def test_packages_imported_after_the_framework_are_imports():
+    rows = training(300, at=24.0)
+    metrics = metrics_of(rows, SAMPLES, metadata=process(8.0, started=5.0))
+    line = (Place("train.py", 3, "<module>"),)
+    stacks = (
+        Sampled("algo-1-0", "start", False, line, "import", 10.0, 150),
+        Sampled("algo-1-0", "start", False, line, "torch.nn.init.orthogonal_", 3.0, 45),
+        Sampled("algo-1-0", "outside", False, line, "import", 3.0, 45),
+    )
+    found = seconds(attrs.evolve(metrics, samples=Samples(stacks)))
+    assert (found["imports"], found["building"]) == (13, 6)

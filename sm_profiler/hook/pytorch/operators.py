@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import threading
 from itertools import pairwise
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 from sm_profiler.formats.event_names import OPERATORS
@@ -24,7 +24,7 @@ FIRST_STEP = 10  # the steps before allocate and warm up
 TIMES = 10  # the next count comes after so many times as many steps
 MAX_NODES = 20_000  # some 10 ms; a larger graph is counted up to here
 LAYERS = 16  # of the calibration, two parameters each
-REPEATS = 10  # the fastest counts: the others were interrupted
+REPEATS = 10
 MAX_SECONDS = 0.02
 LEAF = "AccumulateGrad"
 TIMED_STEPS = 7  # after a counted one
@@ -112,7 +112,10 @@ def count_operators(roots: Iterable[Any]) -> int:
 
 
 def calibrate(torch: Any) -> float:
-    """Return the microseconds that an operator takes at least, in a training step without noticeable arithmetic.
+    """Return the microseconds that an operator takes, in a training step without noticeable arithmetic.
+
+    The median of some steps by the thread's own CPU time: on a busy machine, where caches and cores are shared, launches
+    take longer, and so do the steps that this is compared with.
 
     A thread of its own has none of the modes (autocast, deterministic devices, counters) that the script has switched on.
     """
@@ -130,22 +133,21 @@ def _measure(torch: Any) -> float:
     exact = {"dtype": torch.float32, "device": "cpu", "requires_grad": True}
     parameters = [torch.ones(shape, **exact) for _ in range(LAYERS) for shape in ((1, 1), (1,))]
     weights, biases, x = parameters[::2], parameters[1::2], torch.ones((1, 1), dtype=torch.float32, device="cpu")
-    best, began, operators = float("inf"), perf_counter_ns(), 0
+    taken, began, operators = [], perf_counter_ns(), 0
     for _ in range(REPEATS):
-        start = perf_counter_ns()
+        start = thread_time_ns()
         y = x
         for weight, bias in zip(weights, biases, strict=True):
             y = relu(linear(y, weight, bias))
         graph = y.sum()
-        between = perf_counter_ns()
+        between = thread_time_ns()
         if not operators:
             operators = count_operators([graph.grad_fn])
-        resumed = perf_counter_ns()
+        resumed = thread_time_ns()
         gradients = torch.autograd.grad(graph, parameters)
         with torch.no_grad():
             torch._foreach_add_(parameters, gradients, alpha=-0.0)
-        end = perf_counter_ns()
-        best = min(best, between - start + end - resumed)
-        if end - began > MAX_SECONDS * 1e9:
+        taken.append(between - start + thread_time_ns() - resumed)
+        if perf_counter_ns() - began > MAX_SECONDS * 1e9:
             break
-    return best / 1000 / operators
+    return statistics.median(taken) / 1000 / operators

@@ -52,8 +52,12 @@ class JudgeContext:
     @property
     def core_wait(self) -> float:
         """Share of the loop in which the main threads are ready to run and have no core; 0 if it was not recorded."""
-        usage = self.metrics.usage
-        return self.mean(lambda rank: usage[rank.name].core_wait(rank.start, rank.end) if rank.name in usage else 0.0)
+        return self.mean(self.core_wait_of)
+
+    def core_wait_of(self, rank: Rank) -> float:
+        """Return the same of one process."""
+        usage = self.metrics.usage.get(rank.name)
+        return usage.core_wait(rank.start, rank.end) if usage is not None else 0.0
 
     @property
     def gpu_mean(self) -> float | None:

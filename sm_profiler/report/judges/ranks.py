@@ -41,6 +41,8 @@ def judge_straggler(context: JudgeContext) -> Finding | None:
         return None
     lost, slowest, part, meeting = best
     rank, share = ranks[slowest], lost / iteration
+    waits = np.asarray([context.core_wait_of(one) for one in ranks])
+    without_core = float(waits[slowest] - np.median(np.delete(waits, slowest)))
     own, theirs = means[part][slowest], float(np.median(np.delete(means[part], slowest)))
     return Finding(
         Class.STRAGGLER,
@@ -53,10 +55,16 @@ def judge_straggler(context: JudgeContext) -> Finding | None:
                 f"mean time per step {parts.during(meeting)}, where ranks meet", round(means[meeting][slowest] * 1e3, 3),
                 round(float(np.median(np.delete(means[meeting], slowest))) * 1e3, 3), rank.name, "ms", "others",
             ),
+            *(
+                [Evidence("time waiting for a core", round(float(waits[slowest]), 4), round(float(waits[slowest]) - without_core, 4), rank.name, "share", "others")]
+                if without_core >= policy.CORE_WAIT
+                else []
+            ),
         ),
         _advice(rank, part),
         share,
-        confidence=context.confidence(share, policy.STRAGGLER),
+        # other processes on the machine may hit any rank, and another one the next time
+        confidence="low" if without_core >= policy.EXPLAINED * share else context.confidence(share, policy.STRAGGLER),
     )  # fmt: skip
 
 
