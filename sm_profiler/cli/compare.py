@@ -6,7 +6,7 @@ import json
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from sm_profiler.cli.arguments import SOURCE_HELP, newest_run
+from sm_profiler.cli.arguments import EXECUTOR_HELP, SOURCE_HELP, newest_run
 from sm_profiler.cli.command import BAD, DONE
 from sm_profiler.errors import ConfigError
 
@@ -35,6 +35,7 @@ class Command:
             metavar="regression>5%",
             help="exit with 1 if B's steps are slower by more than that, beyond random variation",
         )
+        parser.add_argument("--executor", metavar="NAME", help=EXECUTOR_HELP)
         parser.add_argument("--out", metavar="DIR", help="also write compare.html and compare.json to this folder")
 
     def run(self, options: Namespace) -> int:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from sm_profiler.cli.arguments import SOURCE_HELP, newest_run, read_json
+from sm_profiler.cli.arguments import EXECUTOR_HELP, SOURCE_HELP, newest_run, read_json
 from sm_profiler.cli.command import BAD, DONE
-from sm_profiler.errors import SourceError
+from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.printable import printable
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Command:
         parser.add_argument(
             "--speedscope", type=Path, metavar="FILE", help="also write the sampled Python stacks for speedscope.app"
         )
+        parser.add_argument("--executor", metavar="NAME", help=EXECUTOR_HELP)
         parser.add_argument("--follow", action="store_true", help="update the report until the job ends")
         parser.add_argument("--strict", action="store_true", help="fail if any record cannot be read")
         parser.add_argument("--fail-on", choices=["issues"], help="exit with 1 if the verdict names a problem")
@@ -79,11 +80,13 @@ class Command:
             compat=options.compat,
             job=JobInfo(instance_type=options.instance_type, prices=prices),
         )
+        if options.follow and options.executor:
+            raise ConfigError("--executor reads a job that is over: leave out --follow")
         if options.follow:
             source, report = follow(where, build, strict=options.strict, out=options.out)
         else:
             source = open_source(where, strict=options.strict)
-            report = build(source)
+            report = build(source, executor=options.executor)
         page = write(report, options.out or default_folder(job_name(source.origin)))
         if options.speedscope:
             write_speedscope(report, options.speedscope)

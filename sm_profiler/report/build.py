@@ -4,106 +4,30 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any, Literal
 
 import attrs
 
-from sm_profiler.formats import event_names
 from sm_profiler.formats.layout import DetailedTrace
 from sm_profiler.report.gains import with_gains
-from sm_profiler.report.job_metrics import JobMetrics, measure_job
+from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.memory_fold import MemoryFold
+from sm_profiler.report.metric_folds import JobInfo, MetricFolds, job_name
 from sm_profiler.report.model import Report, Verdict
 from sm_profiler.report.prices import cost_of
-from sm_profiler.report.record_fold import RecordFold
-from sm_profiler.report.sample_fold import SampleFold
-from sm_profiler.report.step_fold import StepFold
-from sm_profiler.report.system_fold import SystemFold
-from sm_profiler.report.usage_fold import UsageFold
+from sm_profiler.report.scaling.folding import fold_with
+from sm_profiler.report.scaling.part import new_folds
 from sm_profiler.report.verdict import decide
 from sm_profiler.rules import Following, RuleResults, run_rules
+from sm_profiler.rules.engine import run_sliced
 from sm_profiler.rules.profiler_report import one_line
+
+__all__ = ["JobInfo", "MetricFolds", "assemble", "build_report", "data_quality", "job_name", "report_of"]
 
 MAX_QUALITY_ROWS = 200  # files listed in the report; the others are counted
 NORMAL_STATES = {"on", "ok", "off", "armed", "done", "ready", "waiting"}  # of a collector; others are reported
-
-
-@attrs.frozen
-class JobInfo:
-    """Properties of a job that its profile does not contain.
-
-    Attributes:
-        name: name of the training job; default: from the source.
-        instance_type: such as `ml.g5.xlarge`; default: from the hook's metadata.
-        finished: the job is over; default: from the source's end markers.
-        prices: instance type → dollars an hour, instead of the built-in table.
-        description: the response of DescribeTrainingJob, for the parts of the start that the profile does not contain.
-    """
-
-    name: str | None = None
-    instance_type: str | None = None
-    finished: bool | None = None
-    prices: Mapping[str, float] | None = None
-    description: Mapping[str, Any] | None = None
-
-
-@attrs.define
-class MetricFolds:
-    """The report's own folds, updated in the rules' pass."""
-
-    steps: StepFold = attrs.field(factory=StepFold)
-    system: SystemFold = attrs.field(factory=SystemFold)
-    memory: MemoryFold = attrs.field(factory=MemoryFold)
-    records: RecordFold = attrs.field(factory=RecordFold)
-    samples: SampleFold = attrs.field(factory=SampleFold)
-    usage: UsageFold = attrs.field(factory=UsageFold)
-
-    def all(self) -> list[Any]:
-        """Return the folds for `run_rules(extra_folds=…)`."""
-        return [getattr(self, field.name) for field in attrs.fields(type(self))]
-
-    @classmethod
-    def of(cls, folds: Iterable[Any]) -> MetricFolds:
-        """Return the folds of `all()` again, from an engine that fed them."""
-        by_type = {type(fold): fold for fold in folds}
-        return cls(*(by_type[type(fold)] for fold in cls().all()))
-
-    def metrics(self, source: Any, job: JobInfo, broken: dict[str, str] | None = None) -> JobMetrics:
-        """Return the metrics of the data so far.
-
-        Args:
-            source: the profile source.
-            job: what it does not contain.
-            broken: receives the names of folds without a result, each with one line about the error; default: raise it.
-        """
-
-        def result(fold: Any) -> Any:
-            try:
-                return fold.result()
-            except Exception as error:
-                if broken is None:
-                    raise
-                broken.setdefault(type(fold).__name__, one_line(error))
-                return type(fold)().result()
-
-        records = (one for one in source.metadata() if one.get("name") == event_names.PROCESS)
-        metadata = tuple(dict(one["args"]) for one in records if isinstance(one.get("args"), Mapping))
-        recorded_type = next((str(one["instance_type"]) for one in metadata if one.get("instance_type")), None)
-        return measure_job(
-            result(self.steps),
-            result(self.system),
-            name=job.name or job_name(getattr(source, "origin", source.uri)),
-            running=not (source.finished if job.finished is None else job.finished),
-            instance_type=job.instance_type or recorded_type,
-            metadata=metadata,
-            memory=result(self.memory),
-            records=result(self.records),
-            samples=result(self.samples),
-            usage=result(self.usage),
-            description=job.description if job.description is not None else getattr(source, "description", None),
-        )
 
 
 def build_report(  # noqa: PLR0913 - one argument a part, all but the first are options
@@ -114,6 +38,7 @@ def build_report(  # noqa: PLR0913 - one argument a part, all but the first are 
     job: JobInfo | None = None,
     follow: bool | Following = False,
     on_report: Callable[[Report], object] | None = None,
+    executor: str | Executor | None = None,
 ) -> Report:
     """Judge a job.
 
@@ -124,11 +49,15 @@ def build_report(  # noqa: PLR0913 - one argument a part, all but the first are 
         job: name, instance type, prices.
         follow: read until the job is over.
         on_report: while following, called with a report each time all new data has been read.
+        executor: fold parts of the job in other processes: `local[:N]`, `dask:local[:N]`, `dask:tcp://HOST:PORT`, or an
+            executor of `concurrent.futures` whose workers have sm-profiler installed. The report has the same digits.
 
     Raises:
         ConfigError: the parameters are invalid.
         SourceError: the data cannot be read.
     """
+    if not follow and compat is None:
+        return _built_from_slices(source, parameters or {}, job or JobInfo(), executor)
     folds, job = MetricFolds(), job or JobInfo()
     fresh: list[RuleResults] = []
     following = Following() if follow is True else follow
@@ -150,6 +79,21 @@ def build_report(  # noqa: PLR0913 - one argument a part, all but the first are 
         on_window=(lambda _, found: fresh.__setitem__(slice(None), [found])) if following else None,
     )
     return assemble(source, results, folds, job)
+
+
+def _built_from_slices(
+    source: Any, parameters: Mapping[str, object], job: JobInfo, executor: str | Executor | None
+) -> Report:
+    """Judge a job that is over, slice by slice, with the workers of an executor if there is one."""
+    interval_us = new_folds(parameters)[0].parameters.scan_interval_us
+    whole = fold_with(source, executor, parameters=parameters, interval_us=interval_us) if executor else None
+    if whole is None:
+        whole = run_sliced(source, lambda: new_folds(parameters), interval_us=interval_us)
+    report, *folds = whole.folds
+    results = report.results()
+    for index, line in whole.broken.items():
+        results.broken[type(whole.folds[index]).__name__] = line
+    return assemble(source, results, MetricFolds.of(folds), job)
 
 
 def assemble(
@@ -208,14 +152,6 @@ def report_of(  # noqa: PLR0913 - one argument a part, all but the first are opt
     verdict = with_gains(verdict, JudgeContext(metrics, rules), cost["per_hour"] if cost else None)
     generated = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     return Report(metrics, verdict, rules, broken or {}, quality or data_quality([], ()), cost, source, generated)
-
-
-def job_name(uri: str) -> str:
-    """Return a job's name from the location of its profile: the folder that contains `profiler-output`."""
-    path = [part for part in uri.rpartition("://")[2].split("/") if part]
-    while len(path) > 1 and path[-1] in ("profiler-output", "profiler", "output"):
-        path.pop()
-    return path[-1] if path else "training job"
 
 
 def data_quality(files: Sequence[Any], metadata: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

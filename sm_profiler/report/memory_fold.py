@@ -11,7 +11,7 @@ from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.event_names import MEMORY
 from sm_profiler.report.step_fold import EventWindow
 
-MAX_SAMPLES = 20_000  # per process; beyond it, every second sample is dropped
+MAX_SAMPLES = 20_000  # per process; of more, the first of each second is kept, or of each two, four, …
 
 
 class SampleFold:
@@ -27,8 +27,7 @@ class SampleFold:
 
     def __init__(self) -> None:
         self._samples: dict[str, list[tuple[float, ...]]] = {}
-        self._every: dict[str, int] = {}
-        self._count: dict[str, int] = {}
+        self._width: dict[str, int] = {}  # seconds of which one sample is kept; absent: all are
 
     def update(self, window: EventWindow) -> None:
         """Add the samples of one window."""
@@ -41,9 +40,6 @@ class SampleFold:
             self._add(rows.node.values[node], float(at_us) / 1e6, rows.args.values[code])
 
     def _add(self, name: str, seconds: float, args: str) -> None:
-        self._count[name] = self._count.get(name, -1) + 1
-        if self._count[name] % self._every.get(name, 1):
-            return
         try:
             found = json.loads(args)
             later = (float(found.get(value, 0.0)) for value in self.added)
@@ -52,20 +48,42 @@ class SampleFold:
             return
         if not np.isfinite(sample).all():
             return
-        samples = self._samples.setdefault(name, [])
-        samples.append(sample)
-        if len(samples) > MAX_SAMPLES:
-            del samples[1::2]
-            self._every[name] = 2 * self._every.get(name, 1)
+        self._extend(name, [sample])
+
+    def _extend(self, name: str, samples: list[tuple[float, ...]]) -> None:
+        mine = self._samples.setdefault(name, [])
+        mine.extend(samples)
+        if len(mine) > 2 * MAX_SAMPLES:
+            self._thin(name)
+
+    def _thin(self, name: str) -> None:
+        """Keep MAX_SAMPLES at most: which ones depends neither on the order of arrival nor on the parts of a job."""
+        samples, width = sorted(self._samples[name]), self._width.get(name, 0)
+        while True:
+            if width:
+                first: dict[int, tuple[float, ...]] = {}
+                for sample in samples:
+                    first.setdefault(int(sample[0] // width), sample)
+                samples = list(first.values())
+            if len(samples) <= MAX_SAMPLES:
+                break
+            width = max(2 * width, 1)
+        self._samples[name] = samples
+        if width:
+            self._width[name] = width
 
     def merge(self, other: SampleFold) -> None:
         """Add the samples of a fold of other minutes or nodes."""
+        for name, width in other._width.items():
+            self._width[name] = max(width, self._width.get(name, 0))
         for name, samples in other._samples.items():
-            self._samples.setdefault(name, []).extend(samples)
+            self._extend(name, samples)
 
     def tables(self) -> dict[str, Floats]:
         """Return process → samples in time order, shape (samples, 1 + values)."""
-        return {name: np.asarray(sorted(samples)) for name, samples in self._samples.items()}
+        for name in self._samples:
+            self._thin(name)
+        return {name: np.asarray(samples) for name, samples in self._samples.items()}
 
 
 class MemoryFold(SampleFold):

@@ -127,18 +127,106 @@ def run_folds(
     Returns:
         Index of each fold that raised → one line about the error.
     """
-    all_folds = list(folds)
-    broken: dict[int, str] = {}
+    state = Slice(list(folds))
     for window in windows(source, follow=follow, interval_us=interval_us):
-        for index, fold in enumerate(all_folds):
-            if index not in broken:
+        state.update(window)
+        if on_window is not None:
+            on_window(window)
+    return state.broken
+
+
+@attrs.define(eq=False)
+class Slice:
+    """Folds of a stretch of a job.
+
+    Attributes:
+        folds: the folds.
+        broken: index of each fold that raised → one line about the error.
+    """
+
+    folds: list[Any]
+    broken: dict[int, str] = attrs.field(factory=dict)
+
+    def update(self, window: EvaluationWindow) -> None:
+        """Pass a window to each fold; one that raises gets no further windows."""
+        for index, fold in enumerate(self.folds):
+            if index not in self.broken:
                 try:
                     fold.update(window)
                 except Exception as error:  # noqa: BLE001 - one fold's error must not stop the others
-                    broken[index] = one_line(error)
-        if on_window is not None:
-            on_window(window)
-    return broken
+                    self.broken[index] = one_line(error)
+
+    def merge(self, later: Slice) -> None:
+        """Absorb the stretch that follows."""
+        for index, fold in enumerate(self.folds):
+            if index in self.broken or index in later.broken:
+                self.broken.setdefault(index, later.broken.get(index, ""))
+                continue
+            try:
+                fold.merge(later.folds[index])
+            except Exception as error:  # noqa: BLE001 - one fold's error must not stop the others
+                self.broken[index] = one_line(error)
+
+
+class SliceTree:
+    """Slices of a job, merged pair by pair as they arrive, in any order.
+
+    Sums of floats depend on the order of their terms, so the shape of the tree depends on the slices' numbers alone:
+    numbers 2n and 2n + 1 of a level become number n of the next. Whoever folds the slices gets the same digits.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[int, int], Slice] = {}
+
+    def add(self, level: int, number: int, state: Slice) -> None:
+        """Add a slice (level 0), or a merged pair of the level below."""
+        while (other := self._waiting.pop((level, number ^ 1), None)) is not None:
+            first, second = (other, state) if number % 2 else (state, other)
+            first.merge(second)
+            level, number, state = level + 1, number // 2, first
+        self._waiting[level, number] = state
+
+    def parts(self) -> list[tuple[int, int, Slice]]:
+        """Return level, number and state of what is merged so far, in the order of time."""
+        order = sorted(self._waiting, key=lambda place: place[1] << place[0])
+        return [(level, number, self._waiting[level, number]) for level, number in order]
+
+    def whole(self) -> Slice | None:
+        """Return the state of all slices; None without any. The numbers must begin with 0 and have no gaps."""
+        states = [state for _, _, state in self.parts()]
+        while len(states) > 1:
+            last = states.pop()
+            states[-1].merge(last)
+        return states[0] if states else None
+
+
+SLICE_WINDOWS = 60  # an hour: of less, more is read twice than folded
+
+
+def run_sliced(
+    source: SourceLike, folds: Callable[[], list[Any]], *, interval_us: int = MINUTE_US, length: int | None = None
+) -> Slice:
+    """Feed folds in one pass, new ones for each slice of the job, and return all of them merged.
+
+    Args:
+        source: the job's data.
+        folds: makes the folds of a slice.
+        interval_us: length of a window.
+        length: windows of a slice; default: SLICE_WINDOWS.
+    """
+    tree, state, number = SliceTree(), Slice(folds()), 0
+    first_us = source.first_timestamp_us
+    begin_us = None if first_us is None else first_us // MINUTE_US * MINUTE_US
+    slice_us = (length or SLICE_WINDOWS) * interval_us
+    for window in windows(source, interval_us=interval_us):
+        begin_us = window.start_us if begin_us is None else begin_us
+        while window.start_us >= begin_us + (number + 1) * slice_us:
+            tree.add(0, number, state)
+            state, number = Slice(folds()), number + 1
+        state.update(window)
+    tree.add(0, number, state)
+    whole = tree.whole()
+    return whole if whole is not None else state
 
 
 def run_rules(  # noqa: PLR0913 - all but the source are options

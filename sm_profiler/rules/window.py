@@ -193,6 +193,20 @@ class WindowCutter:
         if batch.minute_us is not None and len(events):
             self._filed_events_us = max(self._filed_events_us, batch.minute_us)
 
+    def start_at(self, start_us: int) -> None:
+        """Cut the next window at this time: earlier rows belong to earlier windows."""
+        self._next_us = start_us
+
+    @property
+    def latest_us(self) -> int:
+        """Start of the minute in the names of the latest files that were added; -1 without any."""
+        return max(self._filed_system_us, self._filed_events_us)
+
+    def until(self, end_us: int) -> Iterator[EvaluationWindow]:
+        """Yield the remaining windows that start before a time, those without data too: later rows were not added."""
+        while self._next_us is not None and self._next_us < end_us:
+            yield from self._cut_next()
+
     def _begin(self, first_us: float) -> None:
         if self._next_us is None:
             self._next_us = int(first_us // MINUTE_US * MINUTE_US)

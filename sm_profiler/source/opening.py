@@ -58,7 +58,7 @@ def open_source(  # noqa: PLR0913 - keyword arguments, one an independent choice
     source.description = description
     if source.files or source.other_files:
         return source
-    _check_parquet(storage)
+    _checkopen_parquet(storage)
     if isinstance(where, (str, os.PathLike)) and not storage.uri.rstrip("/").endswith(OUTPUT):
         inner = ProfileSource(_storage(f"{storage.uri.rstrip('/')}/{OUTPUT}", client), options)
         if inner.files or inner.other_files:
@@ -69,7 +69,7 @@ def open_source(  # noqa: PLR0913 - keyword arguments, one an independent choice
             raise SourceError(
                 f"{storage.uri} holds {len(jobs)} jobs: name one, as in {storage.uri}/job={jobs[0]} ({some})"
             )
-        return open_source(_parquet(storage, jobs[0]), strict=strict, progress=progress)
+        return open_source(open_parquet(storage, jobs[0]), strict=strict, progress=progress)
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
         raise SourceError(f"{storage.uri} is not a folder")
     raise NoProfilerDataError(f"{storage.uri} holds no profiler data (no files under system/ or framework/)")
@@ -82,10 +82,15 @@ def _named_job(where: str, client: Any) -> Storage | None:
         return None
     root, job = split
     storage = _storage(root, client)
-    return _parquet(storage, job) if job in jobs_in(storage) else None
+    return open_parquet(storage, job) if job in jobs_in(storage) else None
 
 
-def _parquet(storage: Storage, job: str) -> Storage:
+def open_parquet(storage: Storage, job: str) -> Storage:
+    """Return a job of a Parquet dataset.
+
+    Raises:
+        SourceError: Arrow is not installed.
+    """
     try:
         from sm_profiler.source.parquet.storage import ParquetStorage  # noqa: PLC0415 - needs Arrow
     except ImportError:
@@ -93,7 +98,7 @@ def _parquet(storage: Storage, job: str) -> Storage:
     return ParquetStorage(storage, job)
 
 
-def _check_parquet(storage: Storage) -> None:
+def _checkopen_parquet(storage: Storage) -> None:
     """Raise an error if there is nothing because Parquet files are damaged."""
     for key, reason in getattr(storage, "unreadable", {}).items():
         raise SourceError(f"{storage.uri}: {key}: {reason}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import groupby
 from typing import Any
@@ -216,6 +216,31 @@ class ProfileSource:
     def metadata(self) -> list[dict[str, Any]]:
         """sm-profiler's own metadata records of the trace files read so far, each with the `node` that wrote it."""
         return [record for path in sorted(self._metadata) for record in self._metadata[path]]
+
+    def metadata_by_file(self) -> dict[str, tuple[dict[str, Any], ...]]:
+        """sm-profiler's own metadata records by the path of their file."""
+        return dict(self._metadata)
+
+    @property
+    def joins_failed(self) -> bool:
+        """True if events had no begin in the files read so far, or too many no end."""
+        return self._streams.failed
+
+    def adopt(self, quality: Iterable[FileQuality], metadata: Mapping[str, tuple[dict[str, Any], ...]]) -> None:
+        """Take over the account of files that other processes have read for this source.
+
+        Raises:
+            SourceError: none may be read, or `strict` is set and records are lost.
+        """
+        self._note_strays()
+        for each in quality:
+            self._quality[each.path] = each
+            self._pending.pop(each.path, None)
+            self._delivered.add(each.path)
+            if self.options.strict and (each.lost or each.status == REFUSED):
+                raise SourceError(f"{each.path}: {each.lost} records lost ({each.reason})")
+        self._metadata.update(metadata)
+        self._check_access(self.files)
 
     def _all(self, *, system: bool) -> Any:
         items = [item for item in self.files if item.is_system == system]

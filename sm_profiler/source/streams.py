@@ -12,9 +12,14 @@ from sm_profiler.formats.trace_rows import Key, OpenEvent, TraceRows, join_loose
 
 
 class Streams:
-    """Open events of each stream of files (a node's files of one kind)."""
+    """Open events of each stream of files (a node's files of one kind).
+
+    Attributes:
+        failed: ends had no begin, or begins were dropped.
+    """
 
     def __init__(self) -> None:
+        self.failed = False
         self._open: dict[tuple[str, str], dict[Key, list[OpenEvent]]] = {}
 
     def push(self, node: str, kind: str, event: OpenEvent) -> None:
@@ -44,6 +49,7 @@ class Streams:
             reasons.append(f"begins without an end: {dropped}")
         lost = unmatched + 2 * len(backwards) + dropped
         if lost:
+            self.failed = True
             status = REPAIRED if outcome.status == READ else outcome.status
             outcome = attrs.evolve(outcome, status=status, lost=outcome.lost + lost, reason="; ".join(reasons))
         return ([joined] if joined else []) + [rows], outcome

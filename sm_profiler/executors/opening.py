@@ -1,0 +1,161 @@
+"""Executors by name: `local[:N]`, `dask:local[:N]`, `dask:tcp://HOST:PORT`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from sm_profiler._version import __version__
+from sm_profiler.errors import ConfigError, SourceError
+from sm_profiler.executors.local import LocalExecutor
+from sm_profiler.processes import start_module, wait_for
+
+MAX_WORKERS = 4096
+CONNECT_S = 10.0
+START_S = 60.0
+STOP_S = 5.0
+_NAME = re.compile(r"(?P<kind>local|dask:local)(?::(?P<count>[0-9]{1,6}))?|dask:(?P<address>(?:tcp|tls|ucx)://\S+)")
+
+
+@attrs.frozen
+class Pool:
+    """An executor and the number of its workers."""
+
+    executor: Executor
+    workers: int
+
+
+def processors() -> int:
+    """Return the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def open_pool(name: str | Executor) -> Iterator[Pool]:
+    """Open an executor, and close it at the end if it was opened here.
+
+    Args:
+        name: `local` (one process for each processor), `local:N`, `dask:local[:N]` (a Dask cluster of its own),
+            `dask:tcp://HOST:PORT` (a scheduler that runs), or any executor whose workers have sm-profiler installed.
+
+    Raises:
+        ConfigError: there is no such executor.
+        SourceError: the scheduler cannot be reached, has no workers, or its workers have another version.
+    """
+    if isinstance(name, Executor):
+        yield Pool(name, int(getattr(name, "_max_workers", 0)) or processors())
+        return
+    found = _NAME.fullmatch(name.strip())
+    count = int(found["count"]) if found and found["count"] else processors()
+    if not found or not 1 <= count <= MAX_WORKERS:
+        raise ConfigError(
+            f"--executor {name}: expected local, local:N, dask:local, dask:local:N or dask:tcp://HOST:PORT"
+        )
+    if found["kind"] == "local":
+        executor = LocalExecutor(count)
+        try:
+            yield Pool(executor, count)
+        finally:
+            executor.shutdown(wait=False, cancel_futures=True)
+        return
+    with _dask(found["address"], count) as pool:
+        yield pool
+
+
+@contextmanager
+def _dask(address: str | None, count: int) -> Iterator[Pool]:
+    try:
+        import distributed  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise SourceError("--executor dask needs Dask: pip install 'sm-profiler[dask]'") from None
+    dask: Any = distributed
+    with ExitStack() as stack:
+        wanted = 1 if address else count
+        address = address or stack.enter_context(_cluster(count))
+        try:
+            client = dask.Client(address, timeout=CONNECT_S, set_as_default=False)
+        except (OSError, TimeoutError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise SourceError(f"the Dask scheduler {address} cannot be reached: {reason}") from None
+        stack.callback(client.close)
+        _wait_for_workers(client, wanted)
+        check_versions(client)
+        yield Pool(client.get_executor(pure=False, retries=2), max(sum(client.nthreads().values()), 1))
+
+
+@contextmanager
+def _cluster(count: int) -> Iterator[str]:
+    """Run a scheduler and workers on this machine; Dask's own cluster would import the caller's script again."""
+    with tempfile.TemporaryDirectory(prefix="sm-profiler-dask-") as folder, ExitStack() as stack:
+        file = Path(folder, "scheduler.json")
+        common = ["--scheduler-file", str(file), "--no-dashboard"]
+        for module, arguments in (
+            ("distributed.cli.dask_scheduler", [*common, "--host", "127.0.0.1", "--port", "0"]),
+            (
+                "distributed.cli.dask_worker",
+                [*common, "--nworkers", str(count), "--nthreads", "1", "--local-directory", folder],
+            ),
+        ):
+            process = start_module(module, arguments, stderr=subprocess.DEVNULL, new_session=True)
+            stack.callback(_end, process)
+        until = time.monotonic() + START_S
+        while not file.exists():
+            if time.monotonic() > until:
+                raise SourceError("a Dask scheduler cannot be started on this machine")
+            time.sleep(0.05)
+        yield str(json.loads(file.read_text())["address"])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and those it has started."""
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGTERM)
+    if not wait_for(process, STOP_S):
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _wait_for_workers(client: Any, count: int) -> None:
+    """Wait until a cluster has workers.
+
+    Raises:
+        SourceError: it has none in time.
+    """
+    try:
+        client.wait_for_workers(count, timeout=START_S if count > 1 else CONNECT_S)
+    except TimeoutError:
+        if not client.nthreads():
+            raise SourceError("the Dask scheduler has no workers") from None
+
+
+def check_versions(client: Any) -> None:
+    """Raise an error unless all workers of a cluster have this version of sm-profiler."""
+    try:
+        found = client.run(worker_version)
+    except Exception as error:  # noqa: BLE001 - whatever a worker without the package answers
+        raise SourceError(f"a Dask worker has no sm-profiler: {' '.join(str(error).split())[:200]}") from None
+    if not found:
+        raise SourceError("the Dask scheduler has no workers")
+    other = {version for version in found.values() if version != __version__}
+    if other:
+        raise SourceError(
+            f"sm-profiler is {__version__} here and {', '.join(sorted(map(str, other)))} on the Dask workers: install the same version"
+        )
+
+
+def worker_version() -> str:
+    """Return the version of sm-profiler where this runs."""
+    return __version__

@@ -1,0 +1,102 @@
+"""The report's own folds, and the metrics of a job from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from sm_profiler.formats import event_names
+from sm_profiler.report.job_metrics import JobMetrics, measure_job
+from sm_profiler.report.memory_fold import MemoryFold
+from sm_profiler.report.record_fold import RecordFold
+from sm_profiler.report.sample_fold import SampleFold
+from sm_profiler.report.step_fold import StepFold
+from sm_profiler.report.system_fold import SystemFold
+from sm_profiler.report.usage_fold import UsageFold
+from sm_profiler.rules.profiler_report import one_line
+
+
+@attrs.frozen
+class JobInfo:
+    """Properties of a job that its profile does not contain.
+
+    Attributes:
+        name: name of the training job; default: from the source.
+        instance_type: such as `ml.g5.xlarge`; default: from the hook's metadata.
+        finished: the job is over; default: from the source's end markers.
+        prices: instance type → dollars an hour, instead of the built-in table.
+        description: the response of DescribeTrainingJob, for the parts of the start that the profile does not contain.
+    """
+
+    name: str | None = None
+    instance_type: str | None = None
+    finished: bool | None = None
+    prices: Mapping[str, float] | None = None
+    description: Mapping[str, Any] | None = None
+
+
+@attrs.define
+class MetricFolds:
+    """The report's own folds, updated in the rules' pass."""
+
+    steps: StepFold = attrs.field(factory=StepFold)
+    system: SystemFold = attrs.field(factory=SystemFold)
+    memory: MemoryFold = attrs.field(factory=MemoryFold)
+    records: RecordFold = attrs.field(factory=RecordFold)
+    samples: SampleFold = attrs.field(factory=SampleFold)
+    usage: UsageFold = attrs.field(factory=UsageFold)
+
+    def all(self) -> list[Any]:
+        """Return the folds for `run_rules(extra_folds=…)`."""
+        return [getattr(self, field.name) for field in attrs.fields(type(self))]
+
+    @classmethod
+    def of(cls, folds: Iterable[Any]) -> MetricFolds:
+        """Return the folds of `all()` again, from an engine that fed them."""
+        by_type = {type(fold): fold for fold in folds}
+        return cls(*(by_type[type(fold)] for fold in cls().all()))
+
+    def metrics(self, source: Any, job: JobInfo, broken: dict[str, str] | None = None) -> JobMetrics:
+        """Return the metrics of the data so far.
+
+        Args:
+            source: the profile source.
+            job: what it does not contain.
+            broken: receives the names of folds without a result, each with one line about the error; default: raise it.
+        """
+
+        def result(fold: Any) -> Any:
+            try:
+                return fold.result()
+            except Exception as error:
+                if broken is None:
+                    raise
+                broken.setdefault(type(fold).__name__, one_line(error))
+                return type(fold)().result()
+
+        records = (one for one in source.metadata() if one.get("name") == event_names.PROCESS)
+        metadata = tuple(dict(one["args"]) for one in records if isinstance(one.get("args"), Mapping))
+        recorded_type = next((str(one["instance_type"]) for one in metadata if one.get("instance_type")), None)
+        return measure_job(
+            result(self.steps),
+            result(self.system),
+            name=job.name or job_name(getattr(source, "origin", source.uri)),
+            running=not (source.finished if job.finished is None else job.finished),
+            instance_type=job.instance_type or recorded_type,
+            metadata=metadata,
+            memory=result(self.memory),
+            records=result(self.records),
+            samples=result(self.samples),
+            usage=result(self.usage),
+            description=job.description if job.description is not None else getattr(source, "description", None),
+        )
+
+
+def job_name(uri: str) -> str:
+    """Return a job's name from the location of its profile: the folder that contains `profiler-output`."""
+    path = [part for part in uri.rpartition("://")[2].split("/") if part]
+    while len(path) > 1 and path[-1] in ("profiler-output", "profiler", "output"):
+        path.pop()
+    return path[-1] if path else "training job"

@@ -1,0 +1,140 @@
+"""Fold a job with an executor: plan, distribute, merge."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from typing import Any
+
+import msgspec
+
+from sm_profiler._version import __version__
+from sm_profiler.errors import SourceError
+from sm_profiler.executors import Pool, open_pool
+from sm_profiler.formats.layout import METADATA_SUFFIX
+from sm_profiler.report.scaling.part import Answer, Task, decode_answer, decode_slice, fold_part
+from sm_profiler.report.scaling.plan import plan_parts
+from sm_profiler.rules import engine
+from sm_profiler.rules.engine import Slice, SliceTree
+from sm_profiler.source.profile import FileQuality, ProfileSource
+from sm_profiler.storage import FileInfo, LocalStorage
+
+PARTS_PER_WORKER = 2  # an even load, although parts differ
+PART_BYTES = 2 << 30  # of files, at most: a worker that dies loses no more
+
+
+def fold_with(  # noqa: PLR0913 - keyword arguments, one an independent choice
+    source: ProfileSource,
+    executor: str | Executor,
+    *,
+    parameters: Mapping[str, Any],
+    interval_us: int,
+    parts: int | None = None,
+    slice_windows: int | None = None,
+) -> Slice | None:
+    """Fold a job with an executor.
+
+    Args:
+        source: the job's data; afterwards it has the account of the files that were read.
+        executor: as for `executors.open_pool`.
+        parameters: of the rules.
+        interval_us: length of a window.
+        parts: number of parts; default: by workers and bytes.
+        slice_windows: windows of a slice; default: as in one process.
+
+    Returns:
+        The merged state; None if the job must be read in one process: it is short, or its files are not named as usual.
+
+    Raises:
+        SourceError: the data cannot be read, or the executor failed.
+    """
+    slice_windows = slice_windows or engine.SLICE_WINDOWS
+    where = place_of(source)
+    items = source.files
+    with open_pool(executor) as pool:
+        size = sum(item.info.size for item in items)
+        wanted = parts or max(PARTS_PER_WORKER * pool.workers, -(-size // PART_BYTES))
+        planned = plan_parts(items, wanted, interval_us=interval_us, slice_windows=slice_windows)
+        if len(planned) < 2:  # noqa: PLR2004 - one part is one process
+            return None
+        beside = [info for info in source.other_files if info.key.endswith(METADATA_SUFFIX)]
+        tasks = [
+            msgspec.msgpack.encode(
+                Task(
+                    __version__, *where, dict(parameters), one.first, one.last, one.start_us, one.from_us, one.until_us,
+                    slice_windows * interval_us, interval_us, one.more,
+                    [_listed(info) for info in (*(item.info for item in one.items), *beside)],
+                    [item.info.key for item in one.own],
+                )
+            )
+            for one in planned
+        ]  # fmt: skip
+        answers = list(_answers(pool, tasks, source))
+    tree = SliceTree()
+    quality: list[FileQuality] = []
+    metadata: dict[str, tuple[dict[str, Any], ...]] = {}
+    for answer in answers:
+        if answer.error:
+            raise SourceError(answer.error)
+        if answer.irregular:
+            return None
+        quality += [FileQuality(*one) for one in answer.quality]
+        metadata |= {path: tuple(records) for path, records in answer.metadata.items()}
+        for level, number, state in answer.states:
+            tree.add(level, number, decode_slice(state, parameters))
+    source.adopt(quality, metadata)
+    return tree.whole()
+
+
+def place_of(source: ProfileSource) -> tuple[str, str | None]:
+    """Return the location that workers open, and the job of a profile in Parquet.
+
+    Raises:
+        SourceError: other processes cannot open it.
+    """
+    storage: Any = source.storage
+    job = getattr(storage, "job", None)
+    base = storage.base if job is not None else storage
+    if isinstance(base, LocalStorage):
+        return os.path.abspath(base.uri), job  # noqa: PTH100 - links stay as they are named
+    if not str(base.uri).startswith("s3://"):
+        raise SourceError(f"{base.uri} cannot be read by other processes: use a folder or an s3:// URI")
+    return base.uri, job
+
+
+def _listed(info: FileInfo) -> tuple[str, int, float, str]:
+    return info.key, info.size, info.mtime, info.etag
+
+
+def _answers(pool: Pool, tasks: Sequence[bytes], source: ProfileSource) -> Iterator[Answer]:
+    """Yield the results as they arrive; the order does not matter."""
+    started = time.monotonic()
+    running: set[Future[bytes]] = {pool.executor.submit(fold_part, task) for task in tasks}
+    show = sys.stderr.isatty() if source.options.progress is None else source.options.progress
+    done, rows = 0, 0
+    try:
+        while running:
+            ready, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in ready:
+                answer = decode_answer(future.result())
+                done, rows = done + 1, rows + answer.rows
+                if show:
+                    left = (time.monotonic() - started) / done * (len(tasks) - done)
+                    sys.stderr.write(
+                        f"\r{done} of {len(tasks)} parts, {rows:,} rows, {pool.workers} workers, about {left:.0f} s left\033[K"
+                    )
+                    sys.stderr.flush()
+                yield answer
+                if answer.error or answer.irregular:
+                    return
+    except (BrokenExecutor, RuntimeError, OSError, TimeoutError) as error:
+        raise SourceError(f"the workers failed: {' '.join(str(error).split())[:300]}") from None
+    finally:
+        for future in running:
+            future.cancel()
+        if show:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()

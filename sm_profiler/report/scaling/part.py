@@ -1,0 +1,212 @@
+"""Work of a worker: read the files of a part, fold its slices, and return their states as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from sm_profiler._version import __version__
+from sm_profiler.errors import ProfilerError, SourceError
+from sm_profiler.report.metric_folds import MetricFolds
+from sm_profiler.report.scaling import codec
+from sm_profiler.report.scaling.plan import SLACK_US
+from sm_profiler.rules import ProfilerReport
+from sm_profiler.rules.engine import Slice, SliceTree
+from sm_profiler.rules.window import LOOK_AHEAD_US, EvaluationWindow, WindowCutter
+from sm_profiler.source.opening import open_parquet
+from sm_profiler.source.profile import Batch, Options, ProfileSource
+from sm_profiler.storage import FileInfo, Storage, open_storage
+
+# Of a rule: what its constructor sets, and no state.
+_SET_UP = {
+    "base_trial", "other_trials", "trials", "logger", "_actions", "parameters", "compat", "scan_interval_us", "rule_name",
+    "_last_us",
+}  # fmt: skip
+
+
+class Task(msgspec.Struct):
+    """A part as it is sent to a worker; fields as in `plan.Part` and `ProfileSource`."""
+
+    version: str
+    uri: str
+    job: str | None
+    parameters: dict[str, Any]
+    first: int
+    last: int
+    start_us: int
+    from_us: int
+    until_us: int | None
+    slice_us: int
+    interval_us: int
+    more: bool
+    files: list[tuple[str, int, float, str]]
+    own: list[str]
+
+
+class Answer(msgspec.Struct):
+    """Result of a part.
+
+    Attributes:
+        error: one line if the part cannot be read at all.
+        irregular: the rows are not where the names of the files promise them: the job must be read in one process.
+        states: level, number and state of each merged stretch.
+        quality: path, status, lost records and reason of each file of the part.
+        metadata: path → records.
+        rows: number of rows that were folded.
+    """
+
+    error: str = ""
+    irregular: str = ""
+    states: list[tuple[int, int, bytes]] = []
+    quality: list[tuple[str, str, int, str]] = []
+    metadata: dict[str, list[dict[str, Any]]] = {}
+    rows: int = 0
+
+
+_TASK, _ANSWER = msgspec.msgpack.Decoder(Task), msgspec.msgpack.Decoder(Answer)
+
+
+class _Listed:
+    """A storage of which only some files are seen."""
+
+    def __init__(self, base: Storage, infos: list[FileInfo]) -> None:
+        self._base, self._infos = base, sorted(infos, key=lambda info: info.key)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._base, name)
+
+    def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[FileInfo]:
+        """Yield these files."""
+        for info in self._infos:
+            if info.key.startswith(prefix) and info.key > (start_after or ""):
+                yield info
+
+
+class _IrregularError(ProfilerError):
+    """Rows are not where the names of the files promise them."""
+
+
+def new_folds(parameters: Mapping[str, object]) -> list[Any]:
+    """Return the rules and the report's own folds, without any data."""
+    values: dict[str, Any] = dict(parameters)
+    return [ProfilerReport(**values), *MetricFolds().all()]
+
+
+def fold_part(data: bytes) -> bytes:
+    """Fold a part. Task and answer are bytes, so that no executor has to know our classes."""
+    try:
+        task = _TASK.decode(data)
+        if task.version != __version__:
+            raise SourceError(
+                f"sm-profiler is {task.version} where the report is made and {__version__} on a worker: install the same version"
+            )
+        return msgspec.msgpack.encode(_folded(task))
+    except _IrregularError as error:
+        return msgspec.msgpack.encode(Answer(irregular=str(error)))
+    except ProfilerError as error:
+        return msgspec.msgpack.encode(Answer(error=str(error)))
+
+
+def decode_answer(data: bytes) -> Answer:
+    """Return the result of a part.
+
+    Raises:
+        SourceError: the bytes are not such a result.
+    """
+    try:
+        return _ANSWER.decode(data)
+    except msgspec.MsgspecError as error:
+        raise SourceError(f"a worker's answer is damaged: {error}") from None
+
+
+def _folded(task: Task) -> Answer:
+    base = open_storage(task.uri) if task.job is None else open_parquet(open_storage(task.uri), task.job)
+    infos = [FileInfo(key, size, mtime, etag) for key, size, mtime, etag in task.files]
+    if task.job is not None:
+        list(base.list())  # reads the footers
+    source = ProfileSource(_Listed(base, infos), Options(cache=False, processes=1, progress=False))
+    tree, rows = SliceTree(), 0
+    state, number = Slice(new_folds(task.parameters)), task.first
+    begin_us = task.from_us - task.first * task.slice_us
+    for window in _windows(source, task):
+        while window.start_us >= begin_us + (number + 1) * task.slice_us:
+            tree.add(0, number, state)
+            state, number = Slice(new_folds(task.parameters)), number + 1
+        state.update(window)
+        rows += len(window.new_system) + len(window.new_events)
+    tree.add(0, number, state)
+    own = set(task.own)
+    quality = [(one.path, one.status, one.lost, one.reason) for one in source.quality() if one.path in own]
+    metadata = {path: list(records) for path, records in source.metadata_by_file().items() if path in own}
+    states = [(level, at, encode_slice(one)) for level, at, one in tree.parts()]
+    return Answer(states=states, quality=quality, metadata=metadata, rows=rows)
+
+
+def _windows(source: ProfileSource, task: Task) -> Iterator[EvaluationWindow]:
+    """Yield the windows of the part, as one process cuts them."""
+    cutter = WindowCutter(None, task.interval_us)
+    cutter.start_at(task.start_us)
+
+    def mine() -> Iterator[EvaluationWindow]:
+        for batch in source.batches(unsettled=True):
+            _check(batch)
+            cutter.add(batch)
+            yield from cutter.ready()
+        if task.first and source.joins_failed:
+            raise _IrregularError("events begin in files of long before their end")
+        if task.until_us is None:
+            yield from cutter.rest()
+        else:
+            if task.more and cutter.latest_us < task.until_us + LOOK_AHEAD_US:
+                raise _IrregularError("files of several minutes hold nothing that can be read")
+            yield from cutter.until(task.until_us)
+
+    for window in mine():
+        if window.start_us >= task.from_us and (task.until_us is None or window.start_us < task.until_us):
+            yield window
+
+
+def _check(batch: Batch) -> None:
+    """Raise an error if rows end later than the name of their file: an earlier part may need them."""
+    limit = batch.minute_us + SLACK_US
+    if len(batch.system) and not np.all(batch.system.timestamp * 1e6 < limit):
+        raise _IrregularError("measurements are later than the name of their file")
+    if len(batch.events) and not np.all(batch.events.end_us < limit):
+        raise _IrregularError("events end later than the name of their file")
+
+
+def encode_slice(state: Slice) -> bytes:
+    """Return the state of a slice as bytes."""
+    report, *folds = state.folds
+    rules = {name: _state(rule) for name, rule in report.rules.items()}
+    return codec.encode([
+        rules, dict(report.broken), dict(report.first_met), report.windows, [dict(vars(fold)) for fold in folds],
+        dict(state.broken),
+    ])  # fmt: skip
+
+
+def _state(rule: Any) -> dict[str, Any]:
+    return {key: value for key, value in vars(rule).items() if key not in _SET_UP}
+
+
+def decode_slice(data: bytes, parameters: Mapping[str, object]) -> Slice:
+    """Return the state of a slice.
+
+    Raises:
+        SourceError: the bytes are not such a state.
+    """
+    try:
+        rules, broken, first_met, windows, states, failed = codec.decode(data)
+        folds = new_folds(parameters)
+        report = folds[0]
+        for name, state in rules.items():
+            vars(report.rules[name]).update(state)
+        report.broken, report.first_met, report.windows = broken, first_met, windows
+        for fold, state in zip(folds[1:], states, strict=True):
+            vars(fold).update(state)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SourceError(f"a worker's answer is damaged: {error}") from None
+    return Slice(folds, failed)

@@ -1,0 +1,127 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import BrokenExecutor
+from pathlib import Path
+
+import pytest
+
+from sm_profiler.cli.main import main
+from sm_profiler.errors import ConfigError, SourceError
+from sm_profiler.executors import open_pool
+from sm_profiler.executors.local import LocalExecutor
+from sm_profiler.executors.opening import worker_version
+from sm_profiler.report.scaling.part import decode_answer, fold_part
+
+MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
+
+
+@pytest.mark.parametrize("name", ["", "locals", "local:0", "local:x", "dask", "dask:http://h:1", "local:99999"])
+def test_unknown_executors_are_refused(name):
+    with pytest.raises(ConfigError, match="expected local"), open_pool(name):
+        pass
+
+
+def test_local_processes_answer_and_report_errors():
+    with open_pool("local:2") as pool:
+        assert pool.workers == 2
+        answers = [pool.executor.submit(fold_part, b"\xc1") for _ in range(3)]
+        for answer in answers:
+            with pytest.raises(RuntimeError, match=r"DecodeError|ValidationError"):
+                answer.result()
+
+
+def test_task_that_kills_its_process_fails_after_some_attempts(monkeypatch):
+    executor = LocalExecutor(1)
+    take = LocalExecutor._take
+
+    def killed(self):
+        helper = take(self)
+        os.kill(helper.process.pid, signal.SIGKILL)
+        return helper
+
+    monkeypatch.setattr(LocalExecutor, "_take", killed)
+    with pytest.raises(BrokenExecutor, match="3 processes in a row"):
+        executor.submit(fold_part, b"").result()
+    executor.shutdown()
+
+
+def test_scheduler_that_cannot_be_reached_is_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sm_profiler.executors.opening.CONNECT_S", 0.5)
+    subprocess.run(
+        [sys.executable, MAKE_JOB, "--out", tmp_path / "job", "--minutes", "0.5"], check=True, capture_output=True
+    )
+    assert main(["report", str(tmp_path / "job"), "--executor", "dask:tcp://127.0.0.1:9"]) == 2
+    shown = capsys.readouterr().err
+    assert len(shown.splitlines()) == 1
+    assert "cannot be reached" in shown
+
+
+def test_follow_and_executor_exclude_each_other(tmp_path, capsys):
+    (tmp_path / "system").mkdir()
+    assert main(["report", str(tmp_path), "--follow", "--executor", "local"]) == 2
+    assert "leave out --follow" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def dask_pool():
+    pytest.importorskip("distributed")
+    with open_pool("dask:local:2") as pool:
+        yield pool
+
+
+@pytest.mark.long
+def test_dask_gives_the_same_digits_and_survives_a_killed_worker(dask_pool, tmp_path, monkeypatch):
+    import json
+
+    from sm_profiler.report import build_report
+    from sm_profiler.report.write import to_json
+    from sm_profiler.rules import engine
+    from sm_profiler.source import open_source
+
+    monkeypatch.setenv("SM_PROFILER_CACHE", "off")
+    monkeypatch.setattr(engine, "SLICE_WINDOWS", 3)
+    subprocess.run(
+        [sys.executable, MAKE_JOB, "--out", tmp_path / "job", "--minutes", "60", "--gpus", "2"],
+        check=True,
+        capture_output=True,
+    )
+
+    def text(**options):
+        found = json.loads(to_json(build_report(open_source(tmp_path / "job"), **options)))
+        del found["generated"]
+        return json.dumps(found)
+
+    expected = text()
+    assert text(executor=dask_pool.executor) == expected
+    client = dask_pool.executor._client
+    pids = list(client.run(os.getpid).values())
+
+    def kill():
+        time.sleep(0.5)
+        os.kill(pids[0], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    assert text(executor=dask_pool.executor) == expected
+    thread.join()
+
+
+@pytest.mark.long
+def test_workers_of_another_version_are_refused(dask_pool, monkeypatch):
+    client = dask_pool.executor._client
+    assert set(client.run(worker_version).values())
+    monkeypatch.setattr("sm_profiler.executors.opening.__version__", "9.9.9")
+    with (
+        pytest.raises(SourceError, match=r"sm-profiler is 9\.9\.9 here and"),
+        open_pool(f"dask:{client.scheduler.address}"),
+    ):
+        pass
+
+
+def test_damaged_answers_are_one_line():
+    with pytest.raises(SourceError, match="answer is damaged"):
+        decode_answer(b"\xc1")

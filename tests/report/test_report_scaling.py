@@ -1,0 +1,263 @@
+"""A job folded in parts has the digits of one process, whoever folds them, and in whatever order they arrive."""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import threading
+from concurrent.futures import Executor, Future
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sm_profiler.compact import compact
+from sm_profiler.errors import SourceError
+from sm_profiler.report import build_report
+from sm_profiler.report.scaling import codec, folding, part
+from sm_profiler.report.scaling.plan import plan_parts
+from sm_profiler.report.write import to_json
+from sm_profiler.rules import engine
+from sm_profiler.source import open_source
+from sm_profiler.storage import LocalStorage
+
+MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
+SCENARIOS = [
+    "healthy", "cpu-bottleneck", "io-bottleneck", "low-gpu", "fluctuating-gpu", "small-batch", "memory-increase",
+    "unbalanced", "step-outliers", "slow-init", "dataloader-slow", "cpu-only", "no-framework",
+]  # fmt: skip
+QUICK = ("healthy", "dataloader-slow", "no-framework")
+SPARSE = ("--interval-ms", "8000", "--steps-per-second", "0.6", "--gpus", "2", "--cpus", "2")
+
+
+class AnyOrder(Executor):
+    """Runs tasks in this process, in an order of its own."""
+
+    _max_workers = 3
+
+    def __init__(self, seed=0):
+        self.waiting, self.seed = [], seed
+        self.lock = threading.Lock()
+
+    def submit(self, fn, /, *args):
+        future = Future()
+        with self.lock:
+            self.waiting.append((future, fn, args))
+            if len(self.waiting) == 1:
+                threading.Timer(0.01, self.run).start()
+        return future
+
+    def run(self):
+        with self.lock:
+            tasks, self.waiting = self.waiting, []
+        random.Random(self.seed).shuffle(tasks)  # noqa: S311 - an order, not a secret
+        for future, fn, args in tasks:
+            if future.set_running_or_notify_cancel():
+                future.set_result(fn(*args))
+
+
+@pytest.fixture(autouse=True)
+def short_slices(monkeypatch):
+    monkeypatch.setenv("SM_PROFILER_CACHE", "off")
+    monkeypatch.setattr(engine, "SLICE_WINDOWS", 3)
+
+
+@pytest.fixture(scope="module")
+def make_job(tmp_path_factory):
+    made = {}
+
+    def make(*options):
+        if options not in made:
+            made[options] = tmp_path_factory.mktemp("jobs") / f"job-{len(made)}"
+            subprocess.run(
+                [sys.executable, MAKE_JOB, "--out", made[options], *options], check=True, capture_output=True
+            )
+        return made[options]
+
+    return make
+
+
+def text(where, **options):
+    found = json.loads(to_json(build_report(open_source(where), **options)))
+    del found["generated"]
+    return json.dumps(found)
+
+
+def folded(where, executor, **options):
+    """Fold with an executor; None if the job was not cut."""
+    source = open_source(where)
+    return folding.fold_with(source, executor, parameters={}, interval_us=60_000_000, **options)
+
+
+@pytest.mark.parametrize(
+    "scenario", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in SCENARIOS]
+)
+def test_every_scenario_has_the_digits_of_one_process(make_job, scenario):
+    job = make_job("--minutes", "20", "--scenario", scenario, *SPARSE)
+    assert text(job, executor=AnyOrder(1)) == text(job)
+
+
+def check(make_job, monkeypatch, drawn):
+    """Compare for drawn numbers of parts, lengths of slices and windows, and orders of arrival."""
+    parts, length, seed, interval = drawn
+    job = make_job("--minutes", "26", "--nodes", "2", "--horovod", "--start-epoch", "1700000017", *SPARSE)
+    monkeypatch.setattr(engine, "SLICE_WINDOWS", length)
+    monkeypatch.setattr(folding, "PARTS_PER_WORKER", parts)
+    parameters = {"scan_interval_us": interval}
+    assert text(job, parameters=parameters, executor=AnyOrder(seed)) == text(job, parameters=parameters)
+
+
+DRAWN = st.tuples(
+    st.integers(1, 6), st.integers(1, 7), st.integers(0, 100), st.sampled_from([30_000_000, 60_000_000, 90_000_000])
+)
+HERE = [HealthCheck.function_scoped_fixture]
+
+
+@given(DRAWN)
+@settings(max_examples=2, deadline=None, suppress_health_check=HERE)
+def test_any_parts_in_any_order(make_job, monkeypatch, drawn):
+    check(make_job, monkeypatch, drawn)
+
+
+@pytest.mark.long
+@given(DRAWN)
+@settings(max_examples=40, deadline=None, suppress_health_check=HERE)
+def test_many_parts_in_any_order(make_job, monkeypatch, drawn):
+    check(make_job, monkeypatch, drawn)
+
+
+def test_profile_in_parquet(make_job, tmp_path):
+    job = make_job("--minutes", "26", "--nodes", "2", "--horovod", "--start-epoch", "1700000017", *SPARSE)
+    compact(open_source(job), LocalStorage(tmp_path), job="j")
+    assert folded(tmp_path, AnyOrder()) is not None
+    assert text(tmp_path, executor=AnyOrder()) == text(job)
+
+
+def test_damaged_files_are_counted_once(make_job, tmp_path):
+    job = shutil.copytree(make_job("--minutes", "31", *SPARSE), tmp_path / "job")
+    files = sorted(job.rglob("*.json"))
+    for file in files[::7]:
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    for file in files[3::11]:
+        file.write_bytes(b"nothing")
+    found = json.loads(text(job, executor=AnyOrder()))["data_quality"]
+    assert found == json.loads(text(job))["data_quality"]
+    assert found["states"]["refused"] > 1
+
+
+@pytest.mark.parametrize("shift", [-4, -12])
+def test_job_whose_files_have_wrong_names_is_read_in_one_process(make_job, tmp_path, shift):
+    job = shutil.copytree(make_job("--minutes", "31", *SPARSE), tmp_path / "job")
+    file = sorted(job.glob("system/**/*.json"))[20]
+    minute, _, rest = file.name.partition(".")
+    file.rename(
+        file.with_name(f"{int(minute) + 60 * shift}.{rest}x".replace(".jsonx", ".json").replace("algo-1", "algo-7"))
+    )
+    assert folded(job, AnyOrder()) is None
+    assert text(job, executor=AnyOrder()) == text(job)
+
+
+def test_late_and_long_events_count_in_the_same_window(make_job, tmp_path):
+    job = shutil.copytree(make_job("--minutes", "31", *SPARSE), tmp_path / "job")
+    start = 1_700_000_000_000_000
+    for end_s, length_s in ((1100, 1000), (700, 30), (1500, 420)):
+        name = f"{start + end_s * 1_000_000}_9-algo-1_pythontimeline.json"
+        rows = [
+            {"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": start}},
+            {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "Step:ModeKeys.TRAIN"}},
+            {
+                "name": "Step:ModeKeys.TRAIN",
+                "ph": "X",
+                "pid": 1,
+                "ts": (end_s - length_s) * 10**6,
+                "dur": length_s * 10**6,
+            },
+        ]
+        next((job / "framework/pevents").iterdir()).joinpath(name).write_text(json.dumps(rows))
+    assert folded(job, AnyOrder()) is not None
+    assert text(job, executor=AnyOrder()) == text(job)
+
+
+def test_events_across_files_and_parts(make_job, tmp_path):
+    job = shutil.copytree(make_job("--minutes", "31", *SPARSE), tmp_path / "job")
+    start = 1_700_000_000_000_000
+    folder = next((job / "framework/pevents").iterdir())
+    for at_s, kind in ((600, "B"), (660, "E"), (1200, "B"), (1380, "E"), (700, "B"), (1700, "E")):
+        rows = [
+            {"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": start}},
+            {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": f"tensor-{at_s // 500}"}},
+            {"name": "NCCL_ALLREDUCE", "ph": kind, "pid": 1, "ts": at_s * 10**6},
+        ]
+        (folder / f"{start + at_s * 10**6}_0-algo-1_horovod_timeline.json").write_text(json.dumps(rows))
+    assert text(job, executor=AnyOrder()) == text(job)
+
+
+def test_short_jobs_and_gaps_are_not_cut():
+    assert plan_parts([], 4, interval_us=60_000_000, slice_windows=3) == []
+
+
+def test_parts_cover_all_files_once(make_job):
+    items = open_source(make_job("--minutes", "31", *SPARSE)).files
+    planned = plan_parts(items, 5, interval_us=60_000_000, slice_windows=3)
+    assert len(planned) == 5
+    assert sorted(item.info.key for one in planned for item in one.own) == sorted(item.info.key for item in items)
+    assert all(set(one.own) <= set(one.items) for one in planned)
+
+
+def test_other_version_is_refused_in_one_line(make_job, monkeypatch):
+    monkeypatch.setattr(folding, "__version__", "0.0.1")
+    with pytest.raises(SourceError, match=r"sm-profiler is 0\.0\.1 where the report is made and .* on a worker"):
+        text(make_job("--minutes", "24", "--scenario", "healthy", *SPARSE), executor=AnyOrder())
+
+
+def test_states_are_data_and_not_code():
+    value = {("a", 1): [np.arange(3), (1.5, None), {2, 3}, 1 << 80], "x": b"y", frozenset({1}): np.int8(3)}
+    again = codec.decode(codec.encode(value))
+    np.testing.assert_array_equal(again["a", 1][0], np.arange(3))
+    assert again["a", 1][1:] == [(1.5, None), {2, 3}, 1 << 80]
+    for bad in (object(), open, np.asarray([object()])):
+        with pytest.raises(TypeError):
+            codec.encode(bad)
+    for bad in (
+        ["o", "os:system", [], None],
+        ["o", "sm_profiler.cli.main:main", [], None],
+        ["z", []],
+        ["a", "|O", [1], b""],
+    ):
+        with pytest.raises(ValueError, match=r"state|object|array"):
+            codec.decode(codec.msgspec.msgpack.encode(bad))
+    with pytest.raises(SourceError, match="damaged"):
+        part.decode_slice(b"\xc1", {})
+
+
+def test_local_processes_and_one_that_is_killed(make_job, monkeypatch):
+    from sm_profiler.executors.local import LocalExecutor
+
+    job = make_job("--minutes", "24", "--scenario", "healthy", *SPARSE)
+    monkeypatch.setenv("SM_PROFILER_CACHE", "off")
+    executor = LocalExecutor(2)
+    receive = LocalExecutor._take
+    killed = []
+
+    def take(self):
+        helper = receive(self)
+        if not killed:
+            killed.append(helper)
+            helper.process.kill()
+            helper.process.wait()
+            helper.process.poll = lambda: None
+        return helper
+
+    monkeypatch.setattr(LocalExecutor, "_take", take)
+    try:
+        source = open_source(job)
+        whole = folding.fold_with(source, executor, parameters={}, interval_us=60_000_000)
+    finally:
+        executor.shutdown()
+    assert killed
+    assert whole is not None
+    expected = engine.run_sliced(open_source(job), lambda: part.new_folds({}))
+    assert part.encode_slice(whole) == part.encode_slice(expected)
