@@ -1,5 +1,7 @@
 """Folds: results do not depend on the windows, partial folds merge, and thinning keeps extremes."""
 
+from itertools import pairwise
+
 import attrs
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from report_helpers import START_S, FakeWindow, events, gpu_samples, make_job, m
 from sm_profiler.formats.columns import Category
 from sm_profiler.formats.event_names import MEMORY
 from sm_profiler.report import build_report
-from sm_profiler.report.memory_fold import MemoryFold
+from sm_profiler.report.memory_fold import MAX_SAMPLES, MemoryFold
 from sm_profiler.report.page import render_html
 from sm_profiler.report.step_fold import StepFold
 from sm_profiler.report.system_fold import BUCKETS, MAX_DEVICES, Buckets, SystemFold
@@ -188,3 +190,21 @@ def test_a_damaged_memory_sample_is_left_out(args):
     texts = Category(np.array([0, 1], np.int32), (args, '{"resident_bytes": 5}'))
     fold.update(FakeWindow(0, attrs.evolve(table, args=texts), system([])))
     assert fold.result()["algo-1-0"][1].tolist() == [5.0]
+
+
+def memory_of(samples):
+    fold = MemoryFold()
+    for seconds, size in samples:
+        fold._add("a", seconds, f'{{"resident_bytes": {size}}}')
+    return fold
+
+
+@pytest.mark.parametrize("cuts", [(10,), (3, 40_000), (25_000, 25_001, 60_000)])
+def test_thinned_samples_do_not_depend_on_the_parts_of_a_job(cuts):
+    samples = [(1.7e9 + 0.9 * number, float(number)) for number in range(70_000)]
+    times, sizes = memory_of(samples).result()["a"]
+    assert MAX_SAMPLES / 2 < len(times) <= MAX_SAMPLES
+    *folds, last = [memory_of(samples[start:end]) for start, end in pairwise((0, *cuts, len(samples)))]
+    for fold in folds:
+        last.merge(fold)
+    np.testing.assert_array_equal(np.column_stack(last.result()["a"]), np.column_stack((times, sizes)))
