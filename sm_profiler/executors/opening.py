@@ -145,7 +145,7 @@ def check_versions(client: Any) -> None:
     """Raise an error unless all workers of a cluster have this version of sm-profiler."""
     try:
         found = client.run(worker_version)
-    except Exception as error:  # noqa: BLE001 - whatever a worker without the package answers
+    except Exception as error:  # noqa: BLE001 - any error of a worker without the package
         raise SourceError(f"a Dask worker has no sm-profiler: {' '.join(str(error).split())[:200]}") from None
     if not found:
         raise SourceError("the Dask scheduler has no workers")

@@ -172,7 +172,7 @@ class SliceTree:
     """Slices of a job, merged pair by pair as they arrive, in any order.
 
     Sums of floats depend on the order of their terms, so the shape of the tree depends on the slices' numbers alone:
-    numbers 2n and 2n + 1 of a level become number n of the next. Whoever folds the slices gets the same digits.
+    numbers 2n and 2n + 1 of a level become number n of the next. All ways to fold the slices give the same digits.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A job folded in parts has the digits of one process, whoever folds them, and in whatever order they arrive."""
+"""A job folded in parts has the digits of one process, for all executors and all orders of arrival."""
 
 import json
 import random

@@ -133,7 +133,7 @@ def test_merging_nodes(tmp_path, options):
 
 def in_windows(batches, start_us):
     source = MemorySource(batches)
-    type(source).first_timestamp_us = property(lambda _: start_us)
+    source.__class__ = type("Started", (MemorySource,), {"first_timestamp_us": property(lambda _: start_us)})
     return list(windows(source))
 
 

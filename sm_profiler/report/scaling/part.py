@@ -96,7 +96,7 @@ def new_folds(parameters: Mapping[str, object]) -> list[Any]:
 
 
 def fold_part(data: bytes) -> bytes:
-    """Fold a part. Task and answer are bytes, so that no executor has to know our classes."""
+    """Fold a part. Task and answer are bytes, so that an executor transports nothing else."""
     try:
         task = _TASK.decode(data)
         if task.version != __version__:
