@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from itertools import chain
 
 import attrs
 
 from sm_profiler.compact.derived import DerivedTables
 from sm_profiler.errors import SourceError
+from sm_profiler.formats.layout import DetailedTrace
 from sm_profiler.formats.outcome import READ
 from sm_profiler.source import ProfileSource
 from sm_profiler.source.column_builder import FileRows
@@ -24,7 +26,7 @@ from sm_profiler.source.parse import Parsed, parse_all
 from sm_profiler.source.profile import SETTLED_S
 from sm_profiler.source.progress import progress_bar
 from sm_profiler.source.streams import Streams
-from sm_profiler.storage import Storage, read_all
+from sm_profiler.storage import FileInfo, Storage, read_all
 
 MAX_KEPT_BYTES = 64 << 20  # of a file that is kept as it is
 
@@ -157,26 +159,30 @@ class _Compaction:
 
     def _write_files(self) -> None:
         """Write the files that are kept as they are: statistics, metadata, end markers."""
-        listed = {info.key: info for info in self._source.beside}
-        rows = self._existing.others
-        wanted = [info for key, info in listed.items() if key not in rows or rows[key][0] != info]
+        raw = [item.info for item in self._source.files if isinstance(item.file, DetailedTrace)]
+        listed = {info.key: info for info in (*self._source.beside, *raw)}
+        held = self._existing.others
         part = Part(paths.FILES, self.done.job)
-        if not wanted and part in self._existing.parts:
+        if part in self._existing.parts and all(held.get(key) == info for key, info in listed.items()):
             return
-        rows |= {info.key: (info, None) for info in wanted}
-        small = [info for info in wanted if info.size <= MAX_KEPT_BYTES]
-        for info, data in read_all(self._source.storage, small):
-            rows[info.key] = info, None if isinstance(data, SourceError) else data
         made = TableWriter(paths.FILES)
-        ordered = [rows[key] for key in sorted(rows)]
-        made.write_rows(
-            {
-                "key": [info.key for info, _ in ordered], "size": [info.size for info, _ in ordered],
-                "etag": [info.etag for info, _ in ordered], "mtime": [info.mtime for info, _ in ordered],
-                "kept": [data is not None for _, data in ordered], "data": [data or b"" for _, data in ordered],
-            }
-        )  # fmt: skip
+        changed = {key: info for key, info in listed.items() if held.get(key) != info}
+        self._add_files(made, self._existing, [info for key, info in held.items() if key not in changed])
+        self._add_files(made, self._source.storage, list(changed.values()))
         self._save(part, made.finish(Header(headers.VERSION, self._source.origin)))
+
+    def _add_files(self, made: TableWriter, storage: Storage, infos: Sequence[FileInfo]) -> None:
+        """Add files, each in a row group of its own, so that one can be read without the others."""
+        small = [info for info in infos if info.size <= MAX_KEPT_BYTES]
+        found = [(info, None) for info in infos if info.size > MAX_KEPT_BYTES]
+        for info, data in chain(read_all(storage, small), found):
+            kept = data if isinstance(data, bytes) else None
+            made.write_rows(
+                {
+                    "key": [info.key], "size": [info.size], "etag": [info.etag], "mtime": [info.mtime],
+                    "kept": [kept is not None], "data": [kept or b""],
+                }
+            )  # fmt: skip
 
 
 def _in_time(part: Part) -> tuple[str, str, str]:

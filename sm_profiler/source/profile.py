@@ -217,6 +217,14 @@ class ProfileSource:
         """sm-profiler's own metadata records of the trace files read so far, each with the `node` that wrote it."""
         return [record for path in sorted(self._metadata) for record in self._metadata[path]]
 
+    def rows_of(self, items: Sequence[Item]) -> Iterator[FileRows]:
+        """Yield the rows of some files, without the events that began in earlier files, and without an account of them."""
+        if self._columnar is not None:
+            yield from self._columnar(items)
+            return
+        for parsed in parse_all(self.storage, items, processes=1):
+            yield FileRows.parsed(*parsed)
+
     def metadata_by_file(self) -> dict[str, tuple[dict[str, Any], ...]]:
         """sm-profiler's own metadata records by the path of their file."""
         return dict(self._metadata)

@@ -132,8 +132,10 @@ def test_merging_nodes(tmp_path, options):
 
 
 def in_windows(batches, start_us):
-    source = MemorySource(batches)
-    source.__class__ = type("Started", (MemorySource,), {"first_timestamp_us": property(lambda _: start_us)})
+    class Started(MemorySource):
+        first_timestamp_us = property(lambda _: start_us)
+
+    source = Started(batches)
     return list(windows(source))
 
 

@@ -34,8 +34,7 @@ from sm_profiler.report.gpu.lines import SampledLines
 from sm_profiler.report.gpu.measure import measure
 from sm_profiler.report.gpu.tables import describe
 from sm_profiler.report.sample_fold import decode_stacks
-from sm_profiler.source.column_builder import ColumnBuilder, FileRows
-from sm_profiler.source.parse import parse_all
+from sm_profiler.source.column_builder import ColumnBuilder
 
 MAX_WINDOWS = 64  # traces read; windows are short, and a job has few of them
 MAX_BYTES = 2 << 30  # of these files
@@ -132,8 +131,8 @@ def _events(source: Any, process: str, trace: KinetoTrace) -> EventColumns:
         if isinstance(item.file, EventFile) and item.node == process and start <= item.file.end_us <= end + _LATE_US
     ]  # fmt: skip
     builder = ColumnBuilder(is_system=False)
-    for item, rows, outcome in parse_all(source.storage, items, processes=1):
-        builder.add(FileRows.parsed(item, rows, outcome))
+    for piece in source.rows_of(items):
+        builder.add(piece)
     events: EventColumns = builder.columns() if items else EventColumns.empty()
     near: EventColumns = events[(events.end_us >= start) & (events.start_us <= end)]
     return near

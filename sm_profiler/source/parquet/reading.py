@@ -133,19 +133,31 @@ class PartFile:
         except DAMAGE as error:
             raise ValueError(f"damaged: {' '.join(str(error).split())[:200]}") from error
 
-    def table(self) -> Any:
-        """Return all rows as an Arrow table.
+    def rows(self, *columns: str, only: int | None = None) -> list[dict[str, Any]]:
+        """Return rows of the table of files as dictionaries.
+
+        Args:
+            columns: the columns; "group" is the number of the row group.
+            only: the row group; default: all.
 
         Raises:
             ValueError: they are damaged.
         """
+        wanted = [name for name in columns if name != "group"]
         try:
             _, file = _opened(self.storage, self.info)
-            return file.read(use_threads=False)
+            groups = range(file.metadata.num_row_groups) if only is None else [only]
+            found: list[dict[str, Any]] = []
+            for group in groups:
+                if file.metadata.row_group(group).total_byte_size > MAX_GROUP_BYTES:
+                    raise ValueError("a row group is larger than sm-profiler writes them")
+                read = file.read_row_group(group, columns=wanted, use_threads=False).to_pylist()
+                found += [{**row, "group": group} for row in read]
         except SourceError:
             raise
         except DAMAGE as error:
             raise ValueError(f"damaged: {' '.join(str(error).split())[:200]}") from error
+        return found
 
     def close(self) -> None:
         """Free what reading needs."""

@@ -21,6 +21,7 @@ from sm_profiler.source.parquet.paths import Part
 from sm_profiler.source.parquet.reading import PartFile
 from sm_profiler.source.streams import Streams
 from sm_profiler.storage import FileInfo, MissingFileError, Storage
+from sm_profiler.storage.base import UnreadableFileError
 
 _READ_AT_ONCE = 16  # footers
 _TABLES = (paths.SYSTEM, paths.EVENTS, paths.FILES)
@@ -51,7 +52,8 @@ class ParquetStorage:
         self.unreadable: dict[str, str] = {}
         self._parts: dict[str, PartFile] = {}
         self._places: dict[str, Place] = {}
-        self._others: dict[str, tuple[FileInfo, bytes | None]] = {}
+        self._others: dict[str, tuple[FileInfo, int | None]] = {}  # with the row group of its bytes
+        self._files: PartFile | None = None
 
     @property
     def uri(self) -> str:
@@ -115,10 +117,10 @@ class ParquetStorage:
     def _index(self, part: PartFile) -> None:
         if part.part.table == paths.FILES:
             try:
-                rows = part.table().to_pylist()
-                for row in rows:
+                for row in part.rows("group", "key", "size", "etag", "mtime", "kept"):
                     info = FileInfo(row["key"], row["size"], row["mtime"], row["etag"])
-                    self._others[info.key] = info, row["data"] if row["kept"] else None
+                    self._others[info.key] = info, row["group"] if row["kept"] else None
+                self._files = part
             except (ValueError, KeyError, TypeError) as error:
                 self.unreadable[part.info.key] = str(error)
             return
@@ -133,9 +135,9 @@ class ParquetStorage:
         return place if place is not None and place.file.is_of(item) else None
 
     @property
-    def others(self) -> dict[str, tuple[FileInfo, bytes | None]]:
+    def others(self) -> dict[str, FileInfo]:
         """The files that are kept as they are, or listed only, by key."""
-        return dict(self._others)
+        return {key: info for key, (info, _) in self._others.items()}
 
     def pieces_without_rows(self, items: Sequence[Item]) -> Iterator[FileRows]:
         """Yield files with the events that are open at their end, and without their rows."""
@@ -176,9 +178,13 @@ class ParquetStorage:
         Raises:
             MissingFileError: there is no such file, or only its rows are there.
         """
-        data = self._others.get(key, (None, None))[1]
-        if data is None:
+        group = self._others.get(key, (None, None))[1]
+        if group is None or self._files is None:
             raise MissingFileError(f"{self.uri} does not hold the bytes of {key}")
+        try:
+            data: bytes = next(row["data"] for row in self._files.rows("key", "data", only=group) if row["key"] == key)
+        except (ValueError, StopIteration) as error:
+            raise UnreadableFileError(f"{self._files.info.key}: {error or key}") from error
         return data[start or 0 : end]
 
     def write(self, key: str, data: bytes) -> None:
