@@ -43,6 +43,7 @@ class Class(str, Enum):
     TRANSFER_BOUND = "TRANSFER_BOUND", "Waiting for copies to and from the device"
     TENSOR_CORES_UNUSED = "TENSOR_CORES_UNUSED", "Tensor cores unused"
     MEMORY_BANDWIDTH_BOUND = "MEMORY_BANDWIDTH_BOUND", "Limited by the GPU's memory bandwidth"
+    DOMINANT_KERNEL = "DOMINANT_KERNEL", "One slow kernel"
     INCONCLUSIVE = "INCONCLUSIVE", "Not enough data to judge"
 
     def __new__(cls, code: str, label: str) -> Class:  # noqa: PYI034 - Self needs Python 3.11

@@ -282,6 +282,7 @@ TRACE_EXPOSED = T(0.15, "the last bucket of gradients is always exposed, which t
 TRACE_COPIES = T(0.10, "a batch copied from pinned memory ahead of its step is hidden completely")
 TRACE_PLAIN = T(0.25, "tensor cores make these kernels two to eight times as fast; below, little of the step is won")
 TRACE_ELEMENTWISE = T(0.35, "activations, norms and copies cost a third of a usual transformer without fusion")
+TRACE_DOMINANT = T(0.25, "products aside, the most expensive kernel of a usual model takes less than a tenth")
 TRACE_LAST = T(0.6, "of the collectives; of two equal ranks each comes last to half of them")
 # Part of the lost share that the advised repair saves: at least, probably, at most.
 TRACE_REPAIRED = {
@@ -292,6 +293,7 @@ TRACE_REPAIRED = {
     Class.TRANSFER_BOUND: (0.5, 0.8, 1.0),
     Class.TENSOR_CORES_UNUSED: (0.4, 0.55, 0.75),
     Class.MEMORY_BANDWIDTH_BOUND: (0.3, 0.5, 0.7),
+    Class.DOMINANT_KERNEL: (0.2, 0.4, 0.7),
     Class.STRAGGLER: (0.7, 0.9, 1.0),
 }
 
@@ -312,7 +314,7 @@ PRECEDENCE: tuple[tuple[Class, ...], ...] = (
         Class.OPTIMIZER_BOUND, Class.EVALUATION_BOUND, Class.INITIALIZATION_BOUND, Class.STEP_OUTLIERS, Class.STRAGGLER,
         Class.MOVING_STRAGGLER, Class.GC_OUT_OF_PHASE, Class.COMMUNICATION_BOUND, Class.UNBALANCED_GPUS, Class.MEMORY_GROWTH,
         Class.CHECKPOINTING, Class.LOGGING, Class.RECOMPILATION, Class.OVERSUBSCRIBED, Class.ALLOCATOR,
-        Class.TRANSFER_BOUND, Class.TENSOR_CORES_UNUSED, Class.MEMORY_BANDWIDTH_BOUND,
+        Class.TRANSFER_BOUND, Class.TENSOR_CORES_UNUSED, Class.MEMORY_BANDWIDTH_BOUND, Class.DOMINANT_KERNEL,
     ),
     (Class.COMPUTE_BOUND,),
     (Class.BALANCED,),

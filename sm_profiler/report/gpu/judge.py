@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import numpy as np
 
+from sm_profiler.analysis.gpu.collectives import communication
 from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
@@ -14,6 +15,7 @@ from sm_profiler.report.formatting import percent
 from sm_profiler.report.gpu.lines import CodeLine
 from sm_profiler.report.gpu.measure import RankTime
 from sm_profiler.report.model import Evidence, Finding, Gain, Interval, Location, Verdict
+from sm_profiler.report.svg import shorten
 
 _TIER = {kind: tier for tier, kinds in enumerate(policy.PRECEDENCE) for kind in kinds}
 MAX_LOCATIONS = 5
@@ -22,6 +24,7 @@ MAX_LOCATIONS = 5
 def decide_traces(ranks: Sequence[RankTime], gpu: GpuTraces) -> Verdict:
     """Return the verdict on some ranks' traces."""
     findings = [finding for judge in _JUDGES if (finding := judge(ranks)) is not None]
+    findings = [_with_collectives(one, gpu) if one.kind is Class.COMMUNICATION_BOUND else one for one in findings]
     late = _straggler(ranks, gpu)
     findings += [late] if late is not None else []
     if all(finding.kind.is_healthy for finding in findings):
@@ -78,10 +81,16 @@ def _input(ranks: Sequence[RankTime]) -> Finding | None:
     share = _mean(ranks, lambda rank: rank.idle_input)
     if share < policy.INPUT_WAIT:
         return None
+    boundary = _mean(ranks, lambda rank: rank.idle_boundary)
+    doing = "while the host loads the next batch"
+    evidence = _evidence(ranks, "GPU idle during data loading", share, policy.INPUT_WAIT, "input")
+    if boundary > share / 2:
+        doing = "between steps, while the host runs nothing that torch records: usually it waits for the next batch"
+        evidence = _evidence(ranks, "GPU idle between steps", share, policy.INPUT_WAIT, "input")
     return Finding(
         Class.INPUT_BOUND,
-        f"The GPU is idle {percent(share)} of the time while the host loads the next batch.",
-        _evidence(ranks, "GPU idle during data loading", share, policy.INPUT_WAIT, "input"),
+        f"The GPU is idle {percent(share)} of the time {doing}.",
+        evidence,
         "Load batches ahead: more num_workers, a larger prefetch_factor, pin_memory=True and non_blocking copies.",
         share, confidence=_confidence(ranks, share, policy.INPUT_WAIT), where=_where(ranks, "input"),
     )  # fmt: skip
@@ -108,12 +117,28 @@ def _launch(ranks: Sequence[RankTime]) -> Finding | None:
         return None
     short = float(np.mean([rank.short for rank in ranks]))
     evidence = _evidence(ranks, "GPU idle while the host launches", share, policy.TRACE_LAUNCH, "launch")
+    advice = (
+        "Launch fewer, larger kernels: torch.compile (mode='reduce-overhead' for CUDA graphs), a larger batch, fused and "
+        "foreach optimizers. Check that the launching thread is not slowed down by other Python code or few CPU cores."
+    )
+    unrecorded = _mean(ranks, lambda rank: rank.idle_unrecorded)
+    why = "because the host launches kernels too slowly"
+    if unrecorded > share / 2:
+        why = "because the host does something else than launching kernels"
+        advice = (
+            "Find what the host does meanwhile, which torch does not record: Python code between the operators, or a wait for a lock, "
+            "a file or another process. Record with with_stack=True, or run the script with 'sm-profiler run', whose sampler names "
+            "the lines."
+        )
     return Finding(
         Class.HOST_BOUND,
-        f"The GPU is idle {percent(share)} of the time because the host launches kernels too slowly.",
-        (*evidence, Evidence("kernels shorter than their launch", round(short, 4), unit="share")),
-        "Launch fewer, larger kernels: torch.compile (mode='reduce-overhead' for CUDA graphs), a larger batch, fused and "
-        "foreach optimizers. Check that the launching thread is not slowed down by other Python code or few CPU cores.",
+        f"The GPU is idle {percent(share)} of the time {why}.",
+        (
+            *evidence,
+            Evidence("part of it in which the host ran no operator", round(unrecorded / share, 4), unit="share"),
+            Evidence("kernels shorter than their launch", round(short, 4), unit="share"),
+        ),
+        advice,
         share, confidence=_confidence(ranks, share, policy.TRACE_LAUNCH), where=_where(ranks, "launch"),
     )  # fmt: skip
 
@@ -155,12 +180,23 @@ def _copies(ranks: Sequence[RankTime]) -> Finding | None:
     pageable = sum(rank.pageable for rank in ranks) > 0
     evidence = _evidence(ranks, "copies while nothing else runs", share, policy.TRACE_COPIES, "copies")
     first = "Pin the host's memory (pin_memory=True) and copy" if pageable else "Copy"
+    within = sum(rank.within for rank in ranks)
+    copied = sum(line.us for line in _lines(ranks, "copies")) or 1.0
+    advice = (
+        f"{first} with non_blocking=True on a stream of its own while the previous batch computes; join small copies, and keep "
+        "on the device what does not change."
+    )
+    if within > copied / 2:
+        advice = (
+            "Most of the time goes into copies within the device: look for .clone(), .contiguous(), cat and index operations in the "
+            "lines and operators named here; write into preallocated tensors, or let torch.compile plan the memory. "
+            + advice
+        )
     return Finding(
         Class.TRANSFER_BOUND,
         f"Copies that nothing hides take {percent(share)} of the GPU's time.",
         (*evidence, Evidence("copies between host and device", sum(rank.copies for rank in ranks))),
-        f"{first} with non_blocking=True on a stream of its own while the previous batch computes; join small copies, and keep "
-        "on the device what does not change.",
+        advice,
         share, confidence=_confidence(ranks, share, policy.TRACE_COPIES), where=_where(ranks, "copies"),
     )  # fmt: skip
 
@@ -170,12 +206,20 @@ def _tensor_cores(ranks: Sequence[RankTime]) -> Finding | None:
     share = _mean(able, lambda rank: rank.matmul_plain)
     if share < policy.TRACE_PLAIN:
         return None
+    advice = (
+        "Use mixed precision (torch.autocast with bfloat16), or at least torch.set_float32_matmul_precision('high'); keep sizes "
+        "multiples of 8."
+    )
+    if not all(rank.has_tf32 for rank in able):
+        advice = (
+            "Use mixed precision: torch.autocast with float16 and a GradScaler; this GPU's tensor cores multiply neither bfloat16 nor "
+            "single precision. Keep sizes multiples of 8."
+        )
     return Finding(
         Class.TENSOR_CORES_UNUSED,
         f"Matrix products without tensor cores take {percent(share)} of the time.",
         _evidence(able, "matrix products without tensor cores", share, policy.TRACE_PLAIN, "plain"),
-        "Use mixed precision (torch.autocast with bfloat16, or float16 with a GradScaler on older GPUs), or at least "
-        "torch.set_float32_matmul_precision('high'); keep sizes multiples of 8.",
+        advice,
         share, confidence=_confidence(able, share, policy.TRACE_PLAIN), where=_where(able, "plain"),
     )  # fmt: skip
 
@@ -194,9 +238,87 @@ def _elementwise(ranks: Sequence[RankTime]) -> Finding | None:
     )  # fmt: skip
 
 
+def _dominant(ranks: Sequence[RankTime]) -> Finding | None:
+    """Find one kernel that takes most of the time, unless it is a product or an elementwise one: those have own judges."""
+    spent: dict[str, float] = {}
+    for rank in ranks:
+        spent[rank.dominant] = spent.get(rank.dominant, 0.0) + rank.share(rank.dominant_us) / len(ranks)
+    name, share = max(spent.items(), key=lambda item: item[1])
+    if not name or share < policy.TRACE_DOMINANT:
+        return None
+    return Finding(
+        Class.DOMINANT_KERNEL,
+        f"One kernel takes {percent(share)} of the time: {shorten(name, 100)}.",
+        _evidence(ranks, "time in this kernel", share, policy.TRACE_DOMINANT, "dominant"),
+        "Look for a faster way to compute this: another layout or data type, an implementation of the library that fuses it with its "
+        "neighbours, sorted or fewer indices, torch.compile. Profile it alone (ncu) before you write one yourself.",
+        share, confidence=_confidence(ranks, share, policy.TRACE_DOMINANT), where=_where(ranks, "dominant"),
+    )  # fmt: skip
+
+
 _JUDGES: tuple[Callable[[Sequence[RankTime]], Finding | None], ...] = (
     _input, _sync, _start, _launch, _communication, _copies, _tensor_cores, _elementwise,
+    _dominant,
 )  # fmt: skip
+
+
+# What helps against an exposed collective, by its operation.
+_COLLECTIVES = {
+    "allreduce": "Gradients: overlap them with the backward pass (DDP does; try bucket_cap_mb), reduce in bf16, accumulate "
+    "with no_sync().",
+    "allgather": "Sharded parameters (FSDP): prefetch them (backward_prefetch, forward_prefetch), shard within a node only "
+    "(HYBRID_SHARD), gather in bf16.",
+    "reducescatter": "Sharded gradients (FSDP): shard within a node only (HYBRID_SHARD), reduce in bf16, accumulate with no_sync().",
+    "alltoall": "Embeddings or experts: run the exchange on a stream of its own beside the dense layers, send bf16, and balance what "
+    "each rank holds.",
+    "broadcast": "Buffers or parameters: broadcast_buffers=False if the model needs no equal buffers on all ranks.",
+}
+_COLLECTIVES["sendrecv"] = _COLLECTIVES["alltoall"]  # NCCL's way to exchange between all ranks
+
+
+def _with_collectives(finding: Finding, gpu: GpuTraces) -> Finding:
+    """Name the most exposed collective, its group and bandwidth, and what helps against it."""
+    spent: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
+    for trace in gpu.ranks.values():
+        for row in communication(trace).rows():
+            key = str(row["operation"]), str(row["group"]), int(row["group_size"])
+            spent.setdefault(key, []).append((float(row["exposed_us"]), float(row["bus_gbps"])))
+    if not spent:
+        return finding
+    key = max(spent, key=lambda one: sum(exposed for exposed, _ in spent[one]))
+    operation, group, size = key
+    whole = sum(exposed for pairs in spent.values() for exposed, _ in pairs) or 1.0
+    share = sum(exposed for exposed, _ in spent[key]) / whole
+    of_group = f", group {shorten(group, 40)}" if group else ""
+    of_size = f" of {size} ranks" if size > 0 else ""
+    evidence = [Evidence("most exposed", f"{operation}{of_group}{of_size}: {percent(share)} of it")]
+    rates = [rate for _, rate in spent[key] if np.isfinite(rate)]
+    if rates:
+        evidence.append(Evidence("its bus bandwidth", f"{float(np.median(rates)):.3g} GB/s"))
+    check = "Check first that no rank comes late and that the network is the one you pay for (EFA)."
+    advice = f"{_COLLECTIVES[operation]} {check}" if operation in _COLLECTIVES else finding.next_step
+    return attrs.evolve(finding, evidence=(*finding.evidence, *evidence), next_step=advice)
+
+
+# What a rank may do longer than the others: cause → label, in the order of `RankTime`'s fields.
+_LATE = {
+    "compute": "computing", "input": "waiting for data", "sync": "after waits for the GPU", "launch": "launching",
+    "copies": "copying",
+}  # fmt: skip
+
+
+def _why_late(rank: int, ranks: Sequence[RankTime]) -> tuple[str, float]:
+    """Return what a rank does longer than the mean of the others, and by how many microseconds."""
+    fields = {
+        "compute": "compute", "input": "idle_input", "sync": "idle_sync", "launch": "idle_launch", "copies": "exposed_copies",
+    }  # fmt: skip
+    (mine,), others = [one for one in ranks if one.rank == rank], [one for one in ranks if one.rank != rank]
+    more = {
+        cause: float(getattr(mine, field)) - float(np.mean([getattr(one, field) for one in others]))
+        for cause, field in fields.items()
+    }
+    cause = max(more, key=lambda one: more[one])
+    return cause, more[cause]
 
 
 def _straggler(ranks: Sequence[RankTime], gpu: GpuTraces) -> Finding | None:
@@ -211,15 +333,20 @@ def _straggler(ranks: Sequence[RankTime], gpu: GpuTraces) -> Finding | None:
     if share < policy.STRAGGLER or last < policy.TRACE_LAST:
         return None
     rank = int(worst["rank"])
+    cause, more = _why_late(rank, ranks)
+    evidence = [
+        Evidence("time the others wait for it", round(share, 4), policy.STRAGGLER, f"rank {rank}", "share"),
+        Evidence("collectives it came last to", round(last, 4), policy.TRACE_LAST, unit="share"),
+    ]
+    if more > 0:
+        evidence.append(Evidence(f"longer than the others: {_LATE[cause]}", round(more / 1e6, 6), unit="s"))
     return Finding(
         Class.STRAGGLER,
         f"Rank {rank} comes last to most collectives; the others wait for it {percent(share)} of the time.",
-        (
-            Evidence("time the others wait for it", round(share, 4), policy.STRAGGLER, f"rank {rank}", "share"),
-            Evidence("collectives it came last to", round(last, 4), policy.TRACE_LAST, unit="share"),
-        ),
+        tuple(evidence),
         "Compare its batches, its host and its GPU with the others': uneven sequence lengths, a busy CPU, a throttled GPU.",
         share, confidence=_confidence(ranks, share, policy.STRAGGLER),
+        where=_where([one for one in ranks if one.rank == rank], cause) if more > 0 else (),
     )  # fmt: skip
 
 

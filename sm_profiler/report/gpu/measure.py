@@ -11,7 +11,7 @@ import numpy as np
 
 from sm_profiler.analysis.gpu import nesting
 from sm_profiler.analysis.gpu.breakdown import of_kind
-from sm_profiler.analysis.gpu.callers import BLOCKING_US
+from sm_profiler.analysis.gpu.callers import BLOCKING_US, is_user_code
 from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
 from sm_profiler.analysis.gpu.kernels import (
     COMMUNICATION,
@@ -32,6 +32,7 @@ from sm_profiler.formats.kineto_reader import (
     MEMCPY,
     MEMSET,
     OPERATOR,
+    PYTHON,
     RUNTIME,
     KinetoColumns,
     KinetoTrace,
@@ -42,8 +43,11 @@ TOP = 10  # kernels, operators and lines listed of each rank
 # A gap of this share of the trace, and so many times as long as the usual one, is no habit of the loop.
 ONCE_SHARE, ONCE_TIMES = 0.2, 100
 ONCE_MOST = 3
+# Without an operator for so long, the host does something else than launching: Python between two takes some ten microseconds.
+ELSEWHERE_US = 1000.0
 LOADING = re.compile(r"DataLoader|data_?loading|next_batch|load_batch|fetch_data", re.IGNORECASE)
 _TENSOR_CORES_SINCE = 7  # compute capability of the first NVIDIA GPUs with tensor cores
+_TF32_SINCE = 8
 
 
 @attrs.frozen(eq=False)
@@ -59,15 +63,21 @@ class RankTime:
         exposed_copies: only copies ran.
         idle_input, idle_sync, idle_once, idle_launch, idle_queued: nothing ran; the host loaded data, had waited for the
             device, was busy in a few very long gaps, launched too slowly, or had launched already.
+        idle_unrecorded: the part of idle_launch in which the host ran nothing that torch records, for longer than the Python
+            between two operators takes.
+        idle_boundary: the part of idle_input between two steps in which the host ran nothing that torch records.
         matmul, matmul_plain: kernels that multiply matrices, and those of them without tensor cores.
         elementwise: kernels that compute element by element.
+        dominant, dominant_us: the kernel, neither product nor elementwise, that takes most time, and that time.
         has_tensor_cores: the device has tensor or matrix cores.
+        has_tf32: they multiply single-precision matrices, too.
         pageable: copies from or to pageable memory.
+        within: copies within the device.
         copies: number of copies between host and device.
         launches: number of launches.
         short: share of the launches whose kernel is shorter than the call.
-        lines: cause (`input`, `sync`, `once`, `launch`, `communication`, `copies`, `plain`, `elementwise`, `compute`) → what
-            costs most of it.
+        lines: cause (`input`, `sync`, `once`, `launch`, `communication`, `copies`, `plain`, `elementwise`, `dominant`,
+            `compute`) → what costs most of it.
     """
 
     rank: int
@@ -81,11 +91,17 @@ class RankTime:
     idle_once: float
     idle_launch: float
     idle_queued: float
+    idle_unrecorded: float
+    idle_boundary: float
     matmul: float
     matmul_plain: float
     elementwise: float
+    dominant: str
+    dominant_us: float
     has_tensor_cores: bool
+    has_tf32: bool
     pageable: float
+    within: float
     copies: int
     launches: int
     short: float
@@ -105,7 +121,7 @@ class RankTime:
         found: dict[str, Any] = {"rank": self.rank, "device": self.device}
         names = (
             "total", "compute", "exposed_communication", "exposed_copies", "idle_input", "idle_sync", "idle_once", "idle_launch",
-            "idle_queued", "matmul", "matmul_plain", "elementwise", "pageable",
+            "idle_queued", "idle_unrecorded", "idle_boundary", "matmul", "matmul_plain", "elementwise", "pageable", "within",
         )  # fmt: skip
         found |= {f"{name}_us": round(float(getattr(self, name)), 3) for name in names}
         found |= {"copies": self.copies, "launches": self.launches, "short_kernels": round(self.short, 4)}
@@ -142,11 +158,14 @@ def measure_rank(rank: int, trace: KinetoTrace, of: Lines) -> RankTime:
     computing = float((compute[1] - compute[0]).sum())
     length = float((communication[1] - communication[0]).sum())
     exposed = length - nesting.intersection(communication, compute)
-    idle, lines = _idle(events, of, device, launch, (busy_start, busy_end))
+    idle, (unrecorded, boundary), lines = _idle(events, of, device, launch, (busy_start, busy_end))
     time = device.duration_us
     matmul = _marked(device, is_matmul)
     plain = matmul & ~_marked(device, uses_tensor_cores)
     elementwise = _marked(device, is_elementwise)
+    other = (device.category == KERNEL) & (kind == COMPUTATION) & ~matmul & ~elementwise
+    spent = np.bincount(device.name.codes[other], time[other], max(len(device.name.values), 1))
+    dominant = int(spent.argmax())
     lines |= {
         cause: of.of_launches(rows[chosen], launch[chosen], time[chosen])
         for cause, chosen in (
@@ -154,26 +173,31 @@ def measure_rank(rank: int, trace: KinetoTrace, of: Lines) -> RankTime:
             ("copies", kind == MEMORY),
             ("plain", plain),
             ("elementwise", elementwise),
+            ("dominant", other & (device.name.codes == dominant)),
             ("compute", kind == COMPUTATION),
         )
     }
     names = np.array(device.name.values, object)[device.name.codes]
     between = copying & np.array(["HtoD" in name or "DtoH" in name for name in names], np.bool_)
     pageable = copying & np.array(["Pageable" in name for name in names], np.bool_)
+    within = copying & np.array(["DtoD" in name for name in names], np.bool_)
     known = launch >= 0
     short = time[known] < events.duration_us[launch[known]]
     properties = trace.device_properties
     return RankTime(
         rank, str(properties[0].get("name", "")) if properties else "", whole, computing, exposed,
-        max(busy - computing - exposed, 0.0), *idle, float(time[matmul].sum()), float(time[plain].sum()),
-        float(time[elementwise].sum()), _has_tensor_cores(properties), float(time[pageable].sum()), int(between.sum()),
+        max(busy - computing - exposed, 0.0), *idle, unrecorded, boundary, float(time[matmul].sum()), float(time[plain].sum()),
+        float(time[elementwise].sum()), device.name.values[dominant] if spent[dominant] else "", float(spent[dominant]),
+        _is_since(properties, _TENSOR_CORES_SINCE), _is_since(properties, _TF32_SINCE), float(time[pageable].sum()),
+        float(time[within].sum()), int(between.sum()),
         int(known.sum()), float(short.mean()) if len(short) else 0.0, lines,
     )  # fmt: skip
 
 
-def _has_tensor_cores(properties: list[Any]) -> bool:
+def _is_since(properties: list[Any], first: int) -> bool:
+    """Return whether a device has at least this compute capability."""
     major = properties[0].get("computeMajor") if properties else None
-    return isinstance(major, int) and major >= _TENSOR_CORES_SINCE
+    return isinstance(major, int) and major >= first
 
 
 def _marked(device: KinetoColumns, wanted: Callable[[str], bool]) -> Mask:
@@ -183,12 +207,12 @@ def _marked(device: KinetoColumns, wanted: Callable[[str], bool]) -> Mask:
 
 def _idle(
     events: KinetoColumns, of: Lines, device: KinetoColumns, launch: Numbers, busy: tuple[Floats, Floats]
-) -> tuple[tuple[float, float, float, float, float], dict[str, tuple[CodeLine, ...]]]:
+) -> tuple[tuple[float, float, float, float, float], tuple[float, float], dict[str, tuple[CodeLine, ...]]]:
     """Divide the gaps of the device by what the host did in them.
 
     Returns:
         Idle time with data loading, after a wait for the device, in a few very long gaps, while launching, and of kernels
-        launched before; and the lines of the first four.
+        launched before; the parts of the fourth and of the first in which torch recorded nothing on the host; and the lines of the first four.
     """
     start, end = busy[1][:-1], busy[0][1:]
     first = np.searchsorted(device.start_us, end, "left")  # the kernel that ends each gap
@@ -214,10 +238,16 @@ def _idle(
     host = np.where(is_queued, 0.0, gap)
     input_us = np.minimum(of_loading, host)
     sync_us = np.where(waited, host - input_us, 0.0)
-    launch_us = host - input_us - sync_us
+    left = host - input_us - sync_us
+    quiet = np.clip(left - _worked(events, start, end, (ANNOTATION, OPERATOR, RUNTIME)), 0.0, None)
+    quiet = np.where(_begins_step(events, start, end), quiet, 0.0)
+    launch_us = left - quiet
+    unrecorded = np.clip(launch_us - _worked(events, start, end, (OPERATOR, RUNTIME)), 0.0, None)
+    unrecorded = np.where(unrecorded >= ELSEWHERE_US, unrecorded, 0.0)
     gaps = nesting.union(start, end)
     in_gaps = nesting.covered(events.start_us[loading], events.end_us[loading], gaps)
-    lines = {"input": of.of(loading, loading, in_gaps)}
+    loaders, spans = np.concatenate([loading, _inside(events, start, end, quiet)]), np.concatenate([in_gaps, quiet])
+    lines = {"input": of.of(loaders, loaders, spans, _moments(events, loading, (start + end) / 2))}
     if len(waits):
         rows = waits[np.minimum(after, len(waits) - 1)]
         rows = rows[waited]
@@ -230,7 +260,42 @@ def _idle(
     lines["once"] = of.of(of.callers.operators(rows[once]), rows[once], launch_us[once], middle[once])
     queued = float(gap[is_queued].sum())
     start_up = float(launch_us[once].sum())
-    return (float(input_us.sum()), float(sync_us.sum()), start_up, float(launch_us.sum()) - start_up, queued), lines
+    idle = (
+        float(input_us.sum()) + float(quiet.sum()), float(sync_us.sum()), start_up, float(launch_us.sum()) - start_up, queued,
+    )  # fmt: skip
+    return idle, (float(unrecorded.sum()) - float(unrecorded[once].sum()), float(quiet.sum())), lines
+
+
+def _worked(events: KinetoColumns, start: Floats, end: Floats, categories: tuple[int, ...]) -> Floats:
+    """Return how long of each gap the host ran events of some categories."""
+    working = np.isin(events.category, categories)
+    working[step_rows(events)] = False
+    return nesting.covered(start, end, nesting.union(events.start_us[working], events.end_us[working]))
+
+
+def _begins_step(events: KinetoColumns, start: Floats, end: Floats) -> Mask:
+    """Return in which gaps a step begins."""
+    begins = events.start_us[step_rows(events)]
+    found: Mask = np.searchsorted(begins, start, "left") < np.searchsorted(begins, end, "right")
+    return found
+
+
+def _inside(events: KinetoColumns, start: Floats, end: Floats, time: Floats) -> Numbers:
+    """Return the row of the longest Python function of the user's that ran within each gap, -1 if none did."""
+    found = np.full(len(start), -1, np.intp)
+    rows = np.flatnonzero((events.category == PYTHON) & events.name.mask(is_user_code))
+    gap = np.searchsorted(start, events.start_us[rows], "right") - 1
+    fits = (
+        (gap >= 0) & (events.end_us[rows] <= end[np.maximum(gap, 0)]) if len(start) else np.zeros(len(rows), np.bool_)
+    )
+    rows, gap = rows[fits], gap[fits]
+    order = np.argsort(events.duration_us[rows], kind="stable")
+    found[gap[order]] = rows[order]  # the longest is written last
+    return np.where(time > 0, found, -1)
+
+
+def _moments(events: KinetoColumns, loading: Numbers, middle: Floats) -> Floats:
+    return np.concatenate([events.start_us[loading], middle])
 
 
 def _once(gap: Floats, whole: float, steps: int) -> Mask:

@@ -1,0 +1,238 @@
+"""Findings on made-up traces, each with its line and its gain; healthy neighbours stay unnamed."""
+
+import json
+import os
+from pathlib import Path
+
+import attrs
+import pytest
+from gpu_events import call, event, kernel
+from test_gpu_report import CASES, STEP_US, busy, communicating, training
+
+from sm_profiler.analysis.gpu import GpuTraces
+from sm_profiler.report import Class
+from sm_profiler.report.gpu import report_traces
+from sm_profiler.report.gpu.measure import ELSEWHERE_US, measure
+
+A100, V100 = {"name": "NVIDIA A100-SXM4-40GB", "computeMajor": 8}, {"name": "Tesla V100-SXM2-16GB", "computeMajor": 7}
+
+
+def write(folder, *ranks, device=A100):
+    folder.mkdir(exist_ok=True)
+    for rank, events in enumerate(ranks):
+        found = {
+            "schemaVersion": 1, "distributedInfo": {"rank": rank}, "deviceProperties": [device], "traceEvents": events,
+        }  # fmt: skip
+        (folder / f"rank{rank}.json").write_text(json.dumps(found))
+    return folder
+
+
+def findings(folder):
+    verdict = report_traces(folder).verdict
+    return {finding.kind: finding for finding in (verdict.main, *verdict.also)}
+
+
+def in_line(step, line=7):
+    """Return a step whose launches are inside a Python function of the user's and an operator."""
+
+    def with_line(start, number):
+        events = step(start, number)
+        inside = [
+            {**one, "name": name, "cat": kind, "ts": one["ts"] - 0.2, "dur": one["dur"] + 0.4, "args": {}}
+            for one in events if one["cat"] in {"cuda_runtime", "user_annotation"}
+            for name, kind in (("aten::op", "cpu_op"), (f"train.py({line}): work", "python_function"))
+        ]  # fmt: skip
+        return [*events, *inside]
+
+    return with_line
+
+
+def boundary(start, number):
+    """Return a step at whose start the host runs nothing for 600 µs."""
+    at = start + 600
+    return [
+        event("user_annotation", f"ProfilerStep#{number}", start, STEP_US), call(at, 5, number),
+        kernel("tensorop_gemm", at + 6, STEP_US - 606, correlation=number),
+    ]  # fmt: skip
+
+
+def elsewhere(start, number):
+    """Return a step, four times as long, in the middle of which the host runs no operator for most of the time."""
+    at = 4 * start
+    return [
+        call(at, 5, 2 * number), kernel("tensorop_gemm", at + 6, 1000, correlation=2 * number),
+        call(at + 3900, 5, 2 * number + 1), kernel("tensorop_gemm", at + 3906, 90, correlation=2 * number + 1),
+    ]  # fmt: skip
+
+
+def within(start, number):
+    copy = event(
+        "gpu_memcpy",
+        "Memcpy DtoD (Device -> Device)",
+        start,
+        300,
+        thread=7,
+        stream=7,
+        bytes=1000,
+        correlation=2 * number,
+    )
+    return [
+        call(max(start - 500, 0), 5, 2 * number), copy, call(max(start - 490, 0), 5, 2 * number + 1),
+        kernel("tensorop_gemm", start + 300, 700, correlation=2 * number + 1),
+    ]  # fmt: skip
+
+
+def sorting(start, number):
+    """Return a step of which one kernel takes half; products take the rest."""
+    return [
+        call(max(start - 500, 0), 5, 2 * number), kernel("radixSortKVInPlace", start, 500, correlation=2 * number),
+        call(max(start - 490, 0), 5, 2 * number + 1), kernel("tensorop_gemm", start + 500, 500, correlation=2 * number + 1),
+    ]  # fmt: skip
+
+
+def test_one_kernel_dominates(tmp_path):
+    found = findings(write(tmp_path, training(in_line(sorting), 300)))
+    one = found[Class.DOMINANT_KERNEL]
+    assert "radixSortKVInPlace" in one.headline
+    assert one.share_of_time == pytest.approx(0.5, abs=0.01)
+    assert one.gain is not None
+    assert (one.where[0].file, one.where[0].line) == ("train.py", 7)
+
+
+@pytest.mark.parametrize(
+    "name", ["sm80_xmma_gemm_f16f16_tensor16x8x16", "vectorized_elementwise_kernel", "ampere_sgemm"]
+)
+def test_products_and_elementwise_kernels_have_their_own_judges(name, tmp_path):
+    found = findings(write(tmp_path, training(lambda start, number: busy(start, number, name=name), 300)))
+    assert Class.DOMINANT_KERNEL not in found
+
+
+def test_idle_between_steps_is_a_wait_for_data(tmp_path):
+    main = report_traces(write(tmp_path, training(boundary, 300))).verdict.main
+    assert main.kind is Class.INPUT_BOUND
+    assert "between steps" in main.headline
+    assert main.gain is not None
+
+
+def test_idle_between_steps_names_the_line_that_ran(tmp_path):
+    def step(start, number):
+        return [*boundary(start, number), event("python_function", "data.py(12): read_batch", start + 20, 500)]
+
+    main = report_traces(write(tmp_path, training(step, 300))).verdict.main
+    assert [(one.file, one.line, one.function) for one in main.where] == [("data.py", 12, "read_batch")]
+
+
+def test_operators_between_steps_are_no_wait_for_data(tmp_path):
+    def step(start, number):
+        return [*boundary(start, number), event("cpu_op", "aten::slow", start + 10, 580)]
+
+    assert report_traces(write(tmp_path, training(step, 300))).verdict.kind is Class.HOST_BOUND
+
+
+def test_a_host_that_does_something_else_gets_other_advice(tmp_path):
+    main = report_traces(write(tmp_path, training(elsewhere, 300))).verdict.main
+    assert main.kind is Class.HOST_BOUND
+    assert "something else" in main.headline
+    assert "CUDA graphs" not in main.next_step
+    launching = report_traces(write(tmp_path, training(CASES["launching"][0], 300))).verdict.main
+    assert "CUDA graphs" in launching.next_step
+    assert STEP_US < 2 * ELSEWHERE_US
+
+
+def test_copies_within_the_device_need_no_pinned_memory_first(tmp_path):
+    one = findings(write(tmp_path, training(within, 300)))[Class.TRANSFER_BOUND]
+    assert one.next_step.startswith("Most of the time goes into copies within the device")
+    other = findings(write(tmp_path, training(CASES["copying"][0], 300)))[Class.TRANSFER_BOUND]
+    assert other.next_step.startswith("Pin the host's memory")
+
+
+def test_advice_follows_what_the_tensor_cores_can_do(tmp_path):
+    events = training(lambda start, number: busy(start, number, name="volta_sgemm_128x64_nn"), 300)
+    old = findings(write(tmp_path / "old", events, device=V100))[Class.TENSOR_CORES_UNUSED]
+    assert "float16 and a GradScaler" in old.next_step
+    assert "set_float32_matmul_precision" not in old.next_step
+    new = findings(write(tmp_path / "new", events))[Class.TENSOR_CORES_UNUSED]
+    assert "set_float32_matmul_precision" in new.next_step
+
+
+@pytest.mark.parametrize(("name", "word"), [
+    ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "bucket_cap_mb"), ("ncclDevKernel_AllGather_RING_LL", "backward_prefetch"),
+    ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL", "HYBRID_SHARD"), ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t", "experts"),
+])  # fmt: skip
+def test_exposed_communication_names_the_collective_and_what_helps(name, word, tmp_path):
+    def step(start, number):
+        described = {
+            "Collective name": name.partition("_")[2], "dtype": "Float", "In msg nelems": 1_000_000, "Out msg nelems": 1_000_000,
+            "Group size": 8, "Process Group Name": "dp",
+        }  # fmt: skip
+        return [
+            {**one, "name": name, "args": {**one["args"], **described}} if "nccl" in one["name"] else one
+            for one in communicating(start, number)
+        ]
+
+    one = findings(write(tmp_path, training(step, 300)))[Class.COMMUNICATION_BOUND]
+    assert word in one.next_step
+    values = {evidence.metric: str(evidence.value) for evidence in one.evidence}
+    assert values["most exposed"].endswith(", group dp of 8 ranks: 100 % of it")
+    assert "GB/s" in values["its bus bandwidth"]
+    assert one.gain is not None
+
+
+def test_a_late_rank_is_named_with_what_it_does_longer(tmp_path):
+    def rank(length, line):
+        def step(start, number):
+            at = start + STEP_US - length
+            return [
+                call(start, 5, 2 * number), kernel("tensorop_gemm", start + 1, STEP_US - length - 1, correlation=2 * number),
+                call(start + 6, 5, 2 * number + 1),
+                kernel("ncclDevKernel_AllReduce", at, length, stream=20, correlation=2 * number + 1),
+            ]  # fmt: skip
+
+        return training(in_line(step, line), 300)
+
+    one = findings(write(tmp_path, rank(400.0, 1), rank(20.0, 99), rank(400.0, 1)))[Class.STRAGGLER]
+    assert one.evidence[-1].metric == "longer than the others: computing"
+    assert [(where.file, where.line) for where in one.where] == [("train.py", 99)]
+    assert one.gain is not None
+
+
+def test_all_parts_still_add_up(tmp_path):
+    for name, step in {"boundary": boundary, "elsewhere": elsewhere, "within": within, "sorting": sorting}.items():
+        (rank,) = measure(GpuTraces(write(tmp_path / name, training(step))))
+        parts = rank.compute + rank.exposed_communication + rank.exposed_copies + rank.idle
+        assert parts == pytest.approx(rank.total), name
+        assert rank.idle_boundary <= rank.idle_input
+        assert rank.idle_unrecorded <= rank.idle_launch
+        assert all(value >= 0 for value in attrs.asdict(rank).values() if isinstance(value, float)), name
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name != "healthy"])
+def test_every_finding_has_a_gain_and_its_line(case, tmp_path):
+    step, kind = CASES[case]
+    one = findings(write(tmp_path, training(in_line(step), 300)))[kind]
+    assert one.gain is not None
+    assert one.where, case
+
+
+REAL = os.environ.get("SM_PROFILER_GPU_TRACES", "")
+SIGNED = {
+    "alexnet": (Class.INITIALIZATION_BOUND, set(), "low"), "nccl": (Class.HOST_BOUND, set(), "high"),
+    "diff_control": (Class.COMMUNICATION_BOUND, set(), "medium"),
+    "diff_test": (Class.TENSOR_CORES_UNUSED, {Class.TRANSFER_BOUND}, "medium"),
+    "sampled2": (Class.HOST_BOUND, {Class.COMMUNICATION_BOUND}, "medium"),
+    "amd": (Class.INCONCLUSIVE, set(), "low"), "triton": (Class.INCONCLUSIVE, set(), "low"),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not REAL, reason="SM_PROFILER_GPU_TRACES names no folder")
+@pytest.mark.parametrize("name", SIGNED)
+def test_the_verdicts_of_the_documents(name):
+    verdict = report_traces(Path(REAL) / name).verdict
+    kind, also, confidence = SIGNED[name]
+    assert (verdict.kind, {one.kind for one in verdict.also}, verdict.main.confidence) == (kind, also, confidence)
+    if name == "sampled2":
+        assert "something else" in verdict.main.headline
+    if name == "diff_control":
+        assert "sendrecv: 95 %" in str(verdict.main.evidence)
+    if name == "diff_test":
+        assert "float16" in verdict.main.next_step
