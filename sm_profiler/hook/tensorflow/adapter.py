@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 from sm_profiler.hook.adapter import FrameworkAdapter
 from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.tensorflow.loops import Loops
+from sm_profiler.hook.tensorflow.profiler import TensorFlowProfiler
 from sm_profiler.hook.tensorflow.retracing import Retracing
 from sm_profiler.hook.tensorflow.stages import DATALOADER, Stages
 from sm_profiler.hook.tensorflow.stopwatch import Stopwatch
+from sm_profiler.hook.xplane_window import DETAILED, XplaneWindow
 
 if TYPE_CHECKING:
+    from sm_profiler.hook.collector import Collector
     from sm_profiler.hook.session import Session
 
 TENSORFLOW = "tensorflow"
@@ -32,12 +35,13 @@ class TensorFlowAdapter(FrameworkAdapter):
     """
 
     framework = TENSORFLOW
-    collectors = frozenset({DATALOADER})
+    collectors = frozenset({DATALOADER, DETAILED})
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self._tf: Any = import_module(TENSORFLOW)
         self._patches = Patches(session.fail)
+        self._detailed = XplaneWindow(session, TensorFlowProfiler())
         self.stopwatch = Stopwatch(self._tf, lambda error: session.guard.failed(STOPWATCH, error))
         self.stages = Stages(session, self._tf)
         self.loops = Loops(session, self._tf, self.stopwatch, self.stages, lambda: session.lead(self))
@@ -93,6 +97,10 @@ class TensorFlowAdapter(FrameworkAdapter):
         self._patches.remove()
         self.session.discard(self._retracing)
         self.session.discard(self.stages)
+
+    def detailed(self) -> Collector:
+        """Return the collector of TensorFlow's own profiler."""
+        return self._detailed
 
     def rank(self) -> int | None:
         """Return the rank set by the launcher, or the number of this worker in TF_CONFIG."""

@@ -8,8 +8,9 @@ from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, percent, plural
 from sm_profiler.report.judges.judge_context import JudgeContext
+from sm_profiler.report.judges.tf_data import Stage, slow_stage
 from sm_profiler.report.judges.workers import workers_of
-from sm_profiler.report.model import Evidence, Finding
+from sm_profiler.report.model import Evidence, Finding, Location
 
 
 def judge_input(context: JudgeContext) -> Finding | None:
@@ -23,7 +24,8 @@ def _by_waits(context: JudgeContext) -> Finding | None:
     if wait < policy.INPUT_WAIT or mean * 1e3 < policy.INPUT_WAIT_MS:
         return None
     share = context.metrics.average_share("wait")  # of the whole loop with its evaluation, like the chart
-    cause = _cause(context)
+    stage = slow_stage(context)
+    cause = _cause(context) if stage is None else _of_stage(stage)
     iteration = context.mean(lambda rank: rank.mean("length", without_stalls=False))
     return Finding(
         Class.INPUT_BOUND,
@@ -43,6 +45,7 @@ def _by_waits(context: JudgeContext) -> Finding | None:
             sure=context.waits_known,
             error=context.share_error(lambda one: one.iterations.of("wait")),
         ),
+        where=cause.where,
         weight=max(share - context.mean(lambda rank: rank.gc_in_wait / rank.loop if rank.loop else 0.0), 0.0),
     )
 
@@ -68,6 +71,11 @@ class _Cause:
     clause: str
     advice: str
     evidence: tuple[Evidence, ...]
+    where: tuple[Location, ...] = ()
+
+
+def _of_stage(stage: Stage) -> _Cause:
+    return _Cause(stage.clause, stage.advice, stage.evidence, (stage.place,) if stage.place else ())
 
 
 def _cause(context: JudgeContext) -> _Cause:
