@@ -62,7 +62,21 @@ THREADS = f"{OWN}threads"  # threads of the process and its libraries
 HANG = f"{OWN}hang"  # the steps stopped: the stacks of all threads
 DATA_STAGES = f"{OWN}data_stages"  # the stages of a pipeline, as tf.data models them
 # Events that describe one occurrence each and carry arguments; the report collects them by phase.
-RECORDED = (PROFILING, SAVE, LOG, COPY, COMPILE, ALLOCATOR, OPERATORS, OBJECTS, THREADS, HANG, CALLBACK, EPOCH)
+RECORDED = (
+    PROFILING,
+    SAVE,
+    LOG,
+    COPY,
+    COMPILE,
+    ALLOCATOR,
+    OPERATORS,
+    OBJECTS,
+    THREADS,
+    HANG,
+    CALLBACK,
+    EPOCH,
+    DATA_STAGES,
+)
 SAMPLES = (
     f"{OWN}samples"  # Python stacks of the training thread and the loader's workers, summed up over a second or more
 )

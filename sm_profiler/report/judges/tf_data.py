@@ -93,7 +93,7 @@ class Stage:
 
 
 def slow_stage(context: JudgeContext) -> Stage | None:
-    """Return the stage that takes most of the time for a batch, or None if none stands out or none was recorded."""
+    """Return the stage that takes most of the time for a batch, or None if none dominates or none was recorded."""
     found = context.metrics.records.get(event_names.DATA_STAGES)
     names = {rank.name for rank in context.ranks}
     latest: dict[str, Mapping[str, Any]] = {}
