@@ -21,6 +21,7 @@ class Class(str, Enum):
     STEP_OUTLIERS = "STEP_OUTLIERS", "A few very long steps"
     CHECKPOINTING = "CHECKPOINTING", "Waiting for files to be saved"
     LOGGING = "LOGGING", "Slow logging"
+    SLOW_CALLBACK = "SLOW_CALLBACK", "Waiting for a callback"
     HANG = "HANG", "The training stopped"
     RECOMPILATION = "RECOMPILATION", "Compiling again and again"
     OVERSUBSCRIBED = "OVERSUBSCRIBED", "More threads than cores"

@@ -100,6 +100,10 @@ MANY_LONG = T(0.5, "if half of all steps are long, there is no usual step to com
 # Calls that the hook times one by one.
 SAVING = T(0.05, "share of the loop, like STALL_COST; a background save hides nearly all of it")
 LOGGING = T(0.10, "share of the loop; a log line costs tens of microseconds, which a tenth of a step far exceeds")
+CALLBACK = T(
+    0.10, "share of the loop; the callbacks of Keras itself (history, progress bar) take a few percent at most"
+)
+CALLBACK_SAVES = T(0.5, "of a callback's call in which it saves a file: the file is then the cause")
 WRITTEN_SAMPLES = T(10, "samples in lines that write text; fewer are chance")
 RECOMPILING = T(0.05, "share of the loop, like STALL_COST; one compilation for each function is the start's")
 THREADS_PER_CORE = T(1.5, "threads of libraries and workers for each core; some more than cores do no harm")
@@ -314,7 +318,7 @@ PRECEDENCE: tuple[tuple[Class, ...], ...] = (
         Class.INPUT_BOUND, Class.SYNC_BOUND, Class.USER_PHASE, Class.HOST_BOUND, Class.GC_BOUND, Class.PERIODIC_STALL,
         Class.OPTIMIZER_BOUND, Class.EVALUATION_BOUND, Class.INITIALIZATION_BOUND, Class.STEP_OUTLIERS, Class.STRAGGLER,
         Class.MOVING_STRAGGLER, Class.GC_OUT_OF_PHASE, Class.COMMUNICATION_BOUND, Class.UNBALANCED_GPUS, Class.MEMORY_GROWTH,
-        Class.CHECKPOINTING, Class.LOGGING, Class.RECOMPILATION, Class.OVERSUBSCRIBED, Class.ALLOCATOR,
+        Class.CHECKPOINTING, Class.LOGGING, Class.SLOW_CALLBACK, Class.RECOMPILATION, Class.OVERSUBSCRIBED, Class.ALLOCATOR,
         Class.TRANSFER_BOUND, Class.TENSOR_CORES_UNUSED, Class.MEMORY_BANDWIDTH_BOUND, Class.DOMINANT_KERNEL,
     ),
     (Class.COMPUTE_BOUND,),
@@ -326,6 +330,8 @@ PRECEDENCE: tuple[tuple[Class, ...], ...] = (
 # symptom. Judges that measure a symptom without its cause (waits without the collections in them) need no entry.
 EXPLAINS: dict[Class, tuple[Class, ...]] = {
     Class.USER_PHASE: (Class.PERIODIC_STALL, Class.STEP_OUTLIERS),
+    Class.LOGGING: (Class.SLOW_CALLBACK,),
+    Class.SLOW_CALLBACK: (Class.EVALUATION_BOUND, Class.IDLE),  # a callback may evaluate, or hold the loop up for long
     Class.GC_BOUND: (Class.STRAGGLER, Class.OPTIMIZER_BOUND),
     Class.GC_OUT_OF_PHASE: (
         Class.GC_BOUND, Class.STRAGGLER, Class.MOVING_STRAGGLER, Class.PERIODIC_STALL, Class.STEP_OUTLIERS,

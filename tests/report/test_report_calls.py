@@ -148,3 +148,35 @@ def test_names_what_lies_beside_the_phases_if_nothing_leads():
     assert verdict.kind is Class.BALANCED
     assert "no single cause" in verdict.main.headline
     assert [one.source for one in verdict.main.where] == ["update_average(model)"]
+
+
+def with_callbacks(steps, length, **more):
+    rows = training(steps, outside=length + 0.0002)
+    ends = [row for row in rows if row[0].startswith("Step:")]
+    args = {"calls": 1, **LINE}
+    name = "Spectrum.on_train_batch_end"
+    for row in ends:
+        at = row[2] + row[3]
+        rows.append((event_names.CALLBACK, name, at + 1e-5, length, "algo-1-0", row[5], args))
+        if more.get("saved"):
+            rows.append((event_names.SAVE, "keras.save_model", at + 2e-5, length * 0.9, "algo-1-0", row[5], args))
+    return rows
+
+
+def test_names_a_slow_callback_with_its_line_and_gain():
+    verdict = verdict_of(with_callbacks(400, 0.004))
+    assert verdict.kind is Class.SLOW_CALLBACK
+    assert "The callback Spectrum takes 2" in verdict.main.headline
+    assert "399 calls of on_train_batch_end" in verdict.main.headline
+    assert verdict.main.where[0].line == 31
+    assert Class.SYNC_BOUND not in {finding.kind for finding in verdict.also}
+
+
+def test_a_callback_that_saves_is_checkpointing():
+    verdict = verdict_of(with_callbacks(400, 0.004, saved=True))
+    assert verdict.kind is Class.CHECKPOINTING
+    assert Class.SLOW_CALLBACK not in {finding.kind for finding in verdict.also}
+
+
+def test_a_fast_callback_is_no_finding():
+    assert verdict_of(with_callbacks(400, 0.0005)).kind is Class.BALANCED

@@ -287,6 +287,11 @@ MODELS: dict[Class, Model] = {
     Class.LOGGING: _calls(
         event_names.LOG, (policy.EXCESS_SAVED_LEAST, policy.LOGGING_SAVED, policy.CALLS_UNSEEN), ("outside", EVALUATION)
     ),
+    Class.SLOW_CALLBACK: _calls(
+        event_names.CALLBACK,
+        (policy.EXCESS_SAVED_LEAST, policy.EXCESS_SAVED, policy.CALLS_UNSEEN),
+        ("outside", EVALUATION),
+    ),
     Class.RECOMPILATION: _calls(
         event_names.COMPILE,
         policy.RECOMPILING_SAVED,

@@ -1,6 +1,6 @@
 """Judges: functions without state that turn a `JudgeContext` into a finding or None."""
 
-from sm_profiler.report.judges.calls import judge_logging, judge_saving
+from sm_profiler.report.judges.calls import judge_callbacks, judge_logging, judge_saving
 from sm_profiler.report.judges.devices import judge_compute, judge_unbalanced
 from sm_profiler.report.judges.hang import judge_hang
 from sm_profiler.report.judges.idle import judge_idle
@@ -20,7 +20,7 @@ JUDGES: tuple[Judge, ...] = (
     judge_swapping, judge_storage, judge_clocks, judge_batch,
     judge_input, judge_sync, judge_declared, judge_host, judge_gc, judge_optimizer, judge_periodic, judge_outliers, judge_evaluation,
     judge_initialization, judge_memory, judge_straggler, judge_turns, judge_gc_turns, judge_communication, judge_unbalanced, judge_compute,
-    judge_saving, judge_logging, judge_recompilation, judge_threads, judge_transfer, judge_allocator,
+    judge_saving, judge_logging, judge_callbacks, judge_recompilation, judge_threads, judge_transfer, judge_allocator,
 )  # fmt: skip
 
 __all__ = ["JUDGES", "Judge", "JudgeContext"]

@@ -12,6 +12,8 @@ from sm_profiler.report.judges.judge_context import JudgeContext
 from sm_profiler.report.judges.occurrences import Spent, calls_of, largest_names, lines_of, time_spent
 from sm_profiler.report.judges.written import Written, written_lines
 from sm_profiler.report.model import Evidence, Finding
+from sm_profiler.report.record_fold import Record
+from sm_profiler.report.where import lines_of_samples
 
 
 def _explained(spent: Spent) -> dict[Class, float]:
@@ -122,3 +124,44 @@ def _judge_written(context: JudgeContext, written: Written, spent: Spent) -> Fin
             Class.PERIODIC_STALL: in_long, Class.STEP_OUTLIERS: in_long, Class.SYNC_BOUND: share - in_long,
         },
     )  # fmt: skip
+
+
+def judge_callbacks(context: JudgeContext) -> Finding | None:
+    """Find callbacks of the training that the loop waits for; those that save a file are the file's."""
+    spent = time_spent(context, event_names.CALLBACK, lambda one: not _saves(context, one))
+    rank = spent.worst
+    if rank is None or spent.share < policy.CALLBACK:
+        return None
+    method = largest_names(spent.records)[0]
+    own = [one for one in spent.records if one.name == method]
+    seconds, calls = sum(one.seconds for one in own), sum(calls_of(one) for one in own)
+    share = spent.share * seconds / max(sum(one.seconds for one in spent.records), 1e-9)
+    if share < policy.CALLBACK:
+        return None
+    name, _, event = method.partition(".")
+    sampled = lines_of_samples(context.metrics, lambda one: one.phase == "callback")
+    return Finding(
+        Class.SLOW_CALLBACK,
+        f"The callback {name} takes {percent(share)} of the loop: {calls:,} calls of {event}, {duration(seconds / calls)} "
+        "each.",
+        (
+            Evidence("time in the training loop spent in this callback", round(share, 4), policy.CALLBACK, unit="share"),
+            Evidence(f"calls of {event}", calls, None, rank.name),
+            Evidence("duration of a call", round(seconds / calls * 1e3, 4), None, rank.name, "ms"),
+        ),
+        f"Let {name} work less often: at the end of an epoch instead of each batch, or at every hundredth batch. Move what "
+        "does not change the training (images, statistics, uploads) to a thread, or into a job of its own.",
+        share,
+        confidence=context.confidence(share, policy.CALLBACK),
+        where=sampled or lines_of(own),
+        explains=_explained(spent),
+    )  # fmt: skip
+
+
+def _saves(context: JudgeContext, call: Record) -> bool:
+    """Return whether a callback saves a file for most of this call."""
+    saves = context.metrics.records.get(event_names.SAVE)
+    if saves is None or calls_of(call) > 1:
+        return False
+    inside = sum(one.seconds for one in saves.of(call.process) if call.start <= one.start <= call.end)
+    return inside >= policy.CALLBACK_SAVES * call.seconds
