@@ -36,7 +36,7 @@ _STANDARD = str(Path(os.__file__).parent) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
-PROMPT_SECONDS = 0.0005
+PROMPT_SECONDS = 0.0001  # shorter ones cost other threads of the script too much
 NEAR_SECONDS = 0.008  # longer than the interpreter's own interval
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from sm_profiler.config.explaining import explain
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.pytorch.worker_samples import SLOT_BYTES, Board, WorkerSampler, WorkerStacks
 from sm_profiler.hook.sampler import DELAY, DENSE_DELAY, MAX_DELAY, SHARE, Sampler, is_wanted
-from sm_profiler.hook.stacks import MAX_KEYS, MAX_WRITTEN, Lengths, Prompt, StackReader, Tally, to_args
+from sm_profiler.hook.stacks import MAX_KEYS, MAX_WRITTEN, PROMPT_SECONDS, Lengths, Prompt, StackReader, Tally, to_args
 
 LIBRARY = "/opt/lib/python3/site-packages/torch/nn/modules.py"
 STANDARD = os.__file__.replace("os.py", "queue.py")
@@ -130,7 +131,7 @@ def test_the_switch_interval_is_restored():
     deadline = time.monotonic() + 20
     while watcher.is_alive() and time.monotonic() < deadline:
         seen.append(sys.getswitchinterval())
-    assert min(seen) == pytest.approx(0.0005)
+    assert min(seen) == pytest.approx(PROMPT_SECONDS)
     assert sys.getswitchinterval() == before
 
 
@@ -505,3 +506,34 @@ def test_waits_for_a_core_are_summed_by_the_length_of_their_step():
     machine.result()
     usual, long = (sum(record[5]["waited_ms"][kind] for record in machine.records) for kind in (0, 1))
     assert (usual, long) == (20, 40)
+
+
+def interpreter(version):
+    """Return the path of another Python, or None."""
+    kept = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    return str(kept[-1]) if kept else shutil.which(f"python{version}")
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+def test_other_pythons_see_the_same_lines(version):
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"Python {version} is not installed")
+    import attrs
+
+    root = Path(__file__).parents[2]
+    paths = f"{root}{os.pathsep}{Path(attrs.__file__).parents[1]}"
+    script = Path(__file__).with_name("sampler_versions.py")
+    done = subprocess.run(
+        [python, script],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert (found["holder"], found["functions"]) == ("values of Store", ["keep"])
+    for name, seen in found["seen"].items():
+        assert seen == {"function": "slow", "errors": []}, name
