@@ -24,11 +24,12 @@ from sm_profiler.analysis.gpu.kernels import (
 )
 from sm_profiler.analysis.gpu.launches import launch_rows
 from sm_profiler.analysis.gpu.steps import step_rows
+from sm_profiler.formats.columns import Floats
 from sm_profiler.formats.kineto_reader import OPERATOR
 
 if TYPE_CHECKING:
     from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
-    from sm_profiler.formats.kineto_reader import KinetoTrace
+    from sm_profiler.formats.kineto_reader import KinetoColumns, KinetoTrace
 
 APPEARED, VANISHED, SLOWER, FASTER, MORE, FEWER, SAME = (
     "appeared", "vanished", "slower", "faster", "more often", "less often", "unchanged",
@@ -153,6 +154,20 @@ def _operators_of(gpu: GpuTraces, rank: int, trace: KinetoTrace, *, on_host: boo
     around = gpu.callers(rank).operators(launch_rows(events, device))
     known = around >= 0
     np.add.at(on_device, around[known], device.duration_us[known])
+    rows, alone = operators_alone(events)
+    time = (alone if on_host else on_device)[rows]
+    frame = pd.DataFrame({
+        "code": events.name.codes[rows], "us": time, "square": time ** 2, "host_us": alone[rows],
+    })  # fmt: skip
+    sums = frame.groupby("code").agg(
+        calls=("us", "size"), us=("us", "sum"), square=("square", "sum"), host_us=("host_us", "sum")
+    )
+    sums["name"] = [events.name.values[int(code)] for code in sums.index]
+    return sums
+
+
+def operators_alone(events: KinetoColumns) -> tuple[nesting.Numbers, Floats]:
+    """Return the rows of the operators, and for each row of a trace its time on the host without inner operators."""
     steps = np.zeros(len(events), np.bool_)
     steps[step_rows(events)] = True
     rows = np.flatnonzero((events.category == OPERATOR) & ~steps)
@@ -163,15 +178,7 @@ def _operators_of(gpu: GpuTraces, rank: int, trace: KinetoTrace, *, on_host: boo
         alone[own] += events.duration_us[own]
         inner = parent >= 0
         np.subtract.at(alone, own[parent[inner]], events.duration_us[own[inner]])
-    time = (alone if on_host else on_device)[rows]
-    frame = pd.DataFrame({
-        "code": events.name.codes[rows], "us": time, "square": time ** 2, "host_us": alone[rows],
-    })  # fmt: skip
-    sums = frame.groupby("code").agg(
-        calls=("us", "size"), us=("us", "sum"), square=("square", "sum"), host_us=("host_us", "sum")
-    )
-    sums["name"] = [events.name.values[int(code)] for code in sums.index]
-    return sums
+    return rows, alone
 
 
 def _per_part(sums: pd.DataFrame, parts: float) -> pd.DataFrame:

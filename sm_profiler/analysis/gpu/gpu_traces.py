@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _NAMES = (".json", ".json.gz")
 _RANK = re.compile(r"rank[-_.]?([0-9]{1,6})", re.IGNORECASE)
+_TIME = re.compile(r"\.[0-9]{9,20}\.pt\.trace\.json(\.gz)?$")  # as tensorboard_trace_handler names its files
 _BLOCK = 1 << 20
 _HEAD = 64 << 10
 MAX_FILES = 10_000
@@ -92,11 +93,12 @@ class GpuTraces:
         storage, infos = find_traces(source)
         files: list[TraceFile] = []
         by_rank: dict[int, list[KinetoTrace]] = {}
-        for number, info in enumerate(infos):
+        ranks = Ranks()
+        for info in infos:
             trace, outcome = read_trace(storage, info)
             files.append(TraceFile(info.key, outcome))
             if outcome.status != REFUSED:
-                by_rank.setdefault(rank_of(trace, info.key, number), []).append(trace)
+                by_rank.setdefault(ranks.of(trace, info.key), []).append(trace)
         if not by_rank:
             raise SourceError(f"{os.fspath(source)} holds no traces of torch.profiler")
         self._take(by_rank, files, last_step=last_step)
@@ -285,10 +287,18 @@ def read_trace(storage: Storage, info: FileInfo) -> tuple[KinetoTrace, Outcome]:
     return read_kineto(_blocks(storage, info))
 
 
-def rank_of(trace: KinetoTrace, key: str, number: int) -> int:
-    """Return a trace's rank: as the trace names it, else its file; else its number among the files."""
-    named = _RANK.search(key.rpartition("/")[2])
-    return trace.rank if trace.rank is not None else int(named[1]) if named else number
+class Ranks:
+    """Gives traces their ranks: as the trace names it, else its file, else by the process that wrote it."""
+
+    def __init__(self) -> None:
+        self._writers: dict[str, int] = {}
+
+    def of(self, trace: KinetoTrace, key: str) -> int:
+        """Return the rank of a file's trace; files that differ by the time in their names only are of one process."""
+        if trace.rank is not None:
+            return trace.rank
+        named = _RANK.search(key.rpartition("/")[2])
+        return int(named[1]) if named else self._writers.setdefault(_TIME.sub("", key), len(self._writers))
 
 
 def _joined(traces: list[KinetoTrace]) -> KinetoTrace:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -34,7 +35,16 @@ def decide_traces(ranks: Sequence[RankTime], gpu: GpuTraces) -> Verdict:
     missing = []
     if not any(line.file for rank in ranks for lines in rank.lines.values() for line in lines):
         missing.append(("lines of code", "the traces hold no Python stacks; record them with with_stack=True"))
+    world = max([len(gpu.ranks), *(size for trace in gpu.ranks.values() if (size := _world_size(trace.properties)))])
+    if world > len(gpu.ranks):
+        missing.append(("late ranks", f"traces of {len(gpu.ranks)} of {world} ranks are here; record all of them"))
     return Verdict(findings[0], tuple(findings[1:]), tuple(missing))
+
+
+def _world_size(properties: Mapping[str, Any]) -> int:
+    info = properties.get("distributedInfo")
+    size = info.get("world_size") if isinstance(info, dict) else None
+    return size if isinstance(size, int) else 0
 
 
 def _mean(ranks: Sequence[RankTime], of: Callable[[RankTime], float]) -> float:

@@ -6,11 +6,14 @@ import os
 from collections.abc import Sequence
 
 import attrs
+import numpy as np
 
+from sm_profiler.analysis.gpu.differences import operators_alone
 from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
 from sm_profiler.report import policy
 from sm_profiler.report.build import JobInfo, data_quality, job_name, report_of
 from sm_profiler.report.classes import Class
+from sm_profiler.report.formatting import percent
 from sm_profiler.report.gpu.judge import decide_traces
 from sm_profiler.report.gpu.measure import RankTime, measure
 from sm_profiler.report.gpu.tables import describe
@@ -49,6 +52,21 @@ def verdict_on(gpu: GpuTraces, ranks: Sequence[RankTime]) -> Verdict:
     return decide_traces(ranks, gpu) if kernels >= policy.TRACE_KERNELS else Verdict(_too_few(gpu, kernels))
 
 
+def _on_host(gpu: GpuTraces) -> tuple[Evidence, ...]:
+    """Return which operators take most of the host's time, inner operators apart."""
+    spent: dict[str, float] = {}
+    for trace in gpu.ranks.values():
+        rows, alone = operators_alone(trace.events)
+        names = trace.events.name
+        sums = np.bincount(names.codes[rows], alone[rows], len(names.values))
+        for code in np.flatnonzero(sums):
+            spent[names.values[code]] = spent.get(names.values[code], 0.0) + float(sums[code])
+    whole = sum(spent.values())
+    most = sorted(spent, key=lambda name: -spent[name])[:3]
+    shown = ", ".join(f"{name[:80]} {percent(spent[name] / whole)}" for name in most)
+    return (Evidence("the host's operators", shown),) if shown else ()
+
+
 def _too_few(gpu: GpuTraces, kernels: int) -> Finding:
     events = sum(len(trace.events) for trace in gpu.ranks.values())
     text = f"Too few kernels to judge: {kernels} recorded, {policy.TRACE_KERNELS:.0f} needed."
@@ -60,6 +78,7 @@ def _too_few(gpu: GpuTraces, kernels: int) -> Finding:
         (
             Evidence("kernels and copies", kernels, policy.TRACE_KERNELS, held="judged from"),
             Evidence("all events", events),
+            *_on_host(gpu),
         ),
         "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] while the model trains; or profile the script "
         "with 'sm-profiler run', which judges training on the CPU, too.",

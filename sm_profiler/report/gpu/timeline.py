@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.analysis.gpu.collectives import collectives
-from sm_profiler.analysis.gpu.gpu_traces import find_traces, rank_of, read_trace
+from sm_profiler.analysis.gpu.gpu_traces import Ranks, find_traces, read_trace
 from sm_profiler.analysis.gpu.kernels import copy_direction
 from sm_profiler.analysis.gpu.launches import launch_rows
 from sm_profiler.analysis.gpu.nesting import Numbers
@@ -126,10 +126,11 @@ def outside(windows: Iterable[Window], events: EventColumns) -> EventColumns:
 
 def _traces(source: str | os.PathLike[str]) -> Iterator[tuple[int, KinetoTrace]]:
     storage, infos = find_traces(source)
-    for number, info in enumerate(infos):
+    ranks = Ranks()
+    for info in infos:
         trace, outcome = read_trace(storage, info)
         if outcome.status != REFUSED:
-            yield rank_of(trace, info.key, number), trace
+            yield ranks.of(trace, info.key), trace
 
 
 def _start_us(trace: KinetoTrace) -> float:
