@@ -341,9 +341,10 @@ def _slices(  # noqa: PLR0913 - one argument a part
     steps = rows.duration / 1e6 - rows.seconds(OWN_IN_STEP)
     phases = {part.key: rows.seconds(part.key) for part in parts.phases()}
     in_phases = np.sum(list(phases.values()), axis=0)
-    # steps with recorded phases represent all
-    recorded = float(iterations.length[iterations.known].sum())
-    scale = float(iterations.length.sum()) / recorded if recorded > 0 else 1.0
+    # steps with recorded phases represent all, by their length without collections, which are rare and long
+    length = np.maximum(iterations.length - iterations.gc, 0.0)
+    recorded = float(length[iterations.known].sum())
+    scale = float(length.sum()) / recorded if recorded > 0 else 1.0
     slices = dict.fromkeys((part.key for part in parts.PARTS), 0.0)
     slices["wait"] = float(waits[train].sum()) * scale
     slices |= {key: float(seconds[train].sum()) * scale for key, seconds in phases.items()}

@@ -128,6 +128,7 @@ class Finding:
         where: lines of code that it points to, the most expensive first; at most five.
         gain: what its repair saves; None if that is not known.
         explains: class of a symptom → share of the loop that this finding accounts for in it.
+        label: name on the page; that of the class unless the judge sets another.
     """
 
     kind: Class
@@ -141,6 +142,12 @@ class Finding:
     where: tuple[Location, ...] = ()
     gain: Gain | None = None
     explains: Mapping[Class, float] = attrs.field(factory=dict)
+    label: str = attrs.field(default=attrs.Factory(lambda self: self.kind.label, takes_self=True))
+
+    @property
+    def is_open(self) -> bool:
+        """True if it names neither a problem nor health."""
+        return self.kind is Class.INCONCLUSIVE or (self.kind is Class.BALANCED and self.label != self.kind.label)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object of report.json."""

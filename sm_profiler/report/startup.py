@@ -85,6 +85,51 @@ def start_parts(metrics: JobMetrics) -> tuple[StartPart, ...]:
     return tuple(StartPart(key, seconds) for key, seconds in found.items() if seconds > 0)
 
 
+@attrs.frozen
+class JobPart:
+    """A part of the whole job, for its bar.
+
+    Attributes:
+        label: name.
+        seconds: its length.
+        colour: a key of `parts.COLOURS`.
+        letter: its letter in a terminal without colours.
+    """
+
+    label: str
+    seconds: float
+    colour: str
+    letter: str
+
+
+_BARS = {  # part of the start → colour and letter
+    "image": ("violet", "I"), "download": ("teal", "D"), "install": ("sky", "P"), "imports": ("amber", "M"),
+    "building": ("rose", "B"), "compile": ("moss", "C"), "first_steps": ("violet", "S"),
+}  # fmt: skip
+
+
+def job_parts(metrics: JobMetrics) -> list[JobPart]:
+    """Return the paid parts of a job in time order: its start, its loop, and what follows; none without a loop."""
+    if metrics.loop is None:
+        return []
+    start, end = metrics.loop
+    found = [part for part in start_parts(metrics) if part.paid]
+    before = [part for part in found if part.key not in INSIDE_LOOP]
+    inside = [part for part in found if part.key in INSIDE_LOOP]
+    known = [JobPart("Before the first step", metrics.initialization or 0.0, "rose", "B")]
+    return [
+        *map(_bar, before),
+        *(known if all(part.key != "building" for part in before) else ()),
+        *map(_bar, inside),
+        JobPart("Training loop", max(end - start - sum(part.seconds for part in inside), 0.0), "blue", "L"),
+        JobPart("After the loop", max(metrics.end - end, 0.0), "grey", "."),
+    ]
+
+
+def _bar(part: StartPart) -> JobPart:
+    return JobPart(f"{part.label[:1].upper()}{part.label[1:]}", part.seconds, *_BARS[part.key])
+
+
 def before_profile(metrics: JobMetrics) -> tuple[float, float]:
     """Return the paid seconds before the profile begins, and how many of them start Python and import the framework."""
     parts = {part.key: part.seconds for part in start_parts(metrics)}

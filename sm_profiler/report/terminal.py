@@ -15,10 +15,12 @@ from sm_profiler.report.gpu.section import parts_of as gpu_parts
 from sm_profiler.report.model import Evidence, Finding, Location, Report
 from sm_profiler.report.parts import COLOURS
 from sm_profiler.report.slices import loop_slices
+from sm_profiler.report.startup import job_parts
 from sm_profiler.report.svg import shorten
 
 MAX_LINES = 15
 MAX_PLACES = 2  # lines of code
+MIN_NAMED = 0.005  # of a job
 _MOODS = {"bad": "33;1", "good": "32;1", "open": "36;1"}
 
 
@@ -32,9 +34,9 @@ def terminal_summary(report: Report, colour: bool = False, *, width: int | None 
     """
     width = max(min(width or shutil.get_terminal_size((100, 24)).columns, 100), 40)
     main = report.verdict.main
-    mood = "good" if main.kind.is_healthy else "open" if main.kind is Class.INCONCLUSIVE else "bad"
+    mood = "open" if main.is_open else "good" if main.kind.is_healthy else "bad"
     code = f"\x1b[{_MOODS[mood]}m{main.kind.value}\x1b[0m" if colour else main.kind.value
-    lines = [f"{code}  {main.kind.label} ({main.confidence} confidence)", *_wrap(main.headline, width)]
+    lines = [f"{code}  {main.label} ({main.confidence} confidence)", *_wrap(main.headline, width)]
     lines += [shorten(printable(f"  {_location(main, one)}"), width) for one in main.where[:MAX_PLACES]]
     lines += _wrap(gain_sentence(main.gain), width)
     lines += _bar(report, width, colour=colour)
@@ -86,9 +88,22 @@ def _wrap(text: str, width: int) -> list[str]:
     )
 
 
+def _job_slices(report: Report) -> list[tuple[float, str, str, str]]:
+    """Return the parts of a job that starts slowly: share, colour, letter, text."""
+    if report.verdict.kind is not Class.INITIALIZATION_BOUND:
+        return []
+    found = job_parts(report.metrics)
+    whole = sum(one.seconds for one in found) or 1.0
+    return [
+        (one.seconds / whole, one.colour, one.letter, f"{one.label.lower()} {duration(one.seconds)}")
+        for one in found
+        if one.seconds / whole >= MIN_NAMED
+    ]
+
+
 def _bar(report: Report, width: int, *, colour: bool) -> list[str]:
-    """Return where the loop's time goes, as one line of blocks or letters and its legend."""
-    slices = [
+    """Return where the time of the loop (of the job if it starts slowly) goes: a line of blocks or letters, its legend."""
+    slices = _job_slices(report) or [
         (one.share, one.part.colour, one.part.letter, f"{one.label.lower()} {one.value}" if one.is_named else "")
         for one in loop_slices(report.metrics.ranks)
     ] or [
@@ -97,6 +112,7 @@ def _bar(report: Report, width: int, *, colour: bool) -> list[str]:
     ]  # fmt: skip
     if not slices:
         return []
+    title = "Job: " if report.verdict.kind is Class.INITIALIZATION_BOUND else "Loop: "
     drawn, legend = "", []
     for share, name, letter, label in slices:
         cells, ansi = round(share * (width - 4)), COLOURS[name].ansi
@@ -104,7 +120,7 @@ def _bar(report: Report, width: int, *, colour: bool) -> list[str]:
         if label:
             key = f"\x1b[{ansi}m■\x1b[0m" if colour else letter
             legend.append((f"{key} {label}", len(label) + 2))
-    lines, line, used = [f"  {drawn}"], "  ", 2
+    lines, line, used = [f"  {drawn}"], f"  {title}", 2 + len(title)
     for entry, columns in legend:
         if used + columns + 2 > width:
             lines, line, used = [*lines, line.rstrip()], "  ", 2

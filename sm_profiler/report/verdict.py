@@ -16,6 +16,7 @@ from sm_profiler.report.model import Evidence, Finding, Location, Verdict
 from sm_profiler.report.where import beside_the_phases, with_locations
 from sm_profiler.rules.profiler_report import one_line
 
+NO_SINGLE_CAUSE = "No single cause"
 _TIER = {kind: tier for tier, kinds in enumerate(policy.PRECEDENCE) for kind in kinds}
 
 
@@ -88,6 +89,7 @@ def _healthy(context: JudgeContext) -> Finding | None:
         name = "time the main thread waits for a core"
         evidence.append(Evidence(name, round(context.core_wait, 4), policy.CORE_WAIT, unit="share"))
     where: tuple[Location, ...] = ()
+    label = Class.BALANCED.label
     text = f"No bottleneck found: the job computes {percent(phases + evaluation)} of the time."
     advice = (
         "Nothing needs repair. To go faster, try mixed precision, torch.compile, a larger batch, or faster hardware, and "
@@ -99,9 +101,11 @@ def _healthy(context: JudgeContext) -> Finding | None:
             "Mark what the loop does beside the model with 'with hook.phase(name):', so that it is measured by name, and let the "
             "job run longer."
         )
-        where = beside_the_phases(context.metrics)
+        where, label = beside_the_phases(context.metrics), NO_SINGLE_CAUSE
     if context.core_wait >= policy.SHARED:
-        text += f" Other processes use its cores: it waits for one {percent(context.core_wait)} of the time."
+        text += (
+            f" Other processes use the machine: the training waits for a core {percent(context.core_wait)} of the time."
+        )
         advice = f"Give the job a machine of its own, or fewer processes beside it. {advice}"
     return Finding(
         Class.BALANCED,
@@ -111,6 +115,7 @@ def _healthy(context: JudgeContext) -> Finding | None:
         0.0,
         confidence=_confidence_in_health(context, unexplained),
         where=where,
+        label=label,
     )
 
 

@@ -18,28 +18,24 @@ from sm_profiler.report.job_metrics import JobMetrics, Rank
 from sm_profiler.report.judges.judge_context import mean_or_none
 from sm_profiler.report.model import Finding, Report
 from sm_profiler.report.slices import loop_slices
-from sm_profiler.report.startup import INSIDE_LOOP, StartPart, start_parts
+from sm_profiler.report.startup import job_parts
 from sm_profiler.report.svg import shorten
 
 MAX_BARS = 12  # bars of single ranks or GPUs
 MAX_LINE_POINTS = 500
-_START_COLOURS = {
-    "image": "violet", "download": "teal", "install": "sky", "imports": "amber", "building": "rose",
-    "compile": "moss", "first_steps": "violet",
-}  # fmt: skip
 
 
 def finding_view(finding: Finding) -> dict[str, Any]:
     """Return a finding with its values as text."""
     return {
         "code": finding.kind.value,
-        "name": finding.kind.label,
+        "name": finding.label,
         "headline": finding.headline,
         "next": finding.next_step,
         "gain": gain_sentence(finding.gain),
         "confidence": finding.confidence,
-        "healthy": finding.kind.is_healthy,
-        "open": finding.kind is Class.INCONCLUSIVE,
+        "healthy": finding.kind.is_healthy and not finding.is_open,
+        "open": finding.is_open,
         "where": [
             {
                 "place": at_line(one),
@@ -117,26 +113,11 @@ def _step_strip(metrics: JobMetrics) -> list[Picture]:
 def _job_bar(metrics: JobMetrics) -> list[Picture]:
     if not metrics.loop:
         return []
-    start, end = metrics.loop
-    found = start_parts(metrics)
-    before = [one for one in found if one.key not in INSIDE_LOOP and one.paid]
-    inside = [one for one in found if one.key in INSIDE_LOOP]
-    drawn = [_start(one) for one in before]
-    if not any(one.key == "building" for one in before):
-        drawn.append(ChartPart("Before the first step", metrics.initialization or 0.0, "rose"))
-    drawn += [_start(one) for one in inside]
-    drawn += [
-        ChartPart("Training loop", max(end - start - sum(one.seconds for one in inside), 0.0), "blue"),
-        ChartPart("After the loop", max(metrics.end - end, 0.0), "grey"),
-    ]
+    drawn = [ChartPart(one.label, one.seconds, one.colour) for one in job_parts(metrics)]
     whole = sum(one.value for one in drawn) or 1.0
     legend = tuple((one.name, one.colour, f"{percent(one.value / whole)}|{duration(one.value)}") for one in drawn)
     title = "Where the job's time goes"
     return [Picture(charts.bar(drawn, title), title, legend, "bar")]
-
-
-def _start(part: StartPart) -> ChartPart:
-    return ChartPart(f"{part.label[:1].upper()}{part.label[1:]}", part.seconds, _START_COLOURS[part.key])
 
 
 def _memory(metrics: JobMetrics) -> list[Picture]:

@@ -93,3 +93,20 @@ def test_where_a_span_begins_that_earlier_ones_cover():
     start, end = np.asarray([0.0, 1, 2, 8]), np.asarray([5.0, 3, 7, 9])
     assert not_covered_before(start, end).tolist() == [0, 3, 5, 8]
     assert not_covered_before(np.zeros(0), np.zeros(0)).tolist() == []
+
+
+def test_collections_in_steps_without_phases_do_not_stretch_the_phases_of_others():
+    """On a short budget the hook records the phases of every nth step; a collection hits any step."""
+    rows = training(400)
+    ends = {row[5]: row[2] + row[3] for row in rows if row[0].startswith("Step")}
+    sparse = [row for row in rows if row[0].startswith("Step") or row[5] % 2 == 0]
+    shift, moved = 0.0, []
+    for row in sparse:
+        moved.append((*row[:2], row[2] + shift, *row[3:]))
+        if row[0].startswith("Step") and row[5] % 50 == 24:
+            moved.append(collection(ends[row[5]] + shift + 0.00005, 0.2))
+            shift += 0.2
+    rank = metrics_of(moved).ranks[0]
+    assert rank.gc == pytest.approx(8 * 0.2, rel=0.01)
+    assert rank.slices["gc"] == pytest.approx(rank.gc, rel=0.01)
+    assert rank.slices["backward"] == pytest.approx(400 * 0.005, rel=0.02)
