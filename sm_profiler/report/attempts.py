@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import Mask
+from sm_profiler.report.part_table import PartTable
 from sm_profiler.report.step_fold import TRAIN, StepRows, StepSummary, column
 
 
@@ -105,9 +106,11 @@ def same_attempt(rows: StepRows, breaks: Sequence[int]) -> Mask:
 
 
 def _joined(first: StepRows, second: StepRows) -> StepRows:
-    return StepRows(
-        *(np.concatenate([getattr(part, field.name) for part in (first, second)]) for field in attrs.fields(StepRows))
-    )
+    def both(name: str) -> Any:
+        values = [getattr(part, name) for part in (first, second)]
+        return PartTable.concat(map(PartTable.of, values)) if name == "parts" else np.concatenate(values)
+
+    return StepRows(*(both(field.name) for field in attrs.fields(StepRows)))
 
 
 def process_name(one: Mapping[str, Any]) -> str:

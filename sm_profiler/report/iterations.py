@@ -8,6 +8,7 @@ import numpy as np
 from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.report import parts, policy
 from sm_profiler.report.attempts import same_attempt
+from sm_profiler.report.part_table import PartTable
 from sm_profiler.report.step_fold import GC, OWN, OWN_IN_STEP, TRAIN, StepRows, column
 
 
@@ -93,11 +94,9 @@ def as_run_on_device(steps: StepRows) -> StepRows | None:
     known = device > 0
     if np.count_nonzero(known & train) < policy.MIN_STEPS:
         return None
-    table = steps.parts.copy()
-    for part in phases:
-        table[:, column(part.key)] = steps.parts[:, column(part.key, on_device=True)]
+    found = {column(part.key): steps.parts[:, column(part.key, on_device=True)] for part in phases}
     ends = steps.end
     length = np.diff(ends, prepend=ends[0] - steps.duration[0])
     idle = np.where(known, np.maximum(length - device, 0.0), 0.0)
-    table[:, column("wait")] = np.minimum(table[:, column("wait")], idle)
-    return attrs.evolve(steps, parts=table)
+    found[column("wait")] = np.minimum(steps.parts[:, column("wait")], idle)
+    return attrs.evolve(steps, parts=PartTable.of(steps.parts).with_columns(found))

@@ -14,6 +14,7 @@ from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints
 from sm_profiler.report import parts
 from sm_profiler.report.covered import Covered, contains_any, not_covered_before, without_inner
 from sm_profiler.report.formatting import natural_key
+from sm_profiler.report.part_table import PartTable
 
 MODES = ("TRAIN", "EVAL", "PREDICT", "GLOBAL")
 TRAIN, EVAL = MODES.index("TRAIN"), MODES.index("EVAL")  # as in StepRows.mode
@@ -78,7 +79,7 @@ class StepRows:
     duration: Floats
     number: Ints
     mode: NDArray[np.int8]
-    parts: Floats
+    parts: PartTable
     gc_in_wait: Floats
 
     def __len__(self) -> int:
@@ -129,7 +130,7 @@ class StepSummary:
 
 
 class StepFold:
-    """Collects steps window by window; folds of other minutes or nodes merge. Needs 120 bytes a step."""
+    """Collects steps window by window; folds of other minutes or nodes merge. Needs 25 bytes a step, and 8 more for each part that is recorded."""
 
     def __init__(self) -> None:
         self._chunks: dict[tuple[str, int], _Chunk] = {}
@@ -185,11 +186,14 @@ class StepFold:
         self._loader = other._loader if other._loader.num_workers >= 0 else self._loader
 
     def result(self) -> StepSummary:
-        """Return all steps so far, each process in time order."""
-        by_node: dict[str, list[_Chunk]] = {}
-        for node, at_us in sorted(self._chunks):
-            by_node.setdefault(node, []).append(self._chunks[node, at_us])
-        joined = {node: _joined(chunks) for node, chunks in by_node.items()}
+        """Return all steps so far, each process in time order; from then on the fold holds the same arrays."""
+        by_node: dict[str, list[tuple[str, int]]] = {}
+        for key in sorted(self._chunks):
+            by_node.setdefault(key[0], []).append(key)
+        joined = {}
+        for node, keys in by_node.items():
+            joined[node] = _joined([self._chunks.pop(key) for key in keys])
+            self._chunks[keys[0]] = joined[node]
         steps = {node: chunk.rows for node, chunk in joined.items() if len(chunk.rows)}
         return StepSummary(
             steps,
@@ -288,12 +292,14 @@ def _chunk(events: EventColumns, kinds: NDArray[np.int8], modes: NDArray[np.int8
     _add_own(padded, by_profiler, steps, first)
     found = _add_declared(padded, declared, by_profiler, steps, others[np.isin(kinds, _recorded_columns())])
     gc_in_wait = _overlap_with_waits(others, kinds, steps.start_us)
-    rows = StepRows(steps.start_us, steps.duration_us, steps.step, modes, padded[1:-1], gc_in_wait[1 : count + 1])
+    rows = StepRows(
+        steps.start_us, steps.duration_us, steps.step, modes, PartTable.of(padded[1:-1]), gc_in_wait[1 : count + 1]
+    )
     evaluated = collected & ((np.append(modes, TRAIN)[np.minimum(row, count) - 1] != TRAIN) & (row > 0))
     inside = _collected_in(others, kinds, (declared, steps), collected & (row > 0) & ~evaluated)
     if evaluated.any():
         inside["evaluation"] = float(times[evaluated].sum())
-    return _Chunk(rows, padded[0], padded[-1], first, last, found, inside)
+    return _Chunk(rows, padded[0].copy(), padded[-1].copy(), first, last, found, inside)
 
 
 def _counted_once(events: EventColumns, kinds: NDArray[np.int8]) -> Floats:
@@ -409,17 +415,19 @@ def _modes(events: EventColumns) -> NDArray[np.int8]:
 
 def _joined(chunks: list[_Chunk]) -> _Chunk:
     """Join chunks of one process in time order; times beyond a window's edge are added to their step."""
-    tables = [chunk.rows.parts.copy() for chunk in chunks]
+    edges = np.flatnonzero(np.any([edge != 0 for chunk in chunks for edge in (chunk.before, chunk.after)], axis=0))
+    table = PartTable.concat([PartTable.of(chunk.rows.parts) for chunk in chunks], map(int, edges))
     before, after = chunks[0].before.copy(), np.zeros(len(columns()))
-    last: tuple[int, int] | None = None  # chunk and row of the latest step so far
+    end = 0  # of the rows so far
     for index, chunk in enumerate(chunks):
-        if index:
-            target = tables[last[0]][last[1]] if last else before
-            target += chunk.before
+        if index and end:
+            table.add(end - 1, chunk.before)
+        elif index:
+            before += chunk.before
         if len(chunk.rows):
-            tables[index][0] += after
+            table.add(end, after)
             after = chunk.after.copy()
-            last = index, len(chunk.rows) - 1
+            end += len(chunk.rows)
         else:
             after = after + chunk.after
 
@@ -431,7 +439,7 @@ def _joined(chunks: list[_Chunk]) -> _Chunk:
         column("duration"),
         column("number"),
         column("mode"),
-        np.concatenate(tables),
+        table,
         column("gc_in_wait"),
     )
     if np.any(np.diff(rows.start) < 0):  # a file arrived late

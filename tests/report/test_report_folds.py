@@ -12,6 +12,7 @@ from sm_profiler.formats.event_names import MEMORY
 from sm_profiler.report import build_report
 from sm_profiler.report.memory_fold import MAX_SAMPLES, MemoryFold
 from sm_profiler.report.page import render_html
+from sm_profiler.report.part_table import PartTable
 from sm_profiler.report.step_fold import StepFold
 from sm_profiler.report.system_fold import BUCKETS, MAX_DEVICES, Buckets, SystemFold
 from sm_profiler.report.timeline_data import POINTS, thin
@@ -208,3 +209,21 @@ def test_thinned_samples_do_not_depend_on_the_parts_of_a_job(cuts):
     for fold in folds:
         last.merge(fold)
     np.testing.assert_array_equal(np.column_stack(last.result()["a"]), np.column_stack((times, sizes)))
+
+
+def test_table_of_parts_reads_like_the_matrix():
+    matrix = np.zeros((6, 4))
+    matrix[:, 1], matrix[2, 3] = np.arange(6), 7
+    table = PartTable.of(matrix)
+    assert sorted(table.columns) == [1, 3]
+    np.testing.assert_array_equal(np.asarray(table), matrix)
+    for number in range(4):
+        np.testing.assert_array_equal(table[:, number], matrix[:, number])
+    for rows in (slice(1, 4), np.asarray([4, 0]), matrix[:, 1] > 2):
+        np.testing.assert_array_equal(np.asarray(table[rows]), matrix[rows])
+        np.testing.assert_array_equal(table[rows, 0], matrix[rows, 0])
+    twice = PartTable.concat([table, PartTable.of(np.zeros((2, 4)))], [0])
+    twice.add(6, np.asarray([0.5, 0, 0, 2]))
+    np.testing.assert_array_equal(np.asarray(twice), np.concatenate([matrix, [[0.5, 0, 0, 2], [0, 0, 0, 0]]]))
+    assert table[2, 3] == 7
+    assert len(table) == 6

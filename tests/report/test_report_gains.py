@@ -361,7 +361,7 @@ def test_long_jobs_are_cut_into_few_blocks():
     start = np.concatenate([rank.steps.start + number * 2.92e6 for number in range(repeat)])
     steps = attrs.evolve(
         rank.steps, start=start, duration=many(rank.steps.duration), number=np.arange(len(start)), mode=many(rank.steps.mode),
-        parts=many(rank.steps.parts), gc_in_wait=many(rank.steps.gc_in_wait),
+        parts=many(np.asarray(rank.steps.parts)), gc_in_wait=many(rank.steps.gc_in_wait),
     )  # fmt: skip
     from sm_profiler.report.job_metrics import measure_rank
 
