@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from sm_profiler.report.flame import at_line, part_of
-from sm_profiler.report.gains import gain_sentence
+from sm_profiler.report.gains import gain_of_finding
 from sm_profiler.report.model import Finding, Report
 from sm_profiler.report.svg import clean, shorten
 
@@ -51,7 +51,7 @@ def _cells(report: Report) -> list[tuple[str, str]]:
     if report.gpu_traces and not report.metrics.ranks:
         return _cells_of_traces(report, source)
     return [
-        ("markdown", f"# {_plain(report.metrics.name)}\n\n**{main.kind.value}**: {_plain(main.headline)} {_plain(gain_sentence(main.gain))}{_where(main)}\n\n**Next step:** {_plain(main.next_step)}"),
+        ("markdown", f"# {_plain(report.metrics.name)}\n\n**{main.kind.value}**: {_plain(main.headline)} {_plain(gain_of_finding(main))}{_where(main)}\n\n**Next step:** {_plain(main.next_step)}"),
         ("markdown", "This notebook reads the profile again and redraws the sections of the report. Change and extend it as you like."),
         ("code", f"SOURCE = {source}\n\nimport numpy as np\nimport pandas as pd\nfrom sm_profiler.source import open_source\nfrom sm_profiler.report import build_report\n\nreport = build_report(open_source(SOURCE))\nmetrics = report.metrics\nprint(report.verdict.kind.value, '-', report.verdict.main.headline)"),
         ("markdown", "## Where the training loop's time goes\n\nSeconds per process and part of the loop."),
@@ -90,7 +90,7 @@ def _cells_of_traces(report: Report, source: str) -> list[tuple[str, str]]:
         ("Critical path", 'critical_path().groupby(["rank", "kind"])["duration_us"].sum().to_frame()'),
     )  # fmt: skip
     cells = [
-        ("markdown", f"# {_plain(report.metrics.name)}\n\n**{main.kind.value}**: {_plain(main.headline)} {_plain(gain_sentence(main.gain))}\n\n**Next step:** {_plain(main.next_step)}"),
+        ("markdown", f"# {_plain(report.metrics.name)}\n\n**{main.kind.value}**: {_plain(main.headline)} {_plain(gain_of_finding(main))}\n\n**Next step:** {_plain(main.next_step)}"),
         ("code", f"from sm_profiler.analysis.gpu import GpuTraces\n\ngpu = GpuTraces({source})"),
     ]  # fmt: skip
     for title, call in tables:

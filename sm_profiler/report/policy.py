@@ -262,10 +262,22 @@ OPTIMIZER_REST_LEAST = T(0.02, "as OPTIMIZER_REST_MOST, at best")
 EVALUATION_SAVED_LEAST = T(0.5, "of the evaluation; the least that 'less often' means is half as often")
 EVALUATION_SAVED = T(0.75, "as EVALUATION_SAVED_LEAST, usually: a smaller sample or every few epochs")
 EVALUATION_SAVED_MOST = T(1.0, "as EVALUATION_SAVED_LEAST: another job evaluates the checkpoints")
-BATCH_LARGER_LEAST = T(2.0, "times the batch; the least that 'a larger batch' means")
-BATCH_LARGER = T(8.0, "times the batch, usually: small batches are rarely limited by memory")
-FIXED_TOO = T(
-    0.5, "of the rest of a step that is mostly launches: Python, autograd, and kernels that hardly fill a core"
+BATCH_LARGER = T(8.0, "times the batch; small batches are rarely limited by memory")
+LAUNCHES_MORE = T(1.5, "times the calibrated cost of an operator: modules, larger operators and autograd take more")
+ARITHMETIC: tuple[float, float, float] = (  # that grows with the batch; least, usual and most
+    0.0,
+    T(0.3, "of the passes beyond their launches; tensors of a small step leave caches and vector units half empty"),
+    1.0,
+)
+LOADING_GROWS: tuple[float, float, float] = (
+    T(0.4, "of the waiting for data; samplers, queues and the collating of a batch cost much once a batch"),
+    0.7,
+    1.0,
+)
+DEVICE_GROWS: tuple[float, float, float] = (
+    T(0.3, "of the time in which a GPU is busy; kernels of a small batch fill a part of it"),
+    0.7,
+    1.0,
 )
 START_SAVED_LEAST = T(0.4, "of a start beyond what is normal; caches and streaming still read the first data")
 START_SAVED = T(0.7, "as START_SAVED_LEAST, usually")

@@ -10,7 +10,7 @@ from sm_profiler.printable import printable
 from sm_profiler.report.classes import Class
 from sm_profiler.report.flame import at_line, part_of
 from sm_profiler.report.formatting import duration, in_unit, percent
-from sm_profiler.report.gains import gain_sentence
+from sm_profiler.report.gains import gain_of_finding
 from sm_profiler.report.gpu.section import parts_of as gpu_parts
 from sm_profiler.report.model import Evidence, Finding, Location, Report
 from sm_profiler.report.parts import COLOURS
@@ -38,7 +38,7 @@ def terminal_summary(report: Report, colour: bool = False, *, width: int | None 
     code = f"\x1b[{_MOODS[mood]}m{main.kind.value}\x1b[0m" if colour else main.kind.value
     lines = [f"{code}  {main.label} ({main.confidence} confidence)", *_wrap(main.headline, width)]
     lines += [shorten(printable(f"  {_location(main, one)}"), width) for one in main.where[:MAX_PLACES]]
-    lines += _wrap(gain_sentence(main.gain), width)
+    lines += _wrap(gain_of_finding(main), width)
     lines += _bar(report, width, colour=colour)
     lines += [shorten(printable(f"  {_evidence(one)}"), width) for one in main.evidence[:3]]
     count, downtime = report.metrics.interruptions

@@ -12,7 +12,7 @@ from sm_profiler.report.charts import ChartPart
 from sm_profiler.report.classes import Class
 from sm_profiler.report.flame import at_line, part_of
 from sm_profiler.report.formatting import duration, in_unit, percent, plural, size
-from sm_profiler.report.gains import gain_sentence
+from sm_profiler.report.gains import gain_of_finding
 from sm_profiler.report.gpu import section as gpu_section
 from sm_profiler.report.job_metrics import JobMetrics, Rank
 from sm_profiler.report.judges.judge_context import mean_or_none
@@ -32,7 +32,7 @@ def finding_view(finding: Finding) -> dict[str, Any]:
         "name": finding.label,
         "headline": finding.headline,
         "next": finding.next_step,
-        "gain": gain_sentence(finding.gain),
+        "gain": gain_of_finding(finding),
         "confidence": finding.confidence,
         "healthy": finding.kind.is_healthy and not finding.is_open,
         "open": finding.is_open,

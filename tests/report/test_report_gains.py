@@ -20,6 +20,7 @@ from sm_profiler.report.gains.loop_table import EVALUATION, loop_table, row_keys
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.model import Evidence, Finding, Gain, Interval, Verdict
 from sm_profiler.report.step_fold import LoaderSettings
+from sm_profiler.report.terminal import terminal_summary
 from sm_profiler.report.verdict import decide
 
 STEP = 0.0102  # seconds of an iteration of report_helpers.training()
@@ -457,7 +458,23 @@ def test_other_load_on_the_machine_does_not_hide_what_workers_save():
     assert gain.share_of_loop.low > 0.1
 
 
-def test_larger_batches_save_most_of_the_fixed_cost():
+@pytest.mark.parametrize("operators", [None, 120, 250])
+def test_larger_batches_save_what_does_not_grow_with_them(operators):
     tiny = training(400, forward=0.0003, backward=0.0005, optimizer=0.0001, wait=0.0001)
-    gain = gain_of(tiny, Class.HOST_BOUND)
-    assert 0.2 < gain.share_of_loop.low < gain.share_of_loop.value < 7 / 8 < gain.share_of_loop.high < 1
+    if operators:
+        tiny.append(("sm_profiler/operators", "operators", 1.5, 0.0, "algo-1-0", 10, {"operators": operators, "fixed_us": 2.0, "step_us": 1200.0}))  # fmt: skip
+    report = report_from(tiny)
+    found = report.verdict.main
+    assert found.kind is Class.HOST_BOUND
+    for grows in (0.0001 * 0.6, 0.0001 * 0.8 + (0.00003 if operators == 250 else 0.0001)):
+        assert contains(found.gain.speedup, 0.0012 / ((0.0012 - grows) / 8 + grows))
+    assert found.gain.speedup.high / found.gain.speedup.low < {250: 1.6, 120: 4, None: 5.5}[operators]
+    assert found.gain.speedup.high <= 8.3
+    assert "A batch 8 times as large makes the loop" in terminal_summary(report, width=200)
+
+
+def test_a_gpu_that_is_hardly_busy_can_compute_a_larger_batch():
+    report = report_from(training(3000, wait=0.0001), gpu_samples(30, 40))
+    assert report.verdict.kind is Class.HOST_BOUND
+    assert contains(report.verdict.main.gain.speedup, 1 / (0.7 / 8 + 0.3))
+    assert report.verdict.main.gain.speedup.high < 8

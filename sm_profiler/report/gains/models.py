@@ -14,6 +14,7 @@ from sm_profiler.report.gains.claim import Claim
 from sm_profiler.report.gains.loader_queue import fetch_times, simulated_wait
 from sm_profiler.report.gains.loop_table import BETWEEN, EVALUATION, LoopTable
 from sm_profiler.report.judges import JudgeContext
+from sm_profiler.report.judges.loop import launches_of
 from sm_profiler.report.judges.ranks import MEETINGS
 from sm_profiler.report.judges.slowdown import STEP_OF_CHANGE
 from sm_profiler.report.judges.turns import find_delays, shared_steps
@@ -184,14 +185,30 @@ def _straggler(finding: Finding, context: JudgeContext, table: LoopTable) -> Cla
     return Claim(whole, min(recorded, 1.0), max(recorded, 1.0))
 
 
-def _host(finding: Finding, _: JudgeContext, table: LoopTable) -> Claim:
-    """Spread the fixed cost of a step over more samples; what is not known to be fixed may be so, too."""
-    fixed = lost_share(finding)
-    kept = 1 / policy.BATCH_LARGER
-    low = fixed * (1 - 1 / policy.BATCH_LARGER_LEAST)
-    value = (fixed + (1 - fixed) * policy.FIXED_TOO) * (1 - kept)
-    high = max(1 - kept / 2, value)
-    return Claim(table.length * value, low / value, high / value, COMPUTING) if value > 0 else Claim(table.length * 0.0)
+def _host(finding: Finding, context: JudgeContext, table: LoopTable) -> Claim | None:
+    """Take a larger batch: what a step costs however large it is, is spread over more samples.
+
+    Loading and arithmetic grow with the batch. The optimizer and Python do not, nor do operators without arithmetic.
+    """
+    gpu = context.gpu_mean
+    if gpu is not None and gpu <= policy.GPU_NEVER:
+        return None  # another repair
+    share = {key: float(table.of(key).sum()) / table.total for key in ("wait", "forward", "backward", EVALUATION)}
+    passes = share["forward"] + share["backward"]
+    if gpu is not None:
+        grows = [gpu / 100 * part for part in policy.DEVICE_GROWS]
+    else:
+        counted = launches_of(context) is not None
+        launches = min(lost_share(finding) * policy.LAUNCHES_MORE, passes) if counted else 0.0
+        grows = [(passes - launches) * part for part in policy.ARITHMETIC]
+    wanted = [
+        max(1 - share[EVALUATION] - share["wait"] * loads - computes, 0.0) * (1 - 1 / policy.BATCH_LARGER)
+        for loads, computes in zip(policy.LOADING_GROWS, grows, strict=True)
+    ]
+    high, value, low = wanted
+    if value <= 0:
+        return Claim(table.length * 0.0)
+    return Claim(table.length * value, min(low / value, 1.0), max(high / value, 1.0), (*COMPUTING, "wait"))
 
 
 def _calls(
@@ -247,7 +264,7 @@ def _slowdown(finding: Finding, _: JudgeContext, table: LoopTable) -> Claim | No
 
 def _turns(_: Finding, context: JudgeContext, table: LoopTable) -> Claim | None:
     """Spread the work of each step evenly over the ranks; at best, it disappears."""
-    delays = find_delays(context.ranks)
+    delays = find_delays(context.ranks) if len(context.ranks) > 1 else None
     if delays is None:
         return None
     lost = table.placed(shared_steps(context.ranks)[1:], delays.lost)

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from sm_profiler.report import policy
+from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, percent
-from sm_profiler.report.model import Gain, Interval
+from sm_profiler.report.model import Finding, Gain, Interval
 
 CLEAR_FACTOR = 1.1  # smaller speedups are worded as a share of the time
 CENT = 0.01
+# First evidence of findings whose gain is that of a larger batch.
+SMALL_STEPS = (
+    ("fixed cost of the operators of a typical step", "limit"),
+    ("typical iteration of the loop", "good from"),
+    ("mean GPU use in the loop", "good from"),
+)
 
 
-def gain_sentence(gain: Gain | None, *, subject: str = "Repairing it") -> str:
+def gain_of_finding(finding: Finding) -> str:
+    """Return what the repair of a finding saves; empty if that is unknown or nothing."""
+    first = finding.evidence[0] if finding.evidence else None
+    if finding.kind is Class.HOST_BOUND and first is not None and (first.metric, first.held) in SMALL_STEPS:
+        return gain_sentence(
+            finding.gain, subject=f"A batch {policy.BATCH_LARGER:g} times as large", per=" for each sample"
+        )
+    return gain_sentence(finding.gain)
+
+
+def gain_sentence(gain: Gain | None, *, subject: str = "Repairing it", per: str = "") -> str:
     """Return what a repair saves; empty if that is unknown or nothing."""
     if gain is None or gain.speedup.high <= 1.0:
         return ""
@@ -20,7 +38,7 @@ def gain_sentence(gain: Gain | None, *, subject: str = "Repairing it") -> str:
     if gain.speedup.value < CLEAR_FACTOR:
         share = gain.share_of_loop
         return f"{subject} saves {_range(percent(share.low), percent(share.high))} of the loop{money.replace(', saves', ',')}."
-    return f"{subject} makes the loop {factors(gain.speedup)} times as fast{money}."
+    return f"{subject} makes the loop {factors(gain.speedup)} times as fast{per}{money}."
 
 
 def factors(speedup: Interval) -> str:
