@@ -111,7 +111,6 @@ def assemble(
     job = job or JobInfo()
     broken = dict(results.broken)
     metrics, rules = folds.metrics(source, job, broken), results.as_dict()
-    gpu_traces = _gpu_traces(source, broken) if windows else ()
     report = report_of(
         metrics,
         decide(JudgeContext(metrics, rules), broken),
@@ -121,20 +120,19 @@ def assemble(
         job=job,
         source=getattr(source, "origin", source.uri),
     )
-    return attrs.evolve(report, gpu_traces=gpu_traces)
+    return _with_windows(report, source) if windows else report
 
 
-def _gpu_traces(source: Any, broken: dict[str, str]) -> tuple[dict[str, Any], ...]:
-    """Return what the raw traces of the detailed windows show of the GPUs."""
+def _with_windows(report: Report, source: Any) -> Report:
+    """Return a report with what the raw traces of the detailed windows show of the GPUs."""
     if not any(isinstance(item.file, DetailedTrace) for item in source.files):
-        return ()
-    from sm_profiler.report.gpu.windows import describe_windows  # noqa: PLC0415 - few profiles have such traces
+        return report
+    from sm_profiler.report.gpu.windows import add_windows  # noqa: PLC0415 - few profiles have such traces
 
     try:
-        return describe_windows(source)
+        return add_windows(report, source)
     except Exception as error:  # noqa: BLE001 - the rest of the report does not depend on it
-        broken["detailed windows"] = one_line(error)
-        return ()
+        return attrs.evolve(report, broken={**report.broken, "detailed windows": one_line(error)})
 
 
 def report_of(  # noqa: PLR0913 - one argument a part, all but the first are options

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sm_profiler.analysis.gpu import GpuTraces, kernels, nesting
+from sm_profiler.analysis.gpu.gpu_traces import _TABLES
 from sm_profiler.analysis.gpu.table import Groups
 
 
@@ -272,3 +273,24 @@ def test_groups_compute_what_pandas_does(rows):
         assert np.allclose(getattr(groups, name)(x), getattr(expected, name)(), equal_nan=True), name
     whole = frame["a"].to_numpy()
     assert groups.cumsum(whole).tolist() == frame.groupby(["a", "b"])["a"].cumsum().tolist()
+
+
+def test_events_that_a_trace_holds_twice_make_no_more_busy_time(traces):
+    events = [
+        call(0, 4, 1),
+        kernel("gemm", 5, 10, correlation=1),
+        call(20, 4, 2),
+        kernel("relu", 30, 10, correlation=2),
+    ]
+    gpu = traces([*events, *events])
+    (row,) = gpu.temporal_breakdown().to_dict("records")
+    assert (row["compute_us"], row["total_us"]) == (20.0, 35.0)
+    for table in _TABLES:
+        gpu.columns(table)
+    assert len(gpu.launch_statistics()) == 4
+
+
+def test_every_table_is_there_without_any_kernel(traces):
+    gpu = traces([event("cpu_op", "aten::mm", 0, 5)])
+    for table in (*_TABLES, "stragglers"):
+        assert gpu.columns(table).columns, table

@@ -23,6 +23,7 @@ from sm_profiler.report.gpu.windows import join, read_windows
 from sm_profiler.report.write import write_report
 from sm_profiler.source import open_source
 
+LENGTH_US = 15_000.0  # of a kernel: five of them take most of a step
 EPOCH_US = 1_700_000_000_000_000
 PROGRAM = """
 import sys, time, torch
@@ -109,8 +110,8 @@ def with_gpu(raw):
             number, at = number + 1, max(at, one["ts"] + 10)
             launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": one["pid"], "tid": one["tid"],
                       "ts": one["ts"] + one["dur"] / 2, "dur": 1, "args": {"correlation": number}}  # fmt: skip
-            added += [launch, kernel(f"sgemm_{one['name']}", at, 200.0, correlation=number)]
-            at += 200.0
+            added += [launch, kernel(f"sgemm_{one['name']}", at, LENGTH_US, correlation=number)]
+            at += LENGTH_US
     document["traceEvents"] += added
     document["deviceProperties"] = [{"id": 0, "name": "NVIDIA A100-SXM4-80GB", "computeMajor": 8}]
     raw.write_bytes(gzip.compress(json.dumps(document).encode()))
@@ -169,6 +170,8 @@ def test_the_report_of_a_window_with_a_gpu_joins_the_always_on_recording(profile
     sampled = [line for line in found["lines"]["compute"] + found["lines"]["launch"] if line["sampled"]]
     assert any(line["file"].endswith("train.py") for line in sampled)
     assert {row["phase"] for row in found["phases"]} >= {"forward", "backward"}
+    added = [one for one in report.verdict.also if one.headline.startswith("In the detailed windows")]
+    assert [(one.kind.name, one.gain) for one in added] == [("TENSOR_CORES_UNUSED", None)]
     write_report(report, tmp_path)
     page = (tmp_path / "profiler-report.html").read_text()
     assert "train.py" in page

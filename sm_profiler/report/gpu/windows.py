@@ -30,12 +30,18 @@ from sm_profiler.formats.event_names import (
 from sm_profiler.formats.kineto_reader import ANNOTATION, OPERATOR, PHASE, PYTHON, KinetoTrace, Span
 from sm_profiler.formats.layout import DetailedTrace, shown_node
 from sm_profiler.formats.layout import TraceFile as EventFile
+from sm_profiler.report import policy
+from sm_profiler.report.classes import Class
+from sm_profiler.report.gpu.judge import decide_traces
 from sm_profiler.report.gpu.lines import SampledLines
 from sm_profiler.report.gpu.measure import measure
 from sm_profiler.report.gpu.tables import describe
+from sm_profiler.report.model import Report
 from sm_profiler.report.sample_fold import decode_stacks
 from sm_profiler.source.column_builder import ColumnBuilder
 
+# What the profiler that records a window does not change: it slows down the host, not the kernels.
+OF_KERNELS = (Class.TENSOR_CORES_UNUSED, Class.MEMORY_BANDWIDTH_BOUND, Class.DOMINANT_KERNEL)
 MAX_WINDOWS = 64  # traces read; windows are short, and a job has few of them
 MAX_BYTES = 2 << 30  # of these files
 BETWEEN = "between"  # the sampler's name of the time in a step but in none of its phases
@@ -90,12 +96,27 @@ def read_windows(source: Any) -> Windows | None:
     return Windows(gpu, {ranks[process]: _shares(found) for process, found in sampled.items()})
 
 
-def describe_windows(source: Any) -> tuple[dict[str, Any], ...]:
-    """Return report.json's `gpu_traces` of a `ProfileSource`: one object a rank in whose windows a GPU worked."""
+def add_windows(report: Report, source: Any) -> Report:
+    """Return a report with what the windows of a `ProfileSource` show of the GPUs, if these worked in them.
+
+    Findings about the kernels themselves are added. They have no gain: the others' gains cover the whole loop, and these
+    would claim parts of the same seconds.
+    """
     windows = read_windows(source)
     if windows is None:
-        return ()
-    return tuple(describe(windows.gpu, rank) for rank in measure(windows.gpu, windows.sampled))
+        return report
+    ranks = measure(windows.gpu, windows.sampled)
+    report = attrs.evolve(report, gpu_traces=tuple(describe(windows.gpu, rank) for rank in ranks))
+    if min(int(trace.events.on_device.sum()) for trace in windows.gpu.ranks.values()) < policy.TRACE_KERNELS:
+        return report
+    verdict, judged = report.verdict, decide_traces(ranks, windows.gpu)
+    known = {verdict.kind, *(finding.kind for finding in verdict.also)}
+    added = tuple(
+        attrs.evolve(finding, gain=None, headline=f"In the detailed windows: {finding.headline}")
+        for finding in (judged.main, *judged.also)
+        if finding.kind in OF_KERNELS and finding.kind not in known
+    )
+    return attrs.evolve(report, verdict=attrs.evolve(verdict, also=(*verdict.also, *added)))
 
 
 def _items(source: Any) -> list[Any]:
