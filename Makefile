@@ -8,23 +8,28 @@ TORCH_VERSION ?= 2.13.0
 TORCH_INDEX ?= $(if $(PIP_FIND_LINKS)$(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL),,--extra-index-url https://download.pytorch.org/whl/cpu)
 # smdebug, the library we are measured against, runs on Python 3.11 at most.
 OLD_PYTHON ?= $(firstword $(foreach python,$(PYTHON) python3.11 python3.10,$(if $(shell $(python) -c 'import sys; print(sys.version_info < (3, 12) or "")' 2>/dev/null | grep True),$(python))))
+# TensorFlow 2.18 runs on Python 3.12 at most.
+KERAS_PYTHON ?= $(firstword $(foreach python,$(PYTHON) python3.12 python3.11,$(if $(shell $(python) -c 'import sys; print(sys.version_info < (3, 13) or "")' 2>/dev/null | grep True),$(python))))
 PYTEST_ARGS ?=
+# what `make demo` trains with: pytorch or keras
+FRAMEWORK ?= pytorch
 
 .PHONY: help demo test test-all test-long lint format types docs coverage matrix fuzz bench image sbom changelog release-check clean
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
-demo: $(ENVS)/dev.done ## train, profile, store, judge and report on this machine; no AWS account, no Docker
-	@$(BIN)/sm-profiler demo
+demo: $(ENVS)/dev.done $(if $(filter keras,$(FRAMEWORK)),$(ENVS)/frameworks.done) ## train, profile, store, judge and report on this machine; no AWS account, no Docker
+	@$(if $(filter keras,$(FRAMEWORK)),SM_PROFILER_LOCAL_PYTHON=$(abspath $(ENVS)/frameworks/bin/python)) $(BIN)/sm-profiler demo --framework $(FRAMEWORK)
 
-test: $(ENVS)/dev.done $(ENVS)/sdk3.done $(ENVS)/smdebug.done ## the test suite
+test: $(ENVS)/dev.done $(ENVS)/sdk3.done $(ENVS)/smdebug.done $(ENVS)/frameworks.done ## the test suite
 	@echo "first what measures real time, one test after the other; then everything else, two at a time"
 	@$(BIN)/python -m pytest -m 'alone and not long' $(PYTEST_ARGS)
 	@$(BIN)/python -m pytest -m 'not alone and not long' -n 2 --dist worksteal $(PYTEST_ARGS)
 
 test-all: test test-long ## the test suite, then what takes minutes: soak, chaos, a thousand damaged jobs
 
-test-long: $(ENVS)/dev.done
+test-long: $(ENVS)/dev.done $(ENVS)/frameworks.done $(ENVS)/frameworks-old.done
+	@SM_PROFILER_FRAMEWORKS_ENV=frameworks-old $(BIN)/python -m pytest tests/frameworks/test_keras.py $(PYTEST_ARGS)
 	@$(BIN)/python -m pytest -m 'long and alone' $(PYTEST_ARGS)
 	@$(BIN)/python -m pytest -m 'long and not alone' -n 2 --dist worksteal $(PYTEST_ARGS)
 
@@ -109,6 +114,28 @@ $(ENVS)/sdk3.done: pyproject.toml
 	@$(ENVS)/sdk3/bin/pip install $(PIP_QUIET) --upgrade pip
 	@$(ENVS)/sdk3/bin/pip install $(PIP_QUIET) -e '.[local,sagemaker3]' pytest
 	@touch $@
+
+# the newest TensorFlow, Keras and JAX, and the ones in SageMaker Studio's image
+$(ENVS)/frameworks.done: pyproject.toml packaging/sm_profiler_auto.pth
+	@echo "preparing $(ENVS)/frameworks: TensorFlow (CPU), Keras, JAX, PyTorch (CPU); some minutes …"
+	@$(PYTHON) -m venv $(ENVS)/frameworks
+	@$(ENVS)/frameworks/bin/pip install $(PIP_QUIET) --upgrade pip
+	@$(ENVS)/frameworks/bin/pip install $(PIP_QUIET) torch==$(TORCH_VERSION) $(TORCH_INDEX)
+	@$(ENVS)/frameworks/bin/pip install $(PIP_QUIET) -e '.[all]' --group frameworks
+	@touch $@
+
+$(ENVS)/frameworks-old.done: pyproject.toml packaging/sm_profiler_auto.pth
+ifeq ($(KERAS_PYTHON),)
+	@echo "no Python 3.12 or older found: TensorFlow 2.18 and Keras 3.10 are not tested"
+	@mkdir -p $(ENVS) && touch $@
+else
+	@echo "preparing $(ENVS)/frameworks-old: TensorFlow 2.18 (CPU), Keras 3.10 …"
+	@$(KERAS_PYTHON) -m venv $(ENVS)/frameworks-old
+	@$(ENVS)/frameworks-old/bin/pip install $(PIP_QUIET) --upgrade pip
+	@$(ENVS)/frameworks-old/bin/pip install $(PIP_QUIET) torch==2.6.0 $(TORCH_INDEX)
+	@$(ENVS)/frameworks-old/bin/pip install $(PIP_QUIET) -e '.[analysis]' --group frameworks-old
+	@touch $@
+endif
 
 $(ENVS)/smdebug.done: pyproject.toml
 ifeq ($(OLD_PYTHON),)

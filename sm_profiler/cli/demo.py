@@ -19,17 +19,29 @@ class Command:
             "--out", default="out/demo", metavar="DIR", help="folder for the report (default: %(default)s)"
         )
 
+        parser.add_argument(
+            "--framework",
+            choices=("pytorch", "keras"),
+            default="pytorch",
+            help="what to train with (default: %(default)s)",
+        )
+
     def run(self, options: Namespace) -> int:
         """Run the demo; Ctrl-C stops everything that it started."""
         print("sm-profiler demo: no AWS account needed, nothing leaves this machine", flush=True)
         from sm_profiler.local import LocalSageMaker
-        from sm_profiler.local.demo_run import Demo, check_packages
+        from sm_profiler.local.demo_run import Demo, check_packages, launch_of
 
-        check_packages()
+        check_packages(options.framework)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with LocalSageMaker() as local:
             try:
-                demo = Demo(local, Path(options.out).absolute(), lambda line: print(line, flush=True))
+                demo = Demo(
+                    local,
+                    Path(options.out).absolute(),
+                    lambda line: print(line, flush=True),
+                    launch_of(options.framework),
+                )
                 report = demo.run()
                 print("\n" + "\n".join(demo.summary(report)), flush=True)
             except KeyboardInterrupt:

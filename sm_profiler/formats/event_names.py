@@ -56,6 +56,9 @@ OPERATORS = f"{OWN}operators"
 # A method of a training callback; name: `Class.method`. A long call is an event of its own, short ones are summed up:
 # `calls`, and the `file` and `line` that define the method.
 CALLBACK = f"{OWN}callback"
+# The input of a training loop; name: its kind (PyDataset, tf.data, DataLoader, arrays, generator). `num_workers` and, for
+# a PyDataset, `processes`, and the `file`, `line` and `function` of its __getitem__.
+INPUT = f"{OWN}input"
 EPOCH = f"{OWN}epoch"  # an epoch of the training, evaluation included; `epoch` is its number
 OBJECTS = f"{OWN}objects"  # growth of Python objects and tensors by type
 THREADS = f"{OWN}threads"  # threads of the process and its libraries
@@ -75,6 +78,7 @@ RECORDED = (
     HANG,
     CALLBACK,
     EPOCH,
+    INPUT,
     DATA_STAGES,
 )
 SAMPLES = (

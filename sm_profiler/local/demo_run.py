@@ -15,12 +15,15 @@ from typing import Any, Protocol
 
 import sm_profiler
 from sm_profiler.errors import ProfilerError
+from sm_profiler.local.overlay import PYTHON
 from sm_profiler.local.process import JobProcess, describe_exit
 from sm_profiler.local.records import FINAL_RULE_STATUSES
 from sm_profiler.local.transfer import download, s3_keys
 
 PROFILE = "profiler-output"
-NEEDED = {"sagemaker": "sm-profiler[sagemaker2]", "torch": "torch"}
+NEEDED = {"sagemaker": "sm-profiler[sagemaker2]"}
+FRAMEWORKS = {"pytorch": {"torch": "torch"}, "keras": {"tensorflow": "tensorflow", "keras": "keras"}}
+LAUNCHES = {"pytorch": "launch.py", "keras": "launch_keras.py"}
 SETTINGS_LOG = "sagemaker.config INFO"  # the SDK's search for settings files
 QUIET_S = 5.0  # seconds without output of the SDK before a progress line
 MAX_RULE_WAIT_S = 600.0
@@ -39,13 +42,23 @@ def scripts_folder() -> Path:
     raise ProfilerError("this installation has no demo scripts; they are in examples/demo of the sources")
 
 
-def check_packages() -> None:
-    """Check that the demo's packages are installed.
+def launch_of(framework: str) -> Path:
+    """Return the launch script for a framework.
+
+    Raises:
+        ProfilerError: this installation has none.
+    """
+    return scripts_folder() / LAUNCHES[framework]
+
+
+def check_packages(framework: str) -> None:
+    """Check that the demo's packages are installed; the jobs may have an interpreter of their own.
 
     Raises:
         ProfilerError: names the first package to install.
     """
-    for module, requirement in NEEDED.items():
+    needed = NEEDED if os.environ.get(PYTHON) else NEEDED | FRAMEWORKS[framework]
+    for module, requirement in needed.items():
         if find_spec(module) is None:
             raise ProfilerError(f"the demo needs {module}: pip install '{requirement}'")
     if not version("sagemaker").startswith("2."):

@@ -6,7 +6,9 @@ requirements.txt or with pip in the script, goes to its own folder; the endpoint
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 import venv
 from collections.abc import Mapping
@@ -29,13 +31,29 @@ PIP_VARIABLES = (
 AUTO_START = (
     "import os; os.environ.get('SM_PROFILER_AUTO') == '1' and __import__('sm_profiler.hook.auto').hook.auto.arm()"
 )
+PYTHON = "SM_PROFILER_LOCAL_PYTHON"  # an interpreter whose packages the jobs get, instead of the endpoint's
 
 
-def create_overlay(folder: Path) -> Path:
-    """Create the environment, which takes some tens of milliseconds, and return its python."""
-    venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
+def create_overlay(folder: Path, python: str | None = None) -> Path:
+    """Create the environment, which takes some tens of milliseconds, and return its python.
+
+    Args:
+        folder: where.
+        python: the interpreter with the packages; by default that of `SM_PROFILER_LOCAL_PYTHON`, or the endpoint's.
+
+    Raises:
+        OSError, subprocess.CalledProcessError: that interpreter does not run.
+    """
+    python = python or os.environ.get(PYTHON)
+    if python:
+        subprocess.run([python, "-m", "venv", "--without-pip", str(folder)], check=True)
+        show = "import json, sys; print(json.dumps(sys.path))"
+        paths = json.loads(subprocess.run([python, "-c", show], check=True, capture_output=True, text=True).stdout)
+    else:
+        venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
+        paths = sys.path
     site = next(folder.glob("lib/python3*/site-packages"))
-    below = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    below = [path for path in paths if Path(path).name in ("site-packages", "dist-packages")]
     # addsitedir also reads .pth files, on which editable installations depend
     lines = [f"import site; site.addsitedir({path!r})" for path in below]
     lines.append(str(Path(sm_profiler.__file__).parents[1]))

@@ -10,7 +10,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PYTHON = ROOT / ".envs" / os.environ.get("SM_PROFILER_TEST_ENV", "frameworks") / "bin" / "python"
+PYTHON = ROOT / ".envs" / os.environ.get("SM_PROFILER_FRAMEWORKS_ENV", "frameworks") / "bin" / "python"
 BACKENDS = ("tensorflow", "jax", "torch")
 
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is missing: make {PYTHON.parents[1]}.done")
@@ -95,7 +95,7 @@ def test_steps_are_those_that_keras_counts_and_results_do_not_change(backend, tm
     if any(loop.startswith("dataset") for loop in FAST[backend]):
         assert len(slow) == 2
         assert all(row["dur"] >= 50_000 and row["args"]["file"].endswith("keras_loops.py") for row in slow)
-        kinds = {row["args"].get("kind"): row["args"] for row in rows if row["phase"] == "DataLoaderIterInitialize"}
+        kinds = {row["args"].get("kind"): row["args"] for row in rows if row["phase"] == "sm_profiler/input"}
         assert kinds["PyDataset"]["num_workers"] == (2 if "dataset-threads" in FAST[backend] else 0)
         assert kinds["PyDataset"]["function"] == "__getitem__"
         assert [row for row in rows if row["phase"] == "DataLoaderWorkerFetch"]

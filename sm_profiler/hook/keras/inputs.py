@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from sm_profiler.config.name_pattern import NamePattern
 from sm_profiler.formats.event_names import (
     DATALOADER_FETCH,
-    DATALOADER_INITIALIZE,
     DATALOADER_ITER,
     DATALOADER_WAIT,
+    INPUT,
 )
 from sm_profiler.hook.caller import is_library
 from sm_profiler.hook.collector import Collector
@@ -156,7 +156,7 @@ class Inputs(Collector):
             now = perf_counter_ns()
             while self._pending:
                 kind, args = self._pending.pop(0)
-                self._session.append((DATALOADER_INITIALIZE, kind, now, now, -1, args))
+                self._session.append((INPUT, kind, now, now, -1, args))
 
     def start(self) -> None:
         """Record what the input is."""

@@ -8,9 +8,11 @@ from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, percent, plural
 from sm_profiler.report.judges.judge_context import JudgeContext
+from sm_profiler.report.judges.keras_inputs import KerasInput, keras_input
 from sm_profiler.report.judges.tf_data import Stage, slow_stage
 from sm_profiler.report.judges.workers import workers_of
 from sm_profiler.report.model import Evidence, Finding, Location
+from sm_profiler.report.where import WAIT, WORKER, lines_of_samples
 
 
 def judge_input(context: JudgeContext) -> Finding | None:
@@ -24,8 +26,8 @@ def _by_waits(context: JudgeContext) -> Finding | None:
     if wait < policy.INPUT_WAIT or mean * 1e3 < policy.INPUT_WAIT_MS:
         return None
     share = context.metrics.average_share("wait")  # of the whole loop with its evaluation, like the chart
-    stage = slow_stage(context)
-    cause = _cause(context) if stage is None else _of_stage(stage)
+    fed, stage = keras_input(context), slow_stage(context)
+    cause = _of_keras(fed, context) if fed else _of_stage(stage) if stage else _cause(context)
     iteration = context.mean(lambda rank: rank.mean("length", without_stalls=False))
     return Finding(
         Class.INPUT_BOUND,
@@ -72,6 +74,11 @@ class _Cause:
     advice: str
     evidence: tuple[Evidence, ...]
     where: tuple[Location, ...] = ()
+
+
+def _of_keras(fed: KerasInput, context: JudgeContext) -> _Cause:
+    sampled = lines_of_samples(context.metrics, lambda one: one.phase in (WAIT, WORKER))
+    return _Cause(fed.clause, fed.advice, fed.evidence, sampled or ((fed.place,) if fed.place else ()))
 
 
 def _of_stage(stage: Stage) -> _Cause:

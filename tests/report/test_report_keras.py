@@ -1,0 +1,60 @@
+"""Verdicts on Keras trainings: what their input could do better, and steps whose phases cannot be seen."""
+
+import pytest
+from report_helpers import training, verdict_of
+
+from sm_profiler.formats import event_names
+from sm_profiler.report.classes import Class
+
+LINE = {"file": "/opt/ml/code/train.py", "line": 12, "function": "__getitem__"}
+
+
+def compiled(steps, *, wait, length=0.01):
+    """Return a loop whose steps are one compiled function each."""
+    return [
+        (event_names.COMPILED_STEP, "train_function", *row[2:]) if row[0] == "Forward" else row
+        for row in training(steps, wait=wait, forward=length, backward=0, optimizer=0)
+    ]
+
+
+def fed(rows, kind, **args):
+    return [(event_names.INPUT, kind, 1.0, 0.0, "algo-1-0", -1, {"kind": kind, "backend": "jax", **args}), *rows]
+
+
+def test_a_compiled_step_is_no_time_between_phases():
+    verdict = verdict_of(compiled(300, wait=0.0002))
+    assert verdict.kind is Class.BALANCED
+
+
+@pytest.mark.parametrize(
+    ("args", "said", "advised"),
+    [
+        ({"num_workers": 0}, "one after the other (workers=1)", "use_multiprocessing=True"),
+        (
+            {"num_workers": 2, "processes": False},
+            "2 threads of the PyDataset cannot keep up",
+            "use_multiprocessing=True",
+        ),
+        ({"num_workers": 3, "processes": True}, "3 processes of the PyDataset cannot keep up", "instead of 3"),
+        ({"num_workers": "many"}, "one after the other (workers=1)", "max_queue_size"),
+    ],
+)
+def test_advises_workers_for_a_slow_dataset_and_names_its_line(args, said, advised):
+    verdict = verdict_of(fed(compiled(300, wait=0.02), "PyDataset", **args, **LINE))
+    assert verdict.kind is Class.INPUT_BOUND
+    assert said in verdict.main.headline
+    assert advised in verdict.main.next_step
+    assert [(place.line, place.function) for place in verdict.main.where] == [(12, "__getitem__")]
+
+
+def test_advises_a_dataset_instead_of_a_generator():
+    verdict = verdict_of(fed(compiled(300, wait=0.02), "generator"))
+    assert verdict.kind is Class.INPUT_BOUND
+    assert "a generator prepares batches" in verdict.main.headline
+    assert "PyDataset" in verdict.main.next_step
+
+
+def test_other_inputs_keep_their_usual_advice():
+    verdict = verdict_of(fed(compiled(300, wait=0.02), "arrays"))
+    assert verdict.kind is Class.INPUT_BOUND
+    assert "PyDataset" not in verdict.main.next_step
