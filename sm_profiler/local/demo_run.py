@@ -51,7 +51,7 @@ def launch_of(framework: str) -> Path:
     return scripts_folder() / LAUNCHES[framework]
 
 
-def check_packages(framework: str) -> None:
+def check_packages(framework: str = "pytorch") -> None:
     """Check that the demo's packages are installed; the jobs may have an interpreter of their own.
 
     Raises:

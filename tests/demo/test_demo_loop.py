@@ -77,6 +77,22 @@ def test_demo_finds_the_planted_problem_without_network(tmp_path):
     assert f"s3://sagemaker-us-east-1-123456789012/{report_job(run.stdout)}/rule-output/ProfilerReport" in run.stdout
 
 
+FRAMEWORKS = REPOSITORY / ".envs" / "frameworks" / "bin" / "python"
+
+
+@pytest.mark.long
+@pytest.mark.sdk2
+@pytest.mark.skipif(not FRAMEWORKS.exists(), reason="needs the environment `frameworks`: make .envs/frameworks.done")
+def test_the_tensorflow_estimator_runs_a_keras_job_end_to_end(tmp_path):
+    environment = {**os.environ, "SM_PROFILER_LOCAL_PYTHON": str(FRAMEWORKS)}
+    command = [sys.executable, "-m", "sm_profiler", "demo", "--framework", "keras", "--out", str(tmp_path)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=290, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["verdict"]["class"] == "INPUT_BOUND"
+    assert "PyDataset" in run.stdout
+
+
 def report_job(text: str) -> str:
     line = next(line for line in text.splitlines() if line.startswith("job "))
     return line.split()[1].rstrip(":")
