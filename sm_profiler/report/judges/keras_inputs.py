@@ -1,4 +1,4 @@
-"""Why a Keras training waits for its input: what a PyDataset or a generator could do better."""
+"""Causes of slow input in Keras trainings: what a PyDataset or a generator could do better."""
 
 from __future__ import annotations
 
