@@ -72,6 +72,14 @@ def real(field: int, number: float) -> bytes:
     return varint(field << 3 | 1) + struct.pack("<d", number)
 
 
+# Parts of packets that stay the same.
+_PACKET_TAG, _EVENT_TAG = varint(_PACKET << 3 | 2), varint(_EVENT << 3 | 2)
+_TIMESTAMP_TAG, _NAME_TAG, _CATEGORY_TAG, _IID_TAG = (
+    varint(field << 3) for field in (_TIMESTAMP, _NAME, _CATEGORY, 1)
+)  # fmt: skip
+_BEGIN_TYPE, _NEEDED_FLAG = whole(_TYPE, _BEGIN), whole(_FLAGS, _NEEDED)
+
+
 class PerfettoSink:
     """Writes packets; see `report.trace_sinks.TraceSink` for its methods."""
 
@@ -89,19 +97,22 @@ class PerfettoSink:
         self._sequence = whole(_SEQUENCE, zlib.crc32(identity.encode("utf-8", "replace")) or 1)
         self._parts: list[bytes] = []
         self._size = 0
-        self._tables: dict[int, dict[str, int]] = {_CATEGORIES: {}, _NAMES: {}, _KEYS: {}}
+        self._tables: dict[int, dict[str, bytes]] = {_CATEGORIES: {}, _NAMES: {}, _KEYS: {}}
         self._fresh: list[bytes] = []
         self._tracks: dict[tuple[int, int], bytes] = {}
+        self._ends: dict[tuple[int, int], bytes] = {}
         self._counters: dict[tuple[int, str], bytes] = {}
         self._processes: dict[int, tuple[int, str, int]] = {}
+        self._flows = self._hash("flow")
+        self._upper, self._upper_bytes = -1, b""
         moment = max(origin_ns, 0)
         clocks = b"".join(data(1, whole(1, clock) + whole(2, moment)) for clock in (_BOOTTIME, _REALTIME))
         self._packet(whole(_TIMESTAMP, moment) + data(_CLOCKS, clocks) + whole(_FLAGS, _CLEARED))
 
     def _packet(self, content: bytes) -> None:
-        written = data(_PACKET, content + self._sequence)
-        self._parts.append(written)
-        self._size += len(written)
+        content += self._sequence
+        self._parts.append(_PACKET_TAG + varint(len(content)) + content)
+        self._size += len(content)
         if self._size >= _BUFFER:
             self._flush()
 
@@ -114,20 +125,31 @@ class PerfettoSink:
         content = repr((self._identity, *what)).encode("utf-8", "replace")
         return int.from_bytes(blake2b(content, digest_size=8).digest(), "little") >> 1 or 1
 
-    def _interned(self, table: int, content: str) -> int:
-        """Return the number of a text; the next packet carries it if it is new."""
+    def _interned(self, table: int, content: str) -> bytes:
+        """Return the encoded number of a text; the next packet carries the text if it is new."""
         known = self._tables[table]
         number = known.get(content)
         if number is None:
-            number = known[content] = len(known) + 1
-            self._fresh.append(data(table, whole(1, number) + text(2, content)))
+            number = known[content] = varint(len(known) + 1)
+            self._fresh.append(data(table, _IID_TAG + number + text(2, content)))
         return number
 
+    def _moment(self, at: int) -> bytes:
+        """Encode a time: its upper bits change rarely."""
+        at = max(self._origin + at, 0)
+        if at >> 28 != self._upper:
+            self._upper, self._upper_bytes = at >> 28, varint(at >> 28)
+        if not self._upper:
+            return _TIMESTAMP_TAG + varint(at)
+        low = (at & 0x7F | 0x80, at >> 7 & 0x7F | 0x80, at >> 14 & 0x7F | 0x80, at >> 21 & 0x7F | 0x80)
+        return _TIMESTAMP_TAG + bytes(low) + self._upper_bytes
+
     def _event(self, at: int, content: bytes) -> None:
-        interned = data(_INTERNED, b"".join(self._fresh)) if self._fresh else b""
-        self._fresh.clear()
-        moment = whole(_TIMESTAMP, max(self._origin + at, 0))
-        self._packet(moment + interned + data(_EVENT, content) + whole(_FLAGS, _NEEDED))
+        interned = b""
+        if self._fresh:
+            interned = data(_INTERNED, b"".join(self._fresh))
+            self._fresh.clear()
+        self._packet(self._moment(at) + interned + _EVENT_TAG + varint(len(content)) + content + _NEEDED_FLAG)
 
     def name_process(self, process: int, name: str, order: int) -> None:
         """Describe a process's track."""
@@ -151,7 +173,8 @@ class PerfettoSink:
         about = whole(_PID, pid) + whole(_TID, number & 0x3FFFFFFF or 1) + text(_THREAD_NAME, name)
         track = whole(_TRACK_UUID, number) + whole(_TRACK_PARENT, self._hash(owner)) + whole(_TRACK_RANK, order)
         self._packet(data(_TRACK, track + data(_TRACK_THREAD, about)))
-        self._tracks[process, thread] = whole(_UUID, number)
+        named = self._tracks[process, thread] = whole(_UUID, number)
+        self._ends[process, thread] = data(_EVENT, named + whole(_TYPE, _END)) + _NEEDED_FLAG
 
     def slice(  # noqa: PLR0913, PLR0917 - one argument a field
         self,
@@ -166,15 +189,14 @@ class PerfettoSink:
     ) -> None:
         """Write the begin and the end of a slice."""
         track = self._tracks[process, thread]
-        content = [whole(_TYPE, _BEGIN), track, whole(_NAME, self._interned(_NAMES, name))]
-        content.append(whole(_CATEGORY, self._interned(_CATEGORIES, category)))
-        content += [
-            data(_ANNOTATION, whole(1, self._interned(_KEYS, key)) + _value(value)) for key, value in args.items()
-        ]
+        content = track + _BEGIN_TYPE + _NAME_TAG + self._interned(_NAMES, name)
+        content += _CATEGORY_TAG + self._interned(_CATEGORIES, category)
+        for key, value in args.items():
+            content += data(_ANNOTATION, _IID_TAG + self._interned(_KEYS, key) + _value(value))
         if flow:
-            content.append(fixed(_FLOW if flow > 0 else _FLOW_END, self._hash("flow") + abs(flow)))
-        self._event(start, b"".join(content))
-        self._event(start + length, whole(_TYPE, _END) + track)
+            content += fixed(_FLOW if flow > 0 else _FLOW_END, self._flows + abs(flow))
+        self._event(start, content)
+        self._packet(self._moment(start + length) + self._ends[process, thread])
 
     def counter(self, process: int, name: str, at: int, values: Mapping[str, int | float | str]) -> None:
         """Write the values of a counter, each on a track of its own."""
