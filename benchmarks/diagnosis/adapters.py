@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from sm_profiler.report import build_report
 from sm_profiler.source import open_source
 
 ROOT = Path(__file__).parents[2]
+FRAMEWORKS = ROOT / ".envs" / "frameworks" / "bin" / "python"
+_FRAMEWORK = re.compile(r"^(?:import|from) (?:jax|keras|tensorflow)\b", re.MULTILINE)
 HANG_SECONDS = "6"  # instead of a minute, in runs this short
 LIMIT_S = 240  # a run takes 5 to 20 s on an idle machine
 
@@ -79,10 +82,16 @@ class Profiler(Protocol):
         """Run a script under the profiler, in a folder of its own; return what it names."""
 
 
+def interpreter(script: Path) -> str:
+    """Return the Python with the frameworks that a script imports."""
+    return str(FRAMEWORKS) if _FRAMEWORK.search(script.read_text(encoding="utf-8")) else sys.executable
+
+
 def environment() -> dict[str, str]:
     """Return the variables of a run: one thread for each operator, no profiler of the caller's."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("SM_PROFILER")}
-    return kept | {"PYTHONPATH": f"{PROBLEMS}", "OMP_NUM_THREADS": "1"}
+    one = {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+    return kept | {"PYTHONPATH": f"{PROBLEMS}", **one}
 
 
 def execute(command: Sequence[str], folder: Path, **variables: str) -> str:
@@ -102,7 +111,7 @@ class Plain:
 
     def run(self, script: Path, arguments: Sequence[str], folder: Path) -> None:
         """Run the script."""
-        execute([sys.executable, str(script), *arguments], folder)
+        execute([interpreter(script), str(script), *arguments], folder)
 
 
 class Ours:
@@ -113,7 +122,7 @@ class Ours:
 
     def diagnose(self, script: Path, arguments: Sequence[str], folder: Path) -> Diagnosis:
         """Run a script under `sm-profiler run`, with its defaults."""
-        command = [sys.executable, "-m", "sm_profiler", "run", str(script), *arguments]
+        command = [interpreter(script), "-m", "sm_profiler", "run", str(script), *arguments]
         execute(command, folder, SM_PROFILER_HANG_SECONDS=HANG_SECONDS)
         (profile,) = (folder / "sm-profiler").iterdir()
         return self.read(profile)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from sm_profiler.formats.event_names import BACKWARD, COMPILED_STEP, DATALOADER_WAIT, FORWARD, OPTIMIZER
+from sm_profiler.formats.event_names import BACKWARD, COMPILED_STEP, DATALOADER_WAIT, FORWARD, OPTIMIZER, RESULTS
 from sm_profiler.hook.modes import STEP, ModeKeys
 
 # A span as recorded on the training thread and turned into an event elsewhere: phase, name, start and end
@@ -356,12 +356,12 @@ class StepTracker:
         self._after_fetch = False
         return True
 
-    def call_ended(self, name: str, start_ns: int, end_ns: int) -> None:
-        """Note the end of such a call, or of waiting for its results."""
+    def call_ended(self, name: str, start_ns: int, end_ns: int, phase: str = COMPILED_STEP) -> None:
+        """Note the end of such a call, or (phase RESULTS) of waiting for results, which belongs to the steps before it."""
         self._last_end = end_ns
         self._saw_optimizer = True  # so that the next fetch ends the step
-        if self.keep_phases and self.number >= 0:
-            self.append((COMPILED_STEP, name, start_ns, end_ns, self.number, None))
+        if self.number >= 0 and (self.keep_phases or phase is RESULTS):
+            self.append((phase, name, start_ns, end_ns, self.number, None))
 
     def call_begins(self, key: int, start_ns: int, *, trains: bool) -> None:
         """Note the call of a compiled function of which it is known whether it computes gradients."""

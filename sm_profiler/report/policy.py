@@ -64,6 +64,8 @@ LAUNCHES_ERROR = T(0.15, "of the calibrated cost; operators differ in it, and so
 TINY_STEP_MS = T(
     3.0, "launching a few hundred operators from Python takes 1 to 3 ms: shorter steps are mostly overhead"
 )
+TINY_COMPILED_MS = T(0.4, "one call of a function of jax.jit takes 0.03 to 0.2 ms, however little it computes")
+ONE_CALL = T(0.5, "of an iteration in compiled functions: its step is one call instead of hundreds of operators")
 TINY_STEP_MIN_LOSS = T(0.3, "share; the least that overhead takes of a step this short")
 TINY_STEP_MAX_LOSS = T(0.9, "share; some of even the smallest step is arithmetic")
 GC_SHARE = T(0.06, "generations 0 and 1 cost under 1 %; several percent need full collections over many objects")

@@ -22,6 +22,7 @@ TRAIN, EVAL = MODES.index("TRAIN"), MODES.index("EVAL")  # as in StepRows.mode
 # its step; of the script's own phases inside the step
 GC, OWN, OWN_IN_STEP, DECLARED_IN_STEP = "gc", "own", "own in step", "declared in step"
 LOADER, COMMUNICATION = "loader", "communication"
+RESULTS = "results"  # waiting for results of compiled functions, included in the compiled step
 _COLLECTIVES = ("nccl", "allreduce", "all_reduce", "allgather", "reducescatter", "reduce_scatter", "broadcast")
 
 
@@ -47,6 +48,7 @@ def columns() -> tuple[str, ...]:
         OWN_IN_STEP,
         DECLARED_IN_STEP,
         LOADER,
+        RESULTS,
         COMMUNICATION,
         *on_device,
     )
@@ -194,7 +196,7 @@ class StepFold:
         for node, keys in by_node.items():
             joined[node] = _joined([self._chunks.pop(key) for key in keys])
             self._chunks[keys[0]] = joined[node]
-        steps = {node: chunk.rows for node, chunk in joined.items() if len(chunk.rows)}
+        steps = {node: spread_results(chunk.rows) for node, chunk in joined.items() if len(chunk.rows)}
         return StepSummary(
             steps,
             {node: (joined[node].first_us, joined[node].last_us) for node in steps},
@@ -206,9 +208,29 @@ class StepFold:
         )
 
 
+def spread_results(rows: StepRows) -> StepRows:
+    """Divide the waiting for results among the steps that computed them: those since the results before.
+
+    JAX returns from a compiled function before it has run, so that a script which reads its loss every 20 steps waits for
+    20 steps at once.
+    """
+    waited = rows.parts[:, column(RESULTS)]
+    reads = waited > 0
+    group: Ints = np.cumsum(reads) - reads  # number of the reading step that ends it
+    if not reads.any() or bool(reads.all()):
+        return rows
+    count = np.bincount(group)
+    each = (np.bincount(group, waited) / np.maximum(count, 1))[group]
+    first = np.cumsum(count) - count
+    before = (np.arange(len(rows)) - first[group]) * each
+    table = rows.parts.copy()
+    table[:, column("compiled")] += each - waited
+    return attrs.evolve(rows, start=rows.start + before, duration=rows.duration + each - waited, parts=table)
+
+
 _STEP, _OVERHEAD, _OWN, _DECLARED, _IGNORED = 100, 101, 102, 103, -1
 _BEGINNINGS = {event_names.STEP: _STEP, event_names.OVERHEAD: _OVERHEAD, event_names.PROFILING: _OWN}
-_OTHER_COLUMNS = {event_names.GARBAGE_COLLECTION: GC, event_names.DATALOADER_ITER: LOADER}
+_OTHER_COLUMNS = {event_names.GARBAGE_COLLECTION: GC, event_names.DATALOADER_ITER: LOADER, event_names.RESULTS: RESULTS}
 
 
 def classify(events: EventColumns) -> NDArray[np.int8]:
@@ -289,6 +311,7 @@ def _chunk(events: EventColumns, kinds: NDArray[np.int8], modes: NDArray[np.int8
     begin = _counted_once(others, kinds)
     times = others.end_us - begin - np.where(late, 0.0, by_profiler.within(begin, others.end_us))
     np.add.at(padded, (row, kinds), np.maximum(times, 0.0))
+    padded[:, column("compiled")] += padded[:, column(RESULTS)]
     _add_own(padded, by_profiler, steps, first)
     found = _add_declared(padded, declared, by_profiler, steps, others[np.isin(kinds, _recorded_columns())])
     gc_in_wait = _overlap_with_waits(others, kinds, steps.start_us)

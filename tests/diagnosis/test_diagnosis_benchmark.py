@@ -14,7 +14,7 @@ from benchmarks.diagnosis.running import Outcome
 from benchmarks.diagnosis.scoring import BUSY, reliability, score
 from sm_profiler.report import Class
 
-SCRIPTS = sorted(path for path in PROBLEMS.glob("*.py") if path.stem not in ("bench", "ranks"))
+SCRIPTS = sorted(path for path in PROBLEMS.glob("*.py") if path.stem not in ("bench", "ranks", "jax_parts"))
 CASE = next(case for case in CASES if case.script == "slow_getitem")
 REPAIRED = {"loop": 2.0, "samples": 100, "shares": {}}
 PLANTED = {"loop": 4.0, "samples": 100, "shares": {"loading": 0.5}}

@@ -14,15 +14,15 @@ import tempfile
 import time
 from collections import defaultdict
 from contextlib import contextmanager
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 
-import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
 LASTS, MOST = 3.0, 8  # seconds of healthy steps at least; times the steps at most
 ENOUGH, RARE = 8, 6  # occurrences; times the usual
-torch.set_num_threads(1)  # the machines differ in cores; a step should not
+TORCH = sys.modules.get("torch")  # imported by the script, before this module
+if TORCH:
+    TORCH.set_num_threads(1)  # the machines differ in cores; a step should not
 
 
 class Run:
@@ -50,9 +50,10 @@ class Run:
                 self._diary = next(words)
             else:
                 self._options[name] = type(defaults[name])(ast.literal_eval(next(words)))
-        if self.repaired:
-            register_optimizer_step_post_hook(lambda *_: self._stepped.append(time.perf_counter()))
-        elif not self._usual:
+        if self.repaired and TORCH:
+            optimizers = import_module("torch.optim.optimizer")
+            optimizers.register_optimizer_step_post_hook(lambda *_: self.stepped())
+        if not self.repaired and not self._usual:
             self._usual = self._measure()
         if self._usual:  # on a fast machine more steps, so that they outweigh the first ones
             self._options["steps"] = max(self.steps, min(round(self.lasts / self._usual), MOST * self.steps))
@@ -68,6 +69,11 @@ class Run:
             diary = Path(folder, "diary.json")
             subprocess.run([sys.executable, *sys.argv, "--repaired", "--diary", str(diary)], check=True)
             return json.loads(diary.read_text())["step"]
+
+    def stepped(self):
+        """Note the end of a step, in a script without an optimizer of torch."""
+        if self.repaired:
+            self._stepped.append(time.perf_counter())
 
     def usual(self) -> float:
         """Return the seconds of a healthy step."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
+from sm_profiler.formats.event_names import COMPILED_STEP, RESULTS
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.steps import StepTracker
 
@@ -144,7 +145,7 @@ class Loop:
     def ended(self, function: Compiled | None, name: str, start_ns: int, end_ns: int) -> None:
         """Note the end of a call, or of waiting for its results."""
         if self._turn is None or self._tracker.manual:
-            self._tracker.call_ended(name, start_ns, end_ns)
+            self._tracker.call_ended(name, start_ns, end_ns, RESULTS if function is None else COMPILED_STEP)
         else:
             self._turn.append(_Call(function, name, start_ns, end_ns))
 
@@ -181,7 +182,8 @@ class Loop:
             function = calls[at].function
             self._begin(function.mode if function else ModeKeys.TRAIN, calls[at].start_ns)
             for call in calls[at:]:
-                self._tracker.call_ended(call.name, call.start_ns, call.end_ns)
+                phase = RESULTS if call.function is None else COMPILED_STEP
+                self._tracker.call_ended(call.name, call.start_ns, call.end_ns, phase)
 
 
 def _reference(leaf: Any) -> Any:

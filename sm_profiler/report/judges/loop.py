@@ -91,7 +91,14 @@ def judge_declared(context: JudgeContext) -> Finding | None:
 
 def is_tiny(context: JudgeContext) -> bool:
     """Return whether a typical iteration is so short that launching operators dominates it."""
-    return bool(context.ranks) and _typical(context, "length") * 1e3 <= policy.TINY_STEP_MS
+    return bool(context.ranks) and _typical(context, "length") * 1e3 <= tiny_ms(context)
+
+
+def tiny_ms(context: JudgeContext) -> float:
+    """Return the milliseconds below which launching dominates a step: less if a step is one compiled call."""
+    compiled = context.mean(lambda rank: rank.share_of_iterations("compiled")) >= policy.ONE_CALL
+    jax = bool(context.metrics.metadata) and all(one.get("framework") == "jax" for one in context.metrics.metadata)
+    return float(policy.TINY_COMPILED_MS if compiled and jax else policy.TINY_STEP_MS)
 
 
 def _typical(context: JudgeContext, key: str) -> float:
@@ -187,6 +194,7 @@ def _tiny_steps(context: JudgeContext) -> Finding | None:
     wait, outside = _typical(context, "wait"), _typical(context, "outside")
     if not is_tiny(context) or wait * 1e3 >= policy.INPUT_WAIT_MS or outside * 1e3 >= policy.OUTSIDE_MS:
         return None
+    limit = tiny_ms(context)
     iteration = _typical(context, "length")
     rate = context.metrics.steps_per_second or 1 / max(iteration, 1e-9)
     overhead = 1 - context.mean(lambda rank: rank.share_of_iterations("backward"))
@@ -195,13 +203,13 @@ def _tiny_steps(context: JudgeContext) -> Finding | None:
         f"Steps of {duration(iteration)} are too small: most of their time is Python and operator launches, not arithmetic.",
         (
             Evidence(
-                "typical iteration of the loop", round(iteration * 1e3, 3), policy.TINY_STEP_MS, unit="ms", held="good from"
+                "typical iteration of the loop", round(iteration * 1e3, 3), limit, unit="ms", held="good from"
             ),
             Evidence("steps per second", round(rate, 1)),
         ),
         _SMALL_STEPS_ADVICE,
         min(max(overhead, policy.TINY_STEP_MIN_LOSS), policy.TINY_STEP_MAX_LOSS),
-        confidence=context.confidence(policy.TINY_STEP_MS / max(iteration * 1e3, 1e-6), 1.0, sure=False),
+        confidence=context.confidence(limit / max(iteration * 1e3, 1e-6), 1.0, sure=False),
     )  # fmt: skip
 
 

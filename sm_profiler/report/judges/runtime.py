@@ -18,6 +18,18 @@ from sm_profiler.report.where import BESIDE_THE_LOOP
 
 COPIES = re.compile(r"\.(to|cuda|copy_|pin_memory)\(|send_to_device\(|move_data_to_device\(")
 MAX_LINES = 5  # of a finding
+_TORCH = "torch.compile"
+_REPAIRS = {
+    _TORCH: (
+        "Compile with dynamic=True, or mark what varies (torch._dynamo.mark_dynamic); pad batches to a few lengths, and drop a "
+        "shorter last batch (drop_last=True). Keep Python numbers that change out of compiled code, or pass them as tensors."
+    ),
+    "jax.jit": (
+        "Give the function the same shapes and types at each call: pad batches to a few lengths and mask the rest, and drop a "
+        "shorter last batch. Pass numbers that change as arrays instead of naming them in static_argnums, and call jax.jit once, "
+        "outside the loop: each new function, lambda or partial is compiled on its own."
+    ),
+}
 
 
 def _number(record: Record, name: str) -> float:
@@ -31,11 +43,12 @@ def _text(record: Record, name: str) -> str:
 
 
 def judge_recompilation(context: JudgeContext) -> Finding | None:
-    """Find functions that torch.compile compiles again while the loop runs."""
+    """Find functions that a compiler compiles again while the loop runs."""
     spent = time_spent(context, event_names.COMPILE, lambda one: one.args.get("again") is True)
     rank = spent.worst
     if rank is None or spent.share < policy.RECOMPILING:
         return None
+    compiler = next((text for one in spent.records if (text := _text(one, "compiler"))), _TORCH)
     reason = next((text for one in reversed(spent.records) if (text := _text(one, "reason"))), "")
     breaks = [one for one in context.metrics.records[event_names.COMPILE].of(rank.name) if one.name == "graph break"]
     evidence = [
@@ -50,11 +63,10 @@ def judge_recompilation(context: JudgeContext) -> Finding | None:
         evidence.append(Evidence("reason of the first graph break", _text(breaks[0], "reason"), None, rank.name))
     return Finding(
         Class.RECOMPILATION,
-        f"torch.compile compiles {spent.records[-1].name} again {plural(spent.calls, 'time')}, "
+        f"{compiler} compiles {spent.records[-1].name} again {plural(spent.calls, 'time')}, "
         f"{duration(spent.seconds / spent.calls)} each; this costs {percent(spent.share)} of the loop.",
         tuple(evidence),
-        "Compile with dynamic=True, or mark what varies (torch._dynamo.mark_dynamic); pad batches to a few lengths, and drop a "
-        "shorter last batch (drop_last=True). Keep Python numbers that change out of compiled code, or pass them as tensors.",
+        _REPAIRS.get(compiler, _REPAIRS[_TORCH]),
         spent.share,
         confidence=context.confidence(spent.share, policy.RECOMPILING),
         where=lines_of(spent.records),

@@ -1,0 +1,17 @@
+"""A Python loop over many layers inside jax.jit: compiling takes longer than training."""
+
+import jax
+from bench import Run
+from jax_parts import network, rows, update
+
+run = Run(steps=60, width=64, batch=32, layers=150)
+data, labels = rows(run.batch * 8, 64)
+train_step = jax.jit(update)
+params, state = network(64, run.width, 2 if run.repaired else run.layers)
+with run.training():
+    for number in range(run.steps):  # LOOP
+        at = number % 8 * run.batch
+        params, state, loss = train_step(params, state, data[at : at + run.batch], labels[at : at + run.batch])
+        loss.block_until_ready()
+        run.stepped()
+run.close()

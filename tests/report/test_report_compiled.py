@@ -1,0 +1,78 @@
+"""Loops of compiled functions, which run while the script goes on: steps, waiting for results, tiny steps."""
+
+import numpy as np
+import pytest
+from report_helpers import metrics_of, verdict_of
+
+from sm_profiler.formats import event_names
+from sm_profiler.report.classes import Class
+from sm_profiler.report.policy import TINY_COMPILED_MS
+
+JAX = ({"framework": "jax"},)
+
+
+def compiled(steps, *, call=0.0001, read=0.0, every=20, outside=0.0):
+    """Return a loop that calls a function a step and, every few steps, waits `read` seconds for its results."""
+    rows, now = [], 1.0
+    for step in range(steps):
+        begin = now
+        rows.append((event_names.COMPILED_STEP, "train_step", now, call, "algo-1-0", step))
+        now += call
+        if read and step % every == every - 1:
+            rows.append((event_names.RESULTS, "copy to the host", now, read, "algo-1-0", step))
+            now += read
+        rows.append(("Step:ModeKeys.TRAIN", "Step:ModeKeys.TRAIN", begin, now - begin, "algo-1-0", step))
+        now += outside
+    return rows
+
+
+def test_waiting_for_results_is_divided_among_the_steps_that_computed_them():
+    rows = compiled(400, read=0.4)
+    (rank,) = metrics_of(rows, metadata=JAX).ranks
+    lengths = rank.iterations.length
+    assert lengths[rank.iterations.known] == pytest.approx(0.0201, rel=1e-3)
+    assert rank.steps.end[-1] / 1e6 == pytest.approx(rank.end)
+    assert rank.slices["compiled"] == pytest.approx(rank.loop, rel=1e-3)
+    assert (np.diff(rank.steps.start) > 0).all()
+
+
+def test_steps_after_the_last_results_keep_their_length():
+    rows = compiled(50, read=0.4)
+    (rank,) = metrics_of(rows, metadata=JAX).ranks
+    assert rank.steps.duration[:40] / 1e6 == pytest.approx(0.0201)
+    assert rank.steps.duration[40:] / 1e6 == pytest.approx(0.0001)
+
+
+def test_reading_the_loss_now_and_then_is_healthy():
+    assert verdict_of(compiled(600, read=0.4), metadata=JAX).kind is Class.BALANCED
+
+
+def test_work_beside_the_compiled_function_is_found():
+    assert verdict_of(compiled(600, read=0.1, outside=0.01), metadata=JAX).kind is Class.SYNC_BOUND
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "kind"), [(TINY_COMPILED_MS * 0.5, Class.HOST_BOUND), (TINY_COMPILED_MS * 2, Class.BALANCED)]
+)
+def test_a_step_of_one_call_is_tiny_below_the_cost_of_a_call(step_ms, kind):
+    steps = round(20_000 / step_ms)
+    assert verdict_of(compiled(steps, call=step_ms / 1e3), metadata=JAX).kind is kind
+
+
+def test_recompilations_by_jax_get_advice_for_jax():
+    rows = compiled(300, call=0.01, outside=0.02)
+    args = {
+        "compiler": "jax.jit",
+        "again": True,
+        "reason": "argument 2: f32[8] → f32[9]",
+        "file": "train.py",
+        "line": 3,
+        "function": "f",
+    }
+    rows += [
+        (event_names.COMPILE, "train_step", 1.01 + 0.03 * step, 0.019, "algo-1-0", step, args) for step in range(300)
+    ]
+    verdict = verdict_of(rows, metadata=JAX)
+    assert verdict.kind is Class.RECOMPILATION
+    assert "jax.jit compiles train_step again" in verdict.main.headline
+    assert "static_argnums" in verdict.main.next_step
