@@ -214,7 +214,8 @@ def spread_results(rows: StepRows) -> StepRows:
     JAX returns from a compiled function before it has run, so that a script which reads its loss every 20 steps waits for
     20 steps at once.
     """
-    waited = rows.parts[:, column(RESULTS)]
+    table = PartTable.of(rows.parts)
+    waited = table[:, column(RESULTS)]
     reads = waited > 0
     group: Ints = np.cumsum(reads) - reads  # number of the reading step that ends it
     if not reads.any() or bool(reads.all()):
@@ -223,8 +224,7 @@ def spread_results(rows: StepRows) -> StepRows:
     each = (np.bincount(group, waited) / np.maximum(count, 1))[group]
     first = np.cumsum(count) - count
     before = (np.arange(len(rows)) - first[group]) * each
-    table = rows.parts.copy()
-    table[:, column("compiled")] += each - waited
+    table = table.with_columns({column("compiled"): table[:, column("compiled")] + each - waited})
     return attrs.evolve(rows, start=rows.start + before, duration=rows.duration + each - waited, parts=table)
 
 

@@ -8,7 +8,7 @@ from bench import Run
 from jax_parts import network, rows, update
 from torch.utils.data import DataLoader, Dataset
 
-run = Run(lasts=12.0, steps=120, width=512, batch=64, share=0.5)
+run = Run(lasts=12.0, steps=800, width=512, batch=64, share=0.5)
 data, labels = rows(run.batch * 8, 64)
 pause = run.pause() / run.batch
 

@@ -5,7 +5,7 @@ import numpy as np
 from bench import Run
 from jax_parts import logits, network, rows, update
 
-run = Run(lasts=12.0, steps=120, width=512, batch=64, share=0.5)
+run = Run(lasts=12.0, steps=800, width=512, batch=64, share=0.5)
 data, labels = rows(run.batch * 8, 64)
 train_step, forward = jax.jit(update), jax.jit(logits)
 params, state = network(64, run.width)

@@ -1,5 +1,7 @@
 """A small network in JAX, and the loop's step, for the planted scripts."""
 
+from itertools import pairwise
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,10 +13,10 @@ OPTIMIZER = optax.adam(1e-3)
 def network(inputs, width, layers=2, classes=10):
     """Return the parameters and the state of the optimizer."""
     sizes = [inputs, *[width] * layers, classes]
-    keys = jax.random.split(jax.random.key(0), len(sizes))
-    pairs = zip(keys, sizes, sizes[1:], strict=False)
-    params = [jax.random.normal(key, (before, after)) / before**0.5 for key, before, after in pairs]
-    return params, OPTIMIZER.init(params)
+    chance = np.random.default_rng(1)
+    shapes = pairwise(sizes)
+    params = [jax.device_put((chance.normal(size=one) / one[0] ** 0.5).astype(np.float32)) for one in shapes]
+    return params, jax.jit(OPTIMIZER.init)(params)
 
 
 def logits(params, x):

@@ -9,7 +9,7 @@ import numpy as np
 from bench import Run
 from jax_parts import network, rows, update
 
-run = Run(lasts=12.0, steps=160, width=512, batch=64, every=20, share=0.4)
+run = Run(lasts=12.0, steps=800, width=512, batch=64, every=20, share=0.4)
 data, labels = rows(run.batch * 8, 64)
 train_step = jax.jit(update)
 params, state = network(64, run.width)

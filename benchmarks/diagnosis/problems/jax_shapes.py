@@ -4,7 +4,7 @@ import jax
 from bench import Run
 from jax_parts import network, rows, update
 
-run = Run(lasts=12.0, steps=60, width=256, batch=64, shapes=40)
+run = Run(lasts=12.0, steps=400, width=256, batch=64, shapes=40)
 train_step = jax.jit(update)
 params, state = network(64, run.width)
 data, labels = rows(run.batch + run.shapes, 64)

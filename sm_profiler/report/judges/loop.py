@@ -17,6 +17,7 @@ from sm_profiler.report.svg import shorten
 from sm_profiler.report.where import lines_of_samples
 
 MAX_NAME = 40  # of a phase, in a sentence
+_RUN_OPERATORS = ("keras", "tensorflow")  # their compiled functions launch one operator after the other
 
 
 def outside_share(context: JudgeContext) -> float:
@@ -97,8 +98,8 @@ def is_tiny(context: JudgeContext) -> bool:
 def tiny_ms(context: JudgeContext) -> float:
     """Return the milliseconds below which launching dominates a step: less if a step is one compiled call."""
     compiled = context.mean(lambda rank: rank.share_of_iterations("compiled")) >= policy.ONE_CALL
-    jax = bool(context.metrics.metadata) and all(one.get("framework") == "jax" for one in context.metrics.metadata)
-    return float(policy.TINY_COMPILED_MS if compiled and jax else policy.TINY_STEP_MS)
+    one_by_one = any(one.get("framework") in _RUN_OPERATORS for one in context.metrics.metadata)
+    return float(policy.TINY_COMPILED_MS if compiled and not one_by_one else policy.TINY_STEP_MS)
 
 
 def _typical(context: JudgeContext, key: str) -> float:
