@@ -1,6 +1,8 @@
 """Verdicts, pages and commands on traces of torch.profiler."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -212,3 +214,13 @@ def test_strict_fails_on_a_truncated_trace(tmp_path, capsys):
 ])  # fmt: skip
 def test_verdicts_on_real_traces(name, expected):
     assert report_traces(REAL / name).verdict.kind is expected
+
+
+def test_a_report_needs_no_pandas(tmp_path):
+    code = (
+        "import sys\nsys.modules['pandas'] = sys.modules['pyarrow'] = None\n"
+        "from sm_profiler.report.gpu import report_traces\nfrom sm_profiler.report.write import write_report\n"
+        "write_report(report_traces(sys.argv[1]), sys.argv[2])"
+    )
+    subprocess.run([sys.executable, "-c", code, str(REAL / "sampled2"), str(tmp_path)], check=True)
+    assert (tmp_path / "profiler-report.html").exists()

@@ -171,6 +171,21 @@ def names_of(events: KinetoColumns, rows: Numbers, missing: str = "") -> list[st
     return [values[codes[row]] if row >= 0 else missing for row in rows.tolist()]
 
 
+def operators_alone(events: KinetoColumns) -> tuple[Numbers, Floats]:
+    """Return the rows of the operators, and for each row of a trace its time on the host without inner operators."""
+    steps = np.zeros(len(events), np.bool_)
+    steps[step_rows(events)] = True
+    rows = np.flatnonzero((events.category == OPERATOR) & ~steps)
+    alone = np.zeros(len(events))
+    for thread in np.unique(events.thread[rows]):
+        own = rows[events.thread[rows] == thread]
+        parent = nesting.parents(events.start_us[own], events.end_us[own])
+        alone[own] += events.duration_us[own]
+        inner = parent >= 0
+        np.subtract.at(alone, own[parent[inner]], events.duration_us[own[inner]])
+    return rows, alone
+
+
 def operators(events: KinetoColumns, callers: Callers | None = None) -> Table:
     """Return the time on the device by the operator that launched it, the most expensive first.
 

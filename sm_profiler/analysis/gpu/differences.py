@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from sm_profiler.analysis.gpu import nesting
+from sm_profiler.analysis.gpu.callers import operators_alone
 from sm_profiler.analysis.gpu.kernels import (
     COMMUNICATION,
     COMPUTATION,
@@ -24,12 +24,10 @@ from sm_profiler.analysis.gpu.kernels import (
 )
 from sm_profiler.analysis.gpu.launches import launch_rows
 from sm_profiler.analysis.gpu.steps import step_rows
-from sm_profiler.formats.columns import Floats
-from sm_profiler.formats.kineto_reader import OPERATOR
 
 if TYPE_CHECKING:
     from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
-    from sm_profiler.formats.kineto_reader import KinetoColumns, KinetoTrace
+    from sm_profiler.formats.kineto_reader import KinetoTrace
 
 APPEARED, VANISHED, SLOWER, FASTER, MORE, FEWER, SAME = (
     "appeared", "vanished", "slower", "faster", "more often", "less often", "unchanged",
@@ -164,21 +162,6 @@ def _operators_of(gpu: GpuTraces, rank: int, trace: KinetoTrace, *, on_host: boo
     )
     sums["name"] = [events.name.values[int(code)] for code in sums.index]
     return sums
-
-
-def operators_alone(events: KinetoColumns) -> tuple[nesting.Numbers, Floats]:
-    """Return the rows of the operators, and for each row of a trace its time on the host without inner operators."""
-    steps = np.zeros(len(events), np.bool_)
-    steps[step_rows(events)] = True
-    rows = np.flatnonzero((events.category == OPERATOR) & ~steps)
-    alone = np.zeros(len(events))
-    for thread in np.unique(events.thread[rows]):
-        own = rows[events.thread[rows] == thread]
-        parent = nesting.parents(events.start_us[own], events.end_us[own])
-        alone[own] += events.duration_us[own]
-        inner = parent >= 0
-        np.subtract.at(alone, own[parent[inner]], events.duration_us[own[inner]])
-    return rows, alone
 
 
 def _per_part(sums: pd.DataFrame, parts: float) -> pd.DataFrame:

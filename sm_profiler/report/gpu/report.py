@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from sm_profiler.analysis.gpu.differences import operators_alone
+from sm_profiler.analysis.gpu.callers import operators_alone
 from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
 from sm_profiler.report import policy
 from sm_profiler.report.build import JobInfo, data_quality, job_name, report_of
