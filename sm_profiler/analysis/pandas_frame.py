@@ -115,6 +115,24 @@ class PandasFrame:
             reuse=self.framework_metrics_reader.reusable_columns,
         )
 
+    def to_dask(self, metrics: str = "framework") -> Any:
+        """Return the profile as a Dask DataFrame, for a job that is larger than this machine's memory.
+
+        It has a partition for each timeline and hour, read by the worker that needs it (`pip install 'sm-profiler[dask]'`).
+        An event that begins in a file of one hour and ends in one of the next is not in it.
+
+        Args:
+            metrics: "framework" for the rows of `get_all_framework_metrics`, "system" for those of
+                `get_all_system_metrics`.
+
+        Raises:
+            SourceError: Dask is not installed, or the profile cannot be reached.
+            ValueError: there are no such metrics.
+        """
+        from sm_profiler.analysis.dask_frame import dask_frame  # noqa: PLC0415 - an extra
+
+        return dask_frame(self._source, metrics, self.start_time)
+
     def get_all_dataloader_metrics(self, selected_framework_metrics: Sequence[str] = ()) -> pd.DataFrame:
         """Return all trace events with the settings of data loaders, one row per event.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,13 +13,12 @@ import msgspec
 from sm_profiler._version import __version__
 from sm_profiler.errors import SourceError
 from sm_profiler.executors import Pool, open_pool
-from sm_profiler.formats.layout import METADATA_SUFFIX
 from sm_profiler.report.scaling.part import Answer, Task, decode_answer, decode_slice, fold_part
 from sm_profiler.report.scaling.plan import plan_parts
 from sm_profiler.rules import engine
 from sm_profiler.rules.engine import Slice, SliceTree
+from sm_profiler.source.listed import listed, place_of
 from sm_profiler.source.profile import FileQuality, ProfileSource
-from sm_profiler.storage import FileInfo, LocalStorage
 
 PARTS_PER_WORKER = 2  # an even load, although parts differ
 PART_BYTES = 2 << 30  # of files, at most: a worker that dies loses no more
@@ -60,13 +58,12 @@ def fold_with(  # noqa: PLR0913 - keyword arguments, one an independent choice
         planned = plan_parts(items, wanted, interval_us=interval_us, slice_windows=slice_windows)
         if len(planned) < 2:  # noqa: PLR2004 - one part is one process
             return None
-        beside = [info for info in source.other_files if info.key.endswith(METADATA_SUFFIX)]
         tasks = [
             msgspec.msgpack.encode(
                 Task(
                     __version__, *where, dict(parameters), one.first, one.last, one.start_us, one.from_us, one.until_us,
                     slice_windows * interval_us, interval_us, one.more,
-                    [_listed(info) for info in (*(item.info for item in one.items), *beside)],
+                    listed(source, (item.info for item in one.items)),
                     [item.info.key for item in one.own],
                 )
             )
@@ -87,26 +84,6 @@ def fold_with(  # noqa: PLR0913 - keyword arguments, one an independent choice
             tree.add(level, number, decode_slice(state, parameters))
     source.adopt(quality, metadata)
     return tree.whole()
-
-
-def place_of(source: ProfileSource) -> tuple[str, str | None]:
-    """Return the location that workers open, and the job of a profile in Parquet.
-
-    Raises:
-        SourceError: other processes cannot open it.
-    """
-    storage: Any = source.storage
-    job = getattr(storage, "job", None)
-    base = storage.base if job is not None else storage
-    if isinstance(base, LocalStorage):
-        return os.path.abspath(base.uri), job  # noqa: PTH100 - links stay as they are named
-    if not str(base.uri).startswith("s3://"):
-        raise SourceError(f"{base.uri} cannot be read by other processes: use a folder or an s3:// URI")
-    return base.uri, job
-
-
-def _listed(info: FileInfo) -> tuple[str, int, float, str]:
-    return info.key, info.size, info.mtime, info.etag
 
 
 def _answers(pool: Pool, tasks: Sequence[bytes], source: ProfileSource) -> Iterator[Answer]:

@@ -16,9 +16,8 @@ from sm_profiler.report.scaling.plan import SLACK_US
 from sm_profiler.rules import ProfilerReport
 from sm_profiler.rules.engine import Slice, SliceTree
 from sm_profiler.rules.window import LOOK_AHEAD_US, EvaluationWindow, WindowCutter
-from sm_profiler.source.opening import open_parquet
-from sm_profiler.source.profile import Batch, Options, ProfileSource
-from sm_profiler.storage import FileInfo, Storage, open_storage
+from sm_profiler.source.listed import Listed, open_listed
+from sm_profiler.source.profile import Batch, ProfileSource
 
 # Of a rule: what its constructor sets, and no state.
 _SET_UP = {
@@ -42,7 +41,7 @@ class Task(msgspec.Struct):
     slice_us: int
     interval_us: int
     more: bool
-    files: list[tuple[str, int, float, str]]
+    files: list[Listed]
     own: list[str]
 
 
@@ -67,22 +66,6 @@ class Answer(msgspec.Struct):
 
 
 _TASK, _ANSWER = msgspec.msgpack.Decoder(Task), msgspec.msgpack.Decoder(Answer)
-
-
-class _Listed:
-    """A storage of which only some files are seen."""
-
-    def __init__(self, base: Storage, infos: list[FileInfo]) -> None:
-        self._base, self._infos = base, sorted(infos, key=lambda info: info.key)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._base, name)
-
-    def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[FileInfo]:
-        """Yield these files."""
-        for info in self._infos:
-            if info.key.startswith(prefix) and info.key > (start_after or ""):
-                yield info
 
 
 class _IrregularError(ProfilerError):
@@ -123,11 +106,7 @@ def decode_answer(data: bytes) -> Answer:
 
 
 def _folded(task: Task) -> Answer:
-    base = open_storage(task.uri) if task.job is None else open_parquet(open_storage(task.uri), task.job)
-    infos = [FileInfo(key, size, mtime, etag) for key, size, mtime, etag in task.files]
-    if task.job is not None:
-        list(base.list())  # reads the footers
-    source = ProfileSource(_Listed(base, infos), Options(cache=False, processes=1, progress=False))
+    source = open_listed(task.uri, task.job, task.files)
     tree, rows = SliceTree(), 0
     state, number = Slice(new_folds(task.parameters)), task.first
     begin_us = task.from_us - task.first * task.slice_us

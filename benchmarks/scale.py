@@ -1,0 +1,117 @@
+"""Measure reports of a long job: from JSON and Parquet, in one process and with several, and what compact costs.
+
+    python benchmarks/scale.py [--hours 8] [--nodes 1] [--gpus 8] [--job FOLDER] [--workers 1,2] [--parts 4,8,16]
+
+The job is made hour by hour, in as many processes as there are processors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+MAKE_JOB = Path(__file__).parents[1] / "tests" / "tools" / "make_job.py"
+START_S = 1_700_000_040
+RUN = """
+import json, resource, sys, time
+from sm_profiler.report import build_report
+from sm_profiler.report.scaling import folding, part
+from sm_profiler.source import open_source
+where, executor, parts = sys.argv[1], sys.argv[2], int(sys.argv[3])
+crossed = []
+decode = folding.decode_answer
+folding.decode_answer = lambda data: crossed.append(len(data)) or decode(data)
+folding.PARTS_PER_WORKER = parts or folding.PARTS_PER_WORKER
+started = time.perf_counter()
+report = build_report(open_source(where, cache=False, progress=False), executor=executor or None)
+seconds = time.perf_counter() - started
+used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+steps = sum(len(rank.steps) for rank in report.metrics.ranks)
+print(json.dumps({"s": seconds, "own_mb": used[0].ru_maxrss / 1024, "worker_mb": used[1].ru_maxrss / 1024,
+                  "cpu_s": sum(one.ru_utime + one.ru_stime for one in used), "parts": len(crossed),
+                  "crossed_mb": sum(crossed) / 1e6, "rows": report.metrics.system.rows, "steps": steps}))
+"""
+
+
+def make(folder: Path, options: argparse.Namespace) -> Path:
+    """Make a job of some hours; each hour is a process of make_job."""
+    job = folder / "job"
+
+    def hour(number: int) -> None:
+        part = folder / f"hour-{number}"
+        shape = ["--nodes", options.nodes, "--gpus", options.gpus, "--cpus", options.cpus]
+        shape += ["--steps-per-second", options.steps_per_second, "--minutes", 60, "--seed", number]
+        command = [sys.executable, MAKE_JOB, "--out", part, "--start-epoch", START_S + 3600 * number, *shape]
+        subprocess.run(
+            [*map(str, command), *(["--no-end-marker"] * (number < options.hours - 1))],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        for file in part.rglob("*.*"):
+            if file.is_file():
+                target = job / file.relative_to(part)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                file.rename(target)
+        shutil.rmtree(part)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(hour, range(options.hours)))
+    return job
+
+
+def measure(where: Path, executor: str = "", parts: int = 0) -> dict:
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(where), executor, str(parts)], capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--hours", type=int, default=8)
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--gpus", type=int, default=8)
+    parser.add_argument("--cpus", type=int, default=32)
+    parser.add_argument("--steps-per-second", type=float, default=4)
+    parser.add_argument("--job", type=Path, help="a profile to read instead of a synthetic one")
+    parser.add_argument("--workers", default="1,2")
+    parser.add_argument("--parts", default="", help="parts per worker, one run each with the most workers")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="sm-profiler-scale-") as name:
+        folder = Path(name)
+        job = options.job or make(folder, options)
+        size = sum(file.stat().st_size for file in job.rglob("*") if file.is_file())
+        print(f"{size / 1e6:,.0f} MB of JSON")
+        command = [sys.executable, "-m", "sm_profiler", "compact", str(job), "--out", str(folder / "parquet")]
+        print(subprocess.run(command, capture_output=True, text=True, check=True).stderr.strip())
+        print("\n| read | seconds | CPU seconds | MiB | largest helper, MiB | parts | MB from the workers |")
+        print("|---|---|---|---|---|---|---|")
+        most = max(map(int, options.workers.split(",")))
+        runs = [("JSON, one process", job, "", 0), ("Parquet, one process", folder / "parquet", "", 0)]
+        for label, where in (("JSON", job), ("Parquet", folder / "parquet")):
+            runs += [
+                (f"{label}, local:{count}", where, f"local:{count}", 0)
+                for count in map(int, options.workers.split(","))
+            ]
+        runs += [
+            (f"JSON, local:{most}", job, f"local:{most}", int(each)) for each in filter(None, options.parts.split(","))
+        ]
+        for label, where, executor, parts in runs:
+            found = measure(where, executor, parts)
+            print(
+                f"| {label} | {found['s']:.1f} | {found['cpu_s']:.1f} | {found['own_mb']:.0f} | {found['worker_mb']:.0f} |"
+                f" {found['parts'] or 1} | {found['crossed_mb']:.1f} |",
+                flush=True,
+            )
+        print(f"\n{found['rows']:,} measurements, {found['steps']:,} steps")
+
+
+if __name__ == "__main__":
+    main()
