@@ -19,6 +19,7 @@ from sm_profiler.report import JobInfo, build_report, write_report
 from sm_profiler.report.build import report_of
 from sm_profiler.report.gpu import report_traces
 from sm_profiler.report.judges import JudgeContext
+from sm_profiler.report.model import Location
 from sm_profiler.report.page import json_for_script, render_html
 from sm_profiler.report.verdict import decide
 from sm_profiler.source import open_source
@@ -138,6 +139,17 @@ def test_page_of_traces_is_accessible_and_fits(tmp_path, scheme, width):
         assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert [(one["id"], one["help"], one["nodes"][0]["html"][:120]) for one in found["violations"]] == []
     assert seen == []
+
+
+@browser
+def test_long_lines_of_code_fit_a_phone(report, tmp_path):
+    where = Location("folder/" * 9 + "train.py", 5, "function_" * 9, 0.9, source="loss = criterion(" + "x, " * 90 + ")")
+    main = attrs.evolve(report.verdict.main, where=(where,))
+    html = render_html(attrs.evolve(report, verdict=attrs.evolve(report.verdict, main=main)))
+    with page_of(html, tmp_path, viewport={"width": 360, "height": 800}) as (page, _):
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        found = Axe().run(page, options={"resultTypes": ["violations"]}).response
+    assert [(one["id"], one["nodes"][0]["html"][:120]) for one in found["violations"]] == []
 
 
 @browser
