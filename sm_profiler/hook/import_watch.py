@@ -49,15 +49,14 @@ class LoadFinder:
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find(name, path, target) if find else None
             if spec is not None:
-                _report_load(spec, actions, self.loading)
+                self.waiting[name] = actions  # until it is loaded: importlib.util.find_spec() only asks
+                _report_load(spec, self)
                 return spec
         self.waiting[name] = actions  # not installed (yet)
         return None
 
 
-def _report_load(
-    spec: ModuleSpec, actions: list[Callable[[], None]], loading: dict[str, list[Callable[[], None]]]
-) -> None:
+def _report_load(spec: ModuleSpec, finder: LoadFinder) -> None:
     loader: Any = spec.loader
     load = getattr(loader, "exec_module", None)
     if load is None:
@@ -65,11 +64,11 @@ def _report_load(
 
     def exec_module(module: ModuleType) -> None:
         loader.__dict__.pop("exec_module", None)
-        loading[spec.name] = actions
+        actions = finder.loading[spec.name] = finder.waiting.pop(spec.name, [])
         try:
             load(module)
         finally:
-            del loading[spec.name]
+            finder.loading.pop(spec.name, None)
         for action in actions:
             action()
 

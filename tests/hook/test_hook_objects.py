@@ -1,6 +1,8 @@
 """Counts of objects by type in a growing process."""
 
+import contextlib
 import sys
+import threading
 
 import torch
 
@@ -59,3 +61,25 @@ def test_counts_rarely_and_not_in_huge_processes(monkeypatch):
         collector.beat()
         resident[0] += 200_000_000
     assert len(counts) == objects.MAX_COUNTS
+
+
+def test_a_census_does_not_disturb_tuples_that_another_thread_builds():
+    interval, stopped, built = sys.getswitchinterval(), threading.Event(), 0
+
+    def count():
+        while not stopped.is_set():
+            objects.census({})
+
+    counting = threading.Thread(target=count)
+    sys.setswitchinterval(1e-5)
+    try:
+        counting.start()
+        for _ in range(4_000):
+            with contextlib.suppress(SystemError):
+                tuple(number for number in range(500))
+                built += 1
+    finally:
+        stopped.set()
+        counting.join()
+        sys.setswitchinterval(interval)
+    assert built == 4_000
