@@ -28,7 +28,7 @@ def run(backend, *loops, folder=None, windows=(), script="keras_loops.py"):
         [PYTHON, HERE / script, *loops], capture_output=True, text=True, check=False, timeout=280, env=environment
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "sm-profiler" not in done.stderr
+    assert "sm-profiler" not in done.stderr or script == "keras_broken.py"
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
@@ -71,6 +71,16 @@ MORE = {
     "torch": ("own", "dataset-threads", "dataset-processes", "tf-data", "eager"),
 }
 WINDOW = {"DataloaderProfilingConfig": {"StartStep": 0, "NumSteps": 10_000, "MetricsRegex": ".*"}}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_hook_that_is_broken_at_every_call_changes_nothing(backend, tmp_path):
+    loops = FAST[backend][:2]
+    plain = run(backend, *loops)
+    broken = run(backend, *loops, folder=tmp_path, script="keras_broken.py")
+    same = ("losses", "weights", "iterations")
+    assert [[one[key] for key in same] for one in broken] == [[one[key] for key in same] for one in plain]
 
 
 def check(backend, loops, folder):

@@ -224,7 +224,7 @@ class KerasAdapter(FrameworkAdapter):
             self._finish(end_ns)
             return
         limit = (getattr(callbacks, "params", None) or {}).get("steps") if mode is ModeKeys.TRAIN else None
-        count = batch - self._batch + 1
+        count = batch - self._batch + 1 if batch > self._batch else tracker.batches  # until 3.10, its end is its start
         if isinstance(limit, int):
             count = min(count, limit - self._batch)
         tracker.recount(max(count, 1))

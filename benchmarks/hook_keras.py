@@ -1,0 +1,94 @@
+"""Measure the cost of the hook per step of Keras's fit: two processes, with and without it, that take turns.
+
+    .envs/frameworks/bin/python benchmarks/hook_keras.py [--pairs 300] [--backend tensorflow|jax|torch]
+
+The network is 4 x Dense(256), batch 64, SGD, a step of about 1.5 ms; each turn is one epoch of 50 steps.  The table shows
+quartiles of the differences per step.  Two processes, since a hook that is installed later would not be in the graphs that
+were traced before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+STEPS = 50
+WARM = 5
+
+
+def train() -> None:
+    """Run one epoch for each line of standard input, and print the microseconds of a step."""
+    import keras
+    import numpy as np
+
+    keras.utils.set_random_seed(0)
+    rng = np.random.default_rng(0)
+    x, y = rng.random((64 * STEPS, 256), np.float32), rng.integers(0, 10, 64 * STEPS)
+    layers = [keras.layers.Dense(256, activation="relu") for _ in range(4)]
+    model = keras.Sequential([keras.layers.Input((256,)), *layers, keras.layers.Dense(10, activation="softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    data = {"x": x, "y": y, "batch_size": 64, "shuffle": False, "verbose": 0}
+    for _ in range(WARM):
+        model.fit(**data)
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        model.fit(**data)
+        print((time.perf_counter() - start) / STEPS * 1e6, flush=True)
+
+
+def start(backend: str, folder: str | None) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SM_PROFILER")}
+    environment |= {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "SM_CONTAINER_ROOT": "/"}
+    if folder is not None:
+        parameters = {"ProfilingParameters": {"LocalPath": folder}}
+        environment |= {"SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": json.dumps(parameters)}
+    child = subprocess.Popen(
+        [sys.executable, __file__, "--train"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert child.stdout is not None
+    while "ready" not in (line := child.stdout.readline()):
+        assert line, "the training ended"
+    return child
+
+
+def turn(child: subprocess.Popen[str]) -> float:
+    assert child.stdin is not None
+    assert child.stdout is not None
+    print("go", file=child.stdin, flush=True)
+    return float(child.stdout.readline())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=300)
+    parser.add_argument("--backend", default="tensorflow")
+    parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.train:
+        train()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        plain, hooked = start(options.backend, None), start(options.backend, folder)
+        differences, steps = [], []
+        for pair in range(options.pairs):
+            order = (plain, hooked) if pair % 2 else (hooked, plain)
+            taken = {id(child): turn(child) for child in order}
+            steps.append(taken[id(plain)])
+            differences.append(taken[id(hooked)] - taken[id(plain)])
+        for child in (plain, hooked):
+            child.communicate()
+    step, quartiles = statistics.median(steps), statistics.quantiles(differences, n=4)
+    print(f"Keras on {options.backend}: step {step:,.0f} µs; hook {quartiles[1]:.1f} µs a step ", end="")
+    print(f"({quartiles[1] / step:.1%}; quartiles {quartiles[0]:.1f} to {quartiles[2]:.1f}), {options.pairs} pairs")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Run keras_loops.py with every method of the hook's adapters and collectors raising an error: run by test_keras.py."""
+
+import runpy
+import sys
+from functools import wraps
+from pathlib import Path
+
+import keras  # arms the hook
+
+from sm_profiler.hook import entry
+from sm_profiler.hook.guard import Guard
+from sm_profiler.hook.keras import adapter, callbacks, inputs
+from sm_profiler.hook.session import Session
+from sm_profiler.hook.steps import StepTracker
+
+KEPT = {"remove", "failed", "forked", "close", "finish", "exit"}  # called only when the hook ends
+
+
+def breaking(name, wraps_one):
+    @wraps(wraps_one)
+    def fails(*_args, **_kwargs):
+        raise RuntimeError(f"broken on purpose: {name}")
+
+    return fails
+
+
+assert entry.get_hook() is not None
+assert keras.backend.backend()
+for kind in (StepTracker, callbacks.Callbacks, inputs.Inputs):
+    for name, method in list(vars(kind).items()):
+        if callable(method) and not name.startswith("__") and name not in KEPT and not name.startswith("_wrap"):
+            setattr(kind, name, breaking(name, method))
+for name in ("_begin", "_end", "_finish", "_settle", "_epoch_begins", "_epoch_ends", "_correct", "_count"):
+    setattr(adapter.KerasAdapter, name, breaking(name, getattr(adapter.KerasAdapter, name)))
+Session.fail = lambda _session, _error: None  # nothing is switched off, so that all calls break
+Session.switch_off = lambda _session, _collector, _error: None
+Guard.is_off = lambda _guard, _collector: False
+sys.argv[0] = "keras_loops.py"
+runpy.run_path(str(Path(__file__).with_name("keras_loops.py")), run_name="__main__")
