@@ -33,6 +33,7 @@ from sm_profiler.report.step_fold import (
 )
 from sm_profiler.report.system_fold import SystemSeries
 from sm_profiler.report.usage_fold import Usage
+from sm_profiler.report.window_functions import FunctionTime
 
 
 @attrs.frozen(eq=False)
@@ -151,6 +152,7 @@ class JobMetrics:
         samples: Python stacks of the training processes.
         usage: process → its CPU time and page faults over time.
         description: the response of DescribeTrainingJob; empty if unknown.
+        functions: the script's functions in the Python window, the most expensive first.
     """
 
     name: str
@@ -171,6 +173,7 @@ class JobMetrics:
     samples: Samples = attrs.field(factory=Samples)
     usage: Mapping[str, Usage] = attrs.field(factory=dict)
     description: Mapping[str, Any] = attrs.field(factory=dict)
+    functions: tuple[FunctionTime, ...] = ()
 
     @property
     def duration(self) -> float:
@@ -382,6 +385,7 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
     samples: Samples | None = None,
     usage: Mapping[str, Usage] | None = None,
     description: Mapping[str, Any] | None = None,
+    functions: tuple[FunctionTime, ...] = (),
 ) -> JobMetrics:
     """Compute the metrics of a job from the results of the folds."""
     summary, processes = join_successors(summary, metadata)
@@ -417,5 +421,5 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
     return JobMetrics(
         name, start, end, running, tuple(nodes), ranks, gpus, system, summary.loader,
         max(overheads, default=None), instance_type, metadata, memory or {}, _batch_size(metadata),
-        records, samples or Samples(), usage or {}, description or {},
+        records, samples or Samples(), usage or {}, description or {}, functions,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from sm_profiler.report.sample_fold import SampleFold
 from sm_profiler.report.step_fold import StepFold
 from sm_profiler.report.system_fold import SystemFold
 from sm_profiler.report.usage_fold import UsageFold
+from sm_profiler.report.window_functions import FunctionTime, read_functions
 from sm_profiler.rules.profiler_report import one_line
 
 
@@ -79,6 +80,7 @@ class MetricFolds:
         records = (one for one in source.metadata() if one.get("name") == event_names.PROCESS)
         metadata = tuple(dict(one["args"]) for one in records if isinstance(one.get("args"), Mapping))
         recorded_type = next((str(one["instance_type"]) for one in metadata if one.get("instance_type")), None)
+        samples = result(self.samples)
         return measure_job(
             result(self.steps),
             result(self.system),
@@ -88,10 +90,22 @@ class MetricFolds:
             metadata=metadata,
             memory=result(self.memory),
             records=result(self.records),
-            samples=result(self.samples),
+            samples=samples,
             usage=result(self.usage),
             description=job.description if job.description is not None else getattr(source, "description", None),
+            functions=() if samples.stacks else _functions(source, broken),
         )
+
+
+def _functions(source: Any, broken: dict[str, str] | None) -> tuple[FunctionTime, ...]:
+    """Return the functions of the Python window, which matter if no stacks were sampled."""
+    try:
+        return read_functions(source)
+    except Exception as error:
+        if broken is None:
+            raise
+        broken.setdefault(read_functions.__name__, one_line(error))
+        return ()
 
 
 def job_name(uri: str) -> str:

@@ -121,7 +121,7 @@ def _healthy(context: JudgeContext) -> Finding | None:
 
 def _confidence_in_health(context: JudgeContext, unexplained: float) -> str:
     """Return the confidence that nothing needs repair: high only if no finding is near and nothing is left unexplained."""
-    if unexplained >= policy.MOSTLY_UNEXPLAINED:
+    if unexplained >= policy.MOSTLY_UNEXPLAINED or context.core_wait >= policy.MOSTLY_SHARED:
         return "low"
     steady = context.steps >= policy.STEADY_STEPS
     blind = not context.waits_known and not context.metrics.gpus and not any(r.waits_seen for r in context.ranks)

@@ -92,13 +92,27 @@ class Lines:
 def with_locations(verdict: Verdict, metrics: JobMetrics) -> Verdict:
     """Return the verdict with the lines behind each finding; lines that a judge found itself stay."""
     if not metrics.samples.stacks:
-        return verdict
+        return attrs.evolve(
+            verdict,
+            main=_with_functions(verdict.main, metrics),
+            also=tuple(_with_functions(one, metrics) for one in verdict.also),
+        )
     shown = _Shown.of(metrics.samples)
     main, *also = (
         attrs.evolve(finding, where=tuple(map(shown.location, finding.where)) or locate(finding, metrics))
         for finding in (verdict.main, *verdict.also)
     )
     return attrs.evolve(verdict, main=main, also=tuple(also))
+
+
+def _with_functions(finding: Finding, metrics: JobMetrics) -> Finding:
+    """Return a finding about time outside the phases with the functions of the Python window, if it has no lines."""
+    total = sum(one.seconds for one in metrics.functions)
+    if finding.where or finding.kind is not Class.SYNC_BOUND or total <= 0:
+        return finding
+    found = [one for one in metrics.functions[:MAX_LOCATIONS] if one.seconds >= policy.WHERE_SHARE * total]
+    where = tuple(Location(one.file, one.line, one.function, one.seconds / total, "Python window") for one in found)
+    return attrs.evolve(finding, where=where)
 
 
 @attrs.frozen

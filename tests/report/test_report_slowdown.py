@@ -174,6 +174,7 @@ def test_waits_for_a_core_are_no_slowdown_of_the_script():
     verdict = decide(found(0.35))
     assert (verdict.kind, verdict.main.confidence) == (Class.BALANCED, "medium")
     assert any(one.metric == "time the main thread waits for a core" for one in verdict.main.evidence)
+    assert decide(found(1.2)).main.confidence == "low"  # in half of the loop
 
 
 def test_a_part_that_takes_most_of_a_step_grows_most_on_a_slower_machine():

@@ -73,11 +73,16 @@ def _periodic_advice(where: str, period: int, context: JudgeContext) -> str:
     )
 
 
-def _by_others(rank: Rank, context: JudgeContext) -> float:
-    """Return the share of the loop by which long steps are long because their thread had no core.
+def _by_others(context: JudgeContext) -> float:
+    """Return the share of the loop by which long steps are long because a thread had no core, the most of all ranks.
 
-    On a machine that others use, any step may wait. What usual steps wait is no part of it.
+    On a machine that others use, any step may wait, and so do the ranks that meet there. What usual steps wait is no
+    part of it.
     """
+    return max((_without_core(rank, context) for rank in context.ranks), default=0.0)
+
+
+def _without_core(rank: Rank, context: JudgeContext) -> float:
     usual, long = context.metrics.samples.waited.get(rank.name, (0.0, 0.0))
     count = rank.stalls.count
     others = max(len(rank.iterations) - count, 1)
@@ -90,7 +95,7 @@ def judge_outliers(context: JudgeContext) -> Finding | None:
     if (
         rank is None
         or rank.stalls.period is not None
-        or rank.stall_share - _by_others(rank, context) < policy.OUTLIER_COST
+        or rank.stall_share - _by_others(context) < policy.OUTLIER_COST
         or not rank.stalls.is_rare
         or rank.stalls.typical < policy.OUTLIER_LENGTH * rank.stalls.median
         or rank.stalls.agreement < policy.SAME_PART
@@ -111,6 +116,6 @@ def judge_outliers(context: JudgeContext) -> Finding | None:
         "remote storage, new shapes that trigger compilation, other load on the machine.",
         rank.stall_share,
         confidence=context.confidence(
-            rank.stall_share, policy.OUTLIER_COST, sure=_by_others(rank, context) < policy.EXPLAINED * rank.stall_share
+            rank.stall_share, policy.OUTLIER_COST, sure=_by_others(context) < policy.EXPLAINED * rank.stall_share
         ),
     )
