@@ -107,3 +107,15 @@ def test_backward_operators_have_the_module_and_line_of_their_forward(tmp_path):
     assert (product["operator"], product["forward"], product["module"]) == ("aten::mm", "aten::addmm", "Linear_0")
     assert (product["file"], product["line"]) == ("train.py", 83)
     assert (other["operator"], other["forward"], other["module"], other["file"]) == ("MulBackward0", "", "", "")
+
+
+def test_a_librarys_operator_is_the_forward_one_not_a_part_of_it(tmp_path):
+    sequence = {"Sequence number": 5, "Fwd thread id": 0}
+    events = [
+        event("cpu_op", "lib::lookup", 10, 40), event("cpu_op", "aten::zero_", 12, 10, **sequence),
+        event("cpu_op", "CppNode<Lookup>", 200, 50, thread=2, **{**sequence, "Fwd thread id": 1}),
+        call(215, 3, 1, thread=2), kernel("scatter", 240, 25, correlation=1),
+    ]  # fmt: skip
+    (tmp_path / "rank0.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    (row,) = GpuTraces(tmp_path).columns("operators").rows()
+    assert (row["operator"], row["forward"]) == ("CppNode<Lookup>", "lib::lookup")

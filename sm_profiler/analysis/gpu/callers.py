@@ -58,7 +58,7 @@ class Callers:
         annotations[step_rows(events)] = False
         self._operators = Layer(events, events.category == OPERATOR)
         self._backward = Layer(events, events.is_backward & (events.sequence >= 0))
-        self._forward = _forward_rows(events)
+        self._forward = _forward_rows(events, self._operators)
         self._annotations = Layer(events, annotations)
         self._python: Mask = events.category == PYTHON
         self._layers: dict[str, Layer] = {}
@@ -119,22 +119,35 @@ class Callers:
         return np.where(own >= 0, own, layer.around(self.forward(rows)))
 
 
-def _forward_rows(events: KinetoColumns) -> Numbers:
+def _forward_rows(events: KinetoColumns, operators: Layer) -> Numbers:
     """Return for each backward operator the row of its forward one; -1 for the others.
 
-    Several operators carry the number that the next node of the graph will get; the last of them makes the node.
+    Several operators carry the number that the next node of the graph will get; the last of them makes the node. If the
+    node is not named after it, it is a part of a library's operator, which carries no number and is the forward one.
     """
     found = np.full(len(events), -1, np.intp)
     known = (events.category == OPERATOR) & (events.sequence >= 0)
     forward, backward = np.flatnonzero(known & ~events.is_backward), np.flatnonzero(known & events.is_backward)
-    if len(forward) and len(backward):
-        order = forward[np.argsort(events.sequence[forward], kind="stable")]  # rows are in time order
-        last = order[np.maximum(np.searchsorted(events.sequence[order], events.sequence[backward], "right") - 1, 0)]
-        fits = (events.sequence[last] == events.sequence[backward]) & (
-            events.start_us[last] <= events.start_us[backward]
-        )
-        found[backward] = np.where(fits, last, -1)
+    if not len(forward) or not len(backward):
+        return found
+    order = forward[np.argsort(events.sequence[forward], kind="stable")]  # rows are in time order
+    last = order[np.maximum(np.searchsorted(events.sequence[order], events.sequence[backward], "right") - 1, 0)]
+    fits = (events.sequence[last] == events.sequence[backward]) & (events.start_us[last] <= events.start_us[backward])
+    backward, last = backward[fits], last[fits]
+    names = events.name.values
+    pairs, of = np.unique(np.stack([events.name.codes[last], events.name.codes[backward]]), axis=1, return_inverse=True)
+    named = np.array([_is_named_after(names[node], names[one]) for one, node in pairs.T.tolist()], np.bool_)
+    parent, climbs = operators.parents(), ~named[of.reshape(-1)]
+    while (climbs := climbs & (parent[last] >= 0)).any():
+        last = np.where(climbs, parent[last], last)
+    found[backward] = last
     return found
+
+
+def _is_named_after(node: str, operator: str) -> bool:
+    """Return whether a node such as `AddmmBackward0` is that of an operator such as `aten::addmm`."""
+    name = operator.rpartition("::")[2].replace("_", "").lower()
+    return name in node.replace("_", "").lower()
 
 
 class Layer:
@@ -148,6 +161,13 @@ class Layer:
             own = rows[events.thread[rows] == thread]
             start, end = events.start_us[own], events.end_us[own]
             self._rows[int(thread)] = own, start, end, nesting.parents(start, end)
+
+    def parents(self) -> Numbers:
+        """Return for each event the row of the innermost event of this layer around it, if both are of the layer; else -1."""
+        found = np.full(len(self._events), -1, np.intp)
+        for own, _, _, parent in self._rows.values():
+            found[own] = np.where(parent >= 0, own[parent], -1)
+        return found
 
     def around(self, rows: Numbers, *, outermost: bool = False) -> Numbers:
         """Return the row of the innermost (or outermost) event of this layer around each event, -1 if there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -242,24 +243,40 @@ def _phases(traces: Sequence[Trace]) -> list[Section]:
 
 
 _BOUNDS = {"compute": "its arithmetic", "memory": "memory", "launch": "its launches", "": "unknown"}
+_TENSOR = re.compile(r"\[([0-9, ]+)\]")
 
 
 def _limits(traces: Sequence[Trace]) -> list[Section]:
     """Return what limits the operators, if shapes were recorded."""
     rows = tuple(
         (
-            shorten(str(row["operator"]), 60), shorten(str(row["shapes"]), 60), str(trace["rank"]), f"{row['calls']:,}",
-            _us(row["device_us"]), _number(row["tflops"] or None, "TFLOP/s"), _number(row["gbps"] or None, "GB/s"),
-            _BOUNDS[str(row["bound"])], _hidden(row["share_of_peak"]),
+            shorten(str(row["operator"]), 40), _sizes(str(row["shapes"])), str(trace["rank"]), f"{row['calls']:,}",
+            _us(row["device_us"]), _rates(row), _limit(row),
         )
         for trace in traces for row in trace.get("roofline", ())
     )  # fmt: skip
-    head = ("Operator", "Inputs", "Rank", "Calls", "GPU time", "Arithmetic", "Bandwidth", "Limited by", "Of the peak")
+    head = ("Operator", "Inputs", "Rank", "Calls", "GPU time", "Achieves", "Limited by")
     sentence = (
         "The peak is the device's by its data sheet. An operator that reaches little of it, though nothing else limits it, "
         "has inputs that are too small, or of unfortunate sizes."
     )
     return [Section("gpu-limits", "What limits the operators", (sentence,), (Table(head, rows),))] if rows else []
+
+
+def _sizes(shapes: str) -> str:
+    """Return shapes as people write them: `1024x647x96, 1024x96x30`."""
+    found = [sizes.replace(", ", "x").replace(",", "x") for sizes in _TENSOR.findall(shapes)]
+    return shorten(", ".join(found), 40)
+
+
+def _rates(row: Mapping[str, Any]) -> str:
+    rates = ((row["tflops"], "TFLOP/s"), (row["gbps"], "GB/s"))
+    return ", ".join(f"{float(rate):,.{1 if rate < 10 else 0}f} {unit}" for rate, unit in rates if rate)  # noqa: PLR2004 - digits
+
+
+def _limit(row: Mapping[str, Any]) -> str:
+    share = _hidden(row["share_of_peak"])
+    return _BOUNDS[str(row["bound"])] + (f", {share} of the peak" if share else "")
 
 
 def _place(row: Mapping[str, Any]) -> str:
