@@ -19,7 +19,8 @@ DEBUGGER = """DataloaderProfilingConfig DetailedProfilingConfig FrameworkProfile
 EXPORTED = {
     "sm_profiler": f"{DEBUGGER} __version__ install_as_smdebug",
     "sm_profiler.analysis": """Heatmap MergeUnit MergedTimeline MetricsHistogram PT_dataloader_analysis PandasFrame
-        PandasFrameAnalysis PyinstrumentAnalysis Resource StatsBy StepHistogram StepTimelineChart TimelineCharts TrainingJob
+        PandasFrameAnalysis PyinstrumentAnalysis Resource StatsBy StepHistogram StepTimelineChart TF_dataloader_analysis TimelineCharts
+        TrainingJob
         cProfileAnalysis dataloader_frame framework_frame system_frame""",
     "sm_profiler.analysis.gpu": "GpuTraces find_traces group_differences kernel_differences operator_differences",
     "sm_profiler.cli": "main",

@@ -20,6 +20,7 @@ __all__ = [
     "StatsBy",
     "StepHistogram",
     "StepTimelineChart",
+    "TF_dataloader_analysis",
     "TimelineCharts",
     "TrainingJob",
     "cProfileAnalysis",
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from sm_profiler.analysis.python_profiles import PyinstrumentAnalysis, cProfileAnalysis
     from sm_profiler.analysis.statistics import PandasFrameAnalysis, Resource, StatsBy
     from sm_profiler.analysis.step_timeline import StepTimelineChart
+    from sm_profiler.analysis.tf_data import TF_dataloader_analysis
     from sm_profiler.analysis.timeline_charts import TimelineCharts
     from sm_profiler.analysis.training_job import TrainingJob
 else:
@@ -53,6 +55,7 @@ else:
             "python_profiles": ["PyinstrumentAnalysis", "cProfileAnalysis"],
             "statistics": ["PandasFrameAnalysis", "Resource", "StatsBy"],
             "step_timeline": ["StepTimelineChart"],
+            "tf_data": ["TF_dataloader_analysis"],
             "timeline_charts": ["TimelineCharts"],
             "training_job": ["TrainingJob"],
         },

@@ -24,6 +24,11 @@ _REPAIRS = {
         "Compile with dynamic=True, or mark what varies (torch._dynamo.mark_dynamic); pad batches to a few lengths, and drop a "
         "shorter last batch (drop_last=True). Keep Python numbers that change out of compiled code, or pass them as tensors."
     ),
+    "tf.function": (
+        "Pass what changes as tensors: each Python number is traced anew. For shapes that vary, set reduce_retracing=True or an "
+        "input_signature with None for the varying axes, and drop a shorter last batch (drop_remainder=True). Call tf.function "
+        "once, outside the loop: each new function is traced on its own."
+    ),
     "jax.jit": (
         "Give the function the same shapes and types at each call: pad batches to a few lengths and mask the rest, and drop a "
         "shorter last batch. Pass numbers that change as arrays instead of naming them in static_argnums, and call jax.jit once, "
