@@ -153,6 +153,31 @@ def test_long_lines_of_code_fit_a_phone(report, tmp_path):
 
 
 @browser
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1100), ("dark", 1100), ("light", 360)])
+def test_lines_of_code_are_accessible_and_fit(tmp_path, scheme, width):
+    deep, name = f"package/{'module' * 12}/transforms.py", f"{'Transformation' * 5}.__call__"
+    args = {
+        "frames": [["train.py", 17, "main"], [deep, 83, name], ["data.py", 9, "collate"]],
+        "lines": ["for x, y in loader:", f"total += {'math.sin(number) * ' * 8}1", "return pad(batch)"],
+        "stacks": [["wait", 0, 4000, 60, "", [0, 1]], ["wait", 0, 2000, 30, "", [0, 2]], ["forward", 0, 900, 20, "torch.mm", [0]]],
+    }  # fmt: skip
+    rows = [*training(200, wait=0.02), ("sm_profiler/samples", "samples", 2.0, 0.0, "algo-1-0", -1, args)]
+    viewport = {"width": width, "height": 800}
+    with page_of(render_html(report_from(rows)), tmp_path, color_scheme=scheme, viewport=viewport) as (page, seen):
+        assert page.locator("#verdict .where li").count() == 2
+        assert page.locator("#code .flames").count() == 2
+        page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+        found = Axe().run(page, options={"resultTypes": ["violations"]}).response
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        card = page.locator("#verdict").bounding_box()
+        for line in page.locator("#verdict .where pre, #verdict .where code").all():
+            box = line.bounding_box()
+            assert box["x"] + box["width"] <= card["x"] + card["width"]
+    assert [(one["id"], one["help"], one["nodes"][0]["html"][:120]) for one in found["violations"]] == []
+    assert seen == []
+
+
+@browser
 @pytest.mark.parametrize("width", [360, 800, 1400])
 def test_page_does_not_scroll_sideways(report, tmp_path, width):
     with page_of(render_html(report), tmp_path, viewport={"width": width, "height": 800}) as (page, _):
