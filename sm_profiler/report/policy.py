@@ -112,6 +112,7 @@ THREADS_PER_CORE = T(1.5, "threads of libraries and workers for each core; some 
 SWITCHES = T(500.0, "context switches a second and core; threads that fit onto the cores switch some ten times")
 CORE_WAIT = T(0.05, "of the loop that the main thread waits for a core, by its share of threads beyond the cores")
 SHARED = T(0.2, "of the loop without a core; the job would be a fifth faster on a machine of its own")
+LEAST_WORK = T(0.05, "of a step on a core; waits are sampled, and a step without work would divide by zero")
 MOSTLY_SHARED = T(0.5, "of the loop without a core; more waits than work, which hide any other cause")
 CORE_WAIT_MOST = T(0.6, "share of the loop; more is other load on the machine, which fewer threads do not end")
 TRANSFER = T(0.10, "of the training thread's samples; a copy from pinned memory returns at once")

@@ -225,6 +225,14 @@ def test_the_straggler_is_the_rank_that_waits_least(slow):
     assert ("waiting for data" if slow == "wait" else "forward pass") in verdict.main.headline
 
 
+def test_long_steps_with_more_work_wait_for_a_core_more_often():
+    """All steps wait for half of their time, as on a machine that others use."""
+    metrics = metrics_of(stretched(training(400), {31, 58, 140, 203, 371}, lambda _: "Forward", 0.4))
+    waited = (0.5 * 395 * 0.0102, 0.5 * 5 * 0.4102)
+    found = decide(JudgeContext(attrs.evolve(metrics, samples=Samples(waited={"algo-1-0": waited})), {}))
+    assert found.kind is Class.STEP_OUTLIERS
+
+
 def test_a_straggler_that_waits_for_a_core_is_a_guess():
     rows = training(200, node="algo-1-0", forward=0.013) + training(200, node="algo-1-1", backward=0.015)
     metrics = metrics_of(rows)

@@ -83,10 +83,18 @@ def _by_others(context: JudgeContext) -> float:
 
 
 def _without_core(rank: Rank, context: JudgeContext) -> float:
+    """Return the share of the loop by which long steps exceed what their own work explains, if usual steps wait as well.
+
+    A step with more work also waits more often, in proportion.
+    """
     usual, long = context.metrics.samples.waited.get(rank.name, (0.0, 0.0))
-    count = rank.stalls.count
-    others = max(len(rank.iterations) - count, 1)
-    return max(long - usual * count / others, 0.0) / rank.loop if rank.loop > 0 else 0.0
+    stalls, length = rank.stalls, rank.iterations.length
+    taken, rest = float(length[stalls.long].sum()), float(length[~stalls.long].sum())
+    worked = max(rest - usual, policy.LEAST_WORK * rest)
+    if rank.loop <= 0 or worked <= 0 or not stalls.count:
+        return 0.0
+    own = max(taken - long, 0.0) - worked * stalls.count / max(len(length) - stalls.count, 1)
+    return min(max(stalls.excess - max(own, 0.0) * rest / worked, 0.0), long) / rank.loop
 
 
 def judge_outliers(context: JudgeContext) -> Finding | None:
