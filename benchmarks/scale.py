@@ -101,7 +101,8 @@ def main() -> None:
                 for count in map(int, options.workers.split(","))
             ]
         runs += [
-            (f"JSON, local:{most}", job, f"local:{most}", int(each)) for each in filter(None, options.parts.split(","))
+            (f"JSON, local:{most}, {each} parts each", job, f"local:{most}", int(each))
+            for each in filter(None, options.parts.split(","))
         ]
         for label, where, executor, parts in runs:
             found = measure(where, executor, parts)

@@ -70,7 +70,11 @@ def iterations_of(
     if not known.any():  # only steps were recorded: all of a step counts as work
         known = np.ones(len(rows), np.bool_)
     fits = np.minimum(length / np.maximum(phases + waits[rows], 1e-12), 1.0)  # overlapping parts take no more than all
-    seconds = {key: spent * fits for key, spent in (*seconds.items(), ("wait", waits[rows]))}
+    # Pages of zeros that nothing writes to take no memory: most jobs record some of the parts only.
+    seconds = {
+        key: spent * fits if spent.any() else np.zeros(len(fits))
+        for key, spent in (*seconds.items(), ("wait", waits[rows]))
+    }
     used = np.where(phases > 0, phases * fits, step)
     outside = np.where(known, np.maximum(length - seconds["wait"] - used, 0.0), 0.0)
     seconds[parts.DECLARED] = np.minimum(steps.seconds(parts.DECLARED)[rows], outside)

@@ -10,6 +10,8 @@ import duckdb
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from sm_profiler.analysis import PandasFrame
 from sm_profiler.cli.main import main
@@ -26,6 +28,7 @@ from sm_profiler.source.parquet.schema import SCHEMAS
 from sm_profiler.storage import LocalStorage, open_storage
 
 SCENARIOS = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "make_job.py"))["SCENARIOS"]
+QUICK = ("healthy", "dataloader-slow", "cpu-only", "no-framework", "step-outliers")
 SMALL = ("--minutes", "2", "--gpus", "2", "--cpus", "4")
 
 
@@ -52,7 +55,9 @@ def assert_same_rows(one, other):
         np.testing.assert_array_equal(a, b, err_msg=field.name)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(
+    "scenario", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in SCENARIOS]
+)
 def test_report_from_parquet_equals_the_one_from_json(make_job, tmp_path, scenario):
     job = make_job(*SMALL, "--scenario", scenario)
     compacted(job, tmp_path)
@@ -164,6 +169,24 @@ def test_damaged_parquet_is_counted(two_nodes, tmp_path, where):
         else contextlib.nullcontext()
     ):
         compacted(two_nodes, tmp_path)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 40), st.booleans())
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_damage_is_noticed(make_job, tmp_path, seed, count, cut):
+    job = make_job(*SMALL, "--scenario", "healthy")
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    compacted(job, tmp_path / "out")
+    draw = np.random.default_rng(seed)
+    file = draw.choice([path for path in rows_of(tmp_path / "out") if path.parts[-5] in {"system", "events"}])
+    data = np.frombuffer(file.read_bytes(), np.uint8).copy()
+    data[draw.integers(0, len(data), count)] ^= draw.integers(1, 255, count, np.uint8)
+    file.write_bytes(data[: draw.integers(0, len(data))] if cut else data)
+    source, whole = open_source(tmp_path / "out"), open_source(job)
+    system, events = source.system(), source.events()
+    if all(each.status != "refused" for each in source.quality()):  # bytes that nothing depends on
+        assert_same_rows(system, whole.system())
+        assert_same_rows(events, whole.events())
 
 
 def test_newer_schema_is_refused_in_one_line(two_nodes, tmp_path, monkeypatch):

@@ -148,7 +148,7 @@ def test_damaged_files_are_counted_once(make_job, tmp_path):
     assert found["states"]["refused"] > 1
 
 
-@pytest.mark.parametrize("shift", [-4, -12])
+@pytest.mark.parametrize("shift", [-4, pytest.param(-12, marks=pytest.mark.long)])
 def test_job_whose_files_have_wrong_names_is_read_in_one_process(make_job, tmp_path, shift):
     job = shutil.copytree(make_job("--minutes", "31", *SPARSE), tmp_path / "job")
     file = sorted(job.glob("system/**/*.json"))[20]
