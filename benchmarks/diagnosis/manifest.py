@@ -123,7 +123,7 @@ class Case:
         return attrs.evolve(self, size=size)
 
 
-FIXED = {"slow", "after", "dies", "patience"}
+FIXED = {"slow", "after", "dies", "patience", "problem"}
 VARY = {"share": (0.9, 1.15), "steps": (1.0, 1.2), "rare": (0.85, 1.15), "seconds": (1.0, 1.3)}
 
 
@@ -211,6 +211,24 @@ CASES = (
     Case("jax_tiny", {"width": 16, "batch": 2}, ("HOST_BOUND",), "JAX: tiny steps", line=None),
     Case("jax_compile", {"layers": 150}, ("INITIALIZATION_BOUND",), "JAX: compiling takes longer than training", line=None, gains=False),
     Case("jax_compile", {"layers": 100, "steps": 90}, ("INITIALIZATION_BOUND",), "JAX: compiling takes longer than training", line=None, gains=False),
+    Case("tf_healthy", {"width": 1024}, HEALTHY, "TensorFlow: nothing"),
+    Case("tf_healthy", {"width": 768, "batch": 384}, HEALTHY, "TensorFlow: nothing"),
+    Case("tf_map", {"share": 0.5}, ("INPUT_BOUND",), "tf.data: a slow map function"),
+    Case("tf_map", {"share": 0.35, "batch": 96}, ("INPUT_BOUND",), "tf.data: a slow map function"),
+    Case("tf_generator", {"share": 0.5}, ("INPUT_BOUND",), "tf.data: a slow generator, an epoch as one function", gains=False),
+    Case("tf_generator", {"share": 0.35, "width": 400}, ("INPUT_BOUND",), "tf.data: a slow generator, an epoch as one function", gains=False),
+    Case("tf_retrace", {"width": 256}, ("RECOMPILATION",), "tf.function, another Python number at each step"),
+    Case("tf_retrace", {"shapes": 40}, ("RECOMPILATION",), "tf.function, a new shape at most steps"),
+    Case("keras_fit", {"problem": 0}, HEALTHY, "Keras: nothing"),
+    Case("keras_fit", {"problem": 0, "width": 700}, HEALTHY, "Keras: nothing"),
+    Case("keras_fit", {"problem": 1}, ("SLOW_CALLBACK",), "Keras: a slow callback", line="callback", diary="callback"),
+    Case("keras_fit", {"problem": 1, "share": 0.35}, ("SLOW_CALLBACK",), "Keras: a slow callback", line="callback", diary="callback"),
+    Case("keras_fit", {"problem": 2}, SAVING, "Keras: a checkpoint every N steps", line="saving", diary="saving"),
+    Case("keras_fit", {"problem": 2, "share": 0.35}, SAVING, "Keras: a checkpoint every N steps", line="saving", diary="saving"),
+    Case("keras_fit", {"problem": 3}, ("EVALUATION_BOUND",), "Keras: much evaluation", line=None, gains=False),
+    Case("keras_fit", {"problem": 3, "share": 0.6}, ("EVALUATION_BOUND",), "Keras: much evaluation", line=None, gains=False),
+    Case("keras_fit", {"problem": 4}, ("INPUT_BOUND",), "Keras: a slow PyDataset", line="dataset"),
+    Case("keras_fit", {"problem": 4, "share": 0.35}, ("INPUT_BOUND",), "Keras: a slow PyDataset", line="dataset"),
     Case("recompile", {"shapes": 60}, ("RECOMPILATION",), "torch.compile, a new shape at most steps"),
     Case("recompile", {"shapes": 30, "steps": 160}, ("RECOMPILATION",), "torch.compile, a new shape at most steps"),
     Case("threads", {"factor": 8}, ("OVERSUBSCRIBED",), "more threads than cores", line=None, gains=False),

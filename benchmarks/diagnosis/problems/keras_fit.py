@@ -8,7 +8,8 @@ import keras
 from bench import Run
 from tf_parts import batches_of, network, rows
 
-run = Run(steps=150, width=512, batch=128, share=0.5, problem="", every=20, runs=1, jit=0)
+NOTHING, CALLBACK, SAVING, EVALUATION, DATASET = range(5)  # problems
+run = Run(steps=150, width=512, batch=128, share=0.5, problem=0, every=20, runs=1, jit=0)
 pause = run.pause() if run.problem else 0.0
 folder = Path(tempfile.mkdtemp())
 
@@ -53,11 +54,11 @@ model.compile(
 )
 callbacks = [Counter()] if run.repaired else []
 if pause:
-    callbacks += {"callback": [Metrics()], "saving": [Snapshots()]}.get(run.problem, [])
+    callbacks += {CALLBACK: [Metrics()], SAVING: [Snapshots()]}.get(run.problem, [])
 more = {}
-if pause and run.problem == "evaluation":
+if pause and run.problem == EVALUATION:
     more = {"validation_data": batches_of(run, int(run.steps * 2 * run.share / (1 - run.share)))}
-data = Rows() if run.problem == "dataset" else batches_of(run).prefetch(2)
+data = Rows() if run.problem == DATASET else batches_of(run).prefetch(2)
 with run.training():
     model.fit(data, epochs=1, verbose=0, callbacks=callbacks, **more)  # LOOP
 run.close()

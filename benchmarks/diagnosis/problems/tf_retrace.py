@@ -4,7 +4,7 @@ import tensorflow as tf
 from bench import Run
 from tf_parts import network, rows, step_of
 
-run = Run(steps=120, width=256, batch=64, shapes=0)
+run = Run(steps=80, width=256, batch=64, shapes=0, lasts=0.1)
 step = step_of(*network(run.width))
 data, targets = map(tf.constant, rows(run.batch + run.shapes))
 
