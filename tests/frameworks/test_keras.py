@@ -123,5 +123,20 @@ def test_more_ways_to_train(backend, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_windows_on_steps_of_keras(backend, tmp_path):
+    windows = {
+        "DetailedProfilingConfig": {"StartStep": 5, "NumSteps": 4},
+        "PythonProfilingConfig": {"StartStep": 12, "NumSteps": 2, "ProfilerName": "cprofile"},
+    }
+    run(backend, "fit", folder=tmp_path, windows=windows)
+    framework = "pytorch" if backend == "torch" else backend
+    assert list(tmp_path.glob(f"framework/{framework}/detailed_profiling/*/000000005/*"))
+    assert list(tmp_path.glob("framework/keras/cprofile/*/*-stepstart-*_*/python_stats"))
+    operators = [row for row in events(tmp_path) if row["phase"] == "cpu_functions"]
+    assert {int(row["args"]["step_num"]) for row in operators if "step_num" in row["args"]} >= {5, 6, 7, 8}
+
+
+@pytest.mark.long
 def test_two_replicas(tmp_path):
     check("tensorflow", ("mirrored",), tmp_path)

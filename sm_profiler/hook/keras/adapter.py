@@ -9,7 +9,7 @@ from importlib import import_module
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from sm_profiler.formats.event_names import COMPILED_STEP, EPOCH
+from sm_profiler.formats.event_names import COMPILED_STEP, EPOCH, RESULTS
 from sm_profiler.hook.adapter import FrameworkAdapter
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.keras.callbacks import Callbacks
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 KERAS = "keras"
 MODES = {"train": ModeKeys.TRAIN, "test": ModeKeys.EVAL, "predict": ModeKeys.PREDICT}
 LOOPS = ("fit", "evaluate", "predict")
+RESULTS_NS = 100_000  # a shorter wait for a step's results is not worth an event
 WORKER = "Keras_worker"  # start of the name of a PyDataset's worker process
 
 
@@ -54,6 +55,7 @@ class KerasAdapter(FrameworkAdapter):
         self._trained = 0  # batches since then
         self._ending: tuple[Callable[[], None], ...] = ()  # of the other adapters
         self._compiles = self.backend != "torch"
+        self._awaited = False  # a step has ended, and its metrics have not been read yet
         self.callbacks = Callbacks(session)
         self.inputs = Inputs(session, self.backend)
 
@@ -77,6 +79,8 @@ class KerasAdapter(FrameworkAdapter):
             if definer is not None:
                 self._patches.replace(definer, name, self._wrap_loop)
         self.inputs.install(self._patches)
+        if self._compiles:  # the values of metrics are those of a step that may still run
+            self._patches.replace(import_module("keras.src.utils.python_utils"), "pythonify_logs", self._wrap_logs)
         if self.backend == "torch":
             forwards = getattr(session.find("pytorch"), "forwards", None)
             if forwards is not None:  # a model under construction calls its layers to see shapes
@@ -203,9 +207,32 @@ class KerasAdapter(FrameworkAdapter):
             end_ns = perf_counter_ns()
             if self._owns():
                 self._guarded(self._end, mode, batch, end_ns, callbacks)
-            return original(callbacks, batch, *args, **kwargs)
+                self._awaited = mode is ModeKeys.TRAIN
+            try:
+                return original(callbacks, batch, *args, **kwargs)
+            finally:
+                self._awaited = False
 
         return on_batch_end
+
+    def _wrap_logs(self, original: Any) -> Any:
+        """Count waiting for a step's results as part of it: their values are read before the callbacks get them."""
+        tracker = self.session.tracker
+
+        @functools.wraps(original)
+        def pythonify_logs(logs: Any) -> Any:
+            if not self._awaited or not self._owns():
+                return original(logs)
+            self._awaited = False
+            start_ns = perf_counter_ns()
+            try:
+                return original(logs)
+            finally:
+                end_ns = perf_counter_ns()
+                if tracker.keep_phases and end_ns - start_ns > RESULTS_NS:
+                    self._guarded(tracker.append, (RESULTS, "metrics", start_ns, end_ns, tracker.number, None))
+
+        return pythonify_logs
 
     def _begin(self, mode: ModeKeys, batch: int) -> None:
         tracker = self.session.tracker
