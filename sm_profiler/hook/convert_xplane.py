@@ -18,6 +18,7 @@ import numpy as np
 from sm_profiler.formats.columns import Category, Mask
 from sm_profiler.formats.event_names import CPU_OPERATORS, gpu_operators
 from sm_profiler.formats.layout import XPLANE_SUFFIX, detailed_folder, metadata_path
+from sm_profiler.formats.op_phases import phase_of
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.formats.xplane_reader import HOST, XplaneTrace, read_xplane
 from sm_profiler.hook.conversion import carry_out, write_events
@@ -46,13 +47,14 @@ def _is_work(trace: XplaneTrace, number: int) -> bool:
     return True
 
 
-def operators(trace: XplaneTrace, steps: list[tuple[int, int]], pid: int) -> Iterator[TraceEvent]:
+def operators(trace: XplaneTrace, steps: list[tuple[int, int]], pid: int, framework: str = "") -> Iterator[TraceEvent]:
     """Yield the operators and kernels of a trace as events.
 
     Args:
         trace: the trace.
         steps: number and start (microseconds since the epoch) of each step, in order; the number of the last is -1 and marks the end.
         pid: the profiled process.
+        framework: whose profiler recorded it.
     """
     chosen = np.flatnonzero(is_operator(trace))
     origins = trace.origins()
@@ -68,8 +70,11 @@ def operators(trace: XplaneTrace, steps: list[tuple[int, int]], pid: int) -> Ite
             "tid": trace.lines[line].number,
             "device": "cpu" if device == HOST else device,
         }
-        if origin := _text(origins, chosen[row]):
+        origin = _text(origins, chosen[row])
+        if origin:
             args["op_name"] = origin
+        if part := phase_of(origin or str(name).partition(":")[0], tensorflow=framework == "tensorflow"):
+            args["phase"] = part
         if number >= 0:
             args["step_num"] = int(number)
         phase = CPU_OPERATORS if device == HOST else gpu_operators(device)
@@ -99,7 +104,7 @@ def convert(order: Mapping[str, Any]) -> None:
         (root / metadata_path(framework, order["source"], start_us, end_us, first)).touch()
         trace, _ = read_xplane(raw.read_bytes())
         writer = TraceWriter(root, order["source"], close_seconds=float("inf"))
-        write_events(writer, operators(trace, steps, int(order["pid"])))
+        write_events(writer, operators(trace, steps, int(order["pid"]), framework))
     finally:
         shutil.rmtree(raw.parent, ignore_errors=True)
 

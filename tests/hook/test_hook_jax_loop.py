@@ -199,6 +199,15 @@ def test_a_compilation_lasts_from_tracing_to_its_end_and_its_cause_is_named():
     assert second[5]["reason"] == "argument 0: f32[8] → f32[9]"
 
 
+def test_an_operation_of_jax_is_compiled_for_a_few_shapes_in_a_line_before_that_counts():
+    records = []
+    found = Compilations(records.append, lambda: 7, dict)
+    found.start()
+    for _ in range(12):
+        found.heard(COMPILED, 0.5, fun_name="jit(add)")
+    assert [record[5]["again"] for record in records] == [False] * 8 + [True] * 4
+
+
 def test_compilations_before_the_first_step_are_recorded_with_it():
     records = []
     found = Compilations(records.append, lambda: -1, dict)

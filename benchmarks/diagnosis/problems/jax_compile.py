@@ -7,7 +7,7 @@ from jax_parts import network, rows, update
 run = Run(steps=60, width=64, batch=32, layers=150)
 data, labels = rows(run.batch * 8, 64)
 train_step = jax.jit(update)
-params, state = network(64, run.width, 2 if run.repaired else run.layers)
+params, state = network(64, 1024) if run.repaired else network(64, run.width, run.layers)
 with run.training():
     for number in range(run.steps):  # LOOP
         at = number % 8 * run.batch

@@ -16,6 +16,7 @@ TRACED = "/jax/core/compile/jaxpr_trace_duration"
 LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 COMPILED = "/jax/core/compile/backend_compile_duration"
 MAX_NAMES = 1000
+USUAL = 8  # shapes of one operation in one line: a network has layers of some sizes
 MAX_EARLY = 500  # compilations before the first step
 MAX_TEXT = 300  # characters of a reason
 
@@ -51,7 +52,7 @@ class Compilations(Collector):
         self._early: list[Record] | None = []  # before recording starts
         self.running: tuple[Compiled, Any] | None = None
         self._before: dict[str, float] = {}  # function → seconds it was traced and lowered since it was last compiled
-        self._known: dict[str, int] = {}  # function → compilations
+        self._known: dict[tuple[Any, ...], int] = {}  # function and line → compilations
 
     def heard(self, event: str, seconds: float, **about: Any) -> None:
         """Take a report of JAX."""
@@ -65,8 +66,9 @@ class Compilations(Collector):
             return
         now = self._clock()
         seconds += self._before.pop(name, 0.0)
-        again, details = self._compare(name)
-        args = {"compiler": "jax.jit", "again": again, **details, **user_line()}
+        line = user_line()
+        again, details = self._compare(name, (name, line.get("file"), line.get("line")))
+        args = {"compiler": "jax.jit", "again": again, **details, **line}
         record = (COMPILE, name or "jax.jit", now - int(seconds * 1e9), now, self._step(), args)
         if self._early is None:
             self._append(record)
@@ -79,13 +81,13 @@ class Compilations(Collector):
         for record in early or ():
             self._append(record)
 
-    def _compare(self, name: str) -> tuple[bool, dict[str, str]]:
+    def _compare(self, name: str, place: tuple[Any, ...]) -> tuple[bool, dict[str, str]]:
         """Return whether a function was compiled before, and what is different now."""
         if self.running is None or self.running[0].name != name:  # an operation of its own, or called by another
-            count = self._known.get(name, 0)
-            if len(self._known) < MAX_NAMES:
-                self._known[name] = count + 1
-            return count > 0, {}
+            count = self._known.get(place, 0)
+            if len(self._known) < MAX_NAMES or count:
+                self._known[place] = count + 1
+            return count >= USUAL, {}
         function, arguments = self.running
         function.compilations += 1
         before, function.signature = function.signature, self._describe(arguments)

@@ -1,0 +1,73 @@
+"""Operators of TensorFlow's and JAX's traces as events: which, in which step, in which phase."""
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from sm_profiler.formats.op_phases import phase_of
+from sm_profiler.formats.xplane_reader import read_xplane
+from sm_profiler.hook.convert_xplane import convert, operators
+
+DATA = Path(__file__).parents[1] / "data" / "xplane"
+
+
+def sample(name):
+    return gzip.decompress((DATA / f"{name}.xplane.pb.gz").read_bytes())
+
+
+def events_of(name):
+    trace, _ = read_xplane(sample(name))
+    start = trace.base_ns // 1000
+    framework = name.partition("_")[0]
+    steps = [(4, start), (5, start + 10**7), (-1, start + 10**8)]
+    return [(event, json.loads(event.args)) for event in operators(trace, steps, 7, framework)]
+
+
+@pytest.mark.parametrize("name", ["jax", "tensorflow", "tensorflow_xla"])
+def test_operators_carry_step_phase_and_name(name):
+    found = events_of(name)
+    assert found
+    assert {event.phase for event, _ in found} == {"cpu_functions"}
+    assert {args["pid"] for _, args in found} == {7}
+    assert {args.get("step_num") for _, args in found} == {4}
+    assert not any(event.name.startswith(("end: ", "Threadpool", "Executor")) for event, _ in found)
+    phases = Counter(args.get("phase") for _, args in found)
+    assert {"forward", "backward"} <= set(phases)
+    assert ("optimizer" in phases) is (name != "jax")
+
+
+@pytest.mark.parametrize(
+    ("name", "tensorflow", "phase"),
+    [
+        ("StatefulPartitionedCall/gradient_tape/sequential_1/out_1/MatMul/MatMul_1", True, "backward"),
+        ("StatefulPartitionedCall/adam/Sub_7/ReadVariableOp", True, "optimizer"),
+        ("adam/AssignAddVariableOp", True, "optimizer"),
+        ("StatefulPartitionedCall/sequential_1/wide_1/Relu", True, "forward"),
+        ("StatefulPartitionedCall/Add_1", True, ""),
+        ("jit(train_step)/transpose(jvp(model))/dot_general", False, "backward"),
+        ("jit(train_step)/jvp(model)/tanh", False, "forward"),
+        ("jit(train_step)/jvp()/tanh", False, "forward"),
+        ("jit(train_step)/mul", False, ""),
+        ("", False, ""),
+    ],
+)
+def test_phases_follow_from_names(name, tensorflow, phase):
+    assert phase_of(name, tensorflow=tensorflow) == phase
+
+
+def test_the_trace_is_kept_and_its_folder_removed(tmp_path):
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    (folder / "raw.xplane.pb").write_bytes(sample("jax"))
+    start = read_xplane(sample("jax"))[0].base_ns // 1000
+    order = {"trace": str(folder / "raw.xplane.pb"), "framework": "jax", "root": str(tmp_path / "out"), "source": "0-algo-1",
+             "pid": 7, "first_step": 3, "steps": [[3, start], [-1, start + 10**6]]}  # fmt: skip
+    convert(order)
+    assert not folder.exists()
+    (kept,) = (tmp_path / "out").glob("framework/jax/detailed_profiling/*/000000003/0-algo-1.xplane.pb")
+    assert kept.read_bytes() == sample("jax")
+    (written,) = (tmp_path / "out").glob("framework/pevents/*/*.json")
+    assert any(row.get("args", {}).get("phase") == "backward" for row in json.loads(written.read_text()))
