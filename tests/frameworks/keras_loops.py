@@ -165,6 +165,11 @@ LOOPS = {
 }
 
 
+def iterations(model) -> int:
+    value = model.optimizer.iterations.value
+    return int(value.numpy() if BACKEND == "tensorflow" else value)
+
+
 def digest(model) -> str:
     weights = b"".join(np.ascontiguousarray(weight).tobytes() for weight in model.get_weights())
     return hashlib.sha256(weights).hexdigest()
@@ -175,5 +180,5 @@ if __name__ == "__main__":
         began = time.time()
         trained, losses, expected = LOOPS[name]()
         about = {"loop": name, "losses": [float(loss) for loss in losses], "weights": digest(trained)}
-        about |= {"iterations": int(trained.optimizer.iterations), "expected": expected, "began": began}
+        about |= {"iterations": iterations(trained), "expected": expected, "began": began}
         print(json.dumps({**about, "ended": time.time()}), flush=True)

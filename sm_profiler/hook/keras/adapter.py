@@ -342,7 +342,12 @@ class KerasAdapter(FrameworkAdapter):
 
     def _count(self) -> int:
         optimizer = getattr(self._model, "optimizer", None)
-        return int(optimizer.iterations) if optimizer is not None else 0
+        if optimizer is None:
+            return 0
+        value = optimizer.iterations.value
+        return int(
+            value.numpy() if self.backend == "tensorflow" else value
+        )  # a variable of several replicas is no number
 
     # optimizer, on the torch backend
 
