@@ -27,5 +27,5 @@ def epoch(dataset):
 
 signature = tuple(tf.TensorSpec(one.shape, tf.float32) for one in (data, targets))
 with run.training():
-    epoch(tf.data.Dataset.from_generator(records, output_signature=signature))  # LOOP
+    epoch(iter(tf.data.Dataset.from_generator(records, output_signature=signature)))  # LOOP
 run.close()

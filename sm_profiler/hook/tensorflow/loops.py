@@ -297,6 +297,8 @@ class Loops:
             for start, end in waits:
                 self._stages.batch(name, start, end)
             self._ran_batches(name, waits, (start_ns, end_ns), trains=trains)
+            if len(waits) > 1:
+                self._stages.epoch_ended()
             return
         if not began:
             tracker.call_begins(id(function), start_ns, trains=trains)

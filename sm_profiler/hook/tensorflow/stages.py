@@ -76,6 +76,12 @@ class Stages(Collector):
             with self._session.work.doing("stages of tf.data are read"):
                 self._session.run(self, self._look, iterator)
 
+    def epoch_ended(self) -> None:
+        """Read the models of the iterators that a function has read from."""
+        for iterator in [pipeline.iterator() for pipeline in self._pipelines]:
+            if iterator is not None:
+                self.iterator_ended(iterator)
+
     def close(self) -> None:
         """Read the models of the iterators that are still there."""
         for pipeline in self._pipelines:
