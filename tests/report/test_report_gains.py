@@ -141,6 +141,28 @@ def test_recorded_calls_are_saved_at_the_steps_in_which_they_happened():
     assert verdict.also[0].gain.share_of_loop.value < 0.03
 
 
+def test_sums_of_many_short_calls_are_saved_at_all_steps():
+    rows = training(400, outside=0.0102)
+    duration = 400 * 0.0202
+    calls = [
+        (
+            "sm_profiler/log",
+            "print",
+            1.0 + at,
+            0.5,
+            "algo-1-0",
+            int(at / 0.0202),
+            {"calls": 400, "file": "train.py", "line": 3, "function": "f"},
+        )
+        for at in np.arange(0, duration - 0.5, 1.0)
+    ]
+    context = JudgeContext(metrics_of(rows + calls), {})
+    assert Class.LOGGING in {one.kind for one in (decide(context).main, *decide(context).also)}
+    gain = gain_of(rows + calls, Class.LOGGING)
+    assert contains(gain.share_of_loop, 0.5 * len(calls) / duration)
+    assert gain.speedup.high / gain.speedup.low < 1.5
+
+
 def test_recompilations_are_saved_as_recorded():
     rows, now = [], 1.0
     for step in range(400):

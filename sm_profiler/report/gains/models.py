@@ -13,8 +13,10 @@ from sm_profiler.report.classes import Class
 from sm_profiler.report.gains.claim import Claim
 from sm_profiler.report.gains.loader_queue import fetch_times, simulated_wait
 from sm_profiler.report.gains.loop_table import BETWEEN, EVALUATION, LoopTable
+from sm_profiler.report.job_metrics import Rank
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.judges.loop import launches_of
+from sm_profiler.report.judges.occurrences import calls_of
 from sm_profiler.report.judges.ranks import MEETINGS
 from sm_profiler.report.judges.slowdown import STEP_OF_CHANGE
 from sm_profiler.report.judges.turns import find_delays, shared_steps
@@ -217,7 +219,9 @@ def _calls(
     taken: tuple[str, ...],
     keep: Callable[[Record], bool] = lambda _: True,
 ) -> Model:
-    """Return the model for calls that the hook recorded one by one: they happen rarely, or in another thread.
+    """Return the model for calls that the hook recorded: they happen rarely, or in another thread.
+
+    A record that sums up many short calls is spread over all steps.
 
     Args:
         phase: of the records.
@@ -235,10 +239,12 @@ def _calls(
             of_rank = records.of(rank.name) if records else ()
             own = [one for one in of_rank if rank.start <= one.start <= rank.end and keep(one)]
             recorded += sum(max(one.seconds, 0.0) for one in own)
-            own = [one for one in own if one.start >= starts[0]]
-            at = np.searchsorted(starts, np.asarray([one.start for one in own], np.float64), side="right") - 1
+            single = [one for one in own if calls_of(one) == 1 and one.start >= starts[0]]
+            at = np.searchsorted(starts, np.asarray([one.start for one in single], np.float64), side="right") - 1
             spent = np.zeros(len(starts))
-            np.add.at(spent, at, [max(one.seconds, 0.0) for one in own])
+            np.add.at(spent, at, [max(one.seconds, 0.0) for one in single])
+            summed = sum(max(one.seconds, 0.0) for one in own if calls_of(one) > 1)
+            spent += summed * _in_proportion(rank, taken)
             seconds += table.placed(rank.iterations.index, spent)
         if recorded <= 0 or seconds.sum() <= 0:
             return None
@@ -246,6 +252,13 @@ def _calls(
         return Claim(seconds * scale, least / value, most / value, taken)
 
     return claim
+
+
+def _in_proportion(rank: Rank, taken: tuple[str, ...]) -> Floats:
+    """Return how to spread seconds over the iterations of a process: like the first of these parts; sums to 1."""
+    usual = rank.iterations.of(taken[0])
+    weight = usual if usual.sum() > 0 else rank.iterations.length
+    return weight / max(float(weight.sum()), 1e-12)
 
 
 def _slowdown(finding: Finding, _: JudgeContext, table: LoopTable) -> Claim | None:

@@ -105,6 +105,7 @@ def _delays_at(meeting: int, order: tuple[str, ...], table: Floats, gc: Floats, 
 def _beyond_others(values: Floats, which: Ints) -> Floats:
     """Return by how much one rank of each step exceeds the median of the others; shape (ranks, steps)."""
     steps = np.arange(values.shape[1])
+    values = np.nan_to_num(values)
     others = values.copy()
     others[which, steps] = np.nan
     return np.asarray(values[which, steps] - np.nanmedian(others, axis=0))
