@@ -7,7 +7,6 @@ keep copies of them. Functions that run now and add to a container by a name of 
 from __future__ import annotations
 
 import ast
-import gc
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import attrs
 
 from sm_profiler.hook.caller import is_library
+from sm_profiler.hook.tracked import referrers
 
 MAX_DEPTH = 3  # containers inside containers
 MAX_REFERRERS = 50
@@ -70,9 +70,8 @@ def _named_by(held: Any) -> tuple[Holder | None, Any]:
         if key is not None:
             return Holder(key, f"{key} in {name}", _files(module)), None
     outer = None
-    referrers = gc.get_referrers(held)[:MAX_REFERRERS]
-    for one in referrers:
-        if type(one) in (list, tuple, dict) and one is not referrers:
+    for one in referrers(held)[:MAX_REFERRERS]:
+        if type(one) in (list, dict):
             owner = _owner(one) if type(one) is dict else None
             if owner is not None and (key := _key_of(held, one)) is not None:
                 return _of_object(key, owner), None
@@ -86,7 +85,7 @@ def _named_by(held: Any) -> tuple[Holder | None, Any]:
 
 def _owner(attributes: dict[Any, Any]) -> Any:
     """Return the object whose attributes a dict holds."""
-    found = gc.get_referrers(attributes)[:MAX_REFERRERS]
+    found = referrers(attributes)[:MAX_REFERRERS]
     return next((one for one in found if _attributes(one) is attributes), None)
 
 

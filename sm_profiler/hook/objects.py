@@ -9,12 +9,11 @@ many objects, and it is recorded as the hook's own work.
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain, compress, repeat, starmap, tee
+from itertools import compress
 from operator import attrgetter
 from time import perf_counter_ns
 from typing import Any
@@ -26,6 +25,7 @@ from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.holders import lines_adding_to
 from sm_profiler.hook.recorder import memory
 from sm_profiler.hook.steps import Record
+from sm_profiler.hook.tracked import count_by_type, of_types
 
 WARM_UP = 3  # beats until memory is compared
 GROWTH = 50_000_000  # bytes gained before a count
@@ -119,14 +119,14 @@ class Objects(Collector):
 
 def census(before: dict[int, int]) -> tuple[Census, Any]:
     """Count all objects, and find the list or dict that has gained most since `before`, None if none has grown."""
-    types = Counter(map(type, _all()))
+    types = count_by_type()
     kinds = {kind for kind in types if f"{kind.__module__}.{kind.__qualname__}" in TENSORS}
     size = in_graphs = 0
     if kinds:
         with contextlib.suppress(RuntimeError, NotImplementedError):  # sparse tensors have no size
-            size = sum(map(attrgetter("nbytes"), _of(kinds)))
-        in_graphs = sum(types[kind] for kind in kinds) - sum(map(attrgetter("is_leaf"), _of(kinds)))
-    containers = _of({list, dict})
+            size = sum(map(attrgetter("nbytes"), of_types(kinds)))
+        in_graphs = sum(types[kind] for kind in kinds) - sum(map(attrgetter("is_leaf"), of_types(kinds)))
+    containers = of_types({list, dict})
     long = list(compress(containers, map(LONG.__le__, map(len, containers))))
     del containers
     lengths = {id(one): len(one) for one in long}
@@ -164,24 +164,6 @@ def _last(container: Any) -> Any:
 
 
 TENSORS = ("torch.Tensor", "torch.nn.parameter.Parameter")
-
-
-def _all() -> Any:
-    """Return an iterator over all objects, to be consumed by a single call of a function in C.
-
-    No other Python code may run meanwhile: while the list of all objects lives, it holds tuples that another thread is
-    building, and CPython raises SystemError when such a tuple is resized.
-    """
-    return chain.from_iterable(starmap(gc.get_objects, [()]))
-
-
-AFTER = 256  # more than tee() keeps of what it has passed on
-
-
-def _of(kinds: set[type]) -> list[Any]:
-    """Return all objects of exactly these types."""
-    objects, same = tee(chain(_all(), repeat(None, AFTER)))
-    return list(compress(objects, map(kinds.__contains__, map(type, same))))
 
 
 def _describe(container: Any, holder: str, before: int) -> str:

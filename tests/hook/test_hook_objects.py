@@ -1,14 +1,15 @@
 """Counts of objects by type in a growing process."""
 
 import contextlib
+import gc
 import sys
 import threading
-from collections import Counter
 
+import pytest
 import torch
 
 from sm_profiler.formats.event_names import OBJECTS
-from sm_profiler.hook import objects
+from sm_profiler.hook import objects, tracked
 from sm_profiler.hook.objects import Objects
 
 history = []
@@ -64,23 +65,46 @@ def test_counts_rarely_and_not_in_huge_processes(monkeypatch):
     assert len(counts) == objects.MAX_COUNTS
 
 
-def test_counting_does_not_disturb_tuples_that_another_thread_builds():
-    interval, stopped, built = sys.getswitchinterval(), threading.Event(), 0
+@pytest.mark.parametrize("look", ["count", "select", "refer"])
+def test_counting_does_not_disturb_tuples_that_another_thread_builds(look):
+    interval, stopped, built, held = sys.getswitchinterval(), threading.Event(), 0, []
+    looks = {
+        "count": tracked.count_by_type,
+        "select": lambda: tracked.of_types({list, dict}),
+        "refer": lambda: tracked.referrers(held),
+    }
 
-    def count():
+    def keep_looking():
         while not stopped.is_set():
-            Counter(map(type, objects._all()))
+            looks[look]()
 
-    counting = threading.Thread(target=count)
+    def on_collection(_phase, _info):
+        return sum(range(100))  # Python code, in which another thread may take over
+
+    looking = threading.Thread(target=keep_looking)
+    gc.callbacks.append(on_collection)
     sys.setswitchinterval(1e-5)
     try:
-        counting.start()
-        for _ in range(4_000):
+        looking.start()
+        for _ in range(2_000):
             with contextlib.suppress(SystemError):
-                tuple(number for number in range(500))
+                tuple(held for number in range(500))
                 built += 1
     finally:
         stopped.set()
-        counting.join()
+        looking.join()
         sys.setswitchinterval(interval)
-    assert built == 4_000
+        gc.callbacks.remove(on_collection)
+    assert built == 2_000
+
+
+def test_a_look_leaves_the_collector_as_it_was():
+    assert gc.isenabled()
+    tracked.of_types({list})
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        tracked.count_by_type()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
