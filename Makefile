@@ -133,7 +133,6 @@ else
 	@echo "preparing $(ENVS)/frameworks-old: TensorFlow 2.18 (CPU), Keras 3.10 …"
 	@$(KERAS_PYTHON) -m venv $(ENVS)/frameworks-old
 	@$(ENVS)/frameworks-old/bin/pip install $(PIP_QUIET) --upgrade pip
-	@$(ENVS)/frameworks-old/bin/pip install $(PIP_QUIET) torch==2.6.0 $(TORCH_INDEX)
 	@$(ENVS)/frameworks-old/bin/pip install $(PIP_QUIET) -e '.[analysis]' --group frameworks-old
 	@touch $@
 endif
