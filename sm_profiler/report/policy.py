@@ -39,6 +39,7 @@ SAME_SHARE = T(0.02, "two points; shares of the loop and of a step this close ar
 INPUT_SYSTEM = T(0.5, "half of all moments, the threshold of CPUBottleneck and IOBottleneck themselves")
 SLOW_STAGE = T(0.5, "of all stages' time for a batch; a stage above it takes more than all others together")
 INPUT_WAIT_MS = T(1.5, "collating a small batch in the training process takes less than this, however small the step")
+HANDOVER_MS = T(0.5, "taking a batch that a worker has ready takes less, however small the step")
 GPU_IDLE = T(0.35, "a GPU that is idle in over a third of the samples waits for something during most of each step")
 ALWAYS_IDLE = T(1.0, "a GPU that is idle in all samples is unused; it does not wait for data")
 WORKERS = T(8, "workers to try first; more of them start slowly, take memory, and are rarely needed")

@@ -8,6 +8,7 @@ from report_helpers import START_S, gpu_samples, metrics_of, report_from, traini
 from sm_profiler.report import Class, Finding, policy, terminal_summary
 from sm_profiler.report import verdict as verdict_module
 from sm_profiler.report.judges import JudgeContext
+from sm_profiler.report.judges.inputs import judge_input
 from sm_profiler.report.judges.job import fit_growth
 from sm_profiler.report.judges.ranks import judge_straggler
 from sm_profiler.report.sample_fold import Samples
@@ -29,6 +30,13 @@ def test_finds_waiting_for_data():
     assert verdict.kind is Class.INPUT_BOUND
     assert verdict.main.confidence == "high"
     assert verdict.main.share_of_time == pytest.approx(0.02 / 0.0292, abs=0.01)
+
+
+@pytest.mark.parametrize(("workers", "found"), [(0, False), (2, True)])
+def test_a_worker_that_is_late_by_less_than_collating_takes_is_too_slow(workers, found):
+    metrics = metrics_of(training(300, wait=0.0008, forward=0.001, backward=0.0015, optimizer=0.0002))
+    metrics = attrs.evolve(metrics, loader=LoaderSettings(workers, 2))
+    assert (judge_input(JudgeContext(metrics, {})) is not None) is found
 
 
 def test_ignores_short_waits():

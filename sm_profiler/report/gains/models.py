@@ -233,22 +233,23 @@ def _calls(
 
     def claim(finding: Finding, context: JudgeContext, table: LoopTable) -> Claim | None:
         records = context.metrics.records.get(phase)
-        seconds, recorded = np.zeros(len(table.index)), 0.0
+        seconds = np.zeros(len(table.index))
         for rank in context.ranks if records else ():
             starts = rank.iterations.start
             of_rank = records.of(rank.name) if records else ()
             own = [one for one in of_rank if rank.start <= one.start <= rank.end and keep(one)]
-            recorded += sum(max(one.seconds, 0.0) for one in own)
-            single = [one for one in own if calls_of(one) == 1 and one.start >= starts[0]]
-            at = np.searchsorted(starts, np.asarray([one.start for one in single], np.float64), side="right") - 1
-            spent = np.zeros(len(starts))
-            np.add.at(spent, at, [max(one.seconds, 0.0) for one in single])
+            single = [one for one in own if calls_of(one) == 1]
+            rows = np.searchsorted(starts, np.asarray([one.start for one in single], np.float64), side="right") - 1
+            spent, ends = np.zeros(len(starts)), starts + rank.iterations.length
+            for row, one in zip(rows, single, strict=True):
+                if row >= 0 and one.start <= ends[row]:  # else in a step that is left out
+                    spent[row] += max(one.seconds, 0.0)
             summed = sum(max(one.seconds, 0.0) for one in own if calls_of(one) > 1)
             spent += summed * _in_proportion(rank, taken)
             seconds += table.placed(rank.iterations.index, spent)
-        if recorded <= 0 or seconds.sum() <= 0:
+        if seconds.sum() <= 0:
             return None
-        scale = lost_share(finding) * table.loop / recorded * value
+        scale = lost_share(finding) * table.total / seconds.sum() * value  # the table lacks some steps
         return Claim(seconds * scale, least / value, most / value, taken)
 
     return claim
@@ -275,12 +276,15 @@ def _slowdown(finding: Finding, _: JudgeContext, table: LoopTable) -> Claim | No
     return Claim(slow * (lost_share(finding) * table.total / total * value), least / value, most / value)
 
 
-def _turns(_: Finding, context: JudgeContext, table: LoopTable) -> Claim | None:
+def _turns(finding: Finding, context: JudgeContext, table: LoopTable) -> Claim | None:
     """Spread the work of each step evenly over the ranks; at best, it disappears."""
     delays = find_delays(context.ranks) if len(context.ranks) > 1 else None
     if delays is None:
         return None
     lost = table.placed(shared_steps(context.ranks)[1:], delays.lost)
+    if lost.sum() <= 0:
+        return None
+    lost *= lost_share(finding) * table.total / lost.sum()  # the phases of some steps were not recorded
     spread = 1 - 1 / len(context.ranks)
     usual = (spread + 1) / 2
     return Claim(lost * usual, spread / usual, 1 / usual)

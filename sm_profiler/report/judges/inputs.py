@@ -23,7 +23,8 @@ def judge_input(context: JudgeContext) -> Finding | None:
 def _by_waits(context: JudgeContext) -> Finding | None:
     wait = context.wait
     mean = context.mean(lambda rank: rank.mean("wait", without_stalls=False))
-    if wait < policy.INPUT_WAIT or mean * 1e3 < policy.INPUT_WAIT_MS:
+    least_ms = policy.HANDOVER_MS if context.metrics.loader.num_workers > 0 else policy.INPUT_WAIT_MS
+    if wait < policy.INPUT_WAIT or mean * 1e3 < least_ms:
         return None
     share = context.metrics.average_share("wait")  # of the whole loop with its evaluation, like the chart
     fed, stage = keras_input(context), slow_stage(context)
@@ -36,7 +37,7 @@ def _by_waits(context: JudgeContext) -> Finding | None:
             Evidence(
                 "time in the training loop spent waiting for data", round(share, 4), policy.INPUT_WAIT, unit="share"
             ),
-            Evidence("mean wait for a batch", round(mean * 1e3, 3), policy.INPUT_WAIT_MS, unit="ms"),
+            Evidence("mean wait for a batch", round(mean * 1e3, 3), least_ms, unit="ms"),
             *cause.evidence,
         ),
         cause.advice,
