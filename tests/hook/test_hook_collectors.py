@@ -154,6 +154,7 @@ def test_a_script_may_mark_its_own_steps_phases_and_events(tmp_path):
     run("annotated", tmp_path)
     rows = events(tmp_path)
     seen = Counter(row["phase"] for row in rows if not row["phase"].startswith("sm_profiler/"))
+    seen.pop("GC", None)  # a collection that takes a millisecond on a busy machine
     assert seen == {
         "Step:ModeKeys.TRAIN": 12, "Forward": 24, "Backward(post-forward)": 12, "Optimizer": 12, "augment": 12, "Mine": 12,
     }  # fmt: skip
