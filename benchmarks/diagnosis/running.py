@@ -38,8 +38,9 @@ class Outcome:
         planted script and its repaired twin, two runs between which the machine may have got slower or faster.
         """
         planted = self.plain or self.planted
-        if self.case.diary and not self.case.second:
-            return 1 / (1 - planted["shares"].get(self.case.diary, 0.0))
+        problem = self.case.as_measured(self.planted["shares"]).diary
+        if problem:
+            return 1 / (1 - planted["shares"].get(problem, 0.0))
         return _per_sample(planted) / _per_sample(self.repaired)
 
     @property

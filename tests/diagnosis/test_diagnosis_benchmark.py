@@ -118,6 +118,13 @@ def test_without_a_diary_of_the_problem_the_twin_measures_the_gain():
     assert score(Outcome(case, found, PLANTED, slower)).measured == 1.25
 
 
+def test_the_gain_of_one_of_two_problems_is_that_of_the_larger_one():
+    case = attrs.evolve(CASE, diary="norms", second="loading", also=("SYNC_BOUND",))
+    planted = {**PLANTED, "shares": {"loading": 0.5, "norms": 0.1}}
+    found = Diagnosis(Named("INPUT_BOUND", speedup=(1.8, 2.2)))
+    assert score(Outcome(case, found, planted, REPAIRED)).measured == 2.0
+
+
 def test_counts_right_verdicts_by_confidence():
     scores = [judged(Named("INPUT_BOUND", "high")), judged(Named("SYNC_BOUND", "high")), judged(Named("X", "low"))]
     assert reliability(scores) == {"high": (1, 2), "low": (0, 1)}

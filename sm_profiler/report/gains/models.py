@@ -249,10 +249,20 @@ def _calls(
             seconds += table.placed(rank.iterations.index, spent)
         if seconds.sum() <= 0:
             return None
-        scale = lost_share(finding) * table.total / seconds.sum() * value  # the table lacks some steps
-        return Claim(seconds * scale, least / value, most / value, taken)
+        wanted = lost_share(finding) * table.total * value  # the table lacks some steps
+        return Claim(
+            _fitted(seconds * (wanted / seconds.sum()), wanted, table.length), least / value, most / value, taken
+        )
 
     return claim
+
+
+def _fitted(seconds: Floats, wanted: float, length: Floats) -> Floats:
+    """Cut the seconds of each row to its length, and spread what is missing over what is left of all rows."""
+    cut = np.minimum(seconds, length)
+    left = length - cut
+    missing = min(wanted - float(cut.sum()), float(left.sum()))
+    return cut + left * (missing / max(float(left.sum()), 1e-12))
 
 
 def _in_proportion(rank: Rank, taken: tuple[str, ...]) -> Floats:
