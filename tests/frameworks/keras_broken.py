@@ -13,7 +13,7 @@ from sm_profiler.hook.keras import adapter, callbacks, inputs
 from sm_profiler.hook.session import Session
 from sm_profiler.hook.steps import StepTracker
 
-KEPT = {"remove", "failed", "forked", "close", "finish", "exit"}  # called only when the hook ends
+KEPT = {"remove", "failed", "failed_at", "forked", "close", "finish", "exit"}  # called when the hook fails or ends
 
 
 def breaking(name, wraps_one):

@@ -69,7 +69,12 @@ class TimedIterator:
 
     def __next__(self) -> Any:
         inputs = self._inputs
-        if not inputs.begins():
+        try:
+            counts = inputs.begins()
+        except Exception as error:  # noqa: BLE001 - fail open
+            inputs.failed_at(error)
+            counts = False
+        if not counts:
             return next(self._iterator)
         start = perf_counter_ns()
         got = False
@@ -78,7 +83,10 @@ class TimedIterator:
             got = True
             return batch
         finally:
-            inputs.ends(self._kind, start, perf_counter_ns(), got=got)
+            try:
+                inputs.ends(self._kind, start, perf_counter_ns(), got=got)
+            except Exception as error:  # noqa: BLE001 - fail open
+                inputs.failed_at(error)
 
 
 class Inputs(Collector):
@@ -189,17 +197,18 @@ class Inputs(Collector):
         session = self._session
         tracker = session.tracker
         tracker.in_fetch = 0
-        try:
-            if not got:
-                return
-            if tracker.is_open:
-                tracker.waited(kind, end_ns - start_ns)
-            elif session.is_recording:
-                tracker.append((DATALOADER_WAIT, kind, start_ns, end_ns, tracker.number + 1, None))
-            if self._is_on():
-                self._collect(DATALOADER_ITER, f"{kind}::GetNext", Span(-1, 0, start_ns, end_ns))
-        except Exception as error:  # noqa: BLE001 - fail open
-            session.fail(error)
+        if not got:
+            return
+        if tracker.is_open:
+            tracker.waited(kind, end_ns - start_ns)
+        elif session.is_recording:
+            tracker.append((DATALOADER_WAIT, kind, start_ns, end_ns, tracker.number + 1, None))
+        if self._is_on():
+            self._collect(DATALOADER_ITER, f"{kind}::GetNext", Span(-1, 0, start_ns, end_ns))
+
+    def failed_at(self, error: Exception) -> None:
+        """React to an error of `begins` or `ends`: the training goes on without the hook."""
+        self._session.fail(error)
 
     # fetches of PyDatasets
 
