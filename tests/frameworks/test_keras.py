@@ -10,7 +10,9 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PYTHON = ROOT / ".envs" / os.environ.get("SM_PROFILER_FRAMEWORKS_ENV", "frameworks") / "bin" / "python"
+ENVIRONMENT = os.environ.get("SM_PROFILER_FRAMEWORKS_ENV", "frameworks")
+PYTHON = ROOT / ".envs" / ENVIRONMENT / "bin" / "python"
+OLD = ENVIRONMENT == "frameworks-old"
 INSTALLED = any(PYTHON.parents[1].glob("lib/python*/site-packages/torch"))  # not beside the oldest TensorFlow
 TORCH = pytest.param("torch", marks=pytest.mark.skipif(not INSTALLED, reason="no PyTorch in this environment"))
 BACKENDS = ("tensorflow", "jax", TORCH)
@@ -135,6 +137,8 @@ def test_windows_on_steps_of_keras(backend, tmp_path):
     framework = "pytorch" if backend == "torch" else backend
     assert list(tmp_path.glob(f"framework/{framework}/detailed_profiling/*/000000005/*"))
     assert list(tmp_path.glob("framework/keras/cprofile/*/*-stepstart-*_*/python_stats"))
+    if backend == "jax" and OLD:
+        return  # JAX 0.7 records no operators on a CPU
     operators = [row for row in events(tmp_path) if row["phase"] == "cpu_functions"]
     assert {int(row["args"]["step_num"]) for row in operators if "step_num" in row["args"]} >= {5, 6, 7, 8}
 
