@@ -6,24 +6,18 @@ a process of its own converts the trace to events (`sm_profiler.hook.convert_xpl
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_profiler.hook import conversion
-from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.own_work import BACKGROUND
+from sm_profiler.hook.detailed_window import DETAILED, DetailedWindow, Steps
 
 if TYPE_CHECKING:
-    from sm_profiler.hook.modes import ModeKeys
     from sm_profiler.hook.session import Session
 
-DETAILED = "detailed"
-MAX_STEPS = 100  # a longer trace takes too much of the training's memory, and is too large to view
 SESSION = "ProfilerSession"  # class in `Profiler.module` whose objects profile, for the script as well
 
 
@@ -54,21 +48,20 @@ class Profiler:
         raise NotImplementedError
 
 
-class XplaneWindow(Collector):
+class XplaneWindow(DetailedWindow):
     """Records the operators and kernels of the steps in the window."""
 
-    name = DETAILED
-
     def __init__(self, session: Session, profiler: Profiler) -> None:
-        self._session = session
+        super().__init__(session)
         self._profiler = profiler
         self._running: Any = None  # the framework's session, while the window is open
         self._folder: Path | None = None
         self._original: Any = None  # class of sessions, while ours runs
-        self._prepared = False
-        self._first_step = 0
-        self._steps: list[tuple[int, int]] = []  # number within the mode, start in microseconds since the epoch
-        self._children: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def is_open(self) -> bool:
+        """True while the profiler runs."""
+        return self._running is not None
 
     def prepare(self) -> None:
         """Start and stop a profiler: the first start loads libraries."""
@@ -103,25 +96,7 @@ class XplaneWindow(Collector):
                 return
             write = self._profiler.stop(running)
             self._steps.append((-1, self._session.timebase.now_us()))
-        steps, first = self._steps, self._first_step
-
-        def export() -> None:
-            with self._session.work.doing(f"{DETAILED} window is exported", BACKGROUND):
-                self._export(write, folder, first, steps)
-
-        self._session.later(export)
-
-    def step_begins(self, step: int, mode: ModeKeys) -> bool:  # noqa: ARG002 - a trace carries the mode's own number
-        """Note the start of a step; end a window that is too long."""
-        if self._running is None:
-            return True
-        session = self._session
-        self._steps.append((session.tracker.number, session.timebase.now_us()))
-        if len(self._steps) > MAX_STEPS:
-            session.note(DETAILED, f"cut after {MAX_STEPS} steps")
-            self.leave(-1)
-            session.schedule.end(DETAILED)
-        return False
+        self._export_later(partial(self._export, write, folder))
 
     def forked(self) -> None:
         """Forget the profiler: it is the parent's, and must not be stopped here."""
@@ -136,12 +111,6 @@ class XplaneWindow(Collector):
             self._profiler.stop(running)
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-
-    def finish(self) -> None:
-        """Wait for conversions."""
-        for child in self._children:
-            if not conversion.finish(child):
-                self._session.note(DETAILED, "the conversion of the trace took too long")
 
     # parts
 
@@ -172,25 +141,16 @@ class XplaneWindow(Collector):
             setattr(self._profiler.module, SESSION, self._original)
             self._original = None
 
-    def _export(self, write: Callable[[Path], None], folder: Path, first: int, steps: list[tuple[int, int]]) -> None:
+    def _export(self, write: Callable[[Path], None], folder: Path, first: int, steps: Steps) -> None:
         """Write the trace and start its conversion, on the recorder's thread."""
-        session = self._session
         raw = folder / "raw.xplane.pb"
         try:
             write(raw)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        order = {
-            "trace": str(raw),
-            "framework": self._profiler.framework,
-            "root": str(session.root),
-            "source": session.source,
-            "pid": os.getpid(),
-            "first_step": first,
-            "steps": steps,
-        }
-        self._children.append(conversion.start("sm_profiler.hook.convert_xplane", order))
+        framework = self._profiler.framework
+        self._convert("sm_profiler.hook.convert_xplane", first, steps, trace=str(raw), framework=framework)
 
 
 def _new_folder() -> Path:

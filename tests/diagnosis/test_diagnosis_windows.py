@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sm_profiler.report import Class, build_report
+from sm_profiler.report import Class, build_report, policy
 from sm_profiler.source import open_source
 
 pytestmark = [pytest.mark.long, pytest.mark.alone]
@@ -49,7 +49,10 @@ def test_no_window_changes_the_verdict(tmp_path, name):
     verdict, (rank,) = report.verdict, report.metrics.ranks
     guilty = next(number for number, text in enumerate(SCRIPT.read_text().splitlines(), 1) if text.endswith("# GUILTY"))
     assert (verdict.kind, verdict.main.confidence) == (Class.SYNC_BOUND, "high"), verdict.main.headline
-    assert all(one.line == guilty for one in verdict.main.where[:1])  # a busy machine may leave too few samples
+    usual = [one for one in report.metrics.samples.stacks if one.places and not one.long]
+    between = [one for one in usual if one.phase in {"between", "outside"}]
+    if sum(one.count for one in between) >= policy.WHERE_SAMPLES:  # a busy machine may leave fewer
+        assert verdict.main.where[0].line == guilty
     assert {one.kind for one in verdict.also} <= {Class.INITIALIZATION_BOUND}  # which Lightning's import takes
     assert rank.gc <= OWN * rank.loop
     assert WINDOWS[name] or rank.left_out == 0

@@ -67,9 +67,9 @@ def test_a_folder_with_everything_in_it(tmp_path, capsys):
     (folder / "events.out.tfevents.1").write_bytes(b"x")
     for number in range(60):
         (folder / f"a{number}.json").write_text("{}")
-    code, said = report(folder, tmp_path, capsys)
+    code, output = report(folder, tmp_path, capsys)
     assert code == 0
-    assert "HOST_BOUND" in said.out
+    assert "HOST_BOUND" in output.out
     found = json.loads((tmp_path / "out" / "report.json").read_text())
     assert [one["rank"] for one in found["gpu_traces"]] == [0, 1]
     assert found["data_quality"]["lost"] == 0
@@ -92,19 +92,19 @@ def test_traces_of_other_programs_get_one_line(name, tmp_path, capsys):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / name).write_text(content)
     for where in (tmp_path / "in", tmp_path / "in" / name):
-        code, said = report(where, tmp_path, capsys)
+        code, output = report(where, tmp_path, capsys)
         assert code == 2
-        assert expected in said.err
-        assert len(said.err.splitlines()) == 1
+        assert expected in output.err
+        assert len(output.err.splitlines()) == 1
 
 
 def test_empty_folders_and_other_files_get_one_line(tmp_path, capsys):
     (tmp_path / "in").mkdir()
     (tmp_path / "notes.json").write_text("{}")
     for where in (tmp_path / "in", tmp_path / "notes.json"):
-        code, said = report(where, tmp_path, capsys)
+        code, output = report(where, tmp_path, capsys)
         assert code == 2
-        assert len(said.err.splitlines()) == 1
+        assert len(output.err.splitlines()) == 1
 
 
 def test_a_profile_with_traces_of_its_windows_is_a_profile(tmp_path):

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from sm_profiler.hook.adapter import FrameworkAdapter
 from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.detailed_window import DETAILED
 from sm_profiler.hook.jax.calls import Calls, describe
 from sm_profiler.hook.jax.compilations import Compilations
 from sm_profiler.hook.jax.loop import Loop
 from sm_profiler.hook.jax.profiler import JaxProfiler
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.settings import rank_from
-from sm_profiler.hook.xplane_window import DETAILED, XplaneWindow
+from sm_profiler.hook.xplane_window import XplaneWindow
 
 if TYPE_CHECKING:
     from collections.abc import Callable

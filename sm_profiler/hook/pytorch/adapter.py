@@ -15,11 +15,12 @@ import torch
 
 from sm_profiler.hook.adapter import FrameworkAdapter
 from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.detailed_window import DETAILED
 from sm_profiler.hook.import_watch import when_loaded
 from sm_profiler.hook.pytorch.allocator import Allocator
 from sm_profiler.hook.pytorch.compilations import Compilations
 from sm_profiler.hook.pytorch.cuda import CudaCollector
-from sm_profiler.hook.pytorch.detailed import DETAILED, DetailedCollector
+from sm_profiler.hook.pytorch.detailed import DetailedCollector
 from sm_profiler.hook.pytorch.forward import Forwards, compiling_check
 from sm_profiler.hook.pytorch.loader import DATALOADER, DataLoaderCollector
 from sm_profiler.hook.pytorch.operators import OperatorCount

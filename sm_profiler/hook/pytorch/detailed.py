@@ -7,46 +7,40 @@ thread, and converted to events by a process of its own (`sm_profiler.hook.conve
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
+from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from sm_profiler.formats.event_names import FORWARD_MODULE
-from sm_profiler.hook import conversion
-from sm_profiler.hook.collector import Collector
-from sm_profiler.hook.own_work import BACKGROUND
+from sm_profiler.hook.detailed_window import DETAILED, DetailedWindow, Steps
 from sm_profiler.hook.pytorch.forward import ShyHook
 from sm_profiler.hook.pytorch.kineto import quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sm_profiler.hook.modes import ModeKeys
     from sm_profiler.hook.pytorch.forward import Forwards
     from sm_profiler.hook.session import Session
 
-DETAILED = "detailed"
-MAX_STEPS = 100  # a longer trace takes too much of the training's memory, and is too large to view
 MAX_MODULES = 2000
 
 
-class DetailedCollector(Collector):
+class DetailedCollector(DetailedWindow):
     """Records operators, kernels and submodules of the steps in the window."""
 
-    name = DETAILED
-
     def __init__(self, session: Session, torch: Any, forwards: Forwards) -> None:
-        self._session = session
+        super().__init__(session)
         self._torch = torch
         self._forwards = forwards
         self._profiler: Any = None  # while the window is open
-        self._prepared = False
         self._unpatch: Callable[[], None] = lambda: None
         self._handles: list[Any] = []
-        self._first_step = 0
-        self._steps: list[tuple[int, int]] = []  # number within the mode, start in microseconds since the epoch
-        self._children: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def is_open(self) -> bool:
+        """True while the profiler runs."""
+        return self._profiler is not None
 
     def prepare(self) -> None:
         """Start and stop a profiler: the first start imports modules and initialises libraries for seconds."""
@@ -93,13 +87,7 @@ class DetailedCollector(Collector):
         self._steps.append((-1, self._session.timebase.now_us()))
         with quiet(self._torch):
             profiler.stop()
-        steps, first = self._steps, self._first_step
-
-        def export() -> None:
-            with self._session.work.doing(f"{DETAILED} window is exported", BACKGROUND):
-                self._export(profiler, first, steps)
-
-        self._session.later(export)
+        self._export_later(partial(self._export, profiler))
 
     def forked(self) -> None:
         """Forget the profiler: it is the parent's, and must not be stopped here."""
@@ -114,24 +102,6 @@ class DetailedCollector(Collector):
         if profiler is not None:
             with quiet(self._torch):
                 profiler.stop()
-
-    def step_begins(self, step: int, mode: ModeKeys) -> bool:  # noqa: ARG002 - a trace carries the mode's own number
-        """Note the start of a step; end a window that is too long."""
-        if self._profiler is None:
-            return True
-        session = self._session
-        self._steps.append((session.tracker.number, session.timebase.now_us()))
-        if len(self._steps) > MAX_STEPS:
-            session.note(DETAILED, f"cut after {MAX_STEPS} steps")
-            self.leave(-1)
-            session.schedule.end(DETAILED)
-        return False
-
-    def finish(self) -> None:
-        """Wait for conversions."""
-        for child in self._children:
-            if not conversion.finish(child):
-                self._session.note(DETAILED, "the conversion of the trace took too long")
 
     # parts
 
@@ -188,19 +158,9 @@ class DetailedCollector(Collector):
             handle.remove()
         self._handles = []
 
-    def _export(self, profiler: Any, first: int, steps: list[tuple[int, int]]) -> None:
+    def _export(self, profiler: Any, first: int, steps: Steps) -> None:
         """Export the trace and start its conversion, on the recorder's thread."""
-        session = self._session
         handle, raw = tempfile.mkstemp(prefix="sm-profiler-", suffix=".json")
         os.close(handle)
         profiler.export_chrome_trace(raw)
-        order = {
-            "trace": raw,
-            "root": str(session.root),
-            "source": session.source,
-            "node": session.node,
-            "pid": os.getpid(),
-            "first_step": first,
-            "steps": steps,
-        }
-        self._children.append(conversion.start("sm_profiler.hook.convert", order))
+        self._convert("sm_profiler.hook.convert", first, steps, trace=raw, node=self._session.node)

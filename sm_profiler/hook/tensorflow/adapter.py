@@ -9,13 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sm_profiler.hook.adapter import FrameworkAdapter
+from sm_profiler.hook.detailed_window import DETAILED
 from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.tensorflow.loops import Loops
 from sm_profiler.hook.tensorflow.profiler import TensorFlowProfiler
 from sm_profiler.hook.tensorflow.retracing import Retracing
 from sm_profiler.hook.tensorflow.stages import DATALOADER, Stages
 from sm_profiler.hook.tensorflow.stopwatch import Stopwatch
-from sm_profiler.hook.xplane_window import DETAILED, XplaneWindow
+from sm_profiler.hook.xplane_window import XplaneWindow
 
 if TYPE_CHECKING:
     from sm_profiler.hook.collector import Collector
