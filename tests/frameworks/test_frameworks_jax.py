@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from framework_helpers import events
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".envs" / "frameworks" / "bin" / "python"
@@ -28,15 +29,6 @@ def python():
         message = "no environment with JAX: `make test` creates it"
         pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
     return PYTHON
-
-
-def events(folder):
-    found = []
-    for file in sorted(folder.glob("framework/pevents/*/*_pythontimeline.json")):
-        records = json.loads(file.read_text())
-        phases = {r["pid"]: r["args"]["name"] for r in records if r["name"] == "process_name" and "name" in r["args"]}
-        found += [{**record, "phase": phases[record["pid"]]} for record in records if record["ph"] != "M"]
-    return found
 
 
 def run(python, folder, scenarios):

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from framework_helpers import events
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -34,25 +35,6 @@ def run(backend, *loops, folder=None, windows=(), script="keras_loops.py"):
     assert done.returncode == 0, done.stderr[-3000:]
     assert "sm-profiler" not in done.stderr or script == "keras_broken.py"
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-
-
-def events(folder):
-    """Return the recorded events with their phase and their start in seconds since the epoch."""
-    found = []
-    for path in sorted(folder.glob("framework/pevents/*/*.json")):
-        names, base = {}, 0
-        for line in path.read_text().splitlines():
-            text = line.strip().rstrip(",")
-            if text in {"", "[", "]"}:
-                continue
-            event = json.loads(text)
-            if event["ph"] == "M":
-                if "name" in event["args"]:
-                    names[event["pid"]] = event["args"]["name"]
-                base = event["args"].get("start_time_since_epoch_in_micros", base)
-            else:
-                found.append({**event, "phase": names[event["pid"]], "start": (base + event["ts"]) / 1e6})
-    return found
 
 
 def counted(rows, loop):
