@@ -2,12 +2,13 @@
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import attrs
 import pytest
 from gpu_events import call, event, kernel
-from test_gpu_report import CASES, STEP_US, busy, communicating, training
+from test_gpu_report import CASES, STEP_US, busy, communicating, copying, training
 
 from sm_profiler.analysis.gpu import GpuTraces
 from sm_profiler.report import Class
@@ -65,21 +66,7 @@ def elsewhere(start, number):
     ]  # fmt: skip
 
 
-def within(start, number):
-    copy = event(
-        "gpu_memcpy",
-        "Memcpy DtoD (Device -> Device)",
-        start,
-        300,
-        thread=7,
-        stream=7,
-        bytes=1000,
-        correlation=2 * number,
-    )
-    return [
-        call(max(start - 500, 0), 5, 2 * number), copy, call(max(start - 490, 0), 5, 2 * number + 1),
-        kernel("tensorop_gemm", start + 300, 700, correlation=2 * number + 1),
-    ]  # fmt: skip
+within = partial(copying, name="Memcpy DtoD (Device -> Device)")
 
 
 def sorting(start, number):

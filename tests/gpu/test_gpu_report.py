@@ -76,17 +76,8 @@ def communicating(start, number):
     ]  # fmt: skip
 
 
-def copying(start, number):
-    copy = event(
-        "gpu_memcpy",
-        "Memcpy HtoD (Pageable -> Device)",
-        start,
-        300,
-        thread=7,
-        stream=7,
-        bytes=1000,
-        correlation=2 * number,
-    )
+def copying(start, number, name="Memcpy HtoD (Pageable -> Device)"):
+    copy = event("gpu_memcpy", name, start, 300, thread=7, stream=7, bytes=1000, correlation=2 * number)
     return [
         call(max(start - 500, 0), 5, 2 * number), copy,
         call(max(start - 490, 0), 5, 2 * number + 1), kernel("tensorop_gemm", start + 300, 700, correlation=2 * number + 1),
