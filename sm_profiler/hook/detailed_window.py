@@ -1,4 +1,4 @@
-"""What the detailed windows of all frameworks share: steps by time, and the conversion of the trace."""
+"""Parts that the detailed windows of all frameworks share: steps by time, and the conversion of the trace."""
 
 from __future__ import annotations
 

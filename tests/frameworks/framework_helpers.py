@@ -1,4 +1,4 @@
-"""What the tests of several frameworks share."""
+"""Helpers that the tests of several frameworks share."""
 
 import json
 
