@@ -238,7 +238,7 @@ class KerasAdapter(FrameworkAdapter):
         tracker = self.session.tracker
         start_ns = perf_counter_ns()
         self._batch = batch
-        batches = max(int(getattr(self._model, "steps_per_execution", 1) or 1), 1)
+        batches = self._batches_a_run()
         tracker.begin_step(start_ns, gradients=mode is ModeKeys.TRAIN, mode=mode, batches=batches)
         tracker.consume(batches)
         if tracker.metering:
@@ -307,7 +307,7 @@ class KerasAdapter(FrameworkAdapter):
     def _epoch_begins(self, epoch: int) -> None:
         self._epoch = int(epoch), perf_counter_ns()
         self._trained = 0
-        if self._many():
+        if self._batches_a_run() > 1:
             self._iterations = self._count()
 
     def _epoch_ends(self) -> None:
@@ -337,8 +337,8 @@ class KerasAdapter(FrameworkAdapter):
         tracker.counts[ModeKeys.TRAIN] -= missing
         self._settle(missing)
 
-    def _many(self) -> bool:
-        return int(getattr(self._model, "steps_per_execution", 1) or 1) > 1
+    def _batches_a_run(self) -> int:
+        return max(int(getattr(self._model, "steps_per_execution", 1) or 1), 1)
 
     def _count(self) -> int:
         optimizer = getattr(self._model, "optimizer", None)
