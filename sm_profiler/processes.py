@@ -15,6 +15,7 @@ from typing import IO
 _HIDDEN = frozenset({"SM_PROFILER_AUTO", "PYTHONINSPECT", "PYTHONSTARTUP"})
 STOPPED_SECONDS = 3.0  # how long a stopped process is waited for
 POLL_SECONDS = 0.5
+_LENGTH = 8  # bytes of a message's length
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
 
@@ -63,6 +64,40 @@ def start_module(  # noqa: PLR0913 - the options of Popen that our processes dif
         pass_fds=tuple(pass_fds),
         start_new_session=new_session,
     )
+
+
+def processors() -> int:
+    """Return the number of processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def send_message(stream: IO[bytes], message: bytes) -> None:
+    """Write a message behind its length, without flushing."""
+    stream.write(len(message).to_bytes(_LENGTH, "little"))
+    stream.write(message)
+
+
+def receive_message(stream: IO[bytes]) -> bytes:
+    """Read a message that `send_message` wrote.
+
+    Raises:
+        EOFError: the other end is closed.
+    """
+    return read_exactly(stream, int.from_bytes(read_exactly(stream, _LENGTH), "little"))
+
+
+def read_exactly(stream: IO[bytes], size: int) -> bytes:
+    """Read some bytes.
+
+    Raises:
+        EOFError: the other end is closed before.
+    """
+    data = stream.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data
 
 
 class StopWatch:

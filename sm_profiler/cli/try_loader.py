@@ -142,9 +142,10 @@ def make_plan(options: Namespace, result: Path) -> Plan:
 def resources() -> tuple[int, int]:
     """Return the cores that this process may use, and the free memory in bytes; 0 if unknown."""
     from sm_profiler.monitor.limits import Limits
+    from sm_profiler.processes import processors
 
     limits = Limits()
-    cores = len(os.sched_getaffinity(0))
+    cores = processors()
     if limits.cpu_quota:
         cores = min(cores, max(round(limits.cpu_quota), 1))
     free = 0

@@ -9,32 +9,16 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import IO, Any
 
-from sm_profiler.processes import Helper
+from sm_profiler.processes import Helper, receive_message, send_message
 
 ATTEMPTS = 3  # processes that a task is given to, one after another, if they are killed
-_LENGTH = 8
 
 
 def send(stream: IO[bytes], *messages: bytes) -> None:
-    """Write messages, each behind its length."""
+    """Write messages and flush."""
     for message in messages:
-        stream.write(len(message).to_bytes(_LENGTH, "little"))
-        stream.write(message)
+        send_message(stream, message)
     stream.flush()
-
-
-def receive(stream: IO[bytes]) -> bytes:
-    """Read a message.
-
-    Raises:
-        EOFError: the other end is closed.
-    """
-    head = stream.read(_LENGTH)
-    size = int.from_bytes(head, "little")
-    message = stream.read(size) if len(head) == _LENGTH else b""
-    if len(head) < _LENGTH or len(message) < size:
-        raise EOFError
-    return message
 
 
 class LocalExecutor(Executor):
@@ -63,7 +47,7 @@ class LocalExecutor(Executor):
             helper = self._take()
             try:
                 send(helper.requests, name.encode(), data)
-                failed, answer = receive(helper.answers), receive(helper.answers)
+                failed, answer = receive_message(helper.answers), receive_message(helper.answers)
             except (OSError, EOFError, ValueError):  # killed, for its memory for example
                 helper.process.kill()
                 continue

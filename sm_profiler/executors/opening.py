@@ -20,7 +20,7 @@ import attrs
 from sm_profiler._version import __version__
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.executors.local import LocalExecutor
-from sm_profiler.processes import start_module, wait_for
+from sm_profiler.processes import processors, start_module, wait_for
 
 MAX_WORKERS = 4096
 CONNECT_S = 10.0
@@ -35,11 +35,6 @@ class Pool:
 
     executor: Executor
     workers: int
-
-
-def processors() -> int:
-    """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

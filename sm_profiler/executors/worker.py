@@ -6,7 +6,8 @@ import os
 import sys
 from importlib import import_module
 
-from sm_profiler.executors.local import receive, send
+from sm_profiler.executors.local import send
+from sm_profiler.processes import receive_message
 
 _OURS = "sm_profiler."
 
@@ -16,7 +17,7 @@ def main() -> None:
     with os.fdopen(int(sys.argv[1]), "rb") as requests, os.fdopen(int(sys.argv[2]), "wb") as answers:
         while True:
             try:
-                name, data = receive(requests).decode(), receive(requests)
+                name, data = receive_message(requests).decode(), receive_message(requests)
             except EOFError:
                 return
             try:

@@ -9,6 +9,7 @@ from typing import Any
 from sm_profiler.hook.import_watch import when_loaded
 
 Wrap = Callable[[Any], Any]
+_ABSENT = object()
 
 
 class Patches:
@@ -40,14 +41,22 @@ class Patches:
         if isinstance(owner, type) and not isinstance(original, FunctionType):
             return
         if callable(original):
-            wrapper = wrap(original)
-            setattr(owner, name, wrapper)
-            self._replaced.append((owner, name, original, wrapper))
+            self.put(owner, name, wrap(original))
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute of any kind; `remove` deletes one that the owner itself did not have."""
+        original = vars(owner).get(name, _ABSENT)
+        setattr(owner, name, value)
+        self._replaced.append((owner, name, original, value))
 
     def remove(self) -> None:
         """Restore everything that no other code has replaced since."""
         self._on = False
         while self._replaced:
-            owner, name, original, wrapper = self._replaced.pop()
-            if vars(owner).get(name) is wrapper:
+            owner, name, original, value = self._replaced.pop()
+            if vars(owner).get(name) is not value:
+                continue
+            if original is _ABSENT:
+                delattr(owner, name)
+            else:
                 setattr(owner, name, original)

@@ -17,7 +17,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats.outcome import REFUSED, Outcome
 from sm_profiler.formats.system_reader import account, read_system
 from sm_profiler.formats.trace_reader import read_trace
-from sm_profiler.processes import Helper
+from sm_profiler.processes import Helper, processors
 from sm_profiler.source.item import Item
 from sm_profiler.source.memory import largest_file_bytes
 from sm_profiler.source.wire import Request, Rows, receive_rows, send_request
@@ -75,7 +75,7 @@ def parse_all(
 def _parse(
     storage: Storage, items: list[Item], processes: int | None, ahead_bytes: int
 ) -> Generator[Parsed, None, None]:
-    wanted = processes if processes is not None else _processors()
+    wanted = processes if processes is not None else processors()
     size = sum(item.info.size for item in items)
     if processes is None and size < WORTH_BYTES:
         wanted = 1
@@ -109,12 +109,6 @@ def _in_threads(storage: Storage, items: list[Item], threads: int, ahead_bytes: 
         while waiting:
             yield waiting.popleft().result()
     release_unused()
-
-
-def _processors() -> int:
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _parse_here(item: Item, data: bytes | SourceError) -> Parsed:

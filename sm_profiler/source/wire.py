@@ -10,6 +10,7 @@ import numpy as np
 from sm_profiler.formats.outcome import Outcome
 from sm_profiler.formats.system_reader import SystemRows
 from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent, TraceRows
+from sm_profiler.processes import read_exactly, receive_message, send_message
 
 Rows = SystemRows | TraceRows
 
@@ -47,27 +48,9 @@ _ANSWER = msgspec.msgpack.Decoder(_Answer)
 _REQUEST = msgspec.msgpack.Decoder(Request)
 
 
-def _send(stream: IO[bytes], message: bytes) -> None:
-    stream.write(len(message).to_bytes(8, "little") + message)
-
-
-def _receive(stream: IO[bytes]) -> bytes:
-    length = stream.read(8)
-    if len(length) < 8:  # noqa: PLR2004 - the eight bytes of a length
-        raise EOFError
-    return _exactly(stream, int.from_bytes(length, "little"))
-
-
-def _exactly(stream: IO[bytes], size: int) -> bytes:
-    data = stream.read(size)
-    if len(data) < size:
-        raise EOFError
-    return data
-
-
 def send_request(stream: IO[bytes], request: Request, data: bytes) -> None:
     """Send a request."""
-    _send(stream, msgspec.msgpack.encode(request))
+    send_message(stream, msgspec.msgpack.encode(request))
     stream.write(data)
     stream.flush()
 
@@ -78,8 +61,8 @@ def receive_request(stream: IO[bytes]) -> tuple[Request, bytes]:
     Raises:
         EOFError: the owner has closed the pipe.
     """
-    request = _REQUEST.decode(_receive(stream))
-    return request, _exactly(stream, request.size)
+    request = _REQUEST.decode(receive_message(stream))
+    return request, read_exactly(stream, request.size)
 
 
 def send_rows(stream: IO[bytes], rows: Rows, outcome: Outcome) -> None:
@@ -103,7 +86,7 @@ def send_rows(stream: IO[bytes], rows: Rows, outcome: Outcome) -> None:
             left=[(event.key, event.head, event.start_us, event.args) for event in rows.open_events],
         )
         arrays = [rows.start_us, rows.duration_us, rows.head, rows.argument, rows.numbers]
-    _send(stream, msgspec.msgpack.encode(answer))
+    send_message(stream, msgspec.msgpack.encode(answer))
     for array in arrays:
         stream.write(np.ascontiguousarray(array).data)
     stream.flush()
@@ -115,10 +98,10 @@ def receive_rows(stream: IO[bytes]) -> tuple[Rows, Outcome]:
     Raises:
         EOFError: the process has ended.
     """
-    answer = _ANSWER.decode(_receive(stream))
+    answer = _ANSWER.decode(receive_message(stream))
     kinds = "ddi" if answer.is_system else "ddii"
     # Read in the order in which they were written.
-    arrays: Any = [np.frombuffer(_exactly(stream, answer.count * np.dtype(kind).itemsize), kind) for kind in kinds]
+    arrays: Any = [np.frombuffer(read_exactly(stream, answer.count * np.dtype(kind).itemsize), kind) for kind in kinds]
     heads: Any = tuple(answer.heads)
     outcome = Outcome(*answer.outcome)
     if answer.is_system:
@@ -131,7 +114,7 @@ def receive_rows(stream: IO[bytes]) -> tuple[Rows, Outcome]:
         head,
         argument,
         heads,
-        np.frombuffer(_exactly(stream, answer.argument_count * 48), np.int64).reshape(-1, 6),
+        np.frombuffer(read_exactly(stream, answer.argument_count * 48), np.int64).reshape(-1, 6),
         tuple(answer.others),
         answer.node,
         answer.kind,

@@ -15,6 +15,7 @@ import torch
 
 from sm_profiler.formats.event_names import LOG, SAVE
 from sm_profiler.hook import entry, timed_calls
+from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.timed_calls import Target, TimedCalls
 
 WRAPPED = [
@@ -177,3 +178,21 @@ def test_logged_records_reach_their_handlers(session, caplog):
     assert "step 3" in caplog.text
     assert [record.funcName for record in caplog.records] == ["test_logged_records_reach_their_handlers"]
     assert LOG in {target.phase for target in timed_calls.TARGETS}
+
+
+def test_patches_restore_any_attribute_and_delete_what_was_not_there():
+    class Base:
+        inherited = 1
+
+    class Owner(Base):
+        value = property(lambda _: 2)
+
+    before, patches = vars(Owner)["value"], Patches(pytest.fail)
+    patches.put(Owner, "value", property(lambda _: 3))
+    patches.put(Owner, "inherited", 4)
+    patches.put(Owner, "missing", None)
+    assert (Owner().value, Owner.inherited, Owner.missing) == (3, 4, None)
+    patches.remove()
+    assert vars(Owner)["value"] is before
+    assert "inherited" not in vars(Owner)
+    assert not hasattr(Owner, "missing")

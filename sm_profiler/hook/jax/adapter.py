@@ -16,6 +16,7 @@ from sm_profiler.hook.jax.compilations import Compilations
 from sm_profiler.hook.jax.loop import Loop
 from sm_profiler.hook.jax.profiler import JaxProfiler
 from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.settings import rank_from
 from sm_profiler.hook.xplane_window import XplaneWindow
 
@@ -47,7 +48,7 @@ class JaxAdapter(FrameworkAdapter):
         loop = Loop(tracker, lambda: session.lead(self), tree.tree_leaves)
         self._calls = Calls(session, self._jax, loop, self._compilations)
         self._watch = _Watch(self._calls)
-        self._replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, what it was (None: absent), what it is
+        self._patches = Patches(session.fail)
         self._listens = False
         self._detailed = XplaneWindow(session, JaxProfiler(self._calls))
 
@@ -57,20 +58,20 @@ class JaxAdapter(FrameworkAdapter):
 
     def install(self) -> None:
         """Patch JAX and listen to its reports of compilations."""
-        jax, calls, session = self._jax, self._calls, self.session
+        jax, calls, session, put = self._jax, self._calls, self.session, self._patches.put
         for name in ("jit", "pmap"):
-            self._replace(jax, name, calls.wrap_jit(getattr(jax, name)))
+            put(jax, name, calls.wrap_jit(getattr(jax, name)))
         for name in ("block_until_ready", "device_get"):
-            self._replace(jax, name, calls.wrap_wait(name, getattr(jax, name)))
+            put(jax, name, calls.wrap_wait(name, getattr(jax, name)))
         array = import_module("jax._src.array").ArrayImpl
         for name in ("block_until_ready", "item"):
-            self._replace(array, name, calls.wrap_wait(name, getattr(array, name)))
+            put(array, name, calls.wrap_wait(name, getattr(array, name)))
         value = array._value  # noqa: SLF001 - what float(), print() and device_get() read
-        self._replace(array, "_value", property(calls.wrap_wait("copy to the host", value.fget)))
+        put(array, "_value", property(calls.wrap_wait("copy to the host", value.fget)))
         annotation = jax.profiler.StepTraceAnnotation
-        self._replace(annotation, "__init__", self._wrap_annotation(annotation.__init__))
-        self._replace(annotation, "__enter__", self._wrap_enter(annotation.__enter__))
-        self._replace(annotation, "__exit__", self._wrap_exit(annotation.__exit__))
+        put(annotation, "__init__", self._wrap_annotation(annotation.__init__))
+        put(annotation, "__enter__", self._wrap_enter(annotation.__enter__))
+        put(annotation, "__exit__", self._wrap_exit(annotation.__exit__))
         jax.monitoring.register_event_duration_secs_listener(self._heard)
         self._listens = True
         session.add(self._compilations)
@@ -78,13 +79,7 @@ class JaxAdapter(FrameworkAdapter):
 
     def remove(self) -> None:
         """Restore JAX."""
-        while self._replaced:
-            owner, name, before, now = self._replaced.pop()
-            if vars(owner).get(name) is now:
-                if before is None:
-                    delattr(owner, name)
-                else:
-                    setattr(owner, name, before)
+        self._patches.remove()
         if self._listens:
             self._listens = False
             import_module("jax._src.monitoring").unregister_event_duration_listener(self._heard)
@@ -96,11 +91,6 @@ class JaxAdapter(FrameworkAdapter):
         """Return the process's rank in a distributed job."""
         state: Any = import_module("jax._src.distributed").global_state
         return state.process_id if state.client is not None else rank_from()
-
-    def _replace(self, owner: Any, name: str, by: Any) -> None:
-        before = vars(owner).get(name)
-        setattr(owner, name, by)
-        self._replaced.append((owner, name, before, by))
 
     def _heard(self, event: str, seconds: float, **about: Any) -> None:
         if not self.session.quiet:
