@@ -1,0 +1,427 @@
+"""Content of fleet.json and of the fleet's page: one row a job, and what the rows have in common.
+
+Seconds are those of one instance unless a name begins with `instance_hours`. Dollars are None where a price is unknown.
+"""
+
+from __future__ import annotations
+
+import attrs
+import msgspec
+
+SCHEMA_VERSION = "1.0"
+STAGES = ("waiting", "image", "download", "starting", "training", "uploading")  # of a job, in time order
+FAILED = frozenset({"Failed", "Stopped"})
+
+
+@attrs.frozen
+class Loss:
+    """Time and money that a job loses to one cause; those of a job do not overlap.
+
+    Attributes:
+        cause: class of the finding.
+        seconds: of one instance.
+        usd: for all instances.
+        headline: the finding in one sentence.
+        next_step: advice.
+        confidence: low, medium or high.
+    """
+
+    cause: str
+    seconds: float
+    usd: float | None = None
+    headline: str = ""
+    next_step: str = ""
+    confidence: str = ""
+
+
+@attrs.frozen
+class Line:
+    """A line of code that the verdict points to; `share` is its part of the lost time."""
+
+    file: str
+    line: int
+    function: str
+    share: float
+
+
+@attrs.frozen
+class Range:
+    """An estimate and the range that the truth probably lies in."""
+
+    low: float
+    value: float
+    high: float
+
+
+@attrs.frozen
+class Node:
+    """One node of a job.
+
+    Attributes:
+        node: name in the job, `algo-1`.
+        host: the machine, by its EC2 instance or its GPU; "" if unknown.
+        relative: time that its steps take without waiting for other nodes, relative to the other nodes' median.
+        slow: True if the job's verdict names it as the one that the others wait for.
+    """
+
+    node: str
+    host: str = ""
+    relative: float | None = None
+    slow: bool = False
+
+
+@attrs.frozen
+class FleetJob:
+    """One row: a job, its bill, its verdict and its losses.
+
+    Attributes:
+        name: name of the job; not unique if several sources are read.
+        source: location of its profile, or of its report.json if that is all there is; "" if it has neither.
+        report: location of its report's folder; "" if it was judged here.
+        judged: origin of the verdict: `report` (its report.json), `profile` (judged here), or "" (not judged).
+        error: why it could not be read or judged, in one line; "" if it could.
+        lost_records: records of its profile that could not be read.
+        arn: its ARN; "" unless it comes from an account.
+        status: Completed, Failed, Stopped, InProgress, Stopping; "" if unknown.
+        failure: reason of the failure, in one line.
+        created, started, ended: seconds since the epoch.
+        instance_type, instances: what it ran on; the number is 1 if unknown.
+        spot: it ran on spot instances.
+        user, image, git: who started it, from what; "" if unknown.
+        tags: its tags.
+        stem: its name without times, numbers and random endings.
+        week: ISO week of its start, `2026-W47`; "" if unknown.
+        groups: key of --group-by → its value.
+        billable_s: seconds that are billed for each instance.
+        billed_by: origin of `billable_s`: `billable time`, `training time` or `profile`; "" if unknown.
+        price: dollars an hour of one instance.
+        price_from: origin of the price.
+        bill_usd: price times hours times instances.
+        saved_usd: what spot instances saved.
+        verdict, label: class of the verdict and its name; "" if it was not judged.
+        confidence: low, medium or high.
+        headline, next_step: one sentence each.
+        where: lines of code, the most expensive first.
+        gain_s, gain_usd: what the repair of the verdict's cause saves.
+        losses: by cause, the most expensive first.
+        lost_s: sum over causes.
+        lost_usd: the same in dollars; never more than the bill.
+        lost_share: part of the billed time that is lost.
+        stages: known ones of STAGES → seconds.
+        gpus, gpu_hours: GPUs of all nodes, and their hours until the end of the billed time.
+        steps: training steps of the first rank.
+        steps_per_second, step_ms: over the loop without evaluation.
+        profiling_cost: share of the loop that the hook used.
+        loader_workers: `num_workers` of the data loader; None if unknown.
+        nodes: its nodes.
+        interruptions: how often it was interrupted and resumed.
+        interrupted_s: downtime between its attempts.
+        interrupted_usd: price of that downtime.
+        failed_usd: the bill of a job that failed or was stopped.
+    """
+
+    name: str
+    source: str = ""
+    report: str = ""
+    judged: str = ""
+    error: str = ""
+    lost_records: int = 0
+    arn: str = ""
+    status: str = ""
+    failure: str = ""
+    created: float | None = None
+    started: float | None = None
+    ended: float | None = None
+    instance_type: str = ""
+    instances: int = 1
+    spot: bool = False
+    user: str = ""
+    image: str = ""
+    git: str = ""
+    tags: dict[str, str] = attrs.field(factory=dict)
+    stem: str = ""
+    week: str = ""
+    groups: dict[str, str] = attrs.field(factory=dict)
+    billable_s: float | None = None
+    billed_by: str = ""
+    price: float | None = None
+    price_from: str = ""
+    bill_usd: float | None = None
+    saved_usd: float | None = None
+    verdict: str = ""
+    label: str = ""
+    confidence: str = ""
+    headline: str = ""
+    next_step: str = ""
+    where: tuple[Line, ...] = ()
+    gain_s: Range | None = None
+    gain_usd: Range | None = None
+    losses: tuple[Loss, ...] = ()
+    lost_s: float = 0.0
+    lost_usd: float | None = None
+    lost_share: float | None = None
+    stages: dict[str, float] = attrs.field(factory=dict)
+    gpus: int = 0
+    gpu_hours: float | None = None
+    steps: int | None = None
+    steps_per_second: float | None = None
+    step_ms: float | None = None
+    profiling_cost: float | None = None
+    loader_workers: int | None = None
+    nodes: tuple[Node, ...] = ()
+    interruptions: int = 0
+    interrupted_s: float = 0.0
+    interrupted_usd: float | None = None
+    failed_usd: float | None = None
+
+    @property
+    def instance_hours(self) -> float:
+        """Billed hours of all instances; 0 if unknown."""
+        return (self.billable_s or 0.0) * self.instances / 3600
+
+    @property
+    def lost_instance_hours(self) -> float:
+        """Lost hours of all instances."""
+        return self.lost_s * self.instances / 3600
+
+
+@attrs.frozen
+class Sums:
+    """Sums over some jobs.
+
+    Attributes:
+        jobs, judged, unreadable, failed, running: numbers of jobs; `failed` counts stopped ones, too.
+        priced: jobs whose bill is known.
+        instance_hours, gpu_hours, lost_instance_hours: of all jobs.
+        bill_usd, lost_usd, saved_usd, failed_usd, interrupted_usd: of the priced ones.
+        waste: lost part of the bill; of the hours if no bill is known; None without either.
+        causes: cause → dollars, the most expensive first; hours of instances if no bill is known.
+        stages: known ones of STAGES → hours of instances.
+    """
+
+    jobs: int = 0
+    judged: int = 0
+    unreadable: int = 0
+    failed: int = 0
+    running: int = 0
+    priced: int = 0
+    instance_hours: float = 0.0
+    gpu_hours: float = 0.0
+    lost_instance_hours: float = 0.0
+    bill_usd: float = 0.0
+    lost_usd: float = 0.0
+    saved_usd: float = 0.0
+    failed_usd: float = 0.0
+    interrupted_usd: float = 0.0
+    waste: float | None = None
+    causes: dict[str, float] = attrs.field(factory=dict)
+    stages: dict[str, float] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class Cause:
+    """Losses of all jobs to one cause; `next_step` is that of the job that loses most to it."""
+
+    cause: str
+    label: str
+    jobs: int
+    instance_hours: float
+    usd: float
+    share: float
+    next_step: str = ""
+
+
+@attrs.frozen
+class Group:
+    """The jobs with one value of a key of --group-by; `value` is "" for jobs without one."""
+
+    key: str
+    value: str
+    sums: Sums
+
+
+@attrs.frozen
+class Week:
+    """The jobs that started in one ISO week, `2026-W47`."""
+
+    week: str
+    sums: Sums
+
+
+@attrs.frozen
+class TopJob:
+    """One of the ten jobs that lose most.
+
+    Attributes:
+        job: its place in `Fleet.jobs`.
+        name: its name.
+        cause: what it loses most to.
+        usd, instance_hours: what it loses to all causes.
+        next_step: the one thing to do.
+    """
+
+    job: int
+    name: str
+    cause: str
+    usd: float | None
+    instance_hours: float
+    next_step: str
+
+
+@attrs.frozen
+class SlowHost:
+    """A machine that is slow in more jobs than chance explains.
+
+    Attributes:
+        host: the machine.
+        jobs: number of jobs it ran in with others to compare with.
+        slow: in how many of those it was the slowest.
+        expected: in how many it would be by chance.
+        p_value: probability of as many by chance, times the number of machines tested.
+        relative: median of its step times relative to the other nodes'.
+        usd: lost by the other nodes that waited for it.
+        instance_hours: the same in hours.
+        names: jobs in which it was slow, the newest first; at most 20.
+        sentence: all of this in one sentence.
+    """
+
+    host: str
+    jobs: int
+    slow: int
+    expected: float
+    p_value: float
+    relative: float
+    usd: float | None
+    instance_hours: float
+    names: tuple[str, ...]
+    sentence: str
+
+
+@attrs.frozen
+class Regression:
+    """A job whose steps take longer than those of its predecessors.
+
+    Attributes:
+        job: its place in `Fleet.jobs`.
+        name: its name.
+        before: names of the predecessors, the newest first.
+        same: what they have in common: `name`, `tag …` or `image`.
+        step_ms_before, step_ms: median of the predecessors, and this job's.
+        change: increase, 0.25 for a quarter longer.
+        spread: usual deviation of the predecessors from their median, as a share of it.
+        changed: git, image, instance_type, loader_workers, … → values before and now, where they differ.
+        usd: what the longer steps cost in this job.
+        sentence: all of this in one sentence.
+    """
+
+    job: int
+    name: str
+    before: tuple[str, ...]
+    same: str
+    step_ms_before: float
+    step_ms: float
+    change: float
+    spread: float
+    changed: dict[str, tuple[str, str]]
+    usd: float | None
+    sentence: str
+
+
+@attrs.frozen
+class CommonCause:
+    """A cause that most of a group's jobs share.
+
+    Attributes:
+        key, value: the group.
+        cause, label: the cause.
+        jobs: number of jobs with it.
+        of: judged jobs of the group.
+        elsewhere: share of all other jobs with it.
+        detail: what those jobs have in common, such as `num_workers=0`; "" if nothing was found.
+        usd, instance_hours: what they lose to it.
+        next_step: advice of the job that loses most.
+        sentence: all of this in one sentence.
+    """
+
+    key: str
+    value: str
+    cause: str
+    label: str
+    jobs: int
+    of: int
+    elsewhere: float
+    detail: str
+    usd: float | None
+    instance_hours: float
+    next_step: str
+    sentence: str
+
+
+@attrs.frozen
+class Failure:
+    """A job that failed, was stopped or was interrupted, and what that cost."""
+
+    job: int
+    name: str
+    status: str
+    reason: str
+    interruptions: int
+    usd: float | None
+    instance_hours: float
+
+
+@attrs.frozen
+class Fleet:
+    """Content of fleet.json.
+
+    Attributes:
+        generated: time at which it was made.
+        sources: what was read.
+        since: jobs that started before this time are left out; seconds since the epoch.
+        tags: jobs without these tags are left out.
+        group_by: keys of the groups.
+        prices: origin of the prices.
+        totals: sums over all jobs.
+        jobs: one row a job, the most wasted dollars first.
+        causes: the most expensive first.
+        groups: by key, the most wasted dollars first.
+        weeks: in time order.
+        top: at most ten.
+        common: the most expensive first.
+        hosts: the surest first.
+        regressions: the most expensive first.
+        failures: the most expensive first.
+        notes: jobs left out, a damaged index, unknown prices; one sentence each.
+    """
+
+    generated: str = ""
+    sources: tuple[str, ...] = ()
+    since: float | None = None
+    tags: dict[str, str] = attrs.field(factory=dict)
+    group_by: tuple[str, ...] = ()
+    prices: str = ""
+    totals: Sums = attrs.field(factory=Sums)
+    jobs: tuple[FleetJob, ...] = ()
+    causes: tuple[Cause, ...] = ()
+    groups: tuple[Group, ...] = ()
+    weeks: tuple[Week, ...] = ()
+    top: tuple[TopJob, ...] = ()
+    common: tuple[CommonCause, ...] = ()
+    hosts: tuple[SlowHost, ...] = ()
+    regressions: tuple[Regression, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    notes: tuple[str, ...] = ()
+    schema_version: str = SCHEMA_VERSION
+
+    def to_json(self) -> bytes:
+        """Return the content of fleet.json; NaN and infinities become null."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Fleet:
+        """Read fleet.json.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        return msgspec.json.decode(data, type=cls)

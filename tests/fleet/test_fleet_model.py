@@ -1,0 +1,17 @@
+"""The data model: what is written is read again."""
+
+import json
+
+from sm_profiler.fleet.model import Fleet, FleetJob, Loss, Node, Sums
+
+
+def test_json_is_read_again():
+    job = FleetJob("resnet-7", tags={"team": "nlp"}, losses=(Loss("INPUT_BOUND", 60.0, 0.5),), nodes=(Node("algo-1"),))
+    fleet = Fleet("now", ("s3://bucket",), totals=Sums(jobs=1, causes={"INPUT_BOUND": 0.5}), jobs=(job,))
+    assert Fleet.from_json(fleet.to_json()) == fleet
+
+
+def test_numbers_that_are_none_become_null():
+    job = FleetJob("resnet-7", lost_share=float("nan"), gpu_hours=float("inf"))
+    row = json.loads(Fleet(jobs=(job,)).to_json())["jobs"][0]
+    assert row["lost_share"] is row["gpu_hours"] is row["bill_usd"] is None
