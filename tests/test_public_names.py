@@ -29,7 +29,7 @@ EXPORTED = {
         format_metrics load_profile parse_metrics""",
     "sm_profiler.debugger": DEBUGGER,
     "sm_profiler.deploy": "StartedRules deploy_image start_rules",
-    "sm_profiler.executors": "Pool open_pool",
+    "sm_profiler.executors": "Meter Pool TaskResult open_pool run_tasks",
     "sm_profiler.hook": "Hook ModeKeys get_hook",
     "sm_profiler.launch": "Attachment agent_environment attach check_request to_request to_shapes",
     "sm_profiler.local": "LocalSageMaker",

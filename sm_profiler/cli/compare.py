@@ -49,7 +49,11 @@ class Command:
         of_traces = [holds_only_traces(where) for where in (options.before, options.after)]
         if any(of_traces) and not all(of_traces):
             raise ConfigError("one of the two is a profile and the other one traces of torch.profiler: not comparable")
-        found, text, page = (compared_traces if all(of_traces) else compared_profiles)(options.before, options.after)
+        found: Comparison | TraceComparison
+        if all(of_traces):
+            found, text, page = compared_traces(options.before, options.after)
+        else:
+            found, text, page = compared_profiles(options.before, options.after, options.executor)
         if options.out:
             storage = open_storage(options.out)
             storage.write("compare.json", (json.dumps(finite(found.as_dict()), indent=1) + "\n").encode())
@@ -58,14 +62,14 @@ class Command:
         return BAD if limit is not None and limit.is_exceeded_by(found) else DONE
 
 
-def compared_profiles(before: str, after: str) -> tuple[Comparison, str, str]:
+def compared_profiles(before: str, after: str, executor: str | None = None) -> tuple[Comparison, str, str]:
     """Compare two profiles; return the comparison, the terminal's text and the page."""
     from sm_profiler.report import build_report
     from sm_profiler.report.compare import compare, render_comparison, terminal_comparison
     from sm_profiler.source import open_source
 
     sources = open_source(newest_run(before)), open_source(newest_run(after))
-    found = compare(*(build_report(source) for source in sources))
+    found = compare(*(build_report(source, executor=executor) for source in sources))
     return found, terminal_comparison(found), render_comparison(found)
 
 

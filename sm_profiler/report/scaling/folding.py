@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from concurrent.futures import Executor
 from typing import Any
 
 import msgspec
 
 from sm_profiler._version import __version__
 from sm_profiler.errors import SourceError
-from sm_profiler.executors import Pool, open_pool
+from sm_profiler.executors import Meter, Pool, open_pool, run_tasks
 from sm_profiler.report.scaling.part import Answer, Task, decode_answer, decode_slice, fold_part
-from sm_profiler.report.scaling.plan import plan_parts
+from sm_profiler.report.scaling.plan import Part, plan_parts
 from sm_profiler.rules import engine
 from sm_profiler.rules.engine import Slice, SliceTree
 from sm_profiler.source.listed import listed, place_of
@@ -69,7 +67,7 @@ def fold_with(  # noqa: PLR0913 - keyword arguments, one an independent choice
             )
             for one in planned
         ]  # fmt: skip
-        answers = list(_answers(pool, tasks, source))
+        answers = list(_answers(pool, planned, tasks, source))
     tree = SliceTree()
     quality: list[FileQuality] = []
     metadata: dict[str, tuple[dict[str, Any], ...]] = {}
@@ -86,32 +84,15 @@ def fold_with(  # noqa: PLR0913 - keyword arguments, one an independent choice
     return tree.whole()
 
 
-def _answers(pool: Pool, tasks: Sequence[bytes], source: ProfileSource) -> Iterator[Answer]:
+def _answers(pool: Pool, planned: Sequence[Part], tasks: Sequence[bytes], source: ProfileSource) -> Iterator[Answer]:
     """Yield the results as they arrive; the order does not matter."""
-    started = time.monotonic()
-    running: set[Future[bytes]] = {pool.executor.submit(fold_part, task) for task in tasks}
-    show = sys.stderr.isatty() if source.options.progress is None else source.options.progress
-    done, rows = 0, 0
-    try:
-        while running:
-            ready, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in ready:
-                answer = decode_answer(future.result())
-                done, rows = done + 1, rows + answer.rows
-                if show:
-                    left = (time.monotonic() - started) / done * (len(tasks) - done)
-                    sys.stderr.write(
-                        f"\r{done} of {len(tasks)} parts, {rows:,} rows, {pool.workers} workers, about {left:.0f} s left\033[K"
-                    )
-                    sys.stderr.flush()
-                yield answer
-                if answer.error or answer.irregular:
-                    return
-    except (BrokenExecutor, RuntimeError, OSError, TimeoutError) as error:
-        raise SourceError(f"the workers failed: {' '.join(str(error).split())[:300]}") from None
-    finally:
-        for future in running:
-            future.cancel()
-        if show:
-            sys.stderr.write("\r\033[K")
-            sys.stderr.flush()
+    files = sum(len(one.own) for one in planned)
+    with Meter(files, pool.workers, show=source.options.progress) as meter:
+        for result in run_tasks(pool, fold_part, tasks, waiting=meter.draw):
+            if result.error:
+                raise SourceError(f"the workers failed: {result.error}")
+            answer = decode_answer(result.data)
+            meter.add(len(planned[result.number].own), answer.rows)
+            yield answer
+            if answer.error or answer.irregular:
+                return
