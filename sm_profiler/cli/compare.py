@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import attrs
 
 from sm_profiler.cli.arguments import EXECUTOR_HELP, SOURCE_HELP, newest_run
 from sm_profiler.cli.command import BAD, DONE
-from sm_profiler.errors import ConfigError
+from sm_profiler.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     from sm_profiler.report.compare import Comparison
     from sm_profiler.report.gpu.compare import TraceComparison
+    from sm_profiler.report.markdown import Summary
 
 EXAMPLE = """\
 example, in CI:
@@ -37,6 +41,9 @@ class Command:
         )
         parser.add_argument("--executor", metavar="NAME", help=EXECUTOR_HELP)
         parser.add_argument("--out", metavar="DIR", help="also write compare.html and compare.json to this folder")
+        parser.add_argument(
+            "--markdown", type=Path, metavar="FILE", help="also write a summary to FILE, for a pull request"
+        )
 
     def run(self, options: Namespace) -> int:
         """Compare, print, and apply the limit."""
@@ -49,33 +56,71 @@ class Command:
         of_traces = [holds_only_traces(where) for where in (options.before, options.after)]
         if any(of_traces) and not all(of_traces):
             raise ConfigError("one of the two is a profile and the other one traces of torch.profiler: not comparable")
-        found: Comparison | TraceComparison
-        if all(of_traces):
-            found, text, page = compared_traces(options.before, options.after)
-        else:
-            found, text, page = compared_profiles(options.before, options.after, options.executor)
+        if options.executor and all(of_traces):
+            raise ConfigError("--executor reads profiles; traces of torch.profiler are compared in one process")
+        compared = (
+            compared_traces(options.before, options.after)
+            if all(of_traces)
+            else compared_profiles(options.before, options.after, options.executor)
+        )
+        failed = limit is not None and limit.is_exceeded_by(compared.found)
         if options.out:
             storage = open_storage(options.out)
-            storage.write("compare.json", (json.dumps(finite(found.as_dict()), indent=1) + "\n").encode())
-            storage.write("compare.html", page.encode())
-        print(text)
-        return BAD if limit is not None and limit.is_exceeded_by(found) else DONE
+            storage.write("compare.json", (json.dumps(finite(compared.found.as_dict()), indent=1) + "\n").encode())
+            storage.write("compare.html", compared.page.encode())
+        if options.markdown:
+            write_markdown(options.markdown, compared.summary, options.fail_on if failed else "")
+        print(compared.text)
+        return BAD if failed else DONE
 
 
-def compared_profiles(before: str, after: str, executor: str | None = None) -> tuple[Comparison, str, str]:
-    """Compare two profiles; return the comparison, the terminal's text and the page."""
+@attrs.frozen(eq=False)
+class Compared:
+    """A comparison, and how it is shown.
+
+    Attributes:
+        found: the comparison.
+        text: for the terminal.
+        page: as HTML.
+        summary: for Markdown.
+    """
+
+    found: Comparison | TraceComparison
+    text: str
+    page: str
+    summary: Summary
+
+
+def compared_profiles(before: str, after: str, executor: str | None) -> Compared:
+    """Compare two profiles."""
     from sm_profiler.report import build_report
-    from sm_profiler.report.compare import compare, render_comparison, terminal_comparison
+    from sm_profiler.report.compare import compare, render_comparison, summarize_comparison, terminal_comparison
     from sm_profiler.source import open_source
 
     sources = open_source(newest_run(before)), open_source(newest_run(after))
     found = compare(*(build_report(source, executor=executor) for source in sources))
-    return found, terminal_comparison(found), render_comparison(found)
+    return Compared(found, terminal_comparison(found), render_comparison(found), summarize_comparison(found))
 
 
-def compared_traces(before: str, after: str) -> tuple[TraceComparison, str, str]:
-    """Compare two sources of torch.profiler's traces; return the comparison, the terminal's text and the page."""
-    from sm_profiler.report.gpu.compare import compare_traces, render_trace_comparison, terminal_trace_comparison
+def compared_traces(before: str, after: str) -> Compared:
+    """Compare two sources of torch.profiler's traces."""
+    from sm_profiler.report.gpu.compare import (
+        compare_traces,
+        render_trace_comparison,
+        summarize_trace_comparison,
+        terminal_trace_comparison,
+    )
 
     found = compare_traces(before, after)
-    return found, terminal_trace_comparison(found), render_trace_comparison(found)
+    page = render_trace_comparison(found)
+    return Compared(found, terminal_trace_comparison(found), page, summarize_trace_comparison(found))
+
+
+def write_markdown(path: Path, summary: Summary, failure: str) -> None:
+    """Write the summary as Markdown."""
+    from sm_profiler.report.markdown import to_markdown
+
+    try:
+        path.write_text(to_markdown(summary, failure), encoding="utf-8")
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror or error}") from None

@@ -16,6 +16,7 @@ from sm_profiler.report.formatting import duration
 from sm_profiler.report.gains import Prediction, predictions
 from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.report.judges import JudgeContext
+from sm_profiler.report.markdown import Summary, runs_of
 from sm_profiler.report.model import Report
 from sm_profiler.report.page import render_page
 from sm_profiler.report.svg import shorten
@@ -210,6 +211,13 @@ def render_comparison(found: Comparison) -> str:
         method="means over the training steps after the warm-up; intervals from a moving-block bootstrap.",
         mood="issue" if slower else "healthy" if found.changes else "open",
     )
+
+
+def summarize_comparison(found: Comparison) -> Summary:
+    """Return the comparison for `to_markdown`."""
+    head = ("per step", "before", "after", "change", "95 % interval")
+    runs = runs_of((found.before, found.after), found.verdicts, found.steps)
+    return Summary(found.sentence, tuple(one.sentence for one in found.predictions), runs, ((head, _rows(found)),))
 
 
 def _rows(found: Comparison) -> list[tuple[str, str, str, str, str]]:

@@ -21,6 +21,7 @@ from sm_profiler.report.formatting import decimal, duration, percent, plural
 from sm_profiler.report.gpu.measure import RankTime, measure
 from sm_profiler.report.gpu.report import verdict_on
 from sm_profiler.report.gpu.section import PARTS
+from sm_profiler.report.markdown import Summary, runs_of
 from sm_profiler.report.page import render_page
 from sm_profiler.report.svg import shorten
 
@@ -296,6 +297,13 @@ def _times(before: float, after: float) -> tuple[str, str, str]:
         change = f"{100 * (after / before - 1):+.0f} %" if after < _FACTOR_FROM * before else f"x {after / before:.3g}"
     one, two = (duration(us / 1e6) if us else "-" for us in (before, after))
     return one, two, change
+
+
+def summarize_trace_comparison(found: TraceComparison) -> Summary:
+    """Return the comparison for `to_markdown`."""
+    runs = runs_of((found.before, found.after), found.verdicts, found.steps)
+    shown = tables(found, _IN_TERMINAL)
+    return Summary(found.sentence, found.notes, runs, tuple((table.head, table.rows) for table in shown))
 
 
 def render_trace_comparison(found: TraceComparison) -> str:
