@@ -10,7 +10,6 @@ import msgspec
 
 SCHEMA_VERSION = "1.0"
 STAGES = ("waiting", "image", "download", "starting", "training", "uploading")  # of a job, in time order
-FAILED = frozenset({"Failed", "Stopped"})
 
 
 @attrs.frozen
@@ -86,6 +85,7 @@ class FleetJob:
         failure: reason of the failure, in one line.
         created, started, ended: seconds since the epoch.
         instance_type, instances: what it ran on; the number is 1 if unknown.
+        types: type → number of instances, if there are several types.
         spot: it ran on spot instances.
         user, image, git: who started it, from what; "" if unknown.
         tags: its tags.
@@ -97,13 +97,13 @@ class FleetJob:
         price: dollars an hour of one instance.
         price_from: origin of the price.
         bill_usd: price times hours times instances.
-        saved_usd: what spot instances saved.
+        saved_s, saved_usd: what spot instances saved: training time that was not billed.
         verdict, label: class of the verdict and its name; "" if it was not judged.
         confidence: low, medium or high.
         headline, next_step: one sentence each.
         where: lines of code, the most expensive first.
         gain_s, gain_usd: what the repair of the verdict's cause saves.
-        losses: by cause, the most expensive first.
+        losses: by cause, the most expensive first; a failed job has one, `FAILED`, and downtime is one, `INTERRUPTED`.
         lost_s: sum over causes.
         lost_usd: the same in dollars; never more than the bill.
         lost_share: part of the billed time that is lost.
@@ -117,7 +117,7 @@ class FleetJob:
         interruptions: how often it was interrupted and resumed.
         interrupted_s: downtime between its attempts.
         interrupted_usd: price of that downtime.
-        failed_usd: the bill of a job that failed or was stopped.
+        failed_usd: the bill of a job that failed.
     """
 
     name: str
@@ -134,6 +134,7 @@ class FleetJob:
     ended: float | None = None
     instance_type: str = ""
     instances: int = 1
+    types: dict[str, int] = attrs.field(factory=dict)
     spot: bool = False
     user: str = ""
     image: str = ""
@@ -147,6 +148,7 @@ class FleetJob:
     price: float | None = None
     price_from: str = ""
     bill_usd: float | None = None
+    saved_s: float = 0.0
     saved_usd: float | None = None
     verdict: str = ""
     label: str = ""
@@ -190,7 +192,7 @@ class Sums:
     """Sums over some jobs.
 
     Attributes:
-        jobs, judged, unreadable, failed, running: numbers of jobs; `failed` counts stopped ones, too.
+        jobs, judged, unreadable, failed, running: numbers of jobs.
         priced: jobs whose bill is known.
         instance_hours, gpu_hours, lost_instance_hours: of all jobs.
         bill_usd, lost_usd, saved_usd, failed_usd, interrupted_usd: of the priced ones.
@@ -310,7 +312,8 @@ class Regression:
         change: increase, 0.25 for a quarter longer.
         spread: usual deviation of the predecessors from their median, as a share of it.
         changed: git, image, instance_type, loader_workers, … → values before and now, where they differ.
-        usd: what the longer steps cost in this job.
+        usd: what the longer steps cost in this job and the later ones.
+        later: number of jobs after it that are as slow.
         sentence: all of this in one sentence.
     """
 
@@ -325,6 +328,7 @@ class Regression:
     changed: dict[str, tuple[str, str]]
     usd: float | None
     sentence: str
+    later: int = 0
 
 
 @attrs.frozen

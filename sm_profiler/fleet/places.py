@@ -1,0 +1,209 @@
+"""Profiles and reports below a folder or prefix, found in one listing by their layout."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+
+import attrs
+
+from sm_profiler.formats.layout import END_MARKERS
+from sm_profiler.printable import printable
+from sm_profiler.source.parquet.paths import Part
+from sm_profiler.storage import FileInfo, Storage
+
+REPORT, DESCRIPTION = "report.json", "job.json"
+OUTPUTS = ("profiler-output", "profiler", "output")  # folders of a profile in its job's folder
+MAX_KEYS = 20_000_000  # of a source: a listing of hours
+MAX_JOBS = 200_000
+SKIP_AFTER = 1000  # files of a finished profile: a page of S3's listing
+_LAST = "\U0010ffff"
+_PROFILE = re.compile(
+    r"(?:(?P<root>.*?)/)??(?P<kind>system|framework)/(?:incremental/|(?:[^/]+/)*pevents/|[^/]+/detailed_profiling/|training_job_end\.ts$)"
+)
+_PARQUET = re.compile(r"(?:(?P<root>.*)/)?(?P<rest>(?:system|events|steps|samples|files)/job=[^/]+/.*data\.parquet)")
+
+
+@attrs.define
+class Place:
+    """One job below a source.
+
+    Attributes:
+        folder: its folder below the source; "" for the source itself.
+        profile: folder of its profile below the source; None if it has none.
+        dataset: name of the job in a dataset of Parquet files; "" for a profile of JSON files.
+        report, description: the newest report.json and job.json, or None.
+        newest: last change of a file of the profile.
+        files: number of its files that were listed.
+    """
+
+    folder: str
+    profile: str | None = None
+    dataset: str = ""
+    report: FileInfo | None = None
+    description: FileInfo | None = None
+    newest: float = 0.0
+    files: int = 0
+    _digest: int = 0
+
+    def add(self, info: FileInfo) -> None:
+        """Count a file of the profile."""
+        text = f"{info.key}\0{info.size}\0{info.etag or info.mtime}".encode("utf-8", "surrogatepass")
+        # a sum, so that the order of the listing does not matter
+        self._digest += int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+        self.newest = max(self.newest, info.mtime)
+        self.files += 1
+
+    @property
+    def name(self) -> str:
+        """The job's name, by its folders."""
+        if self.dataset:
+            return self.dataset
+        parts = [part for part in (self.profile if self.profile is not None else self.folder).split("/") if part]
+        while len(parts) > 1 and parts[-1] in OUTPUTS:
+            parts.pop()
+        return parts[-1] if parts and parts[-1] not in OUTPUTS else ""
+
+    @property
+    def identity(self) -> str:
+        """Text that changes if a file of the job changes."""
+        beside = [
+            f"{one.key} {one.size} {one.etag or one.mtime}" if one else "" for one in (self.report, self.description)
+        ]
+        return "|".join([*beside, str(self.files), f"{self._digest:x}"])
+
+    @property
+    def changed(self) -> float:
+        """Last change of any of its files."""
+        return max(self.newest, *(one.mtime for one in (self.report, self.description) if one), 0.0)
+
+
+@attrs.frozen
+class Found:
+    """The jobs below a source, and sentences about what was left out."""
+
+    places: tuple[Place, ...]
+    notes: tuple[str, ...] = ()
+
+
+def find_places(storage: Storage) -> Found:
+    """Return the jobs below a storage's root, in the order of their folders.
+
+    Raises:
+        SourceError: it cannot be listed.
+    """
+    profiles: dict[tuple[str, str], Place] = {}
+    reports: list[FileInfo] = []
+    descriptions: list[FileInfo] = []
+    notes = []
+    for keys, info in enumerate(_listed(storage, profiles), 1):
+        if keys > MAX_KEYS or len(profiles) + len(reports) > MAX_JOBS:
+            notes.append(
+                f"{printable(storage.uri)} holds more than {min(keys, MAX_KEYS):,} files or {MAX_JOBS:,} jobs; the rest was left out."
+            )
+            break
+        base = info.key.rpartition("/")[2]
+        if base == REPORT:
+            reports.append(info)
+        elif base == DESCRIPTION:
+            descriptions.append(info)
+    return Found(tuple(_joined(list(profiles.values()), reports, descriptions)), tuple(notes))
+
+
+def _listed(storage: Storage, profiles: dict[tuple[str, str], Place]) -> Iterator[FileInfo]:
+    """Yield the files outside profiles, and add those in profiles to `profiles`."""
+    after: str | None = None
+    ended: set[str] = set()  # profiles that are known to have ended
+    while True:
+        skip = None
+        counts: dict[str, int] = {}
+        for info in storage.list("", after):
+            place, kind = _place_of(info.key, profiles)
+            if place is None:
+                yield info
+                continue
+            place.add(info)
+            if kind is None:
+                continue
+            top = _join(place.profile or "", kind)
+            counts[top] = counts.get(top, 0) + 1
+            if counts[top] == SKIP_AFTER and (top in ended or _has_ended(storage, place, info)):
+                ended.add(top)
+                skip = f"{top}/{_LAST}"
+                break
+        if skip is None:
+            return
+        after = skip
+
+
+def _has_ended(storage: Storage, place: Place, info: FileInfo) -> bool:
+    """Return whether a profile has ended, so that its other files need not be listed: none of them will change."""
+    if storage.parallel_reads <= 1:  # a folder of this machine, which is listed faster than it is searched
+        return False
+    del info
+    return any(storage.exists(_join(place.profile or "", marker)) for marker in END_MARKERS)
+
+
+def _place_of(key: str, profiles: dict[tuple[str, str], Place]) -> tuple[Place | None, str | None]:
+    """Return the profile that a file belongs to, and its top folder there."""
+    if key.endswith(".parquet"):
+        found = _PARQUET.fullmatch(key)
+        part = Part.parse(found["rest"]) if found else None
+        if found is None or part is None:
+            return None, None
+        root = found["root"] or ""
+        return profiles.setdefault((root, part.job), Place(f"{root}/job={part.job}", root, part.job)), None
+    found = _PROFILE.match(key)
+    if found is None:
+        return None, None
+    root = found["root"] or ""
+    place = profiles.get((root, ""))
+    if place is None:
+        parts = root.split("/")
+        while len(parts) > 1 and parts[-1] in OUTPUTS:
+            parts.pop()
+        folder = "" if len(parts) == 1 and parts[0] in OUTPUTS else "/".join(parts)
+        place = profiles[root, ""] = Place(folder, root)
+    return place, found["kind"]
+
+
+def _joined(places: list[Place], reports: Iterable[FileInfo], descriptions: Iterable[FileInfo]) -> Iterator[Place]:
+    """Yield the profiles with their reports and descriptions, then the reports without a profile."""
+    by_folder = {place.folder: place for place in places if not place.dataset}
+    names: dict[str, list[Place]] = {}
+    for place in places:
+        names.setdefault(place.name, []).append(place)
+    alone: dict[str, Place] = {}
+    for info in reports:
+        above = info.key.rpartition("/")[0]
+        same = names.get(above.rpartition("/")[2], ())
+        owner = _above(above, by_folder) or (same[0] if len(same) == 1 else None)
+        if owner is None:
+            owner = alone.setdefault(above, Place(above))
+        if owner.report is None or info.mtime > owner.report.mtime:
+            owner.report = info
+    by_folder |= alone
+    for info in descriptions:
+        owner = _above(info.key.rpartition("/")[0], by_folder)
+        if owner is None:  # a job that was described and left no data, as many failed ones
+            folder = info.key.rpartition("/")[0]
+            owner = by_folder[folder] = alone[folder] = Place(folder)
+        if owner.description is None or info.mtime > owner.description.mtime:
+            owner.description = info
+    yield from places
+    yield from alone.values()
+
+
+def _above(folder: str, places: dict[str, Place]) -> Place | None:
+    """Return the place at a folder or the nearest one above it."""
+    while True:
+        if folder in places:
+            return places[folder]
+        if not folder:
+            return None
+        folder = folder.rpartition("/")[0]
+
+
+def _join(root: str, key: str) -> str:
+    return f"{root}/{key}" if root else key

@@ -1,0 +1,262 @@
+"""One row a job, from its report and its description; without prices, which `bills` adds."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+import attrs
+
+from sm_profiler.fleet import texts
+from sm_profiler.fleet.description import Facts
+from sm_profiler.fleet.model import FleetJob, Line, Loss, Node, Range
+from sm_profiler.fleet.report_json import Finding, Rank, ReportJson
+from sm_profiler.report.classes import Class
+
+MOST_LINES, MOST_NODES = 3, 512
+FAILURE, INTERRUPTION = "FAILED", "INTERRUPTED"
+LABELS = {**{one.value: one.label for one in Class}, FAILURE: "Failed", INTERRUPTION: "Interrupted"}
+ADVICE = {
+    FAILURE: "Read the reason of the failure and the end of the job's log; save checkpoints, so that the next job goes on from them.",
+    INTERRUPTION: "Save checkpoints more often, and keep what a start prepares, so that less is done again after an interruption.",
+}
+_PART_OF_STAGE = {
+    "waiting": ("instance",), "image": ("image",), "download": ("download",), "starting": ("install", "imports", "building"),
+}  # fmt: skip
+_HEALTHY = frozenset(one.value for one in Class if one.is_healthy) | {Class.INCONCLUSIVE.value}
+_MOST = 1e15  # of a number that is shown
+
+
+def row_of(report: ReportJson | None, facts: Facts, place: FleetJob) -> FleetJob:
+    """Return the row of a job.
+
+    Args:
+        report: its report; None if it has none.
+        facts: its description by the service.
+        place: a row with its name and its locations.
+    """
+    row = attrs.evolve(
+        place,
+        name=texts.name(facts.name or place.name or (report.job.name if report else "")),
+        arn=facts.arn, status=facts.status, failure=facts.failure, created=facts.created, started=facts.started,
+        ended=facts.ended, instance_type=facts.instance_type, instances=max(facts.instances, 1),
+        types=_several(facts), spot=facts.spot,
+        user=facts.user, image=facts.image, git=facts.git, tags=facts.tags, stages=dict(facts.stages),
+        billable_s=facts.billable_s, billed_by="billable time" if facts.billable_s is not None else "",
+        interruptions=facts.interruptions,
+    )  # fmt: skip
+    if report is not None:
+        row = _with_report(row, report, facts)
+    if row.billable_s is None and facts.training_s is not None:
+        row = attrs.evolve(row, billable_s=facts.training_s, billed_by="training time")
+    row = attrs.evolve(row, losses=_losses(row, report, facts))
+    lost = min(math.fsum(one.seconds for one in row.losses), row.billable_s or 0.0)
+    starting = row.started or row.created
+    return attrs.evolve(
+        row,
+        stem=texts.stem(row.name),
+        week=time.strftime("%G-W%V", time.gmtime(starting)) if starting else "",
+        saved_s=max((facts.training_s or 0.0) - facts.billable_s, 0.0) if facts.billable_s is not None else 0.0,
+        lost_s=lost,
+        lost_share=lost / row.billable_s if row.billable_s else None,
+        gpu_hours=row.gpus * row.billable_s / 3600 if row.gpus and row.billable_s is not None else None,
+    )
+
+
+def _with_report(row: FleetJob, report: ReportJson, facts: Facts) -> FleetJob:
+    job, verdict = report.job, report.verdict
+    start, end = _positive(job.start), _positive(job.end)
+    duration = _positive(job.duration_s)
+    speed = _positive(job.steps_per_second) or None
+    known = facts.billable_s if facts.billable_s is not None else facts.training_s
+    status = row.status or ("InProgress" if job.running else "")
+    stages = dict(row.stages) or _stages(report)
+    if row.stages:
+        stages |= _started(report, row)
+    return attrs.evolve(
+        row,
+        status=status,
+        started=row.started or start or None,
+        ended=row.ended or (end or None if not job.running else None),
+        instance_type=row.instance_type or texts.name(job.instance_type or ""),
+        instances=facts.instances or max(len(job.nodes), 1),
+        billable_s=known if known is not None else duration,
+        billed_by=row.billed_by or ("training time" if known is not None else "profile" if duration is not None else ""),
+        verdict=texts.name(verdict.kind),
+        label=LABELS.get(verdict.kind, texts.name(verdict.kind)),
+        confidence=texts.name(verdict.confidence),
+        headline=texts.sentence(verdict.headline),
+        next_step=texts.sentence(verdict.next_step),
+        where=tuple(
+            Line(texts.name(one.file), min(max(one.line, 0), 10**9), texts.name(one.function), _share(one.share))
+            for one in verdict.where[:MOST_LINES]
+        ),
+        gain_s=_range(verdict),
+        stages=stages,
+        gpus=len(job.gpus),
+        steps=_count(job.ranks[0].train_steps) if job.ranks else None,
+        steps_per_second=speed,
+        step_ms=1000 / speed if speed else None,
+        profiling_cost=_positive(job.profiler_overhead),
+        loader_workers=_count(job.loader.num_workers) if job.loader and job.loader.num_workers >= 0 else None,
+        nodes=_nodes(report),
+        interruptions=max([row.interruptions, *(min(rank.attempts, 10**6) - 1 for rank in job.ranks)]),
+        interrupted_s=max([0.0, *(_positive(rank.interrupted_s) or 0.0 for rank in job.ranks)]),
+        lost_records=_count(report.data_quality.lost) if report.data_quality else 0,
+    )  # fmt: skip
+
+
+def _several(facts: Facts) -> dict[str, int]:
+    """Return the number of instances of each type of a heterogeneous cluster."""
+    found: dict[str, int] = {}
+    for kind, count in facts.types:
+        found[kind] = found.get(kind, 0) + count
+    return found if len(found) > 1 else {}
+
+
+def _losses(row: FleetJob, report: ReportJson | None, facts: Facts) -> tuple[Loss, ...]:
+    """Return what a job loses to each cause, in billed seconds; together never more than it is billed for.
+
+    The gains of a report's findings do not overlap: each claims only time that those before it left.
+    """
+    billed = row.billable_s
+    if not billed:
+        return ()
+    if row.status == "Failed":
+        return (Loss(FAILURE, billed, None, row.failure, ADVICE[FAILURE], "high"),)
+    if report is None:
+        return ()
+    ran = max(facts.training_s or 0.0, _positive(report.job.duration_s) or 0.0, billed)
+    scale, left = billed / ran, billed  # spot instances are billed for a part of the time
+    found = [(INTERRUPTION, row.interrupted_s, None)] if row.interrupted_s else []
+    wanted: list[tuple[str, float, Finding | None]] = [
+        *found,
+        *((one.kind, _lost_seconds(one, report), one) for one in (report.verdict, *report.verdict.also)),
+    ]
+    by_cause: dict[str, Loss] = {}
+    for cause, seconds, finding in wanted:
+        taken = min(seconds * scale, left)
+        if not taken > 0:
+            continue
+        left = max(left - taken, 0.0)
+        known = by_cause.get(cause)
+        headline = texts.sentence(finding.headline) if finding else f"It was interrupted {row.interruptions} times."
+        step = texts.sentence(finding.next_step) if finding else ADVICE[cause]
+        by_cause[cause] = (
+            attrs.evolve(known, seconds=known.seconds + taken)
+            if known
+            else Loss(
+                texts.name(cause), taken, None, headline, step, texts.name(finding.confidence) if finding else "high"
+            )
+        )
+    return tuple(sorted(by_cause.values(), key=lambda one: -one.seconds))
+
+
+def _lost_seconds(finding: Finding, report: ReportJson) -> float:
+    """Return what a finding costs; that of the verdict by its share if its gain is unknown."""
+    if finding.kind in _HEALTHY:
+        return 0.0
+    if finding.gain is not None and finding.gain.seconds is not None:
+        return _positive(finding.gain.seconds.value) or 0.0
+    if finding is not report.verdict:
+        return 0.0  # its time may be another finding's
+    loop = report.job.loop
+    whole = loop[1] - loop[0] if finding.share_of == "loop" and loop and len(loop) == 2 else report.job.duration_s  # noqa: PLR2004 - start and end
+    return (_positive(whole) or 0.0) * _share(finding.share_of_time)
+
+
+def _range(finding: Finding) -> Range | None:
+    seconds = finding.gain.seconds if finding.gain else None
+    if seconds is None:
+        return None
+    return Range(*(_positive(one) or 0.0 for one in (seconds.low, seconds.value, seconds.high)))
+
+
+def _stages(report: ReportJson) -> dict[str, float]:
+    """Return the stages of a job of which only the profile is known."""
+    parts: dict[str, float] = {}
+    for part in report.job.startup:
+        parts[part.part] = parts.get(part.part, 0.0) + (_positive(part.seconds) or 0.0)
+    found = {stage: sum(parts.get(key, 0.0) for key in keys) for stage, keys in _PART_OF_STAGE.items()}
+    loop = report.job.loop
+    if loop and len(loop) == 2:  # noqa: PLR2004 - start and end
+        found["training"] = _positive(loop[1] - loop[0]) or 0.0
+    return {stage: seconds for stage, seconds in found.items() if seconds > 0}
+
+
+def _started(report: ReportJson, row: FleetJob) -> dict[str, float]:
+    """Divide the service's `Training` into the script's start and its loop."""
+    training = row.stages.get("training", 0.0)
+    starting = min(_stages(report).get("starting", 0.0), training)
+    return {"starting": starting, "training": training - starting} if starting > 0 else {}
+
+
+def _nodes(report: ReportJson) -> tuple[Node, ...]:
+    ranks = report.job.ranks
+    names = dict.fromkeys([*(rank.node or rank.name for rank in ranks), *report.job.nodes])
+    hosts = {rank.node: rank.host for rank in ranks if rank.host}
+    own = _own_times(ranks)
+    slow = _slow_rank(report)
+    slow_node = next((rank.node for rank in ranks if slow and rank.name == slow[0]), None)
+    found = []
+    for name in list(names)[:MOST_NODES]:
+        relative = slow[1] if slow and name == slow_node and slow[1] else _relative(name, own)
+        found.append(Node(texts.name(name), texts.name(hosts.get(name, "")), relative, name == slow_node))
+    return tuple(found)
+
+
+def _own_times(ranks: Sequence[Rank]) -> dict[str, float]:
+    """Return the slowest rank's own time per step, of each node: without what it waited for others."""
+    found: dict[str, float] = {}
+    for rank in ranks:
+        loop, steps = _positive(rank.loop_s), rank.train_steps
+        if not loop or steps <= 0:
+            continue
+        waited = (_positive(rank.communication_s) or 0.0) + (_positive(rank.seconds.get("evaluation")) or 0.0)
+        found[rank.node] = max(found.get(rank.node, 0.0), max(loop - waited, 0.0) / steps)
+    return found
+
+
+def _relative(node: str, own: dict[str, float]) -> float | None:
+    others = [value for name, value in own.items() if name != node]
+    if node not in own or not others or median(others) <= 0:
+        return None
+    return _positive(own[node] / median(others))
+
+
+def _slow_rank(report: ReportJson) -> tuple[str, float | None] | None:
+    """Return the rank that the others wait for, and its time relative to theirs."""
+    for finding in (report.verdict, *report.verdict.also):
+        if finding.kind != Class.STRAGGLER.value:
+            continue
+        pairs = [
+            (one.where, one.value / one.threshold)
+            for one in finding.evidence
+            if one.held == "others" and one.unit == "ms" and isinstance(one.value, (int, float)) and one.threshold
+        ]
+        where = next((one.where for one in finding.evidence if one.where), "")
+        relative = next((_positive(value) for rank, value in pairs if rank == where), None)
+        return (where, relative) if where else None
+    return None
+
+
+def _positive(value: object) -> float | None:
+    """Return a finite number, at least 0; None for anything else."""
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return min(max(float(value), 0.0), _MOST)
+
+
+def _share(value: float) -> float:
+    return min(_positive(value) or 0.0, 1.0)
+
+
+def _count(value: int) -> int:
+    return min(max(value, 0), 2**53)
+
+
+def labels(causes: Iterable[str]) -> dict[str, str]:
+    """Return the names of causes as they are shown."""
+    return {cause: LABELS.get(cause, cause) for cause in causes}

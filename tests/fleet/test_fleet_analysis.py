@@ -1,0 +1,203 @@
+"""Bills, groups, hosts, regressions: findings about many rows together."""
+
+import pytest
+from fleet_helpers import HOUR, START_S, description, finding, priced, report_json
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sm_profiler.fleet.analysis import assemble
+from sm_profiler.fleet.chance import EXACT, at_least, drawn_at_least
+from sm_profiler.fleet.policy import CHANCE
+from sm_profiler.fleet.texts import stem
+
+PRICE = 1.408  # of ml.g5.xlarge
+DAY = 86400
+
+
+def starved(name, place, *, workers=0, team="nlp"):
+    tags = [{"Key": "team", "Value": team}]
+    kind = finding("INPUT_BOUND", 1800.0, share=0.5) if workers == 0 else finding()
+    report = report_json(name, kind, loader={"num_workers": workers, "pin_memory": 0})
+    return priced(report, description(name, start=START_S + place * DAY, Tags=tags))
+
+
+def test_one_host_that_is_slow_in_twenty_jobs_is_named():
+    jobs = [
+        priced(report_json(f"train-{n}", hosts=[f"i-{n}", "i-bad", f"i-x{n}", f"i-y{n}"], slow=1, start=START_S + n))
+        for n in range(20)
+    ]
+    jobs += [priced(report_json(f"other-{n}", hosts=[f"i-{n}", f"i-x{n}"], slow=0)) for n in range(20)]
+    (host,) = assemble(jobs).hosts
+    assert (host.host, host.jobs, host.slow) == ("i-bad", 20, 20)
+    assert host.relative == pytest.approx(1.3)
+    assert host.p_value < 1e-6
+    assert host.usd == pytest.approx(20 * 0.2 * 4 * PRICE)
+    assert "i-bad" in host.sentence
+
+
+def test_a_slow_machine_is_found_in_jobs_of_one_node():
+    jobs = [priced(report_json(f"bert-{n}", hosts=[f"i-{n % 5}"], step_ms=140.0 if n % 5 == 3 else 100.0 + n % 3)) for n in range(100)]  # fmt: skip
+    assert [one.host for one in assemble(jobs).hosts] == ["i-3"]
+
+
+def test_machines_that_are_slow_by_chance_are_not_named():
+    jobs = [priced(report_json(f"train-{n}", hosts=["i-1", "i-2", "i-3", "i-4"], slow=n % 4)) for n in range(40)]
+    jobs += [priced(report_json("twice", hosts=["i-7", f"i-8{n}"], slow=0)) for n in range(2)]
+    assert assemble(jobs).hosts == ()
+
+
+def test_a_group_whose_loaders_have_no_workers_is_found_with_its_dollars():
+    jobs = [starved(f"nlp-{n}", n) for n in range(8)]
+    jobs += [starved(f"vision-{n}", n, workers=8, team="vision") for n in range(30)]
+    fleet = assemble(jobs, group_by=("team",))
+    (common,) = fleet.common
+    assert (common.key, common.value, common.cause, common.detail) == ("team", "nlp", "INPUT_BOUND", "num_workers=0")
+    assert common.usd == pytest.approx(8 * 0.5 * PRICE)
+    assert "num_workers=0" in common.sentence
+    assert "$5.63" in common.sentence
+
+
+def test_a_regression_is_found_with_what_changed():
+    jobs = [
+        priced(
+            report_json("x", step_ms=100.0 + n % 3),
+            description(f"bert-{n}", start=START_S + n * DAY, Environment={"GIT_COMMIT": "good"}),
+        )
+        for n in range(6)
+    ]
+    slow = [
+        priced(
+            report_json("x", step_ms=150.0),
+            description(f"bert-{n}", start=START_S + n * DAY, Environment={"GIT_COMMIT": "bad"}),
+        )
+        for n in (6, 7)
+    ]
+    (found,) = assemble([*slow, *jobs]).regressions
+    assert (found.name, found.later, found.same) == ("bert-6", 1, "name")
+    assert found.changed == {"git": ("good", "bad")}
+    assert found.change == pytest.approx(0.485, abs=0.01)
+    assert found.usd == pytest.approx(2 * PRICE * (1 - 101 / 150))
+
+
+def test_jobs_that_always_vary_do_not_regress():
+    jobs = [
+        priced(report_json("x", step_ms=100.0 * (1 + 0.3 * (n % 3))), description(f"bert-{n}", start=START_S + n * DAY))
+        for n in range(12)
+    ]
+    assert assemble(jobs).regressions == ()
+
+
+def test_spot_savings_and_failures():
+    spot = priced(report_json("a", finding("INPUT_BOUND", 1800.0)), description("a", billable=1800, training=3600))
+    assert spot.spot
+    assert spot.bill_usd == pytest.approx(PRICE / 2)
+    assert spot.saved_usd == pytest.approx(PRICE / 2)
+    assert spot.lost_usd == pytest.approx(PRICE / 4)  # half the job, of what was billed
+    failed = priced(
+        report_json("b", finding("INPUT_BOUND", 1800.0)), description("b", status="Failed", FailureReason="x\ny")
+    )
+    assert [one.cause for one in failed.losses] == ["FAILED"]
+    assert failed.failed_usd == failed.lost_usd == failed.bill_usd == pytest.approx(PRICE)
+    fleet = assemble([spot, failed])
+    assert [one.name for one in fleet.failures] == ["b"]
+    assert fleet.totals.bill_usd == pytest.approx(1.5 * PRICE)
+    assert [one.cause for one in fleet.causes] == ["FAILED", "INPUT_BOUND"]
+
+
+def test_without_a_price_there_are_hours():
+    job = priced(report_json("a", finding("INPUT_BOUND", 900.0), instance_type="ml.new.large"))
+    fleet = assemble([job])
+    assert job.bill_usd is job.lost_usd is None
+    assert fleet.totals.lost_instance_hours == pytest.approx(0.25)
+    assert fleet.totals.waste == pytest.approx(0.25)
+    assert fleet.totals.causes == {"INPUT_BOUND": pytest.approx(0.25)}
+
+
+def test_several_types_have_the_sum_of_their_prices():
+    groups = [
+        {"InstanceType": "ml.g5.xlarge", "InstanceCount": 1, "InstanceGroupName": "a"},
+        {"InstanceType": "ml.m5.large", "InstanceCount": 3, "InstanceGroupName": "b"},
+    ]
+    job = priced(report_json("a"), description("a", ResourceConfig={"InstanceGroups": groups}))
+    assert job.bill_usd == pytest.approx(PRICE + 3 * 0.115)
+
+
+def test_stages_of_the_start():
+    moments = [("Starting", 60), ("Downloading", 30), ("Training", 3000), ("Uploading", 10)]
+    rows, at = [], START_S
+    for status, seconds in moments:
+        rows.append({"Status": status, "StartTime": at, "EndTime": at + seconds})
+        at += seconds
+    report = report_json("a", startup=[{"part": "imports", "label": "", "seconds": 200.0, "paid": True}])
+    job = priced(report, description("a", SecondaryStatusTransitions=rows))
+    assert job.stages == {"waiting": 60, "download": 30, "starting": 200, "training": 2800, "uploading": 10}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("pytorch-training-2026-11-22-13-05-27-123", "pytorch-training"),
+        ("resnet50-v2-7", "resnet50"),
+        ("bert-a1b2c3d4", "bert"),
+        ("12", "12"),
+        ("-1", "-1"),
+    ],
+)
+def test_stems_of_names(name, expected):
+    assert stem(name) == expected
+
+
+KINDS = st.sampled_from(["INPUT_BOUND", "STRAGGLER", "LOGGING", "INITIALIZATION_BOUND", "BALANCED", "COMPUTE_BOUND"])
+SECONDS = st.floats(0, 1e5)
+
+
+@given(
+    st.lists(st.tuples(KINDS, SECONDS), min_size=1, max_size=6),
+    st.floats(1, 1e5),
+    st.integers(0, 10**5),
+    st.integers(0, 10**5),
+    st.integers(1, 64),
+    st.floats(0, 5000),
+)
+def test_losses_never_exceed_the_bill(  # noqa: PLR0913, PLR0917 - one argument a strategy
+    found, duration, billable, training, instances, interrupted
+):
+    main, *also = [finding(kind, seconds) for kind, seconds in found]
+    report = report_json("a", main, also, duration=duration)
+    report["job"]["ranks"][0] |= {"attempts": 2, "interrupted_s": interrupted}
+    resources = {"InstanceType": "ml.g5.xlarge", "InstanceCount": instances}
+    job = priced(report, description("a", billable=billable, training=training, ResourceConfig=resources))
+    assert job.bill_usd == pytest.approx(billable * instances * PRICE / 3600)
+    assert sum(one.usd for one in job.losses) <= job.bill_usd * (1 + 1e-9)
+    assert job.lost_usd <= job.bill_usd
+    assert job.lost_s <= job.billable_s
+    totals = assemble([job, job]).totals
+    assert totals.lost_usd <= totals.bill_usd == pytest.approx(2 * job.bill_usd)
+    assert sum(totals.causes.values()) == pytest.approx(totals.lost_usd)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.integers(0, 30))
+def test_chances_are_probabilities(chances, count):
+    assert 0 <= at_least(min(count, len(chances)), chances) <= 1
+
+
+def test_chances_of_draws():
+    assert at_least(20, [0.5] * 20) == pytest.approx(2**-20)
+    assert at_least(3, [0.5] * 4) == pytest.approx(5 / 16)
+    assert at_least(5, [0.5] * 10) == 1.0  # not more than expected
+    assert drawn_at_least(5, 5, 5, 50) == pytest.approx(1 / 2118760)
+    many = at_least(int(0.6 * 2 * EXACT), [0.5] * 2 * EXACT)
+    assert 0 < many < CHANCE
+
+
+def test_week_and_order():
+    jobs = [
+        priced(report_json(f"job-{n}", finding("INPUT_BOUND", 360.0 * n), start=START_S + 7 * DAY * n))
+        for n in range(12)
+    ]
+    fleet = assemble(jobs)
+    assert [one.week for one in fleet.weeks] == sorted({job.week for job in jobs})
+    assert [fleet.jobs[one.job].name for one in fleet.top] == [one.name for one in fleet.top]
+    assert fleet.top[0].name == "job-10"  # all that was billed is lost in both, then by name
+    assert len(fleet.top) == 10
+    assert fleet.totals.instance_hours == pytest.approx(12 * HOUR / 3600)
