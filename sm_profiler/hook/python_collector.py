@@ -9,21 +9,29 @@ window is left out, and the report lists why.
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import shutil
+import subprocess
 import sys
+import tempfile
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from multiprocessing import parent_process
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
 from sm_profiler.config import CollectorConfig, Profile
 from sm_profiler.formats.layout import StatsWindow, stats_path
+from sm_profiler.hook import conversion
 from sm_profiler.hook.bounded import run_bounded
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.own_work import BACKGROUND
-from sm_profiler.hook.python_profilers import CProfile, Pyinstrument, PythonProfiler, TimeLimit
+from sm_profiler.hook.python_profilers import RAW_SESSION, CProfile, Pyinstrument, PythonProfiler, TimeLimit
 from sm_profiler.hook.recorder import DISK_SECONDS
 
 if TYPE_CHECKING:
@@ -34,6 +42,8 @@ ROTATION = ("total_time", "cpu_time", "off_cpu_time")
 AROUND_SECONDS = 60.0  # before step 0, and after the loop
 STEP_SECONDS = 10.0  # a profiled step may take, and as many times the usual step as follows, whichever is longer
 STEP_TIMES = 10.0
+WRITE_SECONDS = 0.02  # a beat: beside a training, rendering competes for the interpreter
+RENDERER = "sm_profiler.hook.render_pyinstrument"
 TOOL_ID = 2  # number of profilers in sys.monitoring
 
 
@@ -119,7 +129,11 @@ class PythonCollector(Collector):
         self._cut_us: int | None = None  # when that profiler reached its limit
         self._profiler: PythonProfiler | None = None
         self._began: Point | None = None
-        self._done: list[tuple[Point, Point, PythonProfiler]] = []
+        self._done: deque[tuple[Point, Point, PythonProfiler]] = deque()
+        self._raw: list[tuple[str, str]] = []  # sessions to render: file, and path of the result without its ending
+        self._folder: Path | None = None  # of these files
+        self._number = itertools.count()
+        self._children: list[subprocess.Popen[bytes]] = []  # that render
         self._steps = 0
         self._is_open = False
         self._on_main_thread = False  # where the profiler runs
@@ -147,9 +161,9 @@ class PythonCollector(Collector):
         self._is_open = False
         self._stop(Point("posthookclose", None, "end", self._now_us()))
         if self._session.is_recording:
-            self._session.later(self.write)  # the recorder waits for a hanging disk, and not for ever
+            self._session.later(self.write_all)  # the recorder waits for a hanging disk, and not for ever
         elif self._done:
-            run_bounded(self.write, DISK_SECONDS, "the disk does not answer")
+            run_bounded(self.write_all, DISK_SECONDS, "the disk does not answer")
 
     # the window
 
@@ -177,7 +191,9 @@ class PythonCollector(Collector):
         return not self._is_open
 
     def beat(self) -> None:
-        """Close the window, on the main thread, if its step does not end."""
+        """Write more results; close the window, on the main thread, if its step does not end."""
+        if not self._is_open:
+            self.write()
         point = self._began
         if self._is_open and self._limit is None and point is not None and self._on_main_thread:
             usual = self._session.slowdown.usual_ns(self._session.tracker.mode) or 0.0
@@ -211,7 +227,8 @@ class PythonCollector(Collector):
         self._config = profile.collectors.get(PYTHON, self._config)
 
     def forked(self) -> None:
-        """Stop and discard the parent's profiler."""
+        """Stop and discard the parent's profiler and its results."""
+        self._raw, self._folder, self._children = [], None, []
         self.failed()
 
     def failed(self) -> None:
@@ -223,6 +240,14 @@ class PythonCollector(Collector):
         self._cancel_limit()
         if profiler is not None and not was_cut:
             profiler.stop()
+
+    def finish(self) -> None:
+        """Wait for the rendering of results."""
+        for child in self._children:
+            if not conversion.finish(child):
+                self._session.note(PYTHON, "rendering took too long")
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     # parts
 
@@ -272,26 +297,47 @@ class PythonCollector(Collector):
         self._done.append((began, point, profiler))
 
     def write(self) -> None:
-        """Write the results of stopped profilers, on the recorder's thread or as the process exits.
+        """Write results of stopped profilers for a moment, on the recorder's thread; the next beats write the others.
 
         Raises:
             OSError: a file cannot be written.
         """
-        if self._done:
-            with self._session.work.doing(f"{PYTHON} window is written", BACKGROUND):
-                self._write()
+        self._write(time.perf_counter() + WRITE_SECONDS)
 
-    def _write(self) -> None:
+    def write_all(self) -> None:
+        """Write all results, as the process exits.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        self._write(float("inf"))
+
+    def _write(self, until: float) -> None:
+        if self._done or self._raw:
+            with self._session.work.doing(f"{PYTHON} window is written", BACKGROUND):
+                while self._done:
+                    self._write_one(*self._done.popleft())
+                    if time.perf_counter() >= until:
+                        break
+                if self._raw and (until == float("inf") or all(child.poll() is not None for child in self._children)):
+                    order, self._raw = {"sessions": self._raw}, []
+                    self._children.append(conversion.start(RENDERER, order))
+
+    def _write_one(self, began: Point, ended: Point, profiler: PythonProfiler) -> None:
         session = self._session
-        done, self._done = self._done, []
-        for began, ended, profiler in done:
-            window = StatsWindow(
-                began.mode, began.step, began.phase, began.at_us, ended.mode, ended.step, ended.phase, ended.at_us
-            )
-            for name, content in profiler.files().items():
-                place = stats_path(session.adapter.framework, self._config.profiler, session.source, window, name)
-                path = session.root / place
-                path.parent.mkdir(parents=True, exist_ok=True)
-                temporary = path.with_name(path.name + ".tmp")
-                temporary.write_bytes(content)
-                temporary.rename(path)
+        window = StatsWindow(
+            began.mode, began.step, began.phase, began.at_us, ended.mode, ended.step, ended.phase, ended.at_us
+        )
+        for name, content in profiler.files().items():
+            place = stats_path(session.adapter.framework, self._config.profiler, session.source, window, name)
+            path = session.root / place
+            if name == RAW_SESSION:
+                self._folder = self._folder or Path(tempfile.mkdtemp(prefix="sm-profiler-"))
+                raw = self._folder / f"{next(self._number)}"
+                raw.write_bytes(content)
+                self._raw.append((str(raw), str(path.with_suffix(""))))
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(path.name + ".tmp")
+            temporary.write_bytes(content)
+            temporary.rename(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -13,7 +13,7 @@ from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.report import parts
 from sm_profiler.report.attempts import Attempts, evaluation_seconds, find_attempts, join_successors, process_name
 from sm_profiler.report.iterations import Iterations, as_run_on_device, iterations_of
-from sm_profiler.report.left_out import keep_undisturbed, slow_spans
+from sm_profiler.report.left_out import UNDISTURBED, Disturbed, disturbed_spans, keep_undisturbed
 from sm_profiler.report.record_fold import Records, rename_processes
 from sm_profiler.report.sample_fold import Samples
 from sm_profiler.report.stalls import Stalls, find_stalls
@@ -274,7 +274,7 @@ def measure_rank(  # noqa: PLR0913, PLR0917 - one argument a source of its times
     rows: StepRows,
     span_us: tuple[float, float],
     attempts: Attempts,
-    slowed: Sequence[tuple[float, float]] = (),
+    disturbed: Disturbed = UNDISTURBED,
     declared_us: Mapping[str, float] | None = None,
     collected_us: Mapping[str, float] | None = None,
 ) -> Rank:
@@ -285,12 +285,12 @@ def measure_rank(  # noqa: PLR0913, PLR0917 - one argument a source of its times
         rows: its steps.
         span_us: start and end of its loop.
         attempts: its attempts.
-        slowed: spans in which the profiler slowed the steps.
+        disturbed: spans in which the profiler slowed the steps.
         declared_us: the script's own phases, name → time.
         collected_us: garbage collections, part of the loop → time.
     """
     start, end = span_us[0] / 1e6, span_us[1] / 1e6
-    kept = keep_undisturbed(rows, slowed, span_us) if attempts.count == 1 else keep_undisturbed(rows, (), span_us)
+    kept = keep_undisturbed(rows, disturbed if attempts.count == 1 else UNDISTURBED, span_us)
     judged, breaks = kept.rows, kept.breaks or attempts.breaks
     train = judged.mode == TRAIN
     waits = judged.seconds("wait")
@@ -395,7 +395,7 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
     ranks = tuple(
         measure_rank(
             process, rows, summary.loop[process], find_attempts(process, rows, processes, summary.pids.get(process, 1)),
-            slow_spans(profiling.of(process)), summary.declared_us.get(process), summary.collected_us.get(process),
+            disturbed_spans(profiling.of(process)), summary.declared_us.get(process), summary.collected_us.get(process),
         )
         for process, rows in each_process(summary)
     )  # fmt: skip

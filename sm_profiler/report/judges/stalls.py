@@ -110,6 +110,9 @@ def judge_outliers(context: JudgeContext) -> Finding | None:
     ):
         return None
     stalls = rank.stalls
+    confidence = context.confidence(
+        rank.stall_share, policy.OUTLIER_COST, sure=_by_others(context) < policy.EXPLAINED * rank.stall_share
+    )
     return Finding(
         Class.STEP_OUTLIERS,
         f"{stalls.count} of {len(rank.iterations)} steps take {duration(stalls.typical)} instead of "
@@ -123,7 +126,6 @@ def judge_outliers(context: JudgeContext) -> Finding | None:
         "Check in the timeline what coincides with them: unusual samples (very long sequences, large images), retries of "
         "remote storage, new shapes that trigger compilation, other load on the machine.",
         rank.stall_share,
-        confidence=context.confidence(
-            rank.stall_share, policy.OUTLIER_COST, sure=_by_others(context) < policy.EXPLAINED * rank.stall_share
-        ),
+        # A thread that holds the interpreter may wait for the core in place of the training thread.
+        confidence="low" if context.core_wait >= max(rank.stall_share, policy.SHARED) else confidence,
     )
