@@ -17,7 +17,7 @@ from sm_profiler.storage import LocalStorage
 SOURCE_HELP = "a folder (of several runs: the newest), an s3:// URI of a profiler-output, or a training job's name"
 
 EXECUTOR_HELP = (
-    "read a long job with several processes, with the same result: local[:N], dask:local[:N] or dask:tcp://HOST:PORT"
+    "work on a long job with several processes, with the same result: local[:N], dask:local[:N] or dask:tcp://HOST:PORT"
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 
-from sm_profiler.cli.arguments import SOURCE_HELP, newest_run
+from sm_profiler.cli.arguments import EXECUTOR_HELP, SOURCE_HELP, newest_run
 from sm_profiler.cli.command import DONE
 from sm_profiler.printable import printable
 
@@ -26,6 +26,7 @@ class Command:
         parser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
         parser.add_argument("--out", metavar="DIR", required=True, help="folder or s3:// URI of the dataset")
         parser.add_argument("--job", metavar="NAME", help="name of the job in the dataset (default: from the source)")
+        parser.add_argument("--executor", metavar="NAME", help=EXECUTOR_HELP)
         parser.add_argument("--ddl", action="store_true", help="print the statements that create Athena's tables")
 
     def run(self, options: Namespace) -> int:
@@ -36,7 +37,8 @@ class Command:
         from sm_profiler.storage import open_storage
 
         source = open_source(newest_run(options.source), cache=False)
-        done = compact(source, open_storage(options.out), job=options.job or job_name(source.origin))
+        job = options.job or job_name(source.origin)
+        done = compact(source, open_storage(options.out), job=job, executor=options.executor)
         share = f", {done.written_bytes / done.read_bytes:.1%} of them".replace("%", " %") if done.read_bytes else ""
         later = f"; {done.left} files could not be read, or are still written" if done.left else ""
         print(

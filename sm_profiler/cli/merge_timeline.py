@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 
-from sm_profiler.cli.arguments import SOURCE_HELP, newest_run
+from sm_profiler.cli.arguments import EXECUTOR_HELP, SOURCE_HELP, newest_run
 from sm_profiler.cli.command import DONE
 from sm_profiler.printable import printable
 
@@ -24,6 +24,7 @@ class Command:
             choices=["json", "perfetto"],
             help="trace events as JSON, or Perfetto's protobuf; default: perfetto for .pftrace and .perfetto-trace, else json",
         )
+        parser.add_argument("--executor", metavar="NAME", help=EXECUTOR_HELP)
 
     def run(self, options: Namespace) -> int:
         """Write the trace and print what it holds."""
@@ -35,7 +36,8 @@ class Command:
         if holds_only_traces(options.source):
             done = export_traces(options.source, options.out, kind=options.format)
         else:
-            done = export_timeline(open_source(newest_run(options.source)), options.out, kind=options.format)
+            source = open_source(newest_run(options.source), cache=not options.executor)
+            done = export_timeline(source, options.out, kind=options.format, executor=options.executor)
         error = max(done.clock_error_us.values(), default=None)
         clocks = f"; clocks agree within {error / 1e3:.3g} ms" if error is not None else ""
         left_out = f"; {done.left_out:,} overlapping events left out" if done.left_out else ""

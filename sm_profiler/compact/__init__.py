@@ -11,6 +11,9 @@ __all__ = ["Compacted", "athena_ddl", "compact"]
 
 if TYPE_CHECKING:
     from sm_profiler.compact.athena import athena_ddl
-    from sm_profiler.compact.compacting import Compacted, compact
+    from sm_profiler.compact.compacting import compact
+    from sm_profiler.compact.rewriting import Compacted
 else:
-    __getattr__, __dir__ = lazy_exports(__name__, {"athena": ["athena_ddl"], "compacting": ["Compacted", "compact"]})
+    __getattr__, __dir__ = lazy_exports(
+        __name__, {"athena": ["athena_ddl"], "compacting": ["compact"], "rewriting": ["Compacted"]}
+    )

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import closing
 from itertools import chain
 
-import attrs
-
-from sm_profiler.compact.derived import DerivedTables
+from sm_profiler._version import __version__
+from sm_profiler.compact.rewriting import Compacted, Rewriting, in_part, in_time
+from sm_profiler.compact.spreading import Answer, Open, Task, spread
 from sm_profiler.errors import SourceError
+from sm_profiler.executors import Meter, Pool, open_pool
 from sm_profiler.formats.layout import DetailedTrace
-from sm_profiler.formats.outcome import READ
 from sm_profiler.source import ProfileSource
-from sm_profiler.source.column_builder import FileRows
 from sm_profiler.source.item import Item
+from sm_profiler.source.listed import place_of, shared_location
 from sm_profiler.source.parquet import header as headers
 from sm_profiler.source.parquet import paths
 from sm_profiler.source.parquet.header import Header
 from sm_profiler.source.parquet.paths import Part
 from sm_profiler.source.parquet.storage import ParquetStorage
-from sm_profiler.source.parquet.writing import PartWriter, TableWriter
-from sm_profiler.source.parse import Parsed, parse_all
-from sm_profiler.source.profile import SETTLED_S
+from sm_profiler.source.parquet.writing import TableWriter
+from sm_profiler.source.parse import parse_all
 from sm_profiler.source.progress import progress_bar
 from sm_profiler.source.streams import Streams
 from sm_profiler.storage import FileInfo, Storage, read_all
@@ -31,32 +30,7 @@ from sm_profiler.storage import FileInfo, Storage, read_all
 MAX_KEPT_BYTES = 64 << 20  # of a file that is kept as it is
 
 
-@attrs.define
-class Compacted:
-    """Account of a compaction.
-
-    Attributes:
-        job: name of the job.
-        files: files of the profile that were read.
-        rows: their rows.
-        read_bytes: their bytes.
-        parts: Parquet files that were written.
-        written_bytes: their bytes.
-        unchanged: files that were in Parquet already.
-        left: files that could not be read, or may still be written; the next time they are tried again.
-    """
-
-    job: str
-    files: int = 0
-    rows: int = 0
-    read_bytes: int = 0
-    parts: int = 0
-    written_bytes: int = 0
-    unchanged: int = 0
-    left: int = 0
-
-
-def compact(source: ProfileSource, storage: Storage, *, job: str) -> Compacted:
+def compact(source: ProfileSource, storage: Storage, *, job: str, executor: str | Executor | None = None) -> Compacted:
     """Write a profile as Parquet, or add what is new to it.
 
     A file that is in Parquet already and no longer in the profile stays in Parquet.
@@ -65,11 +39,17 @@ def compact(source: ProfileSource, storage: Storage, *, job: str) -> Compacted:
         source: the profile.
         storage: root of the dataset.
         job: the job's name in the dataset.
+        executor: have the workers of an executor read the files and write the dataset, as in `report.build_report`. The
+            dataset has the same bytes.
 
     Raises:
         SourceError: the profile cannot be read, or the dataset cannot be written.
     """
-    return _Compaction(source, storage, job).run()
+    compaction = _Compaction(source, storage, job)
+    if executor is None:
+        return compaction.run()
+    with open_pool(executor) as pool:
+        return compaction.run(pool)
 
 
 class _Compaction:
@@ -90,7 +70,7 @@ class _Compaction:
         self._streams = Streams()
         self.done = Compacted(job)
 
-    def run(self) -> Compacted:
+    def run(self, pool: Pool | None = None) -> Compacted:
         """Write all parts that have new files."""
         changed: dict[Part, list[Item]] = {}
         for item in self._source.files:
@@ -101,61 +81,73 @@ class _Compaction:
             for part, held in self._held.items():
                 if held.pop(item.info.key, None):  # another version of the file
                     changed.setdefault(part, [])
-        fresh = [item for part in sorted(changed, key=_in_time) for item in sorted(changed[part], key=_in_part)]
-        parsed = parse_all(self._source.storage, fresh, processes=self._source.options.processes)
-        with closing(parsed), progress_bar(fresh, show=self._source.options.progress) as advance:
-            for part in sorted({*changed, *self._held}, key=_in_time):
-                if part in changed:
-                    self._write(part, list(self._parsed(parsed, len(changed[part]), advance)))
-                else:
-                    self._replay(part)
+        for items in changed.values():
+            items.sort(key=in_part)
+        if pool is None:
+            self._write_here(changed)
+        else:
+            self._write_there(changed, pool)
         self._write_files()
         return self.done
 
-    def _parsed(self, parsed: Iterator[Parsed], count: int, advance: Callable[[Item], None]) -> Iterator[FileRows]:
-        """Yield the next files, as far as they can be used."""
-        for _ in range(count):
-            piece = FileRows.parsed(*next(parsed))
-            advance(piece.item)
-            settled = self._source.finished or time.time() - piece.item.info.mtime > SETTLED_S
-            if not piece.rows or (piece.outcome.status != READ and not settled):
-                self.done.left += 1
+    def _write_here(self, changed: Mapping[Part, Sequence[Item]]) -> None:
+        fresh = [item for part in sorted(changed, key=in_time) for item in changed[part]]
+        parsed = parse_all(self._source.storage, fresh, processes=self._source.options.processes)
+        with closing(parsed), progress_bar(fresh, show=self._source.options.progress) as advance:
+            for part in sorted({*changed, *self._held}, key=in_time):
+                if part not in changed:
+                    self._replay(part)
+                    continue
+                held = list(self._held.get(part, {}).values())
+                rewriting = Rewriting(part, held, self._existing, self._source.origin)
+                rewriting.take(parsed, len(changed[part]), finished=self._source.finished, advance=advance)
+                rewriting.write(self._storage, self._streams)
+                self.done.add(rewriting.done)
+
+    def _write_there(self, changed: Mapping[Part, Sequence[Item]], pool: Pool) -> None:
+        """Have workers write the parts.
+
+        The first time, a worker has none of the events that are open at the start of its part. If one is missing, it writes nothing,
+        and a second task writes the part with the events that are open once those before it are known.
+        """
+        source, target = place_of(self._source)[0], shared_location(self._storage)
+        files = {part: file.info for part, file in self._existing.parts.items()}
+
+        def task(part: Part, opened: list[Open], *, is_known: bool) -> Task:
+            held = list(self._held.get(part, {}).values())
+            return Task(
+                __version__, source, target, self._source.origin, part, list(changed[part]), held,
+                files.get(part) if held else None, self._source.finished, opened, is_known,
+            )  # fmt: skip
+
+        show = self._source.options.progress
+        with Meter(sum(map(len, changed.values())), pool.workers, show=show) as meter:
+            tasks = [task(part, [], is_known=False) for part in sorted(changed, key=in_time)]
+            answers = dict(spread(pool, tasks, meter))
+            again = [task(part, opened, is_known=True) for part, opened in self._missed(answers)]
+            answers.update(spread(pool, again, meter))
+        for answer in answers.values():
+            self.done.add(answer.done)
+
+    def _missed(self, answers: Mapping[Part, Answer]) -> Iterator[tuple[Part, list[Open]]]:
+        """Yield the parts that were not written as here, each with the events that are open at its start."""
+        for part in sorted({*answers, *self._held}, key=in_time):
+            if part not in answers:
+                self._replay(part)
                 continue
-            self.done.files += 1
-            self.done.read_bytes += piece.item.info.size
-            yield piece
+            opened = list(self._streams.left()) if answers[part].loose else []
+            self._streams.failed = False
+            for piece in answers[part].pieces():
+                piece.joined(self._streams)
+            if answers[part].missed or self._streams.failed:
+                own = {(item.node, item.kind) for item, _, _ in answers[part].loose}
+                yield part, [one for one in opened if one[:2] in own]
 
     def _replay(self, part: Part) -> None:
         """Follow the events that are open at the end of a part's files, for the parts after it."""
         held = self._held[part]
-        for piece in self._existing.pieces_without_rows(sorted(held.values(), key=_in_part)):
+        for piece in self._existing.pieces_without_rows(sorted(held.values(), key=in_part)):
             piece.joined(self._streams)
-
-    def _write(self, part: Part, new: Sequence[FileRows]) -> None:
-        """Write a part again, with new files."""
-        held = self._held.get(part, {})
-        if not new and not held:
-            return
-        writer, derived = PartWriter(part.table, self._source.origin), DerivedTables()
-        by_key = {piece.item.info.key: piece for piece in new}
-        items = sorted([*held.values(), *(piece.item for piece in new)], key=_in_part)
-        old = self._existing.pieces([item for item in items if item.info.key not in by_key])
-        for item in items:
-            raw = by_key.pop(item.info.key, None)
-            self.done.rows += raw.count if raw else 0
-            raw = raw or next(old)
-            derived.add(writer.add(raw.joined(self._streams), raw))
-        derived.add(writer.flush())
-        for table, rows in derived.tables():
-            made = TableWriter(table)
-            made.write_rows(rows)
-            self._save(part.of(table), made.finish(Header(headers.VERSION, self._source.origin)))
-        self._save(part, writer.finish())  # last: it lists the files that are done
-
-    def _save(self, part: Part, data: bytes) -> None:
-        self._storage.write(part.key, data)
-        self.done.parts += 1
-        self.done.written_bytes += len(data)
 
     def _write_files(self) -> None:
         """Write the files that are kept as they are: statistics, metadata, end markers."""
@@ -169,7 +161,7 @@ class _Compaction:
         changed = {key: info for key, info in listed.items() if held.get(key) != info}
         self._add_files(made, self._existing, [info for key, info in held.items() if key not in changed])
         self._add_files(made, self._source.storage, list(changed.values()))
-        self._save(part, made.finish(Header(headers.VERSION, self._source.origin)))
+        self.done.save(self._storage, part, made.finish(Header(headers.VERSION, self._source.origin)))
 
     def _add_files(self, made: TableWriter, storage: Storage, infos: Sequence[FileInfo]) -> None:
         """Add files, each in a row group of its own, so that one can be read without the others."""
@@ -183,11 +175,3 @@ class _Compaction:
                     "kept": [kept is not None], "data": [kept or b""],
                 }
             )  # fmt: skip
-
-
-def _in_time(part: Part) -> tuple[str, str, str]:
-    return part.hour, part.table, part.node
-
-
-def _in_part(item: Item) -> tuple[int, int, str]:
-    return item.rank, item.at_us, item.info.key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from types import TracebackType
 
@@ -40,7 +40,8 @@ def run_tasks(
     tasks: Iterable[bytes],
     *,
     waiting: Callable[[], object] = bool,
-) -> Iterator[TaskResult]:
+    in_order: bool = False,
+) -> Generator[TaskResult, None, None]:
     """Call a function of this package once for each task, and yield the results as they arrive.
 
     A task whose worker is killed runs again in another one, up to three times, so a task may run twice: the function
@@ -51,6 +52,7 @@ def run_tasks(
         function: a function of a module of sm_profiler, by whose name the workers find it.
         tasks: its arguments; an iterator is advanced as workers become free.
         waiting: called about once a second while nothing arrives.
+        in_order: yield the results in the order of the tasks; those that arrive early wait, and hold up new tasks.
 
     Raises:
         SourceError: the workers cannot be reached any more.
@@ -63,7 +65,8 @@ def run_tasks(
                 running[_submitted(pool, function, task[1])] = task[0]
             if not running:
                 return
-            done, _ = wait(running, timeout=REDRAWN_S, return_when=FIRST_COMPLETED)
+            first = [min(running, key=running.__getitem__)] if in_order else running
+            done, _ = wait(first, timeout=REDRAWN_S, return_when=FIRST_COMPLETED)
             for future in done:
                 yield _result(running.pop(future), future)
             if not done:

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
 from sm_profiler.report.gpu.timeline import add_windows, outside
+from sm_profiler.report.scaling.reading import reading_with
 from sm_profiler.report.timeline_writer import Export, timeline_file
 
 
-def export_timeline(source: Any, where: str | Path, *, kind: str | None = None) -> Export:
+def export_timeline(
+    source: Any, where: str | Path, *, kind: str | None = None, executor: str | Executor | None = None
+) -> Export:
     """Write the whole job of a source as one trace; a file named .gz is compressed.
 
     Args:
         source: the profile.
         where: the file.
         kind: `json` or `perfetto`; default: by the file's name.
+        executor: fetch and parse the files in other processes, as in `build_report`; the trace has the same bytes.
 
     Raises:
         SourceError: the file cannot be written, or the data cannot be read.
     """
-    with timeline_file(where, float(source.first_timestamp_us or 0), source.uri, kind=kind) as writer:
+    with (
+        reading_with(source, executor),
+        timeline_file(where, float(source.first_timestamp_us or 0), source.uri, kind=kind) as writer,
+    ):
         windows = add_windows(writer, source.storage)
         for batch in source.batches(unsettled=True):
             writer.add_events(outside(windows, batch.events))

@@ -39,12 +39,20 @@ def place_of(source: ProfileSource) -> tuple[str, str | None]:
     """
     storage: Any = source.storage
     job = getattr(storage, "job", None)
-    base = storage.base if job is not None else storage
-    if isinstance(base, LocalStorage):
-        return os.path.abspath(base.uri), job  # noqa: PTH100 - links stay as they are named
-    if not str(base.uri).startswith("s3://"):
-        raise SourceError(f"{base.uri} cannot be read by other processes: use a folder or an s3:// URI")
-    return base.uri, job
+    return shared_location(storage.base if job is not None else storage), job
+
+
+def shared_location(storage: Storage) -> str:
+    """Return the location of a storage that other processes open.
+
+    Raises:
+        SourceError: other processes cannot open it.
+    """
+    if isinstance(storage, LocalStorage):
+        return os.path.abspath(storage.uri)  # noqa: PTH100 - links stay as they are named
+    if not str(storage.uri).startswith("s3://"):
+        raise SourceError(f"{storage.uri} cannot be opened by other processes: use a folder or an s3:// URI")
+    return storage.uri
 
 
 def listed(source: ProfileSource, infos: Iterable[FileInfo]) -> list[Listed]:

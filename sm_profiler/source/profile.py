@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import groupby
 from typing import Any
@@ -18,7 +18,7 @@ from sm_profiler.source.cache import WORTH_BYTES, Cache, Copy, Reading
 from sm_profiler.source.catalog import Catalog
 from sm_profiler.source.column_builder import ColumnBuilder, FileRows
 from sm_profiler.source.item import Item
-from sm_profiler.source.parse import AHEAD_BYTES, DENIED, parse_all
+from sm_profiler.source.parse import AHEAD_BYTES, DENIED, Parsed, parse_all
 from sm_profiler.source.progress import progress_bar
 from sm_profiler.source.streams import Streams
 from sm_profiler.storage import FileInfo, Storage
@@ -83,6 +83,7 @@ class ProfileSource:
 
     Attributes:
         description: the response of DescribeTrainingJob if the source was opened by the name of a training job.
+        parse: parses files, as `parse_all` does; a caller with workers of its own sets another function.
     """
 
     description: dict[str, Any] | None = None
@@ -90,6 +91,7 @@ class ProfileSource:
     def __init__(self, storage: Storage, options: Options | None = None) -> None:
         self.storage = storage
         self.options = options or Options()
+        self.parse: Callable[..., Generator[Parsed, None, None]] = parse_all
         self._catalog = Catalog(storage)
         self._quality: dict[str, FileQuality] = {}
         self._metadata: dict[str, tuple[dict[str, Any], ...]] = {}
@@ -301,7 +303,7 @@ class ProfileSource:
             for reading in copy.readings:
                 ready[reading.item.info.key] = FileRows.copied(copy, reading, at)
                 at += reading.rows
-        parsed = parse_all(
+        parsed = self.parse(
             self.storage,
             [item for item in items if item.info.key not in ready],
             processes=self.options.processes,

@@ -11,7 +11,7 @@ import numpy as np
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.outcome import REFUSED, Outcome
-from sm_profiler.formats.trace_rows import TraceRows
+from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent, TraceRows
 from sm_profiler.source.cache import Copy, Reading
 from sm_profiler.source.column_builder import FileRows
 from sm_profiler.source.item import Item
@@ -222,8 +222,12 @@ def _rows(item: Item, place: Place, group: Copy | str | None) -> FileRows:
 
 
 def _loose(item: Item, file: SourceFile) -> TraceRows:
+    return loose_rows(item, *file.loose)
+
+
+def loose_rows(item: Item, ends: tuple[LooseEnd, ...], begins: tuple[OpenEvent, ...]) -> TraceRows:
+    """Return the ends and begins in a file without a counterpart there, as rows without any whole event."""
     floats, codes = np.empty(0), np.empty(0, np.int32)
-    ends, begins = file.loose
     numbers = np.empty((0, 6), np.int64)
     return TraceRows(
         floats, floats, codes, codes, (), numbers, (), item.node, item.kind, loose_ends=ends, open_events=begins

@@ -1,0 +1,107 @@
+"""Files parsed by the workers of an executor: the same rows in the same order."""
+
+import random
+import shutil
+import subprocess
+import sys
+import threading
+from concurrent.futures import Executor, Future
+from pathlib import Path
+
+import pytest
+
+from sm_profiler.cli.main import main
+from sm_profiler.errors import SourceError
+from sm_profiler.report.scaling import reading
+from sm_profiler.report.timeline_export import export_timeline
+from sm_profiler.source import open_source
+
+MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
+
+
+class Shuffled(Executor):
+    """Runs tasks in this process, in an order of its own."""
+
+    _max_workers = 3
+
+    def __init__(self):
+        self.waiting, self.lock = [], threading.Lock()
+
+    def submit(self, fn, /, *args):
+        future = Future()
+        with self.lock:
+            self.waiting.append((future, fn, args))
+            if len(self.waiting) == 1:
+                threading.Timer(0.01, self.run).start()
+        return future
+
+    def run(self):
+        with self.lock:
+            tasks, self.waiting = self.waiting, []
+        random.Random(1).shuffle(tasks)  # noqa: S311 - an order, not a secret
+        for future, fn, args in tasks:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(fn(*args))
+                except Exception as error:
+                    future.set_exception(error)
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch):
+    monkeypatch.setenv("SM_PROFILER_CACHE", "off")
+    monkeypatch.setattr(reading, "GROUP_FILES", 2)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("job") / "job"
+    options = ["--minutes", "4", "--nodes", "2", "--gpus", "2", "--cpus", "2", "--horovod", "--steps-per-second", "1"]
+    subprocess.run([sys.executable, MAKE_JOB, "--out", folder, *options], check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.parametrize("ending", ["json", "pftrace"])
+def test_timeline_has_the_same_bytes(job, tmp_path, ending):
+    damaged = shutil.copytree(job, tmp_path / "job")
+    for file in sorted(damaged.rglob("*.json"))[::5]:
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    here, there = open_source(damaged), open_source(damaged)
+    expected = export_timeline(here, tmp_path / f"here.{ending}")
+    assert export_timeline(there, tmp_path / f"there.{ending}", executor=Shuffled()) == expected
+    assert (tmp_path / f"here.{ending}").read_bytes() == (tmp_path / f"there.{ending}").read_bytes()
+    assert here.quality() == there.quality()
+    assert {one.status for one in here.quality()} > {"read"}
+
+
+def test_command_uses_processes(job, tmp_path, capsys):
+    for name, options in (("here", []), ("there", ["--executor", "local:2"])):
+        assert main(["merge-timeline", str(job), "--out", str(tmp_path / name), *options]) == 0
+    assert (tmp_path / "here").read_bytes() == (tmp_path / "there").read_bytes()
+    assert main(["merge-timeline", str(job), "--out", str(tmp_path / "x"), "--executor", "none"]) == 2
+    assert "expected local" in capsys.readouterr().err
+
+
+def test_source_parses_here_again_afterwards(job):
+    source = open_source(job)
+    here = source.parse
+    with reading.reading_with(source, Shuffled()):
+        assert source.parse is not here
+    assert source.parse is here
+
+
+def test_worker_of_another_version_ends_in_one_line(job, tmp_path, monkeypatch):
+    encode = reading.codec.encode
+
+    def older(value):
+        return encode(("0.0.1", *value[1:]) if isinstance(value, tuple) and len(value) == 3 else value)
+
+    monkeypatch.setattr(reading.codec, "encode", older)
+    with pytest.raises(SourceError, match=r"sm-profiler is 0\.0\.1 where the command runs"):
+        export_timeline(open_source(job), tmp_path / "out.json", executor=Shuffled())
+
+
+def test_worker_that_fails_ends_in_one_line(job, tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "parse_group", lambda _: 1 / 0)
+    with pytest.raises(SourceError, match="the workers failed: ZeroDivisionError"):
+        export_timeline(open_source(job), tmp_path / "out.json", executor=Shuffled())
