@@ -53,19 +53,29 @@ def _sections(report: Report) -> list[Section]:
     return [*of_traces, *build_sections(report.metrics, report.rules, report.broken)]
 
 
-def render_page(template: str, *, script: str = "", **content: Any) -> str:
-    """Return a page from one of the templates, with the shared style."""
-    style = _asset("report.css") + _colour_rules()
-    return (
-        _environment()
-        .get_template(template)
-        .render(
-            style=Markup(style),  # noqa: S704 - our own file
-            script=Markup(script),  # noqa: S704 - our own file
-            policy=_policy(style, script),
-            version=__version__,
-            **content,
-        )
+def render_page(template: str, *, package: str = "", script: str = "", **content: Any) -> str:
+    """Return a page from one of the templates, with the shared style.
+
+    Args:
+        template: name of the template.
+        package: another package that has it, with a style and a script of the same name.
+        script: the page's script, unless the package has it.
+        content: what the template shows.
+    """
+    style, environment = _asset("report.css") + _colour_rules(), _environment()
+    if package:
+        name = template.removesuffix(".html")
+        style += _asset(f"{name}.css", package)
+        script = _asset(f"{name}.js", package)
+        page = environment.from_string(_asset(template, package))
+    else:
+        page = environment.get_template(template)
+    return page.render(
+        style=Markup(style),  # noqa: S704 - our own file
+        script=Markup(script),  # noqa: S704 - our own file
+        policy=_policy(style, script),
+        version=__version__,
+        **content,
     )
 
 
@@ -97,8 +107,8 @@ def json_for_script(value: Any) -> Markup:
     return Markup(written)  # noqa: S704 - our own file, or escaped above
 
 
-def _asset(name: str) -> str:
-    return (files("sm_profiler.report") / "templates" / name).read_text("utf-8")
+def _asset(name: str, package: str = "sm_profiler.report") -> str:
+    return (files(package) / "templates" / name).read_text("utf-8")
 
 
 @cache

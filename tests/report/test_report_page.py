@@ -1,9 +1,7 @@
 """The page in a real browser: no requests, hostile data stays text, accessible, small."""
 
 import json
-import shutil
 import time
-from contextlib import contextmanager
 from html import unescape
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -13,6 +11,7 @@ import attrs
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from browser_page import page_of
 from report_helpers import START_S, gpu_samples, make_job, metrics_of, report_from, training
 
 from sm_profiler.report import JobInfo, build_report, write_report
@@ -25,36 +24,10 @@ from sm_profiler.report.verdict import decide
 from sm_profiler.source import open_source
 
 DATA = Path(__file__).parents[1] / "data" / "report"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 NASTY = "</script><img src=x onerror=alert(1)>\u2028\"'`{{7*7}}\x00\x1b[31m<!--"
 BAD_URLS = ("http://", "https://", "//cdn", "@import", "url(")
 
 browser = pytest.mark.browser
-
-
-@contextmanager
-def page_of(html, tmp_path, **options):
-    """Open the page in headless Chromium; yield it with its requests, errors and warnings."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("Chromium is not installed")
-    path = tmp_path / "report.html"
-    path.write_text(html, encoding="utf-8")
-    seen = []
-    with playwright.sync_playwright() as play:
-        chromium = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = chromium.new_page(**options)
-        page.on("request", lambda request: seen.append(f"request {request.url}"))
-        page.on("pageerror", lambda error: seen.append(f"error {error}"))
-        page.on(
-            "console",
-            lambda message: seen.append(f"console {message.text}") if message.type in ("error", "warning") else None,
-        )
-        page.on("dialog", lambda dialog: (seen.append("dialog"), dialog.dismiss()))
-        page.goto(path.as_uri())
-        page.wait_for_timeout(200)
-        yield page, [line for line in seen if line not in (f"request {path.as_uri()}", "request data:,")]
-        chromium.close()
 
 
 def whole_report(tmp_path, *options):

@@ -1,0 +1,384 @@
+"""The fleet's page: one file that opens from disk, loads nothing, and escapes every text."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+from markupsafe import Markup
+
+from sm_profiler.fleet import page_charts
+from sm_profiler.fleet.model import Fleet, FleetJob, Group
+from sm_profiler.fleet.page_rows import PLAIN_ROWS, columns, compact, link
+from sm_profiler.fleet.page_words import STAGES, STATES, Amounts, hours, label, moment, monday, money
+from sm_profiler.report import charts
+from sm_profiler.report.blocks import Picture, Table, cut_table
+from sm_profiler.report.charts import ChartPart
+from sm_profiler.report.formatting import duration, percent, plural
+from sm_profiler.report.page import render_page
+from sm_profiler.report.svg import shorten
+
+MAX_CAUSES = 6  # in the bar; the others are summed
+MAX_GROUPS = 12  # rows a key
+MAX_KEYS = 8
+MAX_NAMES = 3  # of jobs in a cell
+SMALL = 1 / 3  # of the most expensive cause: a single repair below that is not what to do first
+CAUSE_COLOURS = ("rose", "amber", "violet", "teal", "blue", "moss")
+STAGE_COLOURS = {
+    "waiting": "grey", "image": "violet", "download": "teal", "starting": "amber", "training": "blue", "uploading": "moss",
+}  # fmt: skip
+
+
+@attrs.frozen
+class Step:
+    """One thing to do, for the first screen and the ranking."""
+
+    amount: float
+    what: str
+    next: str
+    name: str = ""
+    link: str = ""
+    where: str = ""
+
+
+@attrs.frozen
+class GroupRow:
+    """A value of a group's key: its amounts as text and as drawings."""
+
+    value: str
+    jobs: str
+    spent: str
+    lost: str
+    share: str
+    cause: str
+    meter: Markup
+    trend: Markup
+
+
+def render_html(fleet: Fleet, out: str | os.PathLike[str] = "") -> str:
+    """Return the page of a fleet.
+
+    Args:
+        fleet: the fleet.
+        out: folder that the page is written to; links to the jobs' own reports are relative to it.
+    """
+    return _Page(fleet, os.fspath(out)).render()
+
+
+class _Page:
+    def __init__(self, fleet: Fleet, out: str) -> None:
+        self._fleet, self._out = fleet, out
+        self._amounts = Amounts(fleet.totals.priced > 0)
+
+    def render(self) -> str:
+        fleet, totals = self._fleet, self._fleet.totals
+        chosen = columns(fleet, self._amounts)
+        return render_page(
+            "fleet.html",
+            package="sm_profiler.fleet",
+            title=f"{self._title()} - sm-profiler",
+            heading=self._title(),
+            generated=fleet.generated,
+            since=moment(fleet.since)[:10],
+            tags=[f"{key}={value}" for key, value in sorted(fleet.tags.items())],
+            headline=self._headline(),
+            mood="open" if not totals.judged else "issue" if self._amounts.lost(totals) > 0 else "healthy",
+            facts=self._facts(),
+            bar=self._bar(),
+            first=self._first(),
+            evidence=self._evidence(),
+            ranking=self._ranking(),
+            written=self._amounts.format,
+            columns=chosen,
+            rows=[(link(job, self._out), [column.plain(job) for column in chosen]) for job in fleet.jobs[:PLAIN_ROWS]],
+            rest=max(len(fleet.jobs) - PLAIN_ROWS, 0),
+            data=compact(fleet.jobs, chosen, self._out)
+            | {"sums": [self._amounts.spent(totals), self._amounts.lost(totals)]},
+            unpriced=totals.jobs - totals.priced if self._amounts.priced else 0,
+            weeks=self._weeks(),
+            groups=self._groups(),
+            common=[self._sentence(one.sentence, one.usd, one.instance_hours, one.next_step) for one in fleet.common],
+            hosts=self._hosts(),
+            regressions=self._regressions(),
+            failures=self._failures(),
+            start=self._start(),
+            quality=self._quality(),
+            notes=fleet.notes,
+            prices=fleet.prices,
+            sources=fleet.sources,
+        )
+
+    def _title(self) -> str:
+        return plural(self._fleet.totals.jobs, "training job")
+
+    # ------------------------------------------------------------------ first screen
+
+    def _headline(self) -> str:
+        totals, amounts = self._fleet.totals, self._amounts
+        if not totals.jobs:
+            return "No training jobs were found."
+        if not totals.judged and not totals.failed:
+            return "None of the jobs could be judged."
+        lost, spent = amounts.lost(totals), amounts.spent(totals)
+        noun = "" if amounts.priced else " of machine time"
+        if spent <= 0:
+            return "What the jobs cost is not known."
+        if lost <= 0:
+            return f"Nothing was wasted: {amounts.format(spent)}{noun} were spent."
+        return f"{amounts.format(lost)} of {amounts.format(spent)}{noun} was wasted ({percent(lost / spent)})."
+
+    def _facts(self) -> list[str]:
+        totals = self._fleet.totals
+        judged = "all of them judged" if totals.judged == totals.jobs else f"{totals.judged:,} of them judged"
+        found = [judged] if totals.jobs else []
+        if totals.failed:
+            found.append(f"{totals.failed:,} failed or stopped")
+        if totals.running:
+            found.append(f"{totals.running:,} still running")
+        if totals.unreadable:
+            found.append(f"{totals.unreadable:,} could not be read")
+        return found
+
+    def _bar(self) -> Picture | None:
+        totals, amounts = self._fleet.totals, self._amounts
+        spent = amounts.spent(totals)
+        if spent <= 0:
+            return None
+        found = [
+            (label(one.cause), one.usd if amounts.priced else one.instance_hours, one.jobs) for one in self._fleet.causes
+        ]  # fmt: skip
+        found = sorted((one for one in found if one[1] > 0), key=lambda one: -one[1])
+        parts = [
+            ChartPart(name, amount, colour, plural(jobs, "job"))
+            for (name, amount, jobs), colour in zip(found, CAUSE_COLOURS, strict=False)
+        ]
+        rest = sum(amount for _, amount, _ in found[MAX_CAUSES:])
+        if rest > 0:
+            parts.append(ChartPart(plural(len(found) - MAX_CAUSES, "other cause"), rest, "grey"))
+        useful = max(spent - sum(part.value for part in parts), 0.0)
+        parts.append(ChartPart("Useful work", useful, "sky"))
+        legend = tuple(
+            (part.name, part.colour, f"{amounts.format(part.value)}|{percent(part.value / spent)}{', ' + part.note if part.note else ''}")
+            for part in parts
+        )  # fmt: skip
+        title = "Where the money went" if amounts.priced else "Where the machine time went"
+        return Picture(charts.bar(parts, title), title, legend, "bar")
+
+    def _first(self) -> Step | None:
+        """Return the one action that saves most.
+
+        That is the repair of what many jobs share or of a slow machine, unless it is small beside the most expensive cause.
+        """
+        fleet = self._fleet
+        steps = [Step(self._amount(one.usd, one.instance_hours), one.sentence, one.next_step) for one in fleet.common]
+        steps += [Step(self._amount(one.usd, one.instance_hours), one.sentence, _REPLACE_HOST) for one in fleet.hosts]
+        best = max(steps, key=lambda step: step.amount, default=None)
+        cause = self._cause()
+        if best and (cause is None or best.amount >= SMALL * cause.amount):
+            return best
+        return cause
+
+    def _cause(self) -> Step | None:
+        """Return the repair of the most expensive cause, with the job that loses most to it."""
+        causes = [
+            (self._amount(one.usd, one.instance_hours), one) for one in self._fleet.causes
+        ]  # fmt: skip
+        amount, one = max(causes, key=lambda pair: pair[0], default=(0.0, None))
+        if one is None or amount <= 0:
+            return None
+        what = f"{label(one.cause)}: {plural(one.jobs, 'job')} {'loses' if one.jobs == 1 else 'lose'} {self._amounts.format(amount)} this way"
+        if one.jobs > 1:
+            what += ", most of all"
+        worst = max(
+            (job for job in self._fleet.jobs if job.losses), key=lambda job: _lost_to(job, one.cause), default=None
+        )
+        if worst is None:
+            return Step(amount, what, one.next_step or _READ_ON)
+        name = shorten(worst.name, 90)
+        return Step(amount, what, one.next_step or _READ_ON, name, link(worst, self._out), _where(worst))
+
+    def _evidence(self) -> list[tuple[str, str, str]]:
+        """Return the figures of the first screen: name, value, and what it means."""
+        totals, amounts = self._fleet.totals, self._amounts
+        found = [("Machine time", hours(totals.instance_hours), "billed hours of all machines")]
+        if totals.gpu_hours:
+            found.append(("GPU time", hours(totals.gpu_hours), "hours of all GPUs"))
+        if amounts.priced and totals.saved_usd > 0:
+            found.append(("Saved by spot machines", money(totals.saved_usd), ""))
+        if amounts.priced and totals.failed_usd > 0:
+            found.append(("Spent on failed or stopped jobs", money(totals.failed_usd), plural(totals.failed, "job")))
+        if amounts.priced and totals.interrupted_usd > 0:
+            found.append(("Lost by interruptions", money(totals.interrupted_usd), ""))
+        return found
+
+    def _ranking(self) -> list[Step]:
+        found = []
+        for one in self._fleet.top:
+            job = self._fleet.jobs[one.job]
+            found.append(
+                Step(
+                    self._amount(one.usd, one.instance_hours), label(one.cause), one.next_step, shorten(one.name, 90),
+                    link(job, self._out), _where(job),
+                )
+            )  # fmt: skip
+        return found
+
+    def _amount(self, usd: float | None, instance_hours: float) -> float:
+        return (usd or 0.0) if self._amounts.priced else instance_hours
+
+    def _sentence(self, sentence: str, usd: float | None, instance_hours: float, step: str) -> Step:
+        return Step(self._amount(usd, instance_hours), sentence, step)
+
+    # ------------------------------------------------------------------ trends
+
+    def _weeks(self) -> Picture | None:
+        amounts = self._amounts
+        found = [(monday(one.week), amounts.spent(one.sums), amounts.lost(one.sums)) for one in self._fleet.weeks]
+        if len(found) <= 1:
+            return None
+        drawn = page_charts.weeks(found, f"{amounts.noun} by week", amounts.format)
+        legend = (("Useful work", "sky", ""), ("Wasted", "rose", ""))
+        return Picture(
+            drawn,
+            f"What the jobs cost that began in the week from that Monday on, in {amounts.noun}",
+            legend,
+            "chart wide",
+        )
+
+    def _groups(self) -> list[tuple[str, list[GroupRow], int]]:
+        by_key: dict[str, list[Group]] = defaultdict(list)
+        for group in self._fleet.groups:
+            by_key[group.key].append(group)
+        week_of = self._by_week()
+        found = []
+        for key, groups in list(by_key.items())[:MAX_KEYS]:
+            groups.sort(key=lambda group: (-self._amounts.lost(group.sums), -self._amounts.spent(group.sums)))
+            shown = groups[:MAX_GROUPS]
+            most = max(self._amounts.spent(group.sums) for group in shown)
+            rows = [self._group(group, most, week_of.get((key, group.value), [])) for group in shown]
+            found.append((shorten(key, 40), rows, max(len(groups) - MAX_GROUPS, 0)))
+        return found
+
+    def _group(self, group: Group, most: float, weeks: Sequence[tuple[float, float]]) -> GroupRow:
+        amounts, sums = self._amounts, group.sums
+        spent, lost = amounts.spent(sums), amounts.lost(sums)
+        name = shorten(group.value, 60) or "(unknown)"
+        written = f"{name}: {amounts.format(spent)} spent, {amounts.format(lost)} wasted"
+        return GroupRow(
+            name, f"{sums.jobs:,}", amounts.format(spent), amounts.format(lost), percent(lost / spent) if spent > 0 else "",
+            label(next(iter(sums.causes))) if sums.causes else "", page_charts.meter(spent, lost, most, written),
+            page_charts.trend(weeks, f"{name}, by week"),
+        )  # fmt: skip
+
+    def _by_week(self) -> dict[tuple[str, str], list[tuple[float, float]]]:
+        """Return amounts spent and wasted by week for each value of each key."""
+        places = {week.week: place for place, week in enumerate(self._fleet.weeks)}
+        found: dict[tuple[str, str], list[list[float]]] = defaultdict(lambda: [[0.0, 0.0] for _ in places])
+        for job in self._fleet.jobs:
+            if job.week not in places:
+                continue
+            for key, value in job.groups.items():
+                one = found[key, value][places[job.week]]
+                one[0] += self._amount(job.bill_usd, job.instance_hours)
+                one[1] += self._amount(job.lost_usd, job.lost_instance_hours)
+        return {key: [(spent, lost) for spent, lost in columns] for key, columns in found.items()}
+
+    # ------------------------------------------------------------------ tables
+
+    def _hosts(self) -> Table:
+        return cut_table(
+            ("Machine", "Slow in", "Its steps take", "What it cost", "Jobs"),
+            [
+                (
+                    shorten(one.host, 60), f"{one.slow:,} of {plural(one.jobs, 'job')}", f"{one.relative:.2f} times as long",
+                    self._amounts.text(one.usd, one.instance_hours), _listed(one.names),
+                )
+                for one in self._fleet.hosts
+            ],
+        )  # fmt: skip
+
+    def _regressions(self) -> Table:
+        return cut_table(
+            ("Job", "A step takes", "Before", "Change", "What else changed", "What it cost"),
+            [
+                (
+                    one.name, duration(one.step_ms / 1e3), duration(one.step_ms_before / 1e3), f"+{percent(one.change)}",
+                    "; ".join(
+                        f"{key}: {shorten(before, 40) or 'none'} to {shorten(now, 40) or 'none'}"
+                        for key, (before, now) in sorted(one.changed.items())
+                    ) or "nothing that is known",
+                    money(one.usd) if one.usd is not None else "",
+                )
+                for one in self._fleet.regressions
+            ],
+        )  # fmt: skip
+
+    def _failures(self) -> Table:
+        return cut_table(
+            ("Job", "Status", "Reason", "What it cost"),
+            [
+                (
+                    one.name, _state(one.status, one.interruptions), shorten(one.reason, 200),
+                    self._amounts.text(one.usd, one.instance_hours),
+                )
+                for one in self._fleet.failures
+            ],
+        )  # fmt: skip
+
+    def _start(self) -> Picture | None:
+        stages = self._fleet.totals.stages
+        parts = [
+            ChartPart(STAGES[key], stages.get(key, 0.0), colour)
+            for key, colour in STAGE_COLOURS.items()
+            if stages.get(key, 0.0) > 0
+        ]
+        if not parts:
+            return None
+        whole = sum(part.value for part in parts)
+        legend = tuple((part.name, part.colour, f"{hours(part.value)}|{percent(part.value / whole)}") for part in parts)
+        title = "Hours of machines from the request to the end; waiting for a machine is not billed"
+        return Picture(charts.bar(parts, title), title, legend, "bar")
+
+    def _quality(self) -> dict[str, Any]:
+        fleet, totals = self._fleet, self._fleet.totals
+        bad = [job for job in fleet.jobs if job.error]
+        lost = sum(job.lost_records for job in fleet.jobs)
+        ready = sum(job.judged == "report" for job in fleet.jobs)
+        origin = (
+            f"Of {plural(totals.jobs, 'job')}, {ready:,} had a report already, {totals.judged - ready:,} were judged for "
+            f"this page, {totals.jobs - totals.judged:,} were not judged."
+        )
+        read = f"{lost:,} records of their profiles could not be read." if lost else "No records were lost."
+        table = cut_table(
+            ("Job", "Where", "Why it could not be read"),
+            [(job.name or "unknown", shorten(job.source, 90), shorten(job.error, 200)) for job in bad],
+        )
+        return {"sentences": [origin, read], "table": table}
+
+
+_READ_ON = "Begin with the job that it costs most."
+_REPLACE_HOST = (
+    "Keep this machine out of the next jobs: report it to AWS Support, or replace the node (HyperPod), and compare it with another "
+    "by the same short job."
+)
+
+
+def _lost_to(job: FleetJob, cause: str) -> float:
+    return max((loss.seconds * job.instances for loss in job.losses if loss.cause == cause), default=0.0)
+
+
+def _where(job: FleetJob) -> str:
+    return f"{shorten(job.where[0].file, 60)}:{job.where[0].line}" if job.where else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(shorten(name, 50) for name in names[:MAX_NAMES])
+    return f"{shown} and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else shown
+
+
+def _state(status: str, interruptions: int) -> str:
+    times = f"interrupted {plural(interruptions, 'time')}" if interruptions else ""
+    return ", ".join(filter(None, (STATES.get(status, status), times)))

@@ -1,0 +1,155 @@
+"""The table of all jobs: columns as compact JSON for the page's script, and the first rows as text."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import attrs
+
+from sm_profiler.fleet.model import Fleet, FleetJob
+from sm_profiler.fleet.page_words import STATES, WHOLE_FROM, Amounts, hours, machines, moment, money, verdict
+from sm_profiler.report.svg import clean, shorten
+
+PLAIN_ROWS = 100  # rows that the page has without its script
+ADVICE_BYTES = 400_000  # of all advice texts together; the most expensive jobs have theirs
+NAME = 90
+REPORT_PAGE = "profiler-report.html"
+_HOLE = "\0"  # takes the place of the job's name in an address
+
+
+@attrs.frozen
+class Column:
+    """A column of the table: `kind` decides how the script writes, sorts and filters it."""
+
+    key: str
+    name: str
+    kind: str
+    read: Callable[[FleetJob], Any]
+
+    def plain(self, job: FleetJob) -> str:
+        """Return the cell as text, as the script writes it."""
+        value = self.read(job)
+        if value is None:
+            return ""
+        if self.kind == "date":
+            return moment(value * 60)
+        if self.kind == "share":
+            return f"{value} %"
+        return money(value) if self.kind == "usd" else hours(value) if self.kind == "hours" else str(value)
+
+    @property
+    def css(self) -> str:
+        """Class of its cells."""
+        return {"usd": "n", "hours": "n", "share": "n", "date": "when", "text": "t", "cause": "cause"}.get(
+            self.kind, ""
+        )
+
+
+def columns(fleet: Fleet, amounts: Amounts) -> list[Column]:
+    """Return the columns of a fleet's table."""
+    found = [
+        Column("job", "Job", "name", lambda job: shorten(job.name, NAME)),
+        Column("started", "Started", "date", _started),
+        Column("cause", "Result", "cause", verdict),
+    ]
+    if amounts.priced:
+        found += [
+            Column("lost", "Wasted", "usd", lambda job: _rounded(job.lost_usd)),
+            Column(
+                "share", "Share", "share", lambda job: None if job.lost_share is None else round(100 * job.lost_share)
+            ),
+            Column("spent", "Spent", "usd", lambda job: _rounded(job.bill_usd)),
+        ]
+        found.append(Column("hours", "Hours", "hours", lambda job: _rounded(job.instance_hours)))
+    else:
+        found += [
+            Column("lost", "Wasted", "hours", lambda job: _rounded(job.lost_instance_hours)),
+            Column(
+                "share", "Share", "share", lambda job: None if job.lost_share is None else round(100 * job.lost_share)
+            ),
+            Column("spent", "Hours", "hours", lambda job: _rounded(job.instance_hours)),
+        ]
+    found += [
+        Column("machine", "Machines", "text", lambda job: shorten(machines(job), 60)),
+        Column("status", "Status", "text", lambda job: STATES.get(job.status, shorten(job.status, 30))),
+    ]  # fmt: skip
+    found += [_by(key) for key in dict.fromkeys(group.key for group in fleet.groups)]
+    return found
+
+
+def _by(key: str) -> Column:
+    return Column(f"by {key}", shorten(key, 30), "text", lambda job: shorten(job.groups.get(key, ""), 60))
+
+
+def compact(jobs: Sequence[FleetJob], chosen: Sequence[Column], out: str) -> dict[str, Any]:
+    """Return the table for the page's script: a list a column, with each repeated text only once."""
+    written = []
+    for column in chosen:
+        values = [column.read(job) for job in jobs]
+        one: dict[str, Any] = {"key": column.key, "name": column.name, "kind": column.kind, "css": column.css}
+        if column.kind in ("text", "cause"):
+            one["texts"], one["codes"] = coded(clean(value) for value in values)
+        else:
+            one["values"] = values
+        written.append(one)
+    texts, codes = coded(_pattern(job, link(job, out)) for job in jobs)
+    advice, left = [], ADVICE_BYTES
+    for job in jobs:
+        line = (
+            shorten(" ".join(filter(None, (job.error or job.headline, job.next_step))), 420)
+            if job.lost_s or job.error
+            else ""
+        )
+        left -= len(line.encode()) + 3
+        if left < 0:
+            break
+        advice.append(line)
+    return {
+        "total": len(jobs),
+        "sorted": "lost",
+        "columns": written,
+        "links": {"texts": texts, "codes": codes},
+        "advice": advice,
+    }
+
+
+def coded(values: Iterable[str]) -> tuple[list[str], list[int]]:
+    """Return the different texts and, for each value, its place among them."""
+    places: dict[str, int] = {}
+    codes = [places.setdefault(value, len(places)) for value in values]
+    return list(places), codes
+
+
+def link(job: FleetJob, out: str) -> str:
+    """Return the address of a job's own report for a link, relative to the page where possible; "" if there is none."""
+    if not job.report:
+        return ""
+    if re.match(r"https?://", job.report):
+        return quote(f"{job.report.rstrip('/')}/{REPORT_PAGE}", safe="/:?=&%-._~")
+    if "://" in job.report or "://" in out:
+        return ""  # a browser opens no s3:// address
+    path = os.path.join(job.report, REPORT_PAGE)  # noqa: PTH118 - text, which relpath returns as well
+    return quote(os.path.relpath(path, out or os.curdir), safe="/-._~")
+
+
+def _pattern(job: FleetJob, address: str) -> str:
+    """Return an address with a hole in place of the job's name, so that most jobs share one."""
+    plain = re.fullmatch(r"[A-Za-z0-9._-]{4,90}", job.name)
+    return address.replace(job.name, _HOLE) if plain else address
+
+
+def _started(job: FleetJob) -> int | None:
+    seconds = job.started if job.started is not None else job.created
+    return int(seconds // 60) if seconds is not None and moment(seconds) else None
+
+
+def _rounded(value: float | None) -> float | int | None:
+    """Return a number with no more digits than the table and its sums show."""
+    if value is None:
+        return None
+    found = round(value, 3 if value < 1 else 2 if value < WHOLE_FROM else 1)
+    return int(found) if found == int(found) else found

@@ -1,0 +1,111 @@
+"""Amounts, names of causes and dates, in the words of the fleet's page."""
+
+from __future__ import annotations
+
+import time
+from datetime import date
+
+import attrs
+
+from sm_profiler.fleet.model import FleetJob, Sums
+from sm_profiler.report.classes import Class
+
+WHOLE_FROM = 100  # amounts from here on have no decimals
+MINUTES_BELOW = 60
+_OTHER_CAUSES = {"FAILED": "Failed jobs", "INTERRUPTED": "Interrupted and repeated"}
+STAGES = {
+    "waiting": "Waiting for a machine",
+    "image": "Loading the image",
+    "download": "Downloading data",
+    "starting": "Starting the script",
+    "training": "Training",
+    "uploading": "Uploading results",
+}
+STATES = {
+    "InProgress": "Running",
+    "Completed": "Completed",
+    "Failed": "Failed",
+    "Stopped": "Stopped",
+    "Stopping": "Stopping",
+}
+
+
+def money(usd: float) -> str:
+    """Format dollars: `$1,240`, `$12.40`."""
+    if round(usd, 2) >= WHOLE_FROM:
+        return f"${usd:,.0f}"
+    return f"${usd:,.2f}" if round(usd, 2) > 0 else "<$0.01" if usd > 0 else "$0"
+
+
+def hours(count: float) -> str:
+    """Format hours: `1,240 h`, `3.4 h`, `12 min`."""
+    if round(count, 1) >= WHOLE_FROM:
+        return f"{count:,.0f} h"
+    if round(count * 60) >= MINUTES_BELOW:
+        return f"{count:,.1f} h"
+    return f"{count * 60:.0f} min" if round(count * 60) > 0 else "<1 min" if count > 0 else "0 h"
+
+
+def label(cause: str) -> str:
+    """Return the name of a cause of waste."""
+    known = Class.__members__.get(cause)
+    return known.label if known else _OTHER_CAUSES.get(cause, cause)
+
+
+def verdict(job: FleetJob) -> str:
+    """Return the result in a job's row."""
+    if job.label or job.verdict:
+        return job.label or label(job.verdict)
+    return "Could not be read" if job.error else "Not judged"
+
+
+def machines(job: FleetJob) -> str:
+    """Return what a job ran on: `8 x ml.g5.2xlarge, spot`."""
+    kind = job.instance_type or "unknown"
+    return f"{f'{job.instances} x ' if job.instances > 1 else ''}{kind}{', spot' if job.spot else ''}"
+
+
+def moment(seconds: float | None) -> str:
+    """Format a time to the minute; "" if it is unknown or damaged."""
+    try:
+        return "" if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds // 60 * 60))
+    except (OverflowError, OSError, ValueError):
+        return ""
+
+
+def monday(week: str) -> str:
+    """Return the first day of an ISO week, `16 Nov`; the week itself if it is none."""
+    try:
+        year, _, number = week.partition("-W")
+        day = date.fromisocalendar(int(year), int(number), 1)
+    except ValueError:
+        return week
+    return f"{day.day} {day:%b}"
+
+
+@attrs.frozen
+class Amounts:
+    """Writes dollars, or hours of machines if no price is known."""
+
+    priced: bool
+
+    @property
+    def noun(self) -> str:
+        """Name of what is counted."""
+        return "dollars" if self.priced else "machine hours"
+
+    def text(self, usd: float | None, instance_hours: float) -> str:
+        """Format an amount that is known in both units, or in hours only."""
+        return money(usd) if self.priced and usd is not None else hours(instance_hours)
+
+    def format(self, value: float) -> str:
+        """Format a number that is in the page's unit already."""
+        return money(value) if self.priced else hours(value)
+
+    def spent(self, sums: Sums) -> float:
+        """Return what some jobs cost."""
+        return sums.bill_usd if self.priced else sums.instance_hours
+
+    def lost(self, sums: Sums) -> float:
+        """Return what some jobs lost."""
+        return sums.lost_usd if self.priced else sums.lost_instance_hours
