@@ -1,0 +1,84 @@
+"""The jobs that an agent may ask about, and their reports."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from sm_profiler.errors import SourceError
+from sm_profiler.printable import printable
+from sm_profiler.report import Report, build_report
+from sm_profiler.source import open_source
+
+KEPT = 8  # reports in memory
+MAX_JOBS = 1000
+
+
+@attrs.frozen
+class Job:
+    """A job that can be asked about.
+
+    Attributes:
+        name: its name here.
+        where: folder, URI or training job that is read.
+        changed: when its newest file was written, seconds since the epoch; 0 if that is unknown.
+    """
+
+    name: str
+    where: str
+    changed: float = 0.0
+
+
+@attrs.define(eq=False)
+class Library:
+    """Reports by the name of their job. Safe to use from several threads.
+
+    A report is made when it is first asked for, and again if files have come since.
+
+    Attributes:
+        find: lists the jobs; called for each question, so that new ones are found.
+    """
+
+    find: Callable[[], Sequence[Job]]
+    _reports: OrderedDict[str, tuple[Any, Report]] = attrs.field(factory=OrderedDict)
+    _lock: threading.Lock = attrs.field(factory=threading.Lock)
+
+    def jobs(self) -> list[Job]:
+        """Return the jobs, the newest first, at most MAX_JOBS."""
+        return sorted(self.find(), key=lambda job: (-job.changed, job.name))[:MAX_JOBS]
+
+    def job(self, name: str) -> Job:
+        """Return a job by its name.
+
+        Raises:
+            SourceError: there is none of this name.
+        """
+        jobs = self.jobs()
+        for job in jobs:
+            if job.name == name:
+                return job
+        known = ", ".join(job.name for job in jobs[:5]) or "none"
+        raise SourceError(f"no job {printable(name)[:100]!r} here; there are {len(jobs)}: {known}")
+
+    def report(self, name: str) -> Report:
+        """Return the report of a job.
+
+        Raises:
+            SourceError: there is no such job, or it cannot be read.
+        """
+        job = self.job(name)
+        with self._lock:  # one at a time: each takes all processors
+            source = open_source(job.where, progress=False)
+            state = source.finished, sorted((item.info.key, item.info.size) for item in source.files)
+            kept = self._reports.get(job.where)
+            if kept is None or kept[0] != state:
+                kept = state, build_report(source)
+                self._reports[job.where] = kept
+            self._reports.move_to_end(job.where)
+            while len(self._reports) > KEPT:
+                self._reports.popitem(last=False)
+        return kept[1]
