@@ -11,13 +11,18 @@ from sm_profiler.printable import logger_for
 
 log = logger_for("sm_profiler.rules")
 
+TOPIC = "SMDebugRules"
+# Protocol → attribute of a message that the filter of its subscription names, so that it reaches one address only.
+PROTOCOLS = {"email": "email", "sms": "phone_num"}
+
 
 class Actions:
     """The actions of one rule.
 
     `[{"name": "StopTraining", "training_job_prefix": "my-job"}, {"name": "Email", "endpoint": "…"}]`, or one object.
     StopTraining needs SM_PROFILER_ALLOW_STOP_TRAINING=1 in the environment (the runner sets it if the job's parameters
-    have `rule_allow_stop_training`). Email and SMS are not supported; using one logs a warning.
+    have `rule_allow_stop_training`). Email and SMS go through the SNS topic SMDebugRules, which the job's role may
+    create, subscribe to and publish to; an address gets messages once its owner has confirmed the subscription.
     """
 
     def __init__(self, text: str | None, rule_name: str) -> None:
@@ -30,6 +35,8 @@ class Actions:
             name = str(action.get("name", "")).lower()
             if name == "stoptraining":
                 _stop_training(action, self._rule_name)
+            elif name in PROTOCOLS:
+                _send(name, str(action.get("endpoint") or ""), self._rule_name)
             else:
                 log.warning("%s: action %r is not supported", self._rule_name, action.get("name"))
 
@@ -64,3 +71,35 @@ def _stop_training(action: dict[str, Any], rule_name: str) -> None:
         log.warning("%s: cannot stop the training job %s: %s", rule_name, job, error)
     else:
         log.info("%s: asked SageMaker to stop the training job %s", rule_name, job)
+
+
+def _send(protocol: str, endpoint: str, rule_name: str) -> None:
+    job = os.environ.get(JOB_NAME_VARIABLE) or ""
+    subject = f"SMDebugRule:{rule_name} fired"
+    attribute = PROTOCOLS[protocol]
+    try:
+        from sm_profiler.storage.api_client import create_api_client  # noqa: PLC0415 - loads boto3, and only here
+
+        sns = create_api_client("sns", region=os.environ.get("AWS_REGION") or None)
+        topic = sns.create_topic(Name=TOPIC)["TopicArn"]
+        _subscribe(sns, topic, protocol, endpoint)
+        sns.publish(
+            TopicArn=topic,
+            Subject=subject[:100],  # SNS's limit
+            Message=f"{subject}. Training job: {job or 'unknown'}",
+            MessageAttributes={attribute: {"DataType": "String", "StringValue": endpoint}},
+        )
+    except Exception as error:  # noqa: BLE001 - a failing action must not end the evaluation
+        log.warning("%s: cannot send the %s message: %s", rule_name, protocol, error)
+    else:
+        log.info("%s: sent the %s message to topic %s", rule_name, protocol, TOPIC)
+
+
+def _subscribe(sns: Any, topic: str, protocol: str, endpoint: str) -> None:
+    """Subscribe an address; one that is subscribed already stays as it is."""
+    policy = json.dumps({PROTOCOLS[protocol]: [endpoint]})
+    try:
+        sns.subscribe(TopicArn=topic, Protocol=protocol, Endpoint=endpoint, Attributes={"FilterPolicy": policy})
+    except sns.exceptions.InvalidParameterException as error:
+        if "different attributes" not in str(error):
+            raise

@@ -8,8 +8,11 @@ import shlex
 import subprocess
 import sys
 
+import boto3
 import numpy as np
 import pytest
+from moto import mock_aws
+from moto.sns.models import sns_backends
 from rules_jobs import REPO, make_job, read
 
 from sm_profiler.rules import (
@@ -278,9 +281,37 @@ class TestActions:
         allowed = {"TRAINING_JOB_NAME": "other", "SM_PROFILER_ALLOW_STOP_TRAINING": "1"}
         assert self.called(monkeypatch, caplog, self.STOP, **allowed)[0] == []
 
-    @pytest.mark.parametrize("text", ['{"name": "Email", "endpoint": "a@b.c"}', '[{"name": "sms"}]'])
-    def test_email_and_sms_are_not_supported(self, monkeypatch, caplog, text):
-        assert "is not supported" in self.called(monkeypatch, caplog, text)[1]
+    @pytest.mark.parametrize(
+        ("text", "protocol", "attribute"),
+        [
+            ('{"name": "Email", "endpoint": "a@b.c"}', "email", "email"),
+            ('[{"name": "sms", "endpoint": "+1555"}]', "sms", "phone_num"),
+        ],
+    )
+    def test_messages_go_to_the_old_topic(self, monkeypatch, text, protocol, attribute):
+        monkeypatch.setenv("AWS_REGION", "eu-west-1")
+        monkeypatch.setenv("TRAINING_JOB_NAME", "my-job")
+        with mock_aws():
+            Actions(text, "Mine").invoke()
+            Actions(text, "Mine").invoke()
+            sns = boto3.client("sns", region_name="eu-west-1")
+            (topic,) = sns.list_topics()["Topics"]
+            assert topic["TopicArn"].endswith(":SMDebugRules")
+            (subscription,) = sns.list_subscriptions()["Subscriptions"]
+            assert subscription["Protocol"] == protocol
+            sent = sns_backends["123456789012"]["eu-west-1"].topics[topic["TopicArn"]].sent_notifications
+            assert len(sent) == 2
+            _, message, subject, attributes, _ = sent[0]
+            assert subject == "SMDebugRule:Mine fired"
+            assert "my-job" in message
+            assert attributes[attribute]["Value"] == subscription["Endpoint"]
+
+    def test_a_message_that_cannot_be_sent_is_a_warning(self, monkeypatch, caplog):
+        monkeypatch.setenv("AWS_REGION", "eu-west-1")
+        with mock_aws():
+            Actions('[{"name": "sms"}, {"name": "page", "endpoint": "x"}]', "Mine").invoke()
+        assert "cannot send the sms message" in caplog.text
+        assert "action 'page' is not supported" in caplog.text
 
     @pytest.mark.parametrize("text", [None, "", " ", "[]", "not json", "3", "[3]"])
     def test_invalid_or_empty_actions_are_ignored(self, monkeypatch, caplog, text):
