@@ -37,6 +37,7 @@ COMMANDS = {
     "local": "start a SageMaker and S3 endpoint on this machine that really runs jobs",
     "demo": "watch the whole loop on this machine: train, profile, evaluate, report",
     "deploy": "build the rule image and push it to your registry",
+    "export": "send the verdict and metrics of a job to chat, SNS, EventBridge or CloudWatch",
     "mcp": "answer coding agents about your jobs, over the Model Context Protocol",
     "rules": "run the rules on a training job, finished or running",
 }

@@ -38,7 +38,7 @@ class Command:
             raise ConfigError(f"--port {options.port}: expected 0 to 65535")
         from sm_profiler.exporters.mcp.finding import find_jobs
         from sm_profiler.exporters.mcp.library import Library
-        from sm_profiler.exporters.mcp.server import build_server  # first: it says what to install
+        from sm_profiler.exporters.mcp.server import build_server
 
         server = build_server(Library(partial(find_jobs, options.sources)), source_lines=options.source_lines)
         if options.http:

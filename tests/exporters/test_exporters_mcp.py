@@ -55,7 +55,7 @@ def data(result):
     return found["data"]
 
 
-def test_tools_tell_what_the_report_tells(library, runs):
+def test_tools_return_the_content_of_the_report(library, runs):
     server = build_server(library)
     jobs, verdict, evidence, steps, metrics, cpu, change = map(
         data,

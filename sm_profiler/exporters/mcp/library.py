@@ -20,7 +20,7 @@ MAX_JOBS = 1000
 
 @attrs.frozen
 class Job:
-    """A job that can be asked about.
+    """A job that an agent may name.
 
     Attributes:
         name: its name here.
@@ -37,7 +37,7 @@ class Job:
 class Library:
     """Reports by the name of their job. Safe to use from several threads.
 
-    A report is made when it is first asked for, and again if files have come since.
+    A report is made when it is first needed, and again if files have come since.
 
     Attributes:
         find: lists the jobs; called for each question, so that new ones are found.

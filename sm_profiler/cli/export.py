@@ -1,0 +1,68 @@
+"""`sm-profiler export`: the verdict and metrics of a job, sent to where a team looks."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from sm_profiler.cli.arguments import SOURCE_HELP, newest_run, read_json
+from sm_profiler.cli.command import DONE
+from sm_profiler.errors import ConfigError
+
+EXAMPLES = """\
+examples:
+  sm-profiler export my-job --to 'webhook:https://hooks.slack.com/services/…'
+  sm-profiler export my-job --to eventbridge --to cloudwatch:/training --problems-only
+destinations: webhook:URL, sns:ARN, eventbridge[:BUS], cloudwatch[:LOG_GROUP]
+"""
+
+
+class Command:
+    """Judges a job and sends what was found; the same finding once only."""
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Declare the arguments."""
+        parser.epilog = EXAMPLES
+        parser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
+        parser.add_argument("--to", metavar="DEST", action="append", default=[], help="destination; may be repeated")
+        parser.add_argument("--problems-only", action="store_true", help="send nothing if the verdict names no problem")
+        parser.add_argument("--again", action="store_true", help="send a finding that was sent before")
+        parser.add_argument(
+            "--ledger",
+            metavar="DIR",
+            help="folder or s3:// URI of the list of what was sent (default: ./profiler-report/<job>)",
+        )
+        parser.add_argument(
+            "--instance-type", metavar="TYPE", help="the job's instance type, to estimate the lost money"
+        )
+        parser.add_argument("--prices", type=Path, metavar="FILE", help="JSON of dollars per hour by instance type")
+
+    def run(self, options: Namespace) -> int:
+        """Judge, and send to one destination after the other."""
+        from sm_profiler.cli.report import default_folder
+        from sm_profiler.exporters.destination import open_destination
+        from sm_profiler.exporters.ledger import Ledger
+        from sm_profiler.report import JobInfo, build_report
+        from sm_profiler.source import open_source
+        from sm_profiler.storage import open_storage
+
+        if not options.to:
+            raise ConfigError("--to is missing: name a destination, for example --to eventbridge")
+        exporters = {text: open_destination(text) for text in options.to}
+        prices = read_json(options.prices) if options.prices else None
+        source = open_source(newest_run(options.source))
+        report = build_report(source, job=JobInfo(instance_type=options.instance_type, prices=prices))
+        if options.problems_only and (report.verdict.kind.is_healthy or report.verdict.main.is_open):
+            print(f"{report.verdict.kind.value}: nothing sent")
+            return DONE
+        ledger = Ledger(open_storage(options.ledger or default_folder(report.metrics.name)))
+        for text, exporter in exporters.items():
+            kind = text.partition(":")[0]
+            if exporter.once and not options.again and ledger.has(report, text):
+                print(f"{kind}: sent before")
+                continue
+            sent = exporter.send(report)
+            if exporter.once:
+                ledger.note(report, text)
+            print(f"{kind}: sent {sent}")
+        return DONE

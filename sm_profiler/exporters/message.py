@@ -1,0 +1,66 @@
+"""A finding as a message: a title, a few lines, and the data behind them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from sm_profiler.printable import printable
+from sm_profiler.report import Report
+from sm_profiler.report.gains import gain_of_finding
+from sm_profiler.report.model import SCHEMA_VERSION
+from sm_profiler.report.write import finite
+
+MAX_NAME = 200
+MAX_LINE = 600
+MAX_ALSO = 10
+
+
+@attrs.frozen
+class Message:
+    """The part of a report that is sent.
+
+    Attributes:
+        title: the job and its verdict.
+        lines: headline, line of code, gain, next step.
+        detail: the same as data, in the words of report.json.
+    """
+
+    title: str
+    lines: tuple[str, ...]
+    detail: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The message as plain text."""
+        return "\n".join((self.title, *self.lines))
+
+
+def message_of(report: Report) -> Message:
+    """Return a report's verdict as a message."""
+    main, name = report.verdict.main, printable(report.metrics.name)[:MAX_NAME]
+    place = main.where[0] if main.where else None
+    lines = [
+        main.headline,
+        f"Where: {place.file}:{place.line} {place.function}" if place else "",
+        gain_of_finding(main),
+        main.next_step,
+    ]
+    found = main.as_dict()
+    detail = {
+        "schema_version": SCHEMA_VERSION,
+        "job": name,
+        "source": printable(report.source),
+        "generated": report.generated,
+        "verdict": {**found, "evidence": found["evidence"][:MAX_ALSO]},
+        "also": [
+            {"class": one.kind.value, "headline": one.headline, "share_of_time": one.share_of_time}
+            for one in report.verdict.also[:MAX_ALSO]
+        ],
+    }
+    return Message(
+        f"{name}: {main.label} ({main.confidence} confidence)",
+        tuple(printable(line)[:MAX_LINE] for line in lines if line),
+        finite(detail),
+    )

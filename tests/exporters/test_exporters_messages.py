@@ -1,0 +1,234 @@
+"""Messages and metrics, sent to moto's services and to a web server of our own."""
+
+import json
+import re
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import boto3
+import pytest
+from moto import mock_aws
+from report_helpers import make_job, report_from, training
+
+from sm_profiler.cli import main
+from sm_profiler.errors import ConfigError, SourceError
+from sm_profiler.exporters import cloudwatch, eventbridge, sns, webhook
+from sm_profiler.exporters.destination import KINDS, open_destination
+from sm_profiler.exporters.ledger import Ledger
+from sm_profiler.exporters.message import message_of
+from sm_profiler.storage import LocalStorage
+
+HOSTILE = "<!channel> \x1b[31m\n{job} <https://evil.example|click>" + "x" * 5000
+
+
+@pytest.fixture(scope="module")
+def report():
+    return report_from(training(400, wait=0.0205), name="my-job")
+
+
+@pytest.fixture
+def aws(monkeypatch):
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    with mock_aws():
+        yield
+
+
+@pytest.fixture
+def hook():
+    """A web server that answers with the statuses in `hook.answers`, then 200, and keeps what it got."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            server.got.append(json.loads(body))
+            status, headers = server.answers.pop(0) if server.answers else (200, {})
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+
+        def log_message(self, *_):
+            """Say nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    server.got, server.answers = [], []
+    server.url = f"http://127.0.0.1:{server.server_port}/hook"
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_message_names_cause_line_gain_and_next_step(report):
+    message = message_of(report)
+    assert message.title.startswith("my-job: ")
+    assert report.verdict.main.headline in message.lines
+    assert report.verdict.main.next_step in message.lines
+    assert message.detail["verdict"]["class"] == "INPUT_BOUND"
+    json.dumps(message.detail, allow_nan=False)
+
+
+def test_a_webhook_gets_text_in_slacks_format(report, hook):
+    webhook.Webhook(hook.url).send(report)
+    (sent,) = hook.got
+    assert sent["text"].startswith("*my-job: ")
+
+
+def test_hostile_names_cannot_mention_or_link(hook):
+    webhook.Webhook(hook.url).send(report_from(training(50), name=HOSTILE))
+    text = hook.got[0]["text"]
+    assert "<" not in text
+    assert "\x1b" not in text
+    assert len(text) < 4000
+
+
+def test_a_webhook_is_tried_again_when_that_may_help(report, hook):
+    slept = []
+    hook.answers = [(503, {}), (429, {"Retry-After": "7"}), (200, {})]
+    webhook.Webhook(hook.url, sleep=slept.append).send(report)
+    assert len(hook.got) == 3
+    assert slept[0] > 0
+    assert slept[1] == 7
+
+
+@pytest.mark.parametrize("answer", [(404, {}), (302, {"Location": "http://127.0.0.1:1/"})])
+def test_a_webhook_that_refuses_is_one_line(report, hook, answer):
+    hook.answers = [answer]
+    with pytest.raises(SourceError, match=f"webhook at 127.0.0.1: HTTP status {answer[0]}"):
+        webhook.Webhook(hook.url, sleep=pytest.fail).send(report)
+    assert len(hook.got) == 1
+
+
+def test_a_webhook_that_is_gone_is_one_line(report, hook):
+    slept = []
+    hook.answers = [(500, {})] * 10
+    with pytest.raises(SourceError, match="HTTP status 500"):
+        webhook.Webhook(hook.url, sleep=slept.append).send(report)
+    with pytest.raises(SourceError, match="webhook at localhost"):
+        webhook.Webhook("http://localhost:1/", sleep=slept.append).send(report)
+    assert len(slept) == 2 * (webhook.ATTEMPTS - 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "mail:x", "webhook", "webhook:http://example.com/x", "webhook:file:///etc/passwd", "webhook:https://a b",
+     "webhook:https://[", "sns:topic", "eventbridge:a b", "cloudwatch:a b"],
+)  # fmt: skip
+def test_wrong_destinations_are_refused(aws, text):
+    with pytest.raises(ConfigError):
+        open_destination(text)
+
+
+def test_a_secret_address_is_in_no_message():
+    with pytest.raises(ConfigError) as refused:
+        open_destination("webhook:http://example.com/secret-token")
+    assert "secret-token" not in str(refused.value)
+
+
+def test_sns_gets_text_and_attributes(aws, report):
+    topic = boto3.client("sns").create_topic(Name="team")["TopicArn"]
+    queue = boto3.client("sqs").create_queue(QueueName="team")["QueueUrl"]
+    boto3.client("sns").subscribe(TopicArn=topic, Protocol="sqs", Endpoint="arn:aws:sqs:eu-west-1:123456789012:team")
+    sns.open_exporter(topic).send(report)
+    (got,) = boto3.client("sqs").receive_message(QueueUrl=queue)["Messages"]
+    body = json.loads(got["Body"])
+    assert body["MessageAttributes"]["class"]["Value"] == "INPUT_BOUND"
+    assert body["Subject"].startswith("my-job: ")
+    assert report.verdict.main.headline in body["Message"]
+
+
+def test_eventbridge_rules_can_choose_by_class(aws, report):
+    events, logs = boto3.client("events"), boto3.client("logs")
+    logs.create_log_group(logGroupName="/aws/events/found")
+    pattern = {"source": ["sm-profiler"], "detail": {"verdict": {"class": ["INPUT_BOUND"]}}}
+    events.put_rule(Name="found", EventPattern=json.dumps(pattern))
+    arn = "arn:aws:logs:eu-west-1:123456789012:log-group:/aws/events/found"
+    events.put_targets(Rule="found", Targets=[{"Id": "1", "Arn": arn}])
+    eventbridge.open_exporter("").send(report)
+    eventbridge.open_exporter("").send(report_from(training(400)))
+    streams = logs.describe_log_streams(logGroupName="/aws/events/found")["logStreams"]
+    (got,) = [
+        json.loads(event["message"])
+        for stream in streams
+        for event in logs.get_log_events(logGroupName="/aws/events/found", logStreamName=stream["logStreamName"])[
+            "events"
+        ]
+    ]
+    assert got["detail"]["verdict"]["class"] == "INPUT_BOUND"
+    assert got["detail-type"] == eventbridge.DETAIL_TYPE
+
+
+def test_a_bus_that_is_missing_is_one_line(aws, report):
+    with pytest.raises(SourceError, match=r"put_events|bus"):
+        eventbridge.open_exporter("missing").send(report)
+
+
+def test_cloudwatch_events_are_in_the_embedded_metric_format(aws, report):
+    cloudwatch.open_exporter("").send(report)
+    cloudwatch.open_exporter("").send(report)  # group and stream are there already
+    logs = boto3.client("logs")
+    got = logs.get_log_events(logGroupName="/sm-profiler", logStreamName="my-job")["events"]
+    found = [json.loads(event["message"]) for event in got]
+    assert len(found) == 2 * (1 + len(report.metrics.ranks))
+    for one in found:
+        (directive,) = one["_aws"]["CloudWatchMetrics"]
+        assert directive["Namespace"] == "sm-profiler"
+        assert all(isinstance(one[metric["Name"]], float | int) for metric in directive["Metrics"])
+        assert all(one[name] for names in directive["Dimensions"] for name in names)
+    assert found[0]["Verdict"] == "INPUT_BOUND"
+    assert found[0]["LostTime"] == pytest.approx(100 * report.verdict.main.share_of_time)
+
+
+def test_the_example_dashboard_is_valid_and_names_our_metrics(aws):
+    body = (Path(__file__).parents[2] / "examples/monitoring/cloudwatch-dashboard.json").read_text()
+    boto3.client("cloudwatch").put_dashboard(DashboardName="training", DashboardBody=body)
+    named = set(re.findall(r'MetricName=\\"(\w+)\\"', body))
+    known = {one.name for one in vars(cloudwatch).values() if isinstance(one, cloudwatch.Metric)}
+    assert named
+    assert named <= known
+
+
+def test_a_finding_is_sent_once(report, tmp_path):
+    ledger = Ledger(LocalStorage(tmp_path))
+    assert not ledger.has(report, "webhook:https://secret")
+    ledger.note(report, "webhook:https://secret")
+    again = Ledger(LocalStorage(tmp_path))
+    assert again.has(report, "webhook:https://secret")
+    assert not again.has(report, "eventbridge")
+    assert not again.has(report_from(training(400), name="my-job"), "webhook:https://secret")
+    assert "secret" not in (tmp_path / "sent.json").read_text()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"sent": 3}', "[" * 100_000])
+def test_a_damaged_ledger_sends_nothing_in_silence(report, tmp_path, text):
+    (tmp_path / "sent.json").write_text(text)
+    ledger = Ledger(LocalStorage(tmp_path))
+    try:
+        assert not ledger.has(report, "eventbridge")
+    except SourceError as error:
+        assert "sent.json is damaged" in str(error)  # noqa: PT017 - either is fine, a crash is not
+
+
+def test_command(tmp_path, hook, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    slow = make_job(tmp_path / "slow", "--scenario", "dataloader-slow", "--minutes", "2")
+    assert main(["export", str(slow), "--to", f"webhook:{hook.url}"]) == 0
+    assert main(["export", str(slow), "--to", f"webhook:{hook.url}"]) == 0
+    assert "webhook: sent before" in capsys.readouterr().out
+    assert len(hook.got) == 1
+    assert main(["export", str(slow), "--to", f"webhook:{hook.url}", "--again"]) == 0
+    assert len(hook.got) == 2
+    calm = make_job(tmp_path / "calm", "--scenario", "healthy", "--minutes", "2")
+    assert main(["export", str(calm), "--to", f"webhook:{hook.url}", "--problems-only"]) == 0
+    assert len(hook.got) == 2
+    assert main(["export", str(slow)]) == 2
+    assert "--to is missing" in capsys.readouterr().err
+
+
+def test_every_kind_can_be_opened(aws):
+    places = {"webhook": "https://example.com/x", "sns": "arn:aws:sns:eu-west-1:123456789012:topic"}
+    for kind in KINDS:
+        assert open_destination(f"{kind}:{places[kind]}" if kind in places else kind)
