@@ -30,7 +30,7 @@ test: $(ENVS)/dev.done $(ENVS)/sdk3.done $(ENVS)/smdebug.done $(ENVS)/frameworks
 
 test-all: test test-long ## the test suite, then what takes minutes: soak, chaos, a thousand damaged jobs
 
-test-long: $(ENVS)/dev.done $(ENVS)/frameworks.done $(ENVS)/frameworks-old.done
+test-long: $(ENVS)/dev.done $(ENVS)/frameworks.done $(ENVS)/frameworks-old.done $(ENVS)/mlflow.done
 	@SM_PROFILER_FRAMEWORKS_ENV=frameworks-old $(BIN)/python -m pytest tests/frameworks/test_keras.py $(PYTEST_ARGS)
 	@$(BIN)/python -m pytest -m 'long and alone' $(MEASURED) $(PYTEST_ARGS)
 	@$(BIN)/python -m pytest -m 'long and not alone' -n 2 --dist worksteal $(PYTEST_ARGS)
@@ -138,6 +138,14 @@ else
 	@$(ENVS)/frameworks-old/bin/pip install $(PIP_QUIET) -e '.[analysis]' --group frameworks-old
 	@touch $@
 endif
+
+# MLflow's server pins packages of its own
+$(ENVS)/mlflow.done: pyproject.toml
+	@echo "preparing $(ENVS)/mlflow: an MLflow server …"
+	@$(PYTHON) -m venv $(ENVS)/mlflow
+	@$(ENVS)/mlflow/bin/pip install $(PIP_QUIET) --upgrade pip
+	@$(ENVS)/mlflow/bin/pip install $(PIP_QUIET) -e '.[mlflow]' --group mlflow
+	@touch $@
 
 $(ENVS)/smdebug.done: pyproject.toml
 ifeq ($(OLD_PYTHON),)

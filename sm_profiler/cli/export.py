@@ -13,7 +13,7 @@ EXAMPLES = """\
 examples:
   sm-profiler export my-job --to 'webhook:https://hooks.slack.com/services/…'
   sm-profiler export my-job --to eventbridge --to cloudwatch:/training --problems-only
-destinations: webhook:URL, sns:ARN, eventbridge[:BUS], cloudwatch[:LOG_GROUP]
+destinations: mlflow[:TRACKING_URI], webhook:URL, sns:ARN, eventbridge[:BUS], cloudwatch[:LOG_GROUP]
 """
 
 

@@ -11,6 +11,7 @@ from sm_profiler.report import Report
 
 # kind → module with a function `open_exporter(place)`, and what the place is
 KINDS = {
+    "mlflow": ("mlflow_runs", "URI of a tracking server; default: MLFLOW_TRACKING_URI"),
     "webhook": ("webhook", "URL of a Slack-compatible webhook"),
     "sns": ("sns", "ARN of a topic"),
     "eventbridge": ("eventbridge", "name of a bus; default: default"),

@@ -230,5 +230,5 @@ def test_command(tmp_path, hook, capsys, monkeypatch):
 
 def test_every_kind_can_be_opened(aws):
     places = {"webhook": "https://example.com/x", "sns": "arn:aws:sns:eu-west-1:123456789012:topic"}
-    for kind in KINDS:
+    for kind in KINDS.keys() - {"mlflow"}:  # which is tested with a server, in an environment of its own
         assert open_destination(f"{kind}:{places[kind]}" if kind in places else kind)
