@@ -51,7 +51,7 @@ FrameworkProfile(start_stepp=5)  # wrong
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_mypy_accepts_correct_calls_and_reports_wrong_ones(tmp_path):
     sample = tmp_path / "sample.py"
     sample.write_text(SAMPLE)

@@ -30,7 +30,7 @@ class AnySamples:
 def test_custom_rule_runs_beside_an_estimator_job(tmp_path):
     folder = tmp_path / "source"
     folder.mkdir()
-    (folder / "train.py").write_text("import time\ntime.sleep(3)\nprint('trained')\n")
+    (folder / "train.py").write_text("import time\ntime.sleep(6)\nprint('trained')\n")
     (folder / "mine.py").write_text(RULE)
     with LocalSageMaker() as local:
         command = [sys.executable, str(DATA / "estimator_client.py"), str(folder), local.role]
