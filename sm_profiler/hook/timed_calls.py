@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import stat
+import sys
 import threading
 from collections.abc import Callable
 from importlib import import_module
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 LONG_NS = 1_000_000  # calls that take longer are events of their own
 MAX_LONG = 200  # between two beats; more are summed up like the short ones
+MANY_MODULES = 50  # imported by a call, which is slow for this reason and only once
 MAX_FILES = 1_000  # of a folder, whose sizes are added up
 
 
@@ -122,6 +124,7 @@ class TimedCalls(Collector):
         self._session = session
         self._clock = clock
         self._inside = False
+        self._modules = 0  # that were loaded when the call began
         self._thread = session.adapter.training_thread()
         self._sums: list[_Sum] = []
         self._long = 0  # events since the last beat
@@ -166,6 +169,7 @@ class TimedCalls(Collector):
                     self._paths += _path(path, args, kwargs)
                 return original(*args, **kwargs)
             self._inside = True
+            self._modules = len(sys.modules)
             start = clock()
             try:
                 return original(*args, **kwargs)
@@ -201,6 +205,9 @@ class TimedCalls(Collector):
         if not session.is_recording:
             return
         args: dict[str, Any] = {"calls": 1, **user_line()}
+        imported = len(sys.modules) - self._modules
+        if imported >= MANY_MODULES:
+            args["imported"] = imported
         record = (phase, title, start, end, session.tracker.number, args)
         if not paths:
             session.append(record)

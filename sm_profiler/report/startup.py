@@ -45,8 +45,8 @@ ADVICE = {
     "package on a network file system imports slowly.",
     "building": "Cache what each start prepares again (the index of the dataset, tokenized or decoded data), load weights once and "
     "memory-mapped (safetensors), and build model and dataset in parallel.",
-    "compile": "Keep compiled kernels between runs (TORCHINDUCTOR_CACHE_DIR on a volume, torch.compiler.save_cache_artifacts), and "
-    "compile only the parts that repeat.",
+    "compile": "Keep what is compiled between runs (for torch.compile TORCHINDUCTOR_CACHE_DIR on a volume or "
+    "torch.compiler.save_cache_artifacts, for JAX jax_compilation_cache_dir), and compile only the parts that repeat.",
     "first_steps": "Keep what the first steps prepare: cuDNN autotuning (benchmark=False for changing shapes), allocator warm-up, "
     "loader workers (persistent_workers=True, fewer imports in them).",
 }

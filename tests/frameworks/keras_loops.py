@@ -83,6 +83,20 @@ def several():
     return model, history.history["loss"], {"TRAIN": 20}
 
 
+def unknown():
+    import tensorflow as tf
+
+    def rows():
+        for start in range(0, 160, 16):
+            yield X[start : start + 16], Y[start : start + 16]
+
+    model = make()
+    signature = (tf.TensorSpec((None, 8)), tf.TensorSpec((None, 1)))
+    data = tf.data.Dataset.from_generator(rows, output_signature=signature)
+    history = model.fit(data, epochs=3, verbose=0, validation_data=data)
+    return model, history.history["loss"], {"TRAIN": 30, "EVAL": 30}
+
+
 def on_batch():
     model = make()
     losses = [float(model.train_on_batch(X[at : at + 16], Y[at : at + 16])) for at in range(0, 160, 16)]
@@ -153,6 +167,7 @@ LOOPS = {
     "fit-plain": lambda: fit(jit_compile=False),
     "eager": lambda: fit(run_eagerly=True),
     "several": several,
+    "unknown": unknown,
     "on_batch": on_batch,
     "own": own,
     "dataset": dataset,

@@ -48,13 +48,13 @@ def counted(rows, loop):
 
 FAST = {
     "tensorflow": ("fit", "several", "on_batch", "dataset-threads", "raises"),
-    "jax": ("fit", "several", "on_batch", "dataset", "raises"),
+    "jax": ("fit", "several", "unknown", "on_batch", "dataset", "raises"),
     "torch": ("fit", "on_batch", "dataset", "torch-loader", "raises"),
 }
 MORE = {
-    "tensorflow": ("fit-jit", "fit-plain", "eager", "own", "dataset-processes", "torch-loader", "tf-data"),
+    "tensorflow": ("fit-jit", "fit-plain", "eager", "own", "dataset-processes", "torch-loader", "tf-data", "unknown"),
     "jax": ("fit-plain", "own", "dataset-threads", "torch-loader", "tf-data"),
-    "torch": ("own", "dataset-threads", "dataset-processes", "tf-data", "eager"),
+    "torch": ("own", "dataset-threads", "dataset-processes", "tf-data", "eager", "unknown"),
 }
 WINDOW = {"DataloaderProfilingConfig": {"StartStep": 0, "NumSteps": 10_000, "MetricsRegex": ".*"}}
 
@@ -77,7 +77,9 @@ def check(backend, loops, folder):
         same = ("losses", "weights", "iterations")
         assert {key: after[key] for key in same} == {key: before[key] for key in same}, after["loop"]
         assert counted(rows, after) == after["expected"], after["loop"]
-        assert after["expected"]["TRAIN"] == after["iterations"]
+        # TensorFlow's optimizer also counts the run that found no batch, if an epoch's length is unknown
+        empty = 3 if backend == "tensorflow" and after["loop"] == "unknown" else 0
+        assert after["expected"]["TRAIN"] == after["iterations"] - empty
     return rows, {one["loop"]: one for one in profiled}
 
 

@@ -51,6 +51,22 @@ def wrapped(session, monkeypatch):
     del sys.modules["made_up"]
 
 
+def test_a_call_that_imports_a_library_is_marked(wrapped, monkeypatch):
+    module, records = wrapped
+    module.collector._wrap_in("made_up", [Target("made_up", ("imports",), SAVE)])  # nothing yet of this name
+
+    def imports():
+        for number in range(60):
+            monkeypatch.setitem(sys.modules, f"made_up_{number}", sys)
+        module.save(5_000_000)
+
+    module.imports = imports
+    module.collector._wrap_in("made_up", [Target("made_up", ("imports",), SAVE)])
+    module.imports()
+    module.imports()
+    assert [record[5].get("imported") for record in records] == [60, None]
+
+
 def test_a_long_call_is_an_event_with_its_file_and_line(wrapped, tmp_path):
     module, records = wrapped
     (file := tmp_path / "weights").write_bytes(b"x" * 321)

@@ -47,6 +47,13 @@ def test_rare_saves_cost_nothing():
     assert verdict_of(with_saves(400, 200, 0.03)).kind is Class.BALANCED
 
 
+def test_a_save_that_imports_a_library_does_not_count():
+    rows = with_saves(400, 399, 2.0)
+    assert verdict_of(rows).kind is Class.CHECKPOINTING
+    rows[-1][-1]["imported"] = 1_500
+    assert Class.CHECKPOINTING not in {one.kind for one in (verdict_of(rows).main, *verdict_of(rows).also)}
+
+
 def test_a_save_after_the_loop_does_not_count():
     rows = training(200)
     end = rows[-1][2] + rows[-1][3]

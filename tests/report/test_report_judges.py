@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from report_helpers import START_S, gpu_samples, metrics_of, report_from, training, verdict_of
 
+from sm_profiler.formats import event_names
 from sm_profiler.report import Class, Finding, policy, terminal_summary
 from sm_profiler.report import verdict as verdict_module
 from sm_profiler.report.judges import JudgeContext
@@ -303,6 +304,15 @@ def test_finds_memory_growth_with_its_rate():
     assert verdict.kind is Class.MEMORY_GROWTH
     (rate,) = [one for one in verdict.main.evidence if one.metric == "growth per minute"]
     assert rate.value == pytest.approx(4e7 * 60, rel=0.03)
+
+
+@pytest.mark.parametrize(("again", "found"), [(False, False), (True, True)])
+def test_memory_may_grow_until_all_is_compiled(again, found):
+    seconds = START_S + 1 + np.arange(0, 20.0)
+    grown = {"algo-1-0": (seconds, 1e9 + 4e7 * np.arange(20))}
+    compiled = (event_names.COMPILE, "train_step", 18.0, 0.9, "algo-1-0", 0, {"again": again})
+    verdict = verdict_of([*training(2000), compiled], memory=grown)
+    assert (Class.MEMORY_GROWTH in {one.kind for one in (verdict.main, *verdict.also)}) is found
 
 
 @pytest.mark.parametrize(("total", "first"), [(8e9, Class.MEMORY_GROWTH), (512e9, Class.SYNC_BOUND)])

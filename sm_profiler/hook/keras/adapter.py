@@ -55,7 +55,6 @@ class KerasAdapter(FrameworkAdapter):
         self._trained = 0  # batches since then
         self._ending: tuple[Callable[[], None], ...] = ()  # of the other adapters
         self._compiles = self.backend != "torch"
-        self._awaited = False  # a step has ended, and its metrics have not been read yet
         self.callbacks = Callbacks(session)
         self.inputs = Inputs(session, self.backend)
 
@@ -79,8 +78,10 @@ class KerasAdapter(FrameworkAdapter):
             if definer is not None:
                 self._patches.replace(definer, name, self._wrap_loop)
         self.inputs.install(self._patches)
-        if self._compiles:  # the values of metrics are those of a step that may still run
-            self._patches.replace(import_module("keras.src.utils.python_utils"), "pythonify_logs", self._wrap_logs)
+        if self._compiles:  # the values of metrics are those of steps that may still run
+            self._patches.replace(import_module("keras.src.utils.python_utils"), "pythonify_logs", self._wrap_results)
+            if hasattr(owner, "_flush_futures"):  # callbacks in a pool, which read these values
+                self._patches.replace(owner, "_flush_futures", self._wrap_results)
         if self.backend == "torch":
             forwards = getattr(session.find("pytorch"), "forwards", None)
             if forwards is not None:  # a model under construction calls its layers to see shapes
@@ -207,36 +208,35 @@ class KerasAdapter(FrameworkAdapter):
             end_ns = perf_counter_ns()
             if self._owns():
                 self._guarded(self._end, mode, batch, end_ns, callbacks)
-                self._awaited = mode is ModeKeys.TRAIN
-            try:
-                return original(callbacks, batch, *args, **kwargs)
-            finally:
-                self._awaited = False
+            return original(callbacks, batch, *args, **kwargs)
 
         return on_batch_end
 
-    def _wrap_logs(self, original: Any) -> Any:
-        """Count waiting for a step's results as part of it: their values are read before the callbacks get them."""
+    def _wrap_results(self, original: Any) -> Any:
+        """Count waiting for results as part of the steps before it: they run behind the loop until their values are read.
+
+        Keras reads them for the callbacks of each batch, or, if no callback looks at batches, at the end of an epoch.
+        """
         tracker = self.session.tracker
 
         @functools.wraps(original)
-        def pythonify_logs(logs: Any) -> Any:
-            if not self._awaited or not self._owns():
-                return original(logs)
-            self._awaited = False
+        def waits(*args: Any, **kwargs: Any) -> Any:
+            if not self._owns():
+                return original(*args, **kwargs)
             start_ns = perf_counter_ns()
             try:
-                return original(logs)
+                return original(*args, **kwargs)
             finally:
                 end_ns = perf_counter_ns()
-                if tracker.keep_phases and end_ns - start_ns > RESULTS_NS:
+                if tracker.number >= 0 and end_ns - start_ns > RESULTS_NS:
                     self._guarded(tracker.append, (RESULTS, "metrics", start_ns, end_ns, tracker.number, None))
 
-        return pythonify_logs
+        return waits
 
     def _begin(self, mode: ModeKeys, batch: int) -> None:
         tracker = self.session.tracker
         start_ns = perf_counter_ns()
+        tracker.cancel_step()  # the last of an epoch of unknown length, which found no batch
         self._batch = batch
         batches = self._batches_a_run()
         tracker.begin_step(start_ns, gradients=mode is ModeKeys.TRAIN, mode=mode, batches=batches)

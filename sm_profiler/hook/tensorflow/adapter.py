@@ -6,12 +6,14 @@ import contextlib
 import json
 import os
 from importlib import import_module
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from sm_profiler.hook.adapter import FrameworkAdapter
 from sm_profiler.hook.detailed_window import DETAILED
 from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.tensorflow.loops import Loops
+from sm_profiler.hook.tensorflow.overlap import Overlap
 from sm_profiler.hook.tensorflow.profiler import TensorFlowProfiler
 from sm_profiler.hook.tensorflow.retracing import Retracing
 from sm_profiler.hook.tensorflow.stages import DATALOADER, Stages
@@ -45,6 +47,7 @@ class TensorFlowAdapter(FrameworkAdapter):
         self._detailed = XplaneWindow(session, TensorFlowProfiler())
         self.stopwatch = Stopwatch(self._tf, lambda error: session.guard.failed(STOPWATCH, error))
         self.stages = Stages(session, self._tf)
+        self._overlap = Overlap()
         self.loops = Loops(session, self._tf, self.stopwatch, self.stages, lambda: session.lead(self))
         self._retracing = Retracing(session.append, lambda: session.tracker.number)
 
@@ -118,10 +121,13 @@ class TensorFlowAdapter(FrameworkAdapter):
 
     def step_ending(self) -> None:
         """Record how long a step that another adapter marks has waited for its batches."""
+        now = perf_counter_ns()
         eager, self.loops.fetched = self.loops.fetched, []
         self.loops.leads = False
-        waits = [*eager, *self.stopwatch.batches()]
+        inside = self.stopwatch.batches()
+        waits = [*eager, *inside]
         if waits:
             for start, end in waits:
                 self.stages.batch("tf.data", start, end)
-            self.session.tracker.waited("tf.data", sum(end - start for start, end in waits))
+            hidden = self._overlap.hidden(inside, now)
+            self.session.tracker.waited("tf.data", sum(end - start for start, end in waits) - hidden)

@@ -27,7 +27,7 @@ def _explained(spent: Spent) -> dict[Class, float]:
 
 def judge_saving(context: JudgeContext) -> Finding | None:
     """Find checkpoints and other files that the loop waits for."""
-    spent = time_spent(context, event_names.SAVE)
+    spent = time_spent(context, event_names.SAVE, lambda one: not one.args.get("imported"))  # a save imports only once
     rank = spent.worst
     if rank is None or spent.share < policy.SAVING:
         return None

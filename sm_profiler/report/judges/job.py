@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from sm_profiler.formats import event_names
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, percent, size
@@ -164,7 +165,8 @@ def _inside_loop(context: JudgeContext, seconds: Floats, values: Floats) -> tupl
 def _process_memory(context: JudgeContext) -> Finding | None:
     worst: tuple[Growth, str] | None = None
     for name, (seconds, values) in context.metrics.memory.items():
-        growth = fit_growth(*_inside_loop(context, seconds, values))
+        settled = seconds >= _compiled_at(context, name)
+        growth = fit_growth(*_inside_loop(context, seconds[settled], values[settled]))
         if growth is None or not growth.is_steady:
             continue
         if growth.gained < max(policy.GROWTH_BYTES, policy.GROWTH_SHARE * growth.start):
@@ -201,6 +203,16 @@ def _process_memory(context: JudgeContext) -> Finding | None:
 def _weight(left: float | None) -> float:
     """Return the rank among findings that cost time: first if the job is about to run out of memory."""
     return 1.0 if left is not None and left < policy.FATAL_S else policy.GROWTH_WEIGHT
+
+
+def _compiled_at(context: JudgeContext, process: str) -> float:
+    """Return when the last function of a process was compiled for the first time, in seconds since the epoch.
+
+    Until then memory grows because graphs, kernels and buffers are made, not because a step keeps something.
+    """
+    found = context.metrics.records.get(event_names.COMPILE)
+    first = [one.end for one in found.of(process) if one.args.get("again") is False] if found else []
+    return max(first, default=0.0)
 
 
 def _exhaustion(context: JudgeContext, growth: Growth) -> float | None:

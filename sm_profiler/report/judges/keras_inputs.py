@@ -41,7 +41,7 @@ def _py_dataset(record: Record, context: JudgeContext) -> KerasInput:
     workers, pool = record.args.get("num_workers"), workers_of(context)
     workers = workers if isinstance(workers, int) and workers > 0 else 0
     place, more = _place(record), max(pool.suggested, 2)
-    evidence = (Evidence("workers of the PyDataset", workers, unit=""),)
+    evidence = (Evidence("workers of the PyDataset", max(workers, 1), unit=""),)
     if not workers:
         return KerasInput(
             " because the PyDataset prepares batches one after the other (workers=1)",
