@@ -57,6 +57,25 @@ class Own(keras.Model):
         return super().train_step(*args)
 
 
+class Block(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.Sequential([keras.layers.Dense(16, activation="relu"), keras.layers.Dense(8)])
+        self.norm = keras.layers.LayerNormalization()
+
+    def call(self, inputs):
+        return self.norm(inputs + self.inner(inputs))
+
+
+def layers():
+    keras.utils.set_random_seed(1)
+    inputs = keras.layers.Input((8,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(Block()(inputs)))
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    history = model.fit(X, Y, epochs=1, batch_size=16, verbose=0)
+    return model, history.history["loss"], {"TRAIN": 10}
+
+
 def fit(**options):
     model = make(**options)
     history = model.fit(X, Y, epochs=2, batch_size=16, verbose=0, validation_data=(X[:64], Y[:64]))
@@ -169,6 +188,7 @@ LOOPS = {
     "several": several,
     "unknown": unknown,
     "on_batch": on_batch,
+    "layers": layers,
     "own": own,
     "dataset": dataset,
     "dataset-threads": lambda: dataset(workers=2),

@@ -49,7 +49,7 @@ def counted(rows, loop):
 FAST = {
     "tensorflow": ("fit", "several", "on_batch", "dataset-threads", "raises"),
     "jax": ("fit", "several", "unknown", "on_batch", "dataset", "raises"),
-    "torch": ("fit", "on_batch", "dataset", "torch-loader", "raises"),
+    "torch": ("fit", "layers", "on_batch", "dataset", "torch-loader", "raises"),
 }
 MORE = {
     "tensorflow": ("fit-jit", "fit-plain", "eager", "own", "dataset-processes", "torch-loader", "tf-data", "unknown"),

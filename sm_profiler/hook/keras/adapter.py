@@ -86,6 +86,8 @@ class KerasAdapter(FrameworkAdapter):
             forwards = getattr(session.find("pytorch"), "forwards", None)
             if forwards is not None:  # a model under construction calls its layers to see shapes
                 forwards.symbolic = keras.KerasTensor
+                scope = import_module("keras.src.backend.common.symbolic_scope")
+                forwards.constructing = getattr(scope, "in_symbolic_scope", None)
             optimizer = keras.optimizers.Optimizer
             definer = _definer(optimizer, "apply")
             if definer is not None:

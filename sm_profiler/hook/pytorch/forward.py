@@ -122,6 +122,7 @@ class Forwards(Collector):
         self.before, self.after = self._make_hooks()
         self._compile: Any = None  # torch's own Module.compile
         self.symbolic: type | None = None  # of inputs without values: a model is under construction
+        self.constructing: Callable[[], bool] | None = None  # whether it is, also for the layers that it calls
         self._wrapper: Any = None  # class that torch.compile(model) returns, and its constructor
         self._in_place: list[tuple[weakref.ref[Any], Any, Any]] = []  # module, our call, torch's
         self._codes = {self._module.Module._call_impl.__code__}  # noqa: SLF001 - the frame of a module's call
@@ -141,6 +142,8 @@ class Forwards(Collector):
                 if tracker.in_backward or tracker.in_fetch or get_ident() != forwards.thread or session.quiet:
                     return
                 if tracker.forward_key and not forwards.is_stale(tracker.forward_key):
+                    return
+                if forwards.constructing is not None and forwards.constructing():
                     return
                 start_ns = perf_counter_ns()
                 if tracker.watches_updates:
