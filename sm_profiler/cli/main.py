@@ -30,6 +30,7 @@ COMMANDS = {
     "report": "find out why a run was slow: verdict, rules, HTML report",
     "try-loader": "try other settings of a script's own DataLoader, without training",
     "compare": "compare two runs, for people and for CI",
+    "fleet": "find out which of many jobs waste money, and on what",
     "merge-timeline": "merge all traces of a job into one for Perfetto or chrome://tracing",
     "compact": "keep a profile as Parquet: a tenth of the bytes, for any query engine",
     "monitor": "sample this machine's metrics until stopped",
@@ -47,7 +48,7 @@ start here:
   sm-profiler report sm-profiler       why was it slow?
   sm-profiler demo                     watch the whole loop, no AWS account needed
 
-exit codes: 0 success; 1 a problem was found (validate, compare and report with --fail-on);
+exit codes: 0 success; 1 a problem was found (validate; compare, report and fleet with --fail-on);
 2 wrong usage or unreadable input; 130 interrupted; 141 output closed early.
 run exits with the script's own code.
 """

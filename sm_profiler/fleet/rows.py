@@ -14,6 +14,7 @@ from sm_profiler.fleet.description import Facts
 from sm_profiler.fleet.model import FleetJob, Line, Loss, Node, Range
 from sm_profiler.fleet.report_json import Finding, Rank, ReportJson
 from sm_profiler.report.classes import Class
+from sm_profiler.report.startup import MAX_SECONDS, MIN_SECONDS
 
 MOST_LINES, MOST_NODES = 3, 512
 FAILURE, INTERRUPTION = "FAILED", "INTERRUPTED"
@@ -67,7 +68,7 @@ def row_of(report: ReportJson | None, facts: Facts, place: FleetJob) -> FleetJob
 
 def _with_report(row: FleetJob, report: ReportJson, facts: Facts) -> FleetJob:
     job, verdict = report.job, report.verdict
-    start, end = _positive(job.start), _positive(job.end)
+    start, end = _moment(job.start), _moment(job.end)
     duration = _positive(job.duration_s)
     speed = _positive(job.steps_per_second) or None
     known = facts.billable_s if facts.billable_s is not None else facts.training_s
@@ -78,8 +79,8 @@ def _with_report(row: FleetJob, report: ReportJson, facts: Facts) -> FleetJob:
     return attrs.evolve(
         row,
         status=status,
-        started=row.started or start or None,
-        ended=row.ended or (end or None if not job.running else None),
+        started=row.started or start,
+        ended=row.ended or (None if job.running else end),
         instance_type=row.instance_type or texts.name(job.instance_type or ""),
         instances=facts.instances or max(len(job.nodes), 1),
         billable_s=known if known is not None else duration,
@@ -247,6 +248,10 @@ def _positive(value: object) -> float | None:
     if not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return min(max(float(value), 0.0), _MOST)
+
+
+def _moment(value: float | None) -> float | None:
+    return value if value is not None and MIN_SECONDS < value < MAX_SECONDS else None
 
 
 def _share(value: float) -> float:

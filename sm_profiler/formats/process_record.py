@@ -9,7 +9,7 @@ NUMBERS = frozenset({
     "batch_size", "clock_error_us", "clock_jumps", "clock_offset_us", "dropped", "loaded_us", "memory_total", "phases_every", "pid", "rank",
     "start_us",
 })  # fmt: skip
-TEXTS = frozenset({"framework", "instance_type", "node", "version"})
+TEXTS = frozenset({"framework", "host", "instance_type", "node", "version"})
 COLLECTORS = "collectors"
 _LARGEST = 2**63
 

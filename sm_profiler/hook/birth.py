@@ -9,6 +9,7 @@ from pathlib import Path
 import attrs
 
 from sm_profiler.container import INPUT_CONFIG
+from sm_profiler.monitor.host import host_id
 from sm_profiler.monitor.mounts import shared_mounts
 from sm_profiler.monitor.node_state import PROC, start_time
 
@@ -21,11 +22,13 @@ class Birth:
         process_us: start of this process, microseconds since the epoch; None if unknown.
         container_us: start of the container's first process; None outside a training container.
         shared_mounts: mount point → type of the file systems that other machines use, too.
+        host: identity of the machine, the same in all of its jobs; "" if unknown.
     """
 
     process_us: int | None = None
     container_us: int | None = None
     shared_mounts: dict[str, str] = attrs.field(factory=dict)
+    host: str = ""
 
 
 def birth(now_us: int, proc: Path = PROC, input_config: Path = Path(INPUT_CONFIG)) -> Birth:
@@ -43,6 +46,8 @@ def birth(now_us: int, proc: Path = PROC, input_config: Path = Path(INPUT_CONFIG
             ticks = start_time(pid, proc)
             return now_us - int(1e6 * (since_boot - int(ticks) / os.sysconf("SC_CLK_TCK"))) if ticks else None
 
-        return Birth(started(os.getpid()), started(1) if input_config.is_dir() else None, shared_mounts(proc))
+        inside = input_config.is_dir()
+        host = host_id(in_container=inside, proc=proc)
+        return Birth(started(os.getpid()), started(1) if inside else None, shared_mounts(proc), host)
     except Exception:  # noqa: BLE001 - fail open; the report does without
         return Birth()

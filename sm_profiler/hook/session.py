@@ -483,6 +483,7 @@ class Session(StepObserver):
             "instance_type": read_resources().instance_type,
             "memory_total": memory_total(),
             "shared_mounts": self._birth.shared_mounts,
+            "host": self._birth.host,
         }
 
 

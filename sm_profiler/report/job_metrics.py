@@ -227,6 +227,7 @@ class JobMetrics:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the `job` object of report.json."""
+        hosts = {process_name(one): str(one["host"]) for one in self.metadata if one.get("host")}
         return {
             "name": self.name,
             "start": _number(self.start),
@@ -241,6 +242,7 @@ class JobMetrics:
             "loop": list(self.loop) if self.loop else None,
             "steps_per_second": _number(self.steps_per_second),
             "profiler_overhead": _number(self.overhead),
+            "loader": attrs.asdict(self.loader),
             "utilisation": {
                 metric: _number(self.mean_of(metric)) for metric in ("cpu", "gpu", "gpu_memory", "memory", "io_wait")
             },
@@ -248,6 +250,7 @@ class JobMetrics:
                 {
                     "name": rank.name,
                     "node": rank.node,
+                    "host": hosts.get(rank.name, ""),
                     "train_steps": int(rank.train.sum()),
                     "eval_steps": int((rank.steps.mode == EVAL).sum()),
                     "loop_s": _number(rank.loop),

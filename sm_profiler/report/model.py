@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from sm_profiler._version import __version__
 from sm_profiler.report.classes import Class
 from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.report.startup import start_parts
@@ -224,6 +225,7 @@ class Report:
         """Return the content of report.json."""
         return {
             "schema_version": SCHEMA_VERSION,
+            "version": __version__,
             "generated": self.generated,
             "source": self.source,
             "job": {**self.metrics.as_dict(), "startup": [part.as_dict() for part in start_parts(self.metrics)]},

@@ -1,0 +1,289 @@
+"""From sources to a fleet: find the jobs, take their rows from the index, read or judge the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from itertools import islice
+
+import attrs
+
+from sm_profiler._version import __version__
+from sm_profiler.errors import ProfilerError
+from sm_profiler.executors import Meter, open_pool, run_tasks
+from sm_profiler.fleet import texts
+from sm_profiler.fleet.analysis import GROUP_BY, assemble
+from sm_profiler.fleet.bills import Prices, with_bill
+from sm_profiler.fleet.candidate import Candidate, Loaded
+from sm_profiler.fleet.description import Facts, facts_of
+from sm_profiler.fleet.folders import candidates_below
+from sm_profiler.fleet.index import NAME, Entry, read_index, write_index
+from sm_profiler.fleet.judging import answer_of, judge_job, task_of
+from sm_profiler.fleet.model import Fleet, FleetJob
+from sm_profiler.fleet.report_json import read_report
+from sm_profiler.fleet.rows import row_of
+from sm_profiler.printable import one_line, printable
+from sm_profiler.storage import Storage, open_storage
+
+ACCOUNT = "account:"
+READERS = 8  # threads
+BATCH = 256  # jobs whose small files are in memory
+SETTLED_S = 86400.0  # after the end of a job of an account; its rules have ended, too
+SAVED_S = 60.0  # between two writes of the index while jobs are judged
+
+
+@attrs.frozen
+class Choice:
+    """Choice of the jobs that are shown.
+
+    Attributes:
+        since: jobs that started before are left out; seconds since the epoch.
+        tags: jobs without these are left out.
+    """
+
+    since: float | None = None
+    tags: Mapping[str, str] = attrs.field(factory=dict)
+
+    def takes(self, job: FleetJob) -> bool:
+        """Return whether a row is shown."""
+        started = job.started or job.created or job.ended
+        if self.since is not None and started is not None and started < self.since:
+            return False
+        return all(job.tags.get(key) == value for key, value in self.tags.items())
+
+
+def build_fleet(  # noqa: PLR0913 - keyword arguments, one an independent choice
+    sources: Sequence[str],
+    *,
+    since: float | None = None,
+    tags: Mapping[str, str] | None = None,
+    group_by: Sequence[str] = GROUP_BY,
+    executor: str | Executor = "local",
+    index: Storage | None = None,
+    prices: Mapping[str, object] | None = None,
+    progress: bool | None = None,
+    now: Callable[[], float] = time.time,
+) -> Fleet:
+    """Read many jobs, judge those without a report, and return what they cost and lose.
+
+    Args:
+        sources: folders and s3:// URIs that hold profiles or reports at any depth, and `account:REGION`.
+        since: leave out jobs that started before; seconds since the epoch.
+        tags: leave out jobs without these tags.
+        group_by: keys of groups: user, image, instance-type, git, or a tag's name.
+        executor: judges jobs from their profiles; see `executors.open_pool`.
+        index: where rows are kept for the next time; None: nowhere.
+        prices: instance type → dollars an hour, instead of the built-in table.
+        progress: show progress on standard error; default: on a terminal.
+        now: returns the time.
+
+    Raises:
+        ConfigError: a price or the executor's name is not valid.
+        SourceError: a source cannot be listed. A job that cannot be read is a row with its error instead.
+    """
+    table, choice = Prices.of(prices), Choice(since, dict(tags or {}))
+    run = _Run(choice, executor, index, progress, now)
+    shown = []
+    try:
+        for source in sources:
+            shown.append(texts.sentence(source))
+            run.read(source)
+    except KeyboardInterrupt:
+        run.save()
+        raise
+    run.finish()
+    rows = [with_bill(row, table) for row in run.rows if choice.takes(row)]
+    notes = [*run.notes, *_notes(rows)]
+    return assemble(
+        rows,
+        group_by=tuple(dict.fromkeys(group_by)),
+        sources=shown,
+        since=since,
+        tags=dict(choice.tags),
+        prices=table.origin,
+        notes=notes,
+    )
+
+
+def _notes(rows: Sequence[FleetJob]) -> Iterator[str]:
+    kinds = sorted({row.instance_type for row in rows if row.price is None and row.instance_type})
+    if kinds:
+        more = f" and {len(kinds) - 3} more" if len(kinds) > 3 else ""  # noqa: PLR2004 - as many as a line holds
+        yield f"No price is known for {', '.join(kinds[:3])}{more}: give them with --prices."
+    unknown = sum(not row.instance_type for row in rows)
+    if unknown:
+        yield f"The instance type of {unknown:,} jobs is unknown, so they have no bill."
+
+
+@attrs.define(eq=False)
+class _Run:
+    """One run over all sources."""
+
+    choice: Choice
+    executor: str | Executor
+    index: Storage | None
+    progress: bool | None
+    now: Callable[[], float]
+    rows: list[FleetJob] = attrs.field(factory=list)
+    notes: list[str] = attrs.field(factory=list)
+    _old: dict[str, Entry] = attrs.field(factory=dict)
+    _new: dict[str, Entry] = attrs.field(factory=dict)
+    _sources: list[str] = attrs.field(factory=list)  # of whose jobs the index has those that were found, no others
+    _changed: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.index is not None:
+            self._old, note = read_index(self.index)
+            if note:
+                self.notes.append(note)
+                self._changed = True
+
+    def read(self, source: str) -> None:
+        """Add the rows of a source."""
+        missing = []
+        found, notes = self._candidates(source)
+        self.notes += notes
+        for one in found:
+            entry = self._old.get(one.job)
+            if entry is not None and self._is_current(one, entry):
+                self._keep(one, entry)
+            elif self.choice.since is None or not one.started or one.started >= self.choice.since:
+                missing.append(one)
+        judged = self._load(missing)
+        if judged:
+            self._judge(judged)
+
+    def _candidates(self, source: str) -> tuple[Iterable[Candidate], Sequence[str]]:
+        if source.startswith(ACCOUNT):
+            from sm_profiler.fleet.account import Account  # noqa: PLC0415 - boto3 takes a third of a second to load
+
+            account = Account.open(source.removeprefix(ACCOUNT))
+            self._sources.append(f"arn:aws:sagemaker:{account.region}:")
+            return account.candidates(self.choice.since), ()
+        storage = open_storage(source)
+        self._sources.append(f"{storage.uri}\n")
+        return candidates_below(storage)
+
+    @staticmethod
+    def _is_current(one: Candidate, entry: Entry) -> bool:
+        if one.identity:
+            return one.identity == entry.identity
+        return entry.settled and one.modified == entry.modified
+
+    def _keep(self, one: Candidate, entry: Entry) -> None:
+        self._new[one.job] = entry
+        self.rows.append(entry.row)
+
+    def _add(self, one: Candidate, row: FleetJob, identity: str) -> None:
+        ended = row.ended or one.started
+        settled = one.ended and bool(ended) and self.now() - ended > SETTLED_S
+        self._changed = True
+        self._keep(one, Entry(identity or one.identity, row, one.modified, settled))
+
+    def _load(self, missing: Sequence[Candidate]) -> list[tuple[Candidate, Loaded]]:
+        """Read the small files of jobs; return those that have to be judged."""
+        judged = []
+        waiting = iter(missing)
+        with ThreadPoolExecutor(READERS) as threads, self._meter(len(missing), READERS) as meter:
+            while batch := list(islice(waiting, BATCH)):
+                for one, loaded in zip(batch, threads.map(_loaded, batch), strict=True):
+                    meter.add(1)
+                    if isinstance(loaded, str):
+                        self._failed(one, loaded)
+                        continue
+                    known = self._old.get(one.job)
+                    if (
+                        known is not None
+                        and loaded.identity
+                        and known.identity == loaded.identity
+                        and known.modified == one.modified
+                    ):
+                        self._add(one, known.row, loaded.identity)
+                    elif not self._from_report(one, loaded):
+                        judged.append((one, attrs.evolve(loaded, report=None)))
+        return judged
+
+    def _from_report(self, one: Candidate, loaded: Loaded) -> bool:
+        """Add the row of a job that need not be judged; return False if it has to be."""
+        facts = facts_of(loaded.description)
+        if loaded.report is None:
+            if loaded.profile:
+                return False
+            self._add(one, row_of(None, facts, loaded.place), loaded.identity)
+            return True
+        try:
+            report = read_report(loaded.report)
+        except ProfilerError as error:
+            if loaded.profile:
+                return False
+            self._failed(one, one_line(error), facts, loaded)
+            return True
+        outdated = report.version != __version__ or (report.job.running and loaded.changed > loaded.reported)
+        if outdated and loaded.profile:
+            return False
+        row = row_of(report, facts, attrs.evolve(loaded.place, judged="report"))
+        self._add(one, row, loaded.identity)
+        return True
+
+    def _judge(self, jobs: Sequence[tuple[Candidate, Loaded]]) -> None:
+        """Judge jobs from their profiles."""
+        tasks = (task_of(loaded.profile, loaded.place.name, loaded.description) for _, loaded in jobs)
+        saved = time.monotonic()
+        with open_pool(self.executor) as pool, self._meter(len(jobs), pool.workers) as meter:
+            for result in run_tasks(pool, judge_job, tasks, waiting=meter.draw):
+                one, loaded = jobs[result.number]
+                meter.add(1)
+                self._judged(one, loaded, result.data, result.error)
+                if time.monotonic() - saved > SAVED_S:
+                    self.save()
+                    saved = time.monotonic()
+
+    def _judged(self, one: Candidate, loaded: Loaded, data: bytes, error: str) -> None:
+        facts = facts_of(loaded.description)
+        try:
+            answer = answer_of(data) if not error else None
+            if answer is None or answer.error:
+                self._failed(one, answer.error if answer else error, facts, loaded)
+                return
+            report = read_report(answer.report)
+        except ProfilerError as damaged:
+            self._failed(one, one_line(damaged), facts, loaded)
+            return
+        place = attrs.evolve(loaded.place, judged="profile", report="")
+        self._add(one, row_of(report, facts, place), loaded.identity)
+
+    def _failed(self, one: Candidate, error: str, facts: Facts | None = None, loaded: Loaded | None = None) -> None:
+        """Add the row of a job that cannot be read; it is read again the next time unless it is known to be damaged."""
+        place = loaded.place if loaded else FleetJob(one.name, source=printable(one.job.partition("\n")[0]))
+        row = attrs.evolve(row_of(None, facts or Facts(), place), error=texts.sentence(error))
+        if loaded is not None:
+            self._add(one, row, loaded.identity)
+        else:
+            self.rows.append(row)
+
+    def _meter(self, total: int, workers: int) -> Meter:
+        return Meter(total, workers, noun="jobs", show=self.progress)
+
+    def save(self) -> None:
+        """Write the index; jobs that these sources hold no more are left out."""
+        if self.index is None or not self._changed:
+            return
+        gone = () if self.choice.since is not None else tuple(self._sources)
+        others = {job: entry for job, entry in self._old.items() if not job.startswith(gone)}
+        write_index(self.index, others | self._new, NAME)
+
+    def finish(self) -> None:
+        """Keep the rows for the next time."""
+        self._changed = self._changed or len(self._new) != len(self._old)
+        self.save()
+
+
+def _loaded(one: Candidate) -> Loaded | str:
+    """Read the small files of a job; return the error if they cannot be read."""
+    try:
+        return one.load()
+    except ProfilerError as error:
+        return one_line(error)
+    except (ValueError, TypeError, KeyError, RecursionError, MemoryError, OSError) as error:
+        return f"{type(error).__name__}: {one_line(error)}"

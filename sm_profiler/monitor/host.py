@@ -1,0 +1,40 @@
+"""Identity of this machine, the same in all of its jobs: its EC2 instance, or one of its GPUs."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+from sm_profiler.monitor.node_state import PROC
+
+DMI = Path("/sys/devices/virtual/dmi/id")
+_INSTANCE = re.compile(r"i-[0-9a-f]{8,17}")
+_GPU = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]{8,64})\s*$", re.MULTILINE)
+_LARGEST = 65536
+_LONGEST = 64
+
+
+def host_id(*, in_container: bool, proc: Path = PROC, dmi: Path = DMI) -> str:
+    """Return the machine's identity; "" if none is known.
+
+    Args:
+        in_container: this is a training container, whose host name is that of the node in the job (`algo-1`) or an
+            address that another machine gets later.
+        proc: the process file system.
+        dmi: the firmware's description of the machine; Nitro instances have their id there.
+    """
+    found = _INSTANCE.fullmatch(_text(dmi / "board_asset_tag").strip())
+    if found:
+        return found[0]
+    gpus = (_GPU.search(_text(file)) for file in proc.glob("driver/nvidia/gpus/*/information"))
+    first = min((gpu[1] for gpu in gpus if gpu), default="")
+    return first or ("" if in_container else socket.gethostname()[:_LONGEST])
+
+
+def _text(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(_LARGEST).decode("ascii", "replace")
+    except OSError:
+        return ""

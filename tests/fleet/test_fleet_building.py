@@ -1,0 +1,267 @@
+"""Many jobs from folders: found by layout, judged once, kept in an index; strangers' files do no harm."""
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from fleet_helpers import HOUR, START_S, description, finding, report_json
+
+from sm_profiler.cli.main import main
+from sm_profiler.fleet import building
+from sm_profiler.fleet.building import build_fleet
+from sm_profiler.fleet.index import NAME
+from sm_profiler.fleet.model import Fleet
+from sm_profiler.fleet.places import find_places
+from sm_profiler.fleet.writing import write_fleet
+from sm_profiler.storage import LocalStorage
+
+SCHEMA = Path(__file__).parents[2] / "docs" / "fleet.schema.json"
+
+
+def add_job(folder, name, report=None, described=None):
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    if report is not None:
+        (folder / name / "report.json").write_text(json.dumps(report))
+    if described is not None:
+        (folder / name / "job.json").write_text(json.dumps(described))
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    folder = tmp_path / "jobs"
+    for n in range(4):
+        tags = [{"Key": "team", "Value": "nlp" if n % 2 else "vision"}]
+        report = report_json(f"job-{n}", finding("INPUT_BOUND", 900.0), loader={"num_workers": 0})
+        add_job(folder, f"a/b/job-{n}", report, description(f"job-{n}", start=START_S + n * 86400, Tags=tags))
+    return folder
+
+
+def build(folder, index=None, **options):
+    return build_fleet([str(folder)], index=LocalStorage(index) if index else None, progress=False, **options)
+
+
+def unread(monkeypatch):
+    """Return a list that gets the names of the jobs whose files are read."""
+    read, original = [], building._loaded
+
+    def loaded(one):
+        read.append(one.name)
+        return original(one)
+
+    monkeypatch.setattr(building, "_loaded", loaded)
+    return read
+
+
+def test_layouts_are_found_at_any_depth(tmp_path):
+    for key in (
+        "x/one/profiler-output/system/incremental/2026110100/1.algo-1.json",
+        "x/one/rule-output/Profiler/profiler-output/report.json",
+        "two/framework/pevents/2026110100/1_0-algo-1_pythontimeline.json",
+        "two/report.json",
+        "reports/two/report.json",
+        "deep/er/three/report.json",
+        "set/files/job=four/data.parquet",
+        "set/events/job=four/node=algo-1/hour=2026110100/data.parquet",
+        "failed/job.json",
+        "else/model.bin",
+    ):
+        (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / key).write_text("{}")
+    found = {place.name: place for place in find_places(LocalStorage(tmp_path)).places}
+    assert sorted(found) == ["failed", "four", "one", "three", "two"]
+    assert found["one"].report.key.startswith("x/one/rule-output")
+    assert (found["one"].profile, found["two"].profile) == ("x/one/profiler-output", "two")
+    assert found["two"].report is not None
+    assert (found["four"].profile, found["four"].dataset, found["four"].files) == ("set", "four", 2)
+    assert found["failed"].profile is found["failed"].report is None
+
+
+def test_a_folder_that_links_to_itself_ends(jobs):
+    (jobs / "a" / "loop").symlink_to(jobs, target_is_directory=True)
+    (jobs / "out").mkdir()
+    (jobs / "out" / "report.json").symlink_to("/etc/hostname")
+    fleet = build(jobs)
+    assert fleet.totals.jobs == 5
+    assert [job.name for job in fleet.jobs if job.error] == ["out"]
+
+
+def test_rows_sums_and_choice(jobs):
+    fleet = build(jobs, group_by=("team", "image"))
+    assert fleet.totals.jobs == fleet.totals.judged == 4
+    assert fleet.totals.waste == pytest.approx(0.25)
+    assert {(group.key, group.value) for group in fleet.groups} == {
+        ("team", "nlp"),
+        ("team", "vision"),
+        ("image", "1.dkr.ecr/train:7"),
+    }
+    assert build(jobs, tags={"team": "nlp"}).totals.jobs == 2
+    assert build(jobs, since=START_S + 1.5 * 86400).totals.jobs == 2
+
+
+def test_the_second_run_reads_only_what_is_new(jobs, tmp_path, monkeypatch):
+    read = unread(monkeypatch)
+    first = build(jobs, tmp_path / "out")
+    assert len(read) == 4
+    read.clear()
+    assert build(jobs, tmp_path / "out").jobs == first.jobs
+    assert read == []
+    add_job(jobs, "a/b/job-9", report_json("job-9"))
+    add_job(jobs, "a/b/job-1", report_json("job-1", duration=2 * HOUR))
+    (jobs / "a/b/job-0/report.json").unlink()
+    (jobs / "a/b/job-0/job.json").unlink()
+    assert build(jobs, tmp_path / "out").totals.jobs == 4
+    assert sorted(read) == ["job-1", "job-9"]
+
+
+def test_prices_change_without_reading_again(jobs, tmp_path, monkeypatch):
+    build(jobs, tmp_path / "out")
+    read = unread(monkeypatch)
+    fleet = build(jobs, tmp_path / "out", prices={"ml.g5.xlarge": 10.0})
+    assert (fleet.totals.bill_usd, read) == (pytest.approx(40.0), [])
+
+
+def test_flipped_bytes_of_an_index_change_no_row(jobs, tmp_path):
+    first = build(jobs, tmp_path / "out").jobs
+    file = tmp_path / "out" / NAME
+    data = file.read_bytes()
+    for place in range(0, len(data), len(data) // 8):
+        file.write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :])
+        assert build(jobs, tmp_path / "out").jobs == first
+
+
+@pytest.mark.parametrize("damage", [b"", b"PAR1 nothing PAR1", None])
+def test_a_damaged_index_is_made_anew(jobs, tmp_path, damage):
+    build(jobs, tmp_path / "out")
+    file = tmp_path / "out" / NAME
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) // 2] if damage is None else damage)
+    fleet = build(jobs, tmp_path / "out")
+    assert fleet.totals.judged == 4
+    assert [note for note in fleet.notes if "damaged" in note]
+    assert not build(jobs, tmp_path / "out").notes
+
+
+def test_an_index_of_another_version_is_made_anew(jobs, tmp_path, monkeypatch):
+    build(jobs, tmp_path / "out")
+    monkeypatch.setattr("sm_profiler.fleet.index.__version__", "99")
+    assert "another version" in build(jobs, tmp_path / "out").notes[0]
+
+
+def test_two_sources_share_an_index(jobs, tmp_path, monkeypatch):
+    other = tmp_path / "other"
+    add_job(other, "x", report_json("x"))
+    build(jobs, tmp_path / "out")
+    build(other, tmp_path / "out")
+    read = unread(monkeypatch)
+    assert build(jobs, tmp_path / "out").totals.jobs == 4
+    assert read == []
+
+
+HOSTILE = {
+    "nan": '{"schema_version": "1.0", "job": {"name": "x", "start": NaN}, "verdict": {"class": "BALANCED"}}',
+    "deep": "[" * 100_000,
+    "types": '{"schema_version": 1, "job": [], "verdict": 7}',
+    "old": '{"schema_version": "0.1", "job": {"name": "x"}, "verdict": {"class": "BALANCED"}}',
+    "empty": "",
+    "huge number": '{"schema_version": "1.0", "job": {"name": "x", "duration_s": 1e999}, "verdict": {"class": "BALANCED"}}',
+}
+
+
+def test_hostile_reports_are_rows_with_their_error(jobs):
+    for name, text in HOSTILE.items():
+        (jobs / name).mkdir()
+        (jobs / name / "report.json").write_text(text)
+    with (jobs / "sparse.json").open("wb") as file:
+        file.truncate(1 << 40)
+    (jobs / "sparse").mkdir()
+    os.link(jobs / "sparse.json", jobs / "sparse/report.json")
+    fleet = build(jobs)
+    errors = {job.name: job.error for job in fleet.jobs if job.error}
+    assert set(errors) >= {"nan", "deep", "types", "old", "empty", "sparse"}
+    assert fleet.totals.judged >= 4
+    assert all("\n" not in error and len(error) <= 600 for error in errors.values())
+    Fleet.from_json(fleet.to_json())
+
+
+def test_hostile_texts_are_printable_and_short(tmp_path):
+    name = "</script>\x1b[31m\u202e" + "x" * 5000
+    report = report_json(name, finding("<b>", 10.0, headline=name, next_step=name), hosts=[name])
+    report["job"] |= {"start": 1e300, "steps_per_second": -1e308, "duration_s": 1e308}
+    tags = [{"Key": name, "Value": name}] * 100 + [{"Key": 7, "Value": []}, 3]
+    odd = {
+        "ResourceConfig": {"InstanceType": name, "InstanceCount": 10**9},
+        "SecondaryStatusTransitions": [1, {"Status": []}],
+    }
+    add_job(tmp_path, "x", report, description(name, Tags=tags, BillableTimeInSeconds="x" * 100, **odd))
+    add_job(tmp_path, "y", report, {"TrainingStartTime": float("nan"), "CreationTime": "yesterday", "Tags": {"a": 1}})
+    fleet = build(tmp_path)
+    assert not [job.error for job in fleet.jobs if job.error]
+    write_fleet(fleet, tmp_path / "out")
+    page = (tmp_path / "out/fleet.html").read_text()
+    data = json.loads((tmp_path / "out/fleet.json").read_text())
+    assert "</script>\\x1b" not in page
+    assert not any(ord(one) < 32 for one in data["jobs"][0]["name"])
+    assert max(len(job["name"]) for job in data["jobs"]) <= 200
+
+
+def test_files_match_the_schema_and_other_readers(jobs, tmp_path):
+    jsonschema = pytest.importorskip("jsonschema")
+    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
+    (jobs / "bad").mkdir()
+    (jobs / "bad/report.json").write_text("{")
+    add_job(jobs, "failed", described=description("failed", status="Failed", FailureReason="out of memory"))
+    for n in range(4):
+        add_job(jobs, f"slow-{n}", report_json(f"slow-{n}", step_ms=200.0 if n == 3 else 100.0, start=START_S + n))
+    fleet = build(jobs)
+    assert fleet.regressions
+    assert fleet.failures
+    write_fleet(fleet, tmp_path / "out")
+    schema = json.loads(SCHEMA.read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(json.loads((tmp_path / "out/fleet.json").read_text()), schema)
+    table = str(tmp_path / "out/fleet.parquet")
+    sums = "select count(*), sum(bill_usd), sum(lost_usd), min(started) from read_parquet(?)"
+    count, bill, lost, first = duckdb.execute(sums, [table]).fetchone()
+    assert (count, bill, lost) == (10, pytest.approx(fleet.totals.bill_usd), pytest.approx(fleet.totals.lost_usd))
+    assert first.timestamp() == START_S
+    by_cause = "select l.cause, sum(l.usd) from (select unnest(losses) l from read_parquet(?)) group by 1"
+    assert dict(duckdb.execute(by_cause, [table]).fetchall()) == pytest.approx(fleet.totals.causes)
+    assert polars.read_parquet(table).height == pq.read_table(io.BytesIO(Path(table).read_bytes())).num_rows == 10
+
+
+def test_the_command(jobs, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = str(tmp_path / "out")
+    assert main(["fleet", str(jobs), "--out", out]) == 0
+    shown = capsys.readouterr()
+    assert "4 jobs cost $5.63; $1.41 of it (25 %) was lost" in shown.out
+    assert "fleet.html" in shown.err
+    assert main(["fleet", str(jobs), "--out", out, "--fail-on", "waste>20%"]) == 1
+    assert main(["fleet", str(jobs), "--out", out, "--fail-on", "waste > 30 %", "--group-by", "user,team"]) == 0
+    assert main(["fleet", str(jobs), "--out", out, "--since", "2020-01-01", "--tag", "team=nlp"]) == 0
+    assert "2 jobs" in capsys.readouterr().out
+    assert sorted(file.name for file in Path(out).iterdir()) == [
+        "fleet-index.parquet",
+        "fleet.html",
+        "fleet.json",
+        "fleet.parquet",
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--fail-on", "waste"], ["--fail-on", "waste>200%"], ["--since", "soon"], ["--tag", "x"], ["--group-by", ","]],
+)
+def test_wrong_options_are_one_line(jobs, capsys, options):
+    with pytest.raises(SystemExit) as ended:
+        main(["fleet", str(jobs), *options])
+    assert ended.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_sources_that_do_not_exist_are_one_line(tmp_path, capsys):
+    assert main(["fleet", str(tmp_path / "none")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -1,0 +1,37 @@
+"""Identity of a machine."""
+
+import socket
+
+import pytest
+
+from sm_profiler.monitor.host import host_id
+
+
+@pytest.fixture
+def machine(tmp_path):
+    (tmp_path / "dmi").mkdir()
+    (tmp_path / "proc").mkdir()
+    return tmp_path
+
+
+def identity(machine, *, in_container=True):
+    return host_id(in_container=in_container, proc=machine / "proc", dmi=machine / "dmi")
+
+
+def test_the_instance_id_comes_first(machine):
+    (machine / "dmi/board_asset_tag").write_text("i-0123456789abcdef0\n")
+    assert identity(machine) == "i-0123456789abcdef0"
+
+
+def test_without_it_one_of_the_gpus_identifies_the_machine(machine):
+    (machine / "dmi/board_asset_tag").write_text("Not specified\n")
+    for place, name in enumerate(["GPU-bbbbbbbb-1", "GPU-aaaaaaaa-2"]):
+        folder = machine / f"proc/driver/nvidia/gpus/0000:0{place}:00.0"
+        folder.mkdir(parents=True)
+        (folder / "information").write_bytes(f"Model: A100\nGPU UUID: \t {name}\n\xff".encode("latin-1"))
+    assert identity(machine) == "GPU-aaaaaaaa-2"
+
+
+def test_a_host_name_counts_outside_of_containers_only(machine):
+    assert not identity(machine)
+    assert identity(machine, in_container=False) == socket.gethostname()[:64]
