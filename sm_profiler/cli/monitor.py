@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -15,6 +16,7 @@ from sm_profiler.errors import ProfilerError
 from sm_profiler.signals import SignalEvent, StopEvent
 
 if TYPE_CHECKING:
+    from sm_profiler.monitor.board import Board
     from sm_profiler.monitor.uploader import Uploader
 
 FLUSH_SECONDS = 100.0  # a SageMaker container has 120 s after SIGTERM
@@ -49,13 +51,26 @@ class Command:
             metavar="URI",
             help="s3:// URI of the profiler-output to upload the files to",
         )
+        parser.add_argument(
+            "--metrics-port", type=int, metavar="N", help="also serve the newest values for Prometheus, at /metrics"
+        )
+        parser.add_argument(
+            "--metrics-address", default="127.0.0.1", metavar="A", help="interface of that port (default: %(default)s)"
+        )
+        parser.add_argument(
+            "--otlp",
+            action="store_true",
+            help="also push them by OpenTelemetry, to the endpoint in its OTEL_* variables",
+        )
         parser.add_argument("--kms-key", default=None, metavar="KEY", help="KMS key that encrypts the uploads")
 
     def run(self, options: Namespace) -> int:
         """Sample until stopped."""
         from sm_profiler.container import read_resources
+        from sm_profiler.monitor.board import Board
         from sm_profiler.monitor.node_state import NodeLock, start_time
         from sm_profiler.monitor.sampler import MAX_INTERVAL_MS, MIN_INTERVAL_MS, Sampler
+        from sm_profiler.monitor.step_counter import StepCounter
 
         if not MIN_INTERVAL_MS <= options.interval_ms <= MAX_INTERVAL_MS:
             raise ProfilerError(
@@ -75,6 +90,9 @@ class Command:
             print(f"{options.out}: another process is already sampling {node}")
             return BAD
         sampler = Sampler(options.out, node, options.interval_ms / 1000)
+        board = Board(node, time.monotonic, StepCounter(options.out, node))
+        stop_metrics = show_metrics(board, options)
+        sampler.board = board if stop_metrics else None
         stop = stop_on_signals()
         print(f"sampling {node} every {options.interval_ms} ms into {options.out}; Ctrl-C stops", flush=True)
         until_stopped(
@@ -82,8 +100,27 @@ class Command:
             [sampler.run, *([uploader.run] if uploader else [])],
             lambda: bool(options.pid) and start_time(options.pid) != started,
         )
+        for end in stop_metrics:
+            end()
         print(f"{sampler.ticks} samples")
         return DONE if uploader is None or flush(uploader) else BAD
+
+
+def show_metrics(board: Board, options: Namespace) -> list[Callable[[], object]]:
+    """Serve or push the board's values as the options ask for; return what ends that."""
+    ends: list[Callable[[], object]] = []
+    if options.otlp:
+        from sm_profiler.container import JOB_NAME_VARIABLE
+        from sm_profiler.monitor.telemetry import start_telemetry
+
+        ends.append(start_telemetry(board, os.environ.get(JOB_NAME_VARIABLE, "")).shutdown)
+    if options.metrics_port is not None:
+        from sm_profiler.monitor.exposition import Exposition
+
+        metrics = Exposition(options.metrics_address, options.metrics_port, board.values)
+        print(f"metrics at http://{options.metrics_address}:{metrics.server_port}/metrics", flush=True)
+        ends.append(metrics.close)
+    return ends
 
 
 def stop_on_signals() -> SignalEvent:

@@ -17,19 +17,21 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import attrs
 
+from sm_profiler.container import METRICS_ADDRESS_VARIABLE, METRICS_PORT_VARIABLE
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.formats.trace_writer import recover_traces
+from sm_profiler.monitor.board import Board
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
 from sm_profiler.monitor.sampler import MAX_INTERVAL_MS, MIN_INTERVAL_MS, Sampler, machine_sources
 from sm_profiler.monitor.task import Task
 from sm_profiler.monitor.uploader import Destination, Uploader, open_destination
-from sm_profiler.printable import logger_for
+from sm_profiler.printable import logger_for, printable
 from sm_profiler.signals import SignalEvent
 
 logger = logger_for("sm_profiler")
@@ -218,6 +220,23 @@ class Agent:
         return True
 
 
+def serve_metrics(root: Path, node: str, environment: Mapping[str, str]) -> Board | None:
+    """Serve the newest values for Prometheus if the environment names a port; a failure is one line in the log."""
+    text = environment.get(METRICS_PORT_VARIABLE)
+    if not text:
+        return None
+    from sm_profiler.monitor.exposition import Exposition  # noqa: PLC0415 - few jobs are scraped
+    from sm_profiler.monitor.step_counter import StepCounter  # noqa: PLC0415
+
+    board = Board(node, time.monotonic, StepCounter(root, node))
+    try:
+        Exposition(environment.get(METRICS_ADDRESS_VARIABLE) or "127.0.0.1", int(text), board.values)
+    except (ProfilerError, ValueError) as error:
+        logger.warning("sm-profiler: no metrics for Prometheus: %s", printable(str(error)))
+        return None
+    return board
+
+
 def keep_running(work: Callable[[threading.Event], None], stop: threading.Event) -> None:
     """Run `work`, and restart it if it fails; the first failure is reported in one line."""
     reported = False
@@ -249,12 +268,13 @@ def main(arguments: list[str]) -> None:
     root = Path(task.root)
     lock = NodeLock(root, task.node, fd)
     interval_s = min(max(task.interval_ms, MIN_INTERVAL_MS), MAX_INTERVAL_MS) / 1000
+    board = serve_metrics(root, task.node, os.environ)
     agent = Agent(
         task,
         lock,
         ProcessRegistry(root, task.node),
         lambda: open_destination(task.destination, task.kms_key_id or None),
-        lambda: Sampler(root, task.node, interval_s, machine_sources(task.interface)),
+        lambda: Sampler(root, task.node, interval_s, machine_sources(task.interface), board=board),
     )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the script
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -9,6 +9,7 @@ from pathlib import Path
 import attrs
 
 from sm_profiler.formats.system_writer import Measurement, SystemWriter, recover_minutes
+from sm_profiler.monitor.board import Board
 from sm_profiler.monitor.gpu import GpuSource, find_gpus
 from sm_profiler.monitor.limits import Limits
 from sm_profiler.monitor.metric_sources import Cpu, Disk, Memory, MetricSource, Network
@@ -81,6 +82,7 @@ class Sampler:
         wall: clock in seconds since the epoch.
         monotonic: monotonic clock in seconds.
         cpu_seconds: CPU time of this thread, for the monitor's own cost.
+        board: gets the newest values, too.
         ticks: number of ticks so far.
     """
 
@@ -91,6 +93,7 @@ class Sampler:
     wall: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
     cpu_seconds: Callable[[], float] = time.thread_time
+    board: Board | None = None
     ticks: int = 0
     _writer: SystemWriter = attrs.field(init=False)
     _ticker: Ticker | None = attrs.field(default=None, init=False)
@@ -135,6 +138,8 @@ class Sampler:
             if failures:
                 self._failures[source.name] = 0
             self._writer.write(self.wall(), rows)
+            if self.board is not None:
+                self.board.update(rows)
         now = self.monotonic()
         if self._last_own is None or now - self._last_own[0] >= OWN_EVERY_S:
             self._write_own_rows(now)

@@ -1,0 +1,97 @@
+"""The board in Prometheus' text format, over HTTP."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from sm_profiler.errors import ProfilerError
+from sm_profiler.monitor.board import Value
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+TIMEOUT_S = 10.0
+# Units at the end of a metric's name, as Prometheus' convention for OpenTelemetry's metrics has it.
+_SUFFIXES = {"1": "_ratio", "By/s": "_bytes_per_second", "W": "_watts", "Cel": "_celsius", "{step}": ""}
+
+
+def render(values: Iterable[Value]) -> str:
+    """Return values in the text format, the series of a metric together."""
+    lines: list[str] = []
+    by_name: dict[str, list[Value]] = {}
+    for value in values:
+        if math.isfinite(value.value):
+            by_name.setdefault(name_of(value), []).append(value)
+    for name, group in sorted(by_name.items()):
+        instrument = group[0].instrument
+        kind = "counter" if instrument.counts else "gauge"
+        lines += [f"# HELP {name} {instrument.text}", f"# TYPE {name} {kind}"]
+        for value in group:
+            labels = ",".join(f'{key.replace(".", "_")}="{_escaped(text)}"' for key, text in value.labels)
+            lines.append(f"{name}{{{labels}}} {value.value:.10g}")
+    return "\n".join(lines) + "\n"
+
+
+def name_of(value: Value) -> str:
+    """Return the name of a metric: `hw.gpu.utilization` is hw_gpu_utilization_ratio."""
+    instrument = value.instrument
+    total = "_total" if instrument.counts else ""
+    return instrument.name.replace(".", "_") + _SUFFIXES[instrument.unit] + total
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers GET /metrics."""
+
+    timeout = TIMEOUT_S
+    server: Exposition
+
+    def do_GET(self) -> None:
+        """Send the values."""
+        if self.path.partition("?")[0] != "/metrics":
+            self.send_error(404)
+            return
+        body = render(self.server.values()).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", CONTENT_TYPE)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing: a scrape comes every few seconds."""
+
+
+class Exposition(ThreadingHTTPServer):
+    """Serves the values in threads of its own, until `close`."""
+
+    daemon_threads = True
+
+    def __init__(self, address: str, port: int, values: Callable[[], list[Value]]) -> None:
+        """Listen.
+
+        Args:
+            address: of the interface; 127.0.0.1 for this machine only.
+            port: 0 for any free one.
+            values: returns the newest values.
+
+        Raises:
+            ProfilerError: the address or the port cannot be used.
+        """
+        self.values = values
+        try:
+            super().__init__((address, port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise ProfilerError(f"metrics at {address}:{port}: {getattr(error, 'strerror', None) or error}") from None
+        self._thread = threading.Thread(target=self.serve_forever, name="sm-profiler-metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.shutdown()
+        self.server_close()
+        self._thread.join()

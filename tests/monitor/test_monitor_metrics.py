@@ -1,0 +1,254 @@
+"""The newest values for Prometheus, read by its own parser."""
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client.parser import text_string_to_metric_families
+
+from sm_profiler.errors import ProfilerError
+from sm_profiler.formats.system_writer import Measurement
+from sm_profiler.monitor.agent import serve_metrics
+from sm_profiler.monitor.board import GAUGES, MAX_DEVICES, STALE_S, STEPS, Board
+from sm_profiler.monitor.exposition import Exposition, render
+from sm_profiler.monitor.step_counter import StepCounter
+from sm_profiler.monitor.telemetry import start_telemetry
+
+ROOT = Path(__file__).parents[2]
+HOSTILE = 'algo"1\n\\'
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def families(text):
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def rows():
+    return [
+        Measurement("cpu", "cpu0", "CPUUtilization", 50.0),
+        Measurement("cpu", "cpu1", "CPUUtilization", 100.0),
+        Measurement("memory", "MemoryUsedPercent", "", 25.0),
+        Measurement("gpu", "gpu0", "GPUUtilization", 90.0),
+        Measurement("gpu", "gpu1", "GPUUtilization", 10.0),
+        Measurement("network", "ReceiveBytesPerSecond", "Algorithm", 3.0),
+        Measurement("network", "ReceiveBytesPerSecond", "Platform", 4.0),
+        Measurement("monitor", "MonitorCPUPercent", "", 1.0),
+    ]
+
+
+def test_prometheus_reads_every_metric():
+    board = Board("algo-1", Clock())
+    board.update(rows())
+    found = families(render(board.values()))
+    assert found["system_cpu_utilization_ratio"].samples[0].value == 0.75
+    assert found["system_memory_utilization_ratio"].samples[0].value == 0.25
+    gpus = {sample.labels["hw_id"]: sample.value for sample in found["hw_gpu_utilization_ratio"].samples}
+    assert gpus == {"gpu0": 0.9, "gpu1": 0.1}
+    assert found["sm_profiler_network_receive_bytes_per_second"].samples[0].value == 7
+    assert all(sample.labels["node"] == "algo-1" for family in found.values() for sample in family.samples)
+
+
+def test_the_number_of_series_is_bounded_and_old_values_vanish():
+    clock = Clock()
+    board = Board("algo-1", clock)
+    board.update([Measurement("gpu", f"gpu{number}", "GPUUtilization", 1.0) for number in range(1000)])
+    assert len(board.values()) == MAX_DEVICES
+    clock.now += STALE_S + 1
+    board.update([Measurement("gpu", "gpu0", "GPUUtilization", 1.0)])
+    assert len(board.values()) == 1
+
+
+def test_hostile_labels_are_escaped():
+    board = Board(HOSTILE, Clock())
+    board.update(rows())
+    (sample,) = families(render(board.values()))["system_cpu_utilization_ratio"].samples
+    assert sample.labels["node"] == HOSTILE
+
+
+def trace(path, steps, mode="TRAIN", end="\n"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"name": f"Step:ModeKeys.{mode}", "ph": "X", "ts": step}) for step in range(steps)]
+    with path.open("a") as file:
+        file.write("[\n" + ",\n".join(lines) + end)
+
+
+def test_steps_are_counted_once_while_their_file_grows_and_gets_its_name(tmp_path):
+    folder = tmp_path / "framework/pevents/2026010100"
+    counter = StepCounter(tmp_path, "algo-1")
+    assert counter.count() == {}
+    path = folder / "1_7-algo-1_pythontimeline.json.tmp"
+    trace(path, 3, end="")
+    assert counter.count()["train"] == 2  # the last line is not whole
+    with path.open("a") as file:
+        file.write("\n")
+    trace(path, 2, "EVAL")
+    trace(folder / "1_7-algo-2_pythontimeline.json", 50)  # another node's
+    assert dict(counter.count()) == {"train": 3, "eval": 2, "predict": 0}
+    path.rename(folder / "9_7-algo-1_pythontimeline.json")
+    assert counter.count()["train"] == 3
+
+
+def test_links_are_not_followed(tmp_path):
+    trace(tmp_path / "elsewhere.json", 5)
+    folder = tmp_path / "out/framework/pevents"
+    folder.mkdir(parents=True)
+    (folder / "1_7-algo-1_pythontimeline.json").symlink_to(tmp_path / "elsewhere.json")
+    os.mkfifo(folder / "2_7-algo-1_pythontimeline.json")
+    assert StepCounter(tmp_path / "out", "algo-1").count() == {}
+
+
+def test_a_scrape_over_http(tmp_path):
+    trace(tmp_path / "framework/pevents/1_7-algo-1_pythontimeline.json", 4)
+    board = Board("algo-1", Clock(), StepCounter(tmp_path, "algo-1"))
+    server = Exposition("127.0.0.1", 0, board.values)
+    url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:  # noqa: S310 - this machine's
+            found = families(answer.read().decode())
+        (sample,) = [one for one in found["sm_profiler_steps"].samples if one.labels["mode"] == "train"]
+        assert (sample.name, sample.value) == ("sm_profiler_steps_total", 4)
+        with pytest.raises(urllib.error.HTTPError) as missing:
+            urllib.request.urlopen(f"{url}/etc/passwd", timeout=60)  # noqa: S310
+        missing.value.close()
+        with pytest.raises(ProfilerError, match="Address already in use"):
+            Exposition("127.0.0.1", server.server_port, board.values)
+    finally:
+        server.close()
+
+
+def test_the_environment_of_a_job_switches_it_on(tmp_path, caplog):
+    assert serve_metrics(tmp_path, "algo-1", {}) is None
+    assert serve_metrics(tmp_path, "algo-1", {"SM_PROFILER_METRICS_PORT": "many"}) is None
+    assert serve_metrics(tmp_path, "algo-1", {"SM_PROFILER_METRICS_PORT": "99999999"}) is None
+    assert caplog.text.count("no metrics for Prometheus") == 2
+    assert isinstance(serve_metrics(tmp_path, "algo-1", {"SM_PROFILER_METRICS_PORT": "0"}), Board)
+
+
+def test_the_command_serves_this_machine(tmp_path):
+    command = [sys.executable, "-m", "sm_profiler", "monitor", "--out", str(tmp_path), "--metrics-port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as monitor:
+        try:
+            url = monitor.stdout.readline().split()[-1]
+            while True:
+                with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310
+                    found = families(answer.read().decode())
+                if "system_cpu_utilization_ratio" in found:
+                    break
+            assert 0 <= found["system_memory_utilization_ratio"].samples[0].value <= 1
+        finally:
+            monitor.terminate()
+
+
+def test_opentelemetrys_sdk_reads_every_metric(tmp_path):
+    trace(tmp_path / "framework/pevents/1_7-algo-1_pythontimeline.json", 4)
+    board = Board("algo-1", Clock(), StepCounter(tmp_path, "algo-1"))
+    board.update(rows())
+    reader = InMemoryMetricReader()
+    provider = start_telemetry(board, "my-job", reader)
+    (resource,) = reader.get_metrics_data().resource_metrics
+    assert resource.resource.attributes["sm_profiler.job"] == "my-job"
+    (scope,) = resource.scope_metrics
+    found = {metric.name: metric for metric in scope.metrics}
+    assert found["system.cpu.utilization"].data.data_points[0].value == 0.75
+    assert found["system.cpu.utilization"].unit == "1"
+    gpus = {point.attributes["hw.id"]: point.value for point in found["hw.gpu.utilization"].data.data_points}
+    assert gpus == {"gpu0": 0.9, "gpu1": 0.1}
+    steps = {point.attributes["mode"]: point.value for point in found["sm_profiler.steps"].data.data_points}
+    assert steps["train"] == 4
+    assert found["sm_profiler.steps"].data.is_monotonic
+    provider.shutdown()
+
+
+def test_metrics_arrive_at_a_collector_by_otlp(tmp_path):
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers.get("Content-Encoding") == "gzip":
+                body = gzip.decompress(body)
+            request = ExportMetricsServiceRequest.FromString(body)
+            names.update(
+                metric.name
+                for resource in request.resource_metrics
+                for scope in resource.scope_metrics
+                for metric in scope.metrics
+            )
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            """Log nothing."""
+
+    names = set()
+    with HTTPServer(("127.0.0.1", 0), Collector) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        command = [
+            sys.executable,
+            "-m",
+            "sm_profiler",
+            "monitor",
+            "--out",
+            str(tmp_path),
+            "--otlp",
+            "--interval-ms",
+            "100",
+        ]
+        environment = {
+            **os.environ,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+            "OTEL_METRIC_EXPORT_INTERVAL": "300",
+        }
+        with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as monitor:
+            until = time.monotonic() + 120
+            while "system.cpu.utilization" not in names and time.monotonic() < until:
+                time.sleep(0.05)
+            monitor.terminate()
+        server.shutdown()
+        thread.join()
+    assert {"system.cpu.utilization", "system.memory.utilization"} <= names
+    assert monitor.returncode == 0
+
+
+def names_in(text):
+    return set(re.findall(r"\b(?:hw|system|sm_profiler)_[a-z]+_[a-z_]+\b", text))
+
+
+@pytest.mark.parametrize("name", ["grafana-dashboard.json", "prometheus-alerts.yml"])
+def test_examples_name_metrics_that_exist(name):
+    board = Board("algo-1", Clock(), None)
+    board.update([Measurement("x", "gpu0" if "GPU" in key else key, key, 1.0) for key in GAUGES])
+    board.update(rows())
+    known = set(families(render(board.values()))) | {"sm_profiler_steps_total"}
+    text = (ROOT / "examples/monitoring" / name).read_text()
+    assert names_in(text)
+    assert names_in(text) <= known
+    assert STEPS.counts
+
+
+def test_the_dashboard_has_what_grafana_requires():
+    board = json.loads((ROOT / "examples/monitoring/grafana-dashboard.json").read_text())
+    assert {"title", "uid", "schemaVersion", "panels", "templating", "time"} <= set(board)
+    numbers = [panel["id"] for panel in board["panels"]]
+    assert len(set(numbers)) == len(numbers)
+    for panel in board["panels"]:
+        assert {"type", "title", "gridPos", "targets", "datasource"} <= set(panel)
+        assert all(target["expr"] for target in panel["targets"])
+        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
