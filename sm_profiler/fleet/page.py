@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import attrs
@@ -13,7 +13,18 @@ from markupsafe import Markup
 from sm_profiler.fleet import page_charts
 from sm_profiler.fleet.model import Fleet, FleetJob, Group
 from sm_profiler.fleet.page_rows import PLAIN_ROWS, columns, compact, link
-from sm_profiler.fleet.page_words import STAGES, STATES, Amounts, hours, label, moment, monday, money
+from sm_profiler.fleet.page_words import (
+    STAGES,
+    STATES,
+    Amounts,
+    group_name,
+    group_value,
+    hours,
+    label,
+    moment,
+    monday,
+    money,
+)
 from sm_profiler.report import charts
 from sm_profiler.report.blocks import Picture, Table, cut_table
 from sm_profiler.report.charts import ChartPart
@@ -24,6 +35,7 @@ from sm_profiler.report.svg import shorten
 MAX_CAUSES = 6  # in the bar; the others are summed
 MAX_GROUPS = 12  # rows a key
 MAX_KEYS = 8
+MANY = 20  # jobs
 MAX_NAMES = 3  # of jobs in a cell
 SMALL = 1 / 3  # of the most expensive cause: a single repair below that is not what to do first
 CAUSE_COLOURS = ("rose", "amber", "violet", "teal", "blue", "moss")
@@ -132,7 +144,7 @@ class _Page:
 
     def _facts(self) -> list[str]:
         totals = self._fleet.totals
-        judged = "all of them judged" if totals.judged == totals.jobs else f"{totals.judged:,} of them judged"
+        judged = "All were judged" if totals.judged == totals.jobs else f"{totals.judged:,} were judged"
         found = [judged] if totals.jobs else []
         if totals.failed:
             found.append(f"{totals.failed:,} failed or stopped")
@@ -174,7 +186,10 @@ class _Page:
         """
         fleet = self._fleet
         steps = [Step(self._amount(one.usd, one.instance_hours), one.sentence, one.next_step) for one in fleet.common]
-        steps += [Step(self._amount(one.usd, one.instance_hours), one.sentence, _REPLACE_HOST) for one in fleet.hosts]
+        steps += [
+            Step(self._amount(one.usd, one.instance_hours), "A slow machine delays its jobs.", one.sentence)
+            for one in fleet.hosts
+        ]
         best = max(steps, key=lambda step: step.amount, default=None)
         cause = self._cause()
         if best and (cause is None or best.amount >= SMALL * cause.amount):
@@ -190,15 +205,14 @@ class _Page:
         if one is None or amount <= 0:
             return None
         what = f"{label(one.cause)}: {plural(one.jobs, 'job')} {'loses' if one.jobs == 1 else 'lose'} {self._amounts.format(amount)} this way"
-        if one.jobs > 1:
-            what += ", most of all"
+        what += ", most of all" if one.jobs > 1 else ":"
         worst = max(
             (job for job in self._fleet.jobs if job.losses), key=lambda job: _lost_to(job, one.cause), default=None
         )
         if worst is None:
             return Step(amount, what, one.next_step or _READ_ON)
         name = shorten(worst.name, 90)
-        return Step(amount, what, one.next_step or _READ_ON, name, link(worst, self._out), _where(worst))
+        return Step(amount, what, one.next_step or _READ_ON, name, link(worst, self._out), _where(worst, one.cause))
 
     def _evidence(self) -> list[tuple[str, str, str]]:
         """Return the figures of the first screen: name, value, and what it means."""
@@ -210,8 +224,6 @@ class _Page:
             found.append(("Saved by spot machines", money(totals.saved_usd), ""))
         if amounts.priced and totals.failed_usd > 0:
             found.append(("Spent on failed or stopped jobs", money(totals.failed_usd), plural(totals.failed, "job")))
-        if amounts.priced and totals.interrupted_usd > 0:
-            found.append(("Lost by interruptions", money(totals.interrupted_usd), ""))
         return found
 
     def _ranking(self) -> list[Step]:
@@ -221,7 +233,7 @@ class _Page:
             found.append(
                 Step(
                     self._amount(one.usd, one.instance_hours), label(one.cause), one.next_step, shorten(one.name, 90),
-                    link(job, self._out), _where(job),
+                    link(job, self._out), _where(job, one.cause),
                 )
             )  # fmt: skip
         return found
@@ -252,20 +264,23 @@ class _Page:
         by_key: dict[str, list[Group]] = defaultdict(list)
         for group in self._fleet.groups:
             by_key[group.key].append(group)
-        week_of = self._by_week()
-        found = []
+        chosen = []
         for key, groups in list(by_key.items())[:MAX_KEYS]:
             groups.sort(key=lambda group: (-self._amounts.lost(group.sums), -self._amounts.spent(group.sums)))
-            shown = groups[:MAX_GROUPS]
+            shown = _worth_a_row(groups, self._fleet.totals.jobs)[:MAX_GROUPS]
+            chosen.append((key, shown, len(groups) - len(shown)))
+        week_of = self._by_week({(key, group.value) for key, shown, _ in chosen for group in shown})
+        found = []
+        for key, shown, more in chosen:
             most = max(self._amounts.spent(group.sums) for group in shown)
             rows = [self._group(group, most, week_of.get((key, group.value), [])) for group in shown]
-            found.append((shorten(key, 40), rows, max(len(groups) - MAX_GROUPS, 0)))
+            found.append((shorten(group_name(key), 40), rows, more))
         return found
 
     def _group(self, group: Group, most: float, weeks: Sequence[tuple[float, float]]) -> GroupRow:
         amounts, sums = self._amounts, group.sums
         spent, lost = amounts.spent(sums), amounts.lost(sums)
-        name = shorten(group.value, 60) or "(unknown)"
+        name = shorten(group_value(group.value), 60) or "(unknown)"
         written = f"{name}: {amounts.format(spent)} spent, {amounts.format(lost)} wasted"
         return GroupRow(
             name, f"{sums.jobs:,}", amounts.format(spent), amounts.format(lost), percent(lost / spent) if spent > 0 else "",
@@ -273,15 +288,17 @@ class _Page:
             page_charts.trend(weeks, f"{name}, by week"),
         )  # fmt: skip
 
-    def _by_week(self) -> dict[tuple[str, str], list[tuple[float, float]]]:
-        """Return amounts spent and wasted by week for each value of each key."""
+    def _by_week(self, wanted: Container[tuple[str, str]]) -> dict[tuple[str, str], list[tuple[float, float]]]:
+        """Return amounts spent and wasted by week for some values of keys."""
         places = {week.week: place for place, week in enumerate(self._fleet.weeks)}
         found: dict[tuple[str, str], list[list[float]]] = defaultdict(lambda: [[0.0, 0.0] for _ in places])
         for job in self._fleet.jobs:
             if job.week not in places:
                 continue
-            for key, value in job.groups.items():
-                one = found[key, value][places[job.week]]
+            for pair in job.groups.items():
+                if pair not in wanted:
+                    continue
+                one = found[pair][places[job.week]]
                 one[0] += self._amount(job.bill_usd, job.instance_hours)
                 one[1] += self._amount(job.lost_usd, job.lost_instance_hours)
         return {key: [(spent, lost) for spent, lost in columns] for key, columns in found.items()}
@@ -307,7 +324,7 @@ class _Page:
                 (
                     one.name, duration(one.step_ms / 1e3), duration(one.step_ms_before / 1e3), f"+{percent(one.change)}",
                     "; ".join(
-                        f"{key}: {shorten(before, 40) or 'none'} to {shorten(now, 40) or 'none'}"
+                        f"{group_name(key.replace('_', ' '))}: {shorten(group_value(before), 40) or 'none'} to {shorten(group_value(now), 40) or 'none'}"
                         for key, (before, now) in sorted(one.changed.items())
                     ) or "nothing that is known",
                     money(one.usd) if one.usd is not None else "",
@@ -326,6 +343,7 @@ class _Page:
                 )
                 for one in self._fleet.failures
             ],
+            MAX_GROUPS,
         )  # fmt: skip
 
     def _start(self) -> Picture | None:
@@ -360,18 +378,21 @@ class _Page:
 
 
 _READ_ON = "Begin with the job that it costs most."
-_REPLACE_HOST = (
-    "Keep this machine out of the next jobs: report it to AWS Support, or replace the node (HyperPod), and compare it with another "
-    "by the same short job."
-)
+
+
+def _worth_a_row(groups: Sequence[Group], jobs: int) -> Sequence[Group]:
+    """Leave out values of a single job, such as commits, if most are."""
+    several = [group for group in groups if group.sums.jobs > 1]
+    return several if jobs >= MANY and several and 2 * len(several) < len(groups) else groups
 
 
 def _lost_to(job: FleetJob, cause: str) -> float:
     return max((loss.seconds * job.instances for loss in job.losses if loss.cause == cause), default=0.0)
 
 
-def _where(job: FleetJob) -> str:
-    return f"{shorten(job.where[0].file, 60)}:{job.where[0].line}" if job.where else ""
+def _where(job: FleetJob, cause: str) -> str:
+    line = job.where[0] if job.where and job.verdict == cause else None
+    return f"{shorten(line.file, 60)}:{line.line}" if line else ""
 
 
 def _listed(names: Sequence[str]) -> str:

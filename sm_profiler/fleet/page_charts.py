@@ -28,7 +28,7 @@ def weeks(columns: Sequence[tuple[str, float, float]], title: str, written: Call
         return Markup("")
     plot, wide = HEIGHT - TOP - BOTTOM, (WIDTH - LEFT - RIGHT) / max(len(columns), 4)
     drawn = []
-    for tick in ticks(0.0, most, 3):
+    for tick in ticks(0.0, most, 4):
         y = TOP + plot * (1 - tick / most)
         drawn += [
             element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"),

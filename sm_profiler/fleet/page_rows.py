@@ -11,7 +11,19 @@ from urllib.parse import quote
 import attrs
 
 from sm_profiler.fleet.model import Fleet, FleetJob
-from sm_profiler.fleet.page_words import STATES, WHOLE_FROM, Amounts, hours, machines, moment, money, verdict
+from sm_profiler.fleet.page_words import (
+    STATES,
+    WHOLE_FROM,
+    Amounts,
+    advice,
+    group_name,
+    group_value,
+    hours,
+    machines,
+    moment,
+    money,
+    result,
+)  # fmt: skip
 from sm_profiler.report.svg import clean, shorten
 
 PLAIN_ROWS = 100  # rows that the page has without its script
@@ -54,7 +66,7 @@ def columns(fleet: Fleet, amounts: Amounts) -> list[Column]:
     found = [
         Column("job", "Job", "name", lambda job: shorten(job.name, NAME)),
         Column("started", "Started", "date", _started),
-        Column("cause", "Result", "cause", verdict),
+        Column("cause", "Result", "cause", result),
     ]
     if amounts.priced:
         found += [
@@ -77,12 +89,14 @@ def columns(fleet: Fleet, amounts: Amounts) -> list[Column]:
         Column("machine", "Machines", "text", lambda job: shorten(machines(job), 60)),
         Column("status", "Status", "text", lambda job: STATES.get(job.status, shorten(job.status, 30))),
     ]  # fmt: skip
-    found += [_by(key) for key in dict.fromkeys(group.key for group in fleet.groups)]
+    found += [_by(key) for key in dict.fromkeys(group.key for group in fleet.groups) if key != "instance-type"]
     return found
 
 
 def _by(key: str) -> Column:
-    return Column(f"by {key}", shorten(key, 30), "text", lambda job: shorten(job.groups.get(key, ""), 60))
+    return Column(
+        f"by {key}", shorten(group_name(key), 30), "text", lambda job: shorten(group_value(job.groups.get(key, "")), 44)
+    )
 
 
 def compact(jobs: Sequence[FleetJob], chosen: Sequence[Column], out: str) -> dict[str, Any]:
@@ -97,23 +111,19 @@ def compact(jobs: Sequence[FleetJob], chosen: Sequence[Column], out: str) -> dic
             one["values"] = values
         written.append(one)
     texts, codes = coded(_pattern(job, link(job, out)) for job in jobs)
-    advice, left = [], ADVICE_BYTES
+    lines, left = [], ADVICE_BYTES
     for job in jobs:
-        line = (
-            shorten(" ".join(filter(None, (job.error or job.headline, job.next_step))), 420)
-            if job.lost_s or job.error
-            else ""
-        )
-        left -= len(line.encode()) + 3
+        line = shorten(advice(job), 420)
+        left -= len(line.encode("utf-8", "replace")) + 3
         if left < 0:
             break
-        advice.append(line)
+        lines.append(line)
     return {
         "total": len(jobs),
         "sorted": "lost",
         "columns": written,
         "links": {"texts": texts, "codes": codes},
-        "advice": advice,
+        "advice": lines,
     }
 
 

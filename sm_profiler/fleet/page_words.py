@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import date
 
 import attrs
 
 from sm_profiler.fleet.model import FleetJob, Sums
-from sm_profiler.report.classes import Class
+from sm_profiler.fleet.rows import FAILURE, LABELS
 
+_KEYS = {"instance-type": "machine type", "git": "code version"}
 WHOLE_FROM = 100  # amounts from here on have no decimals
 MINUTES_BELOW = 60
-_OTHER_CAUSES = {"FAILED": "Failed jobs", "INTERRUPTED": "Interrupted and repeated"}
 STAGES = {
     "waiting": "Waiting for a machine",
     "image": "Loading the image",
@@ -48,15 +49,34 @@ def hours(count: float) -> str:
 
 def label(cause: str) -> str:
     """Return the name of a cause of waste."""
-    known = Class.__members__.get(cause)
-    return known.label if known else _OTHER_CAUSES.get(cause, cause)
+    return LABELS.get(cause, cause)
 
 
-def verdict(job: FleetJob) -> str:
-    """Return the result in a job's row."""
+def result(job: FleetJob) -> str:
+    """Return the result in a job's row: what the service reports of it, else the verdict."""
+    if job.status == "Failed":
+        return label(FAILURE)
     if job.label or job.verdict:
         return job.label or label(job.verdict)
     return "Could not be read" if job.error else "Not judged"
+
+
+def advice(job: FleetJob) -> str:
+    """Return the sentences below a row's result: what was found and the next step."""
+    if job.error:
+        return job.error
+    first = job.losses[0] if job.losses else None
+    return " ".join(filter(None, (first.headline, first.next_step))) if first else ""
+
+
+def group_name(key: str) -> str:
+    """Return the name of a key of groups."""
+    return _KEYS.get(key, key)
+
+
+def group_value(value: str) -> str:
+    """Return the value of a group's key, an image without its registry."""
+    return re.sub(r"^\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/", "", value)
 
 
 def machines(job: FleetJob) -> str:

@@ -35,7 +35,7 @@ def test_first_screen_states_spending_waste_and_the_first_step():
     assert re.search(r"\$\d+ of \$\d+ was wasted \(\d+ %\)\.", shown)
     assert "Where the money went" in shown
     assert "Useful work" in shown
-    assert "Do this first, for up to $" in shown
+    assert "Do this first: it saves up to $" in shown
     assert "num_workers=2" in shown
 
 
@@ -43,7 +43,7 @@ def test_every_finding_has_a_section():
     shown = visible(render_html(made_up_fleet(30)))
     for text in (
         "Where most is wasted", "9 of 9 jobs of user ben wait for data.", "Week by week", "By user", "Slow machines", "i-0123456789abcdef0", "19 of 20 jobs",
-        "Slower than before", "180 ms", "git: abc123 to def456", "Failed, stopped or interrupted", "exit code 1", "Loading the image",
+        "Slower than before", "180 ms", "code version: abc123 to def456", "Failed, stopped or interrupted", "exit code 1", "Loading the image",
         "Prices: your price table.", "12 jobs without a profile were left out.", "30 had a report already",
     ):  # fmt: skip
         assert text in shown, text
@@ -119,14 +119,14 @@ def test_a_repair_that_is_small_beside_the_whole_is_not_the_first_step():
     assert "300 jobs lose" in visible(render_html(fleet))
     large = attrs.evolve(fleet.hosts[0], usd=fleet.totals.lost_usd)
     shown = visible(render_html(attrs.evolve(fleet, hosts=(large,))))
-    assert "Keep this machine out of the next jobs" in shown
+    assert "A slow machine delays its jobs." in shown
 
 
 def test_table_repeats_no_text_and_no_address():
     html = render_html(made_up_fleet(300), "/reports")
     data = table_data(html)
     by_key = {column["key"]: column for column in data["columns"]}
-    assert by_key["cause"]["texts"] == ["Waiting for data", "Healthy"]
+    assert by_key["cause"]["texts"] == ["Waiting for data", "Failed", "Healthy"]
     assert len(by_key["job"]["values"]) == data["total"] == 300
     named = [made_up_job(number, report=f"/reports/{made_up_job(number).name}") for number in range(300)]
     assert table_data(render_html(fleet_of(named), "/reports"))["links"]["texts"] == ["\0/profiler-report.html"]
@@ -171,15 +171,12 @@ def test_table_sorts_filters_and_searches(tmp_path):
         assert cells(page, 1) == sorted(job.name for job in fleet.jobs)[100:200]
         page.locator("select[data-key='by user']").select_option(label="ben (83)")
         assert status.inner_text().startswith("83 of 250 jobs: $")
-        page.locator("select[data-key='cause']").select_option(label="Waiting for data (166)")
-        page.locator("#jobs-search").fill("failed 000")
+        page.locator("select[data-key='cause']").select_option(label="Failed (35)")
+        page.locator("#jobs-search").fill("000")
         wanted = sorted(
             job.name
             for job in fleet.jobs
-            if job.groups["user"] == "ben"
-            and job.status == "Failed"
-            and job.verdict == "INPUT_BOUND"
-            and "000" in job.name
+            if job.groups["user"] == "ben" and job.status == "Failed" and "000" in job.name
         )
         assert wanted
         assert cells(page, 1) == wanted
