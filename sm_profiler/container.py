@@ -34,6 +34,7 @@ PROCESSING_CONFIG = "/opt/ml/config/processingjobconfig.json"
 PROCESSING_RESOURCE_CONFIG = "/opt/ml/config/resourceconfig.json"
 RULE_INPUT = "/opt/ml/processing/input/profiler"
 RULE_OUTPUT = "/opt/ml/processing/output/rule"
+EXIT_MESSAGE = "/opt/ml/output/message"
 
 # Environment variables of the service and its training toolkit.
 JOB_NAME_VARIABLE = "TRAINING_JOB_NAME"
@@ -48,6 +49,7 @@ CONFIG_VARIABLE = "SM_PROFILER_CONFIG"
 ROOT_VARIABLE = "SM_PROFILER_ROOT"
 SOURCE_VARIABLE = "SM_PROFILER_SOURCE"
 POLL_VARIABLE = "SM_PROFILER_POLL_S"
+SCHEDULER_VARIABLE = "SM_PROFILER_SCHEDULER"  # HOST:PORT of Dask's scheduler, where the hosts share a machine
 RULE_IMAGE_VARIABLE = "SM_PROFILER_RULE_IMAGE"
 METRICS_PORT_VARIABLE, METRICS_ADDRESS_VARIABLE = "SM_PROFILER_METRICS_PORT", "SM_PROFILER_METRICS_ADDRESS"
 ALLOW_STOP_VARIABLE = "SM_PROFILER_ALLOW_STOP_TRAINING"
@@ -91,17 +93,22 @@ class Resources:
     interface: str = ""
 
     @property
+    def first_node(self) -> str:
+        """The node with the lowest number; this one if the nodes are unknown."""
+        return min(self.hosts, key=_host_number, default=self.node)
+
+    @property
     def is_first_node(self) -> bool:
         """True if this node has the lowest number, or the nodes are unknown."""
-        return not self.hosts or self.node == min(self.hosts, key=_host_number)
+        return self.node == self.first_node
 
 
-def read_resources(environment: Mapping[str, str] = os.environ) -> Resources:
-    """Read resourceconfig.json; a missing or damaged file, or field, leaves the defaults."""
+def read_resources(environment: Mapping[str, str] = os.environ, path: str = RESOURCE_CONFIG) -> Resources:
+    """Read resourceconfig.json, by default a training job's; a missing or damaged file, or field, leaves the defaults."""
     import json  # noqa: PLC0415 - for a quick import of the facade
 
     try:
-        found = json.loads(rooted(RESOURCE_CONFIG, environment).read_text("utf-8-sig"))
+        found = json.loads(rooted(path, environment).read_text("utf-8-sig"))
     except (OSError, ValueError, RecursionError):
         return Resources()
     if not isinstance(found, dict) or not isinstance(node := found.get("current_host"), str):

@@ -28,7 +28,7 @@ EXPORTED = {
     "sm_profiler.config": """COLLECTORS CollectorConfig Explanation Profile config_from_environment environment_for explain
         format_metrics load_profile parse_metrics""",
     "sm_profiler.debugger": DEBUGGER,
-    "sm_profiler.deploy": "StartedRules deploy_image start_rules",
+    "sm_profiler.deploy": "StartedRules deploy_image start_rules wait_for_end",
     "sm_profiler.executors": "Meter Pool TaskResult open_pool run_tasks",
     "sm_profiler.hook": "Hook ModeKeys get_hook",
     "sm_profiler.launch": "Attachment agent_environment attach check_request to_request to_shapes",

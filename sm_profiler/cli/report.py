@@ -13,7 +13,8 @@ import attrs
 
 from sm_profiler.cli.arguments import EXECUTOR_HELP, SOURCE_HELP, newest_run, read_json
 from sm_profiler.cli.command import BAD, DONE
-from sm_profiler.errors import ConfigError, SourceError
+from sm_profiler.cli.rules import add_job_arguments, rule_image
+from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.printable import printable
 
 if TYPE_CHECKING:
@@ -62,6 +63,13 @@ class Command:
             metavar="FILE",
             help="JSON of dollars per hour by instance type, in place of the built-in table",
         )
+        away = parser.add_argument_group("in a processing job of SageMaker")
+        away.add_argument(
+            "--on-sagemaker",
+            action="store_true",
+            help="evaluate SOURCE, a training job, there, and wait for the report",
+        )
+        add_job_arguments(away, needs_role=False)
 
     def run(self, options: Namespace) -> int:
         """Build, write and print the report."""
@@ -69,6 +77,8 @@ class Command:
         from sm_profiler.report.build import job_name
         from sm_profiler.source import open_source
 
+        if options.on_sagemaker:
+            return report_there(options)
         parameters = read_json(options.parameters) if options.parameters else None
         prices = read_json(options.prices) if options.prices else None
         if not options.follow and is_trace_source(options.source):
@@ -92,6 +102,34 @@ class Command:
             write_speedscope(report, options.speedscope)
         print_summary(report, page)
         return exit_code(report, options)
+
+
+def report_there(options: Namespace) -> int:
+    """Have a processing job write the report next to the profile; print its verdict and the page's URI."""
+    from sm_profiler.deploy import start_rules, wait_for_end
+
+    unused = ("out", "compat", "speedscope", "executor", "follow", "strict", "fail_on", "instance_type", "prices")
+    given = [f"--{name.replace('_', '-')}" for name in unused if getattr(options, name)]
+    if given:
+        raise ConfigError(f"{given[0]} has no effect with --on-sagemaker: leave it out")
+    if not (options.role or options.training_role):
+        raise ConfigError("--on-sagemaker needs the role of the processing job: give --role, or --training-role")
+    started = start_rules(
+        options.source,
+        image=rule_image(options),
+        role=options.role,
+        parameters=read_json(options.parameters) if options.parameters else None,
+        instance_type=options.processing_type,
+        instances=options.instances,
+        region=options.region,
+    )
+    print(f"sm-profiler: started processing job {started.name}", file=sys.stderr, flush=True)
+    status, message = wait_for_end(started.name, region=options.region)
+    if status != "Completed":
+        raise ProfilerError(f"processing job {started.name}: {status}: {message or 'no reason given'}")
+    print(printable(message))
+    print(started.report_uri)
+    return DONE
 
 
 def is_trace_source(where: str) -> bool:

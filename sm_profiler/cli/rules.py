@@ -7,6 +7,7 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import Any
 
 from sm_profiler.cli.arguments import read_json
 from sm_profiler.cli.command import DONE
@@ -35,7 +36,6 @@ class Command:
             description="Evaluate a training job's profile in a processing job of SageMaker.",
         )
         start.add_argument("--job", required=True, metavar="NAME", help="the training job, finished or running")
-        start.add_argument("--image", metavar="URI", help="the rule image (default: $SM_PROFILER_RULE_IMAGE)")
         start.add_argument(
             "--rule",
             default="ProfilerReport",
@@ -44,47 +44,73 @@ class Command:
         )
         start.add_argument("--source", metavar="S3URI", help="file with a custom rule; --rule names its class")
         start.add_argument("--parameters", type=Path, metavar="FILE", help="JSON object of rule parameters")
-        role = start.add_mutually_exclusive_group(required=True)
-        role.add_argument("--role", metavar="ARN", help="role that the rule container runs under (docs/deploying.md)")
-        role.add_argument(
-            "--training-role",
-            action="store_true",
-            help="run under the training job's role, which usually can do far more than read a profile",
-        )
-        start.add_argument("--instance-type", default="ml.t3.medium", metavar="TYPE", help="default: %(default)s")
+        add_job_arguments(start, needs_role=True)
         start.add_argument("--volume-size-in-gb", type=int, default=30, metavar="N", help="default: %(default)s")
         start.add_argument(
             "--max-hours", type=float, default=24, metavar="N", help="limit on the run time (default: %(default)s)"
         )
-        start.add_argument("--region", metavar="NAME", help="AWS region (default: that of your AWS settings)")
         start.add_argument("--dry-run", action="store_true", help="print the request, send nothing")
 
     def run(self, options: Namespace) -> int:
         """Run the chosen action."""
         if options.action == "start":
             return start(options)
-        from sm_profiler.report.rule_runner import make_folds, write_for_runner
-        from sm_profiler.rules.runner import main
+        from sm_profiler.report.rule_runner import run_rules_job
 
         words = ["--follow"] * options.follow + (["--compat", options.compat] if options.compat else [])
-        return main(words, write_report=write_for_runner, make_folds=make_folds)
+        return run_rules_job(words)
+
+
+def add_job_arguments(parser: Any, *, needs_role: bool) -> None:
+    """Declare the arguments of a processing job.
+
+    Args:
+        parser: a parser or a group of arguments.
+        needs_role: end with an error unless a role is chosen.
+    """
+    parser.add_argument("--image", metavar="URI", help="the rule image (default: $SM_PROFILER_RULE_IMAGE)")
+    role = parser.add_mutually_exclusive_group(required=needs_role)
+    role.add_argument("--role", metavar="ARN", help="role that the rule container runs under (docs/deploying.md)")
+    role.add_argument(
+        "--training-role",
+        action="store_true",
+        help="run under the training job's role, which usually can do far more than read a profile",
+    )
+    parser.add_argument("--instances", type=int, default=1, metavar="N", help="that share the work (default: 1)")
+    parser.add_argument(
+        "--processing-instance-type" if not needs_role else "--instance-type",
+        dest="processing_type",
+        metavar="TYPE",
+        help="default: ml.t3.medium; of several: ml.m5.xlarge",
+    )
+    parser.add_argument("--region", metavar="NAME", help="AWS region (default: that of your AWS settings)")
+
+
+def rule_image(options: Namespace) -> str:
+    """Return the rule image's URI.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    image = options.image or os.environ.get(RULE_IMAGE_VARIABLE)
+    if not image:
+        raise ConfigError("no rule image: give --image, or set SM_PROFILER_RULE_IMAGE (sm-profiler deploy prints it)")
+    return str(image)
 
 
 def start(options: Namespace) -> int:
     """Start the processing job and print where its report will be."""
     from sm_profiler.deploy import start_rules
 
-    image = options.image or os.environ.get(RULE_IMAGE_VARIABLE)
-    if not image:
-        raise ConfigError("no rule image: give --image, or set SM_PROFILER_RULE_IMAGE (sm-profiler deploy prints it)")
     started = start_rules(
         options.job,
-        image=image,
+        image=rule_image(options),
         role=options.role,
         rule=options.rule,
         source=options.source,
         parameters=read_json(options.parameters) if options.parameters else None,
-        instance_type=options.instance_type,
+        instance_type=options.processing_type,
+        instances=options.instances,
         volume_size_in_gb=options.volume_size_in_gb,
         max_hours=options.max_hours,
         region=options.region,

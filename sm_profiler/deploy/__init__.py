@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from sm_profiler._lazy import lazy_exports
 
-__all__ = ["StartedRules", "deploy_image", "start_rules"]
+__all__ = ["StartedRules", "deploy_image", "start_rules", "wait_for_end"]
 
 if TYPE_CHECKING:
     from sm_profiler.deploy.image import deploy_image
-    from sm_profiler.deploy.rule_job import StartedRules, start_rules
+    from sm_profiler.deploy.rule_job import StartedRules, start_rules, wait_for_end
 else:  # boto3 takes a third of a second to load
     __getattr__, __dir__ = lazy_exports(
-        __name__, {"image": ["deploy_image"], "rule_job": ["StartedRules", "start_rules"]}
+        __name__, {"image": ["deploy_image"], "rule_job": ["StartedRules", "start_rules", "wait_for_end"]}
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -19,8 +19,11 @@ from sm_profiler.rules.settings import DEFAULT_RULE
 from sm_profiler.source.job import describe, profiler_output
 from sm_profiler.storage.api_client import create_api_client
 
+POLL_S = 10.0
 MAX_VALUE = 256  # characters of an environment variable that CreateProcessingJob accepts
 MAX_NAME = 63  # characters of a processing job's name
+MAX_INSTANCES = 100
+DEFAULT_TYPE, DEFAULT_TYPE_OF_SEVERAL = "ml.t3.medium", "ml.m5.xlarge"
 RUNNING = ("InProgress", "Stopping")
 
 
@@ -47,13 +50,16 @@ def start_rules(  # noqa: PLR0913 - keyword arguments, each an independent choic
     rule: str = DEFAULT_RULE,
     source: str | None = None,
     parameters: Mapping[str, object] | None = None,
-    instance_type: str = "ml.t3.medium",
+    instance_type: str | None = None,
+    instances: int = 1,
     volume_size_in_gb: int = 30,
     max_hours: float = 24,
     region: str | None = None,
     dry_run: bool = False,
 ) -> StartedRules:
     """Evaluate a training job's profile in a processing job of SageMaker; a running job is followed to its end.
+
+    Several instances share the work once the training job is over, with the same result.
 
     Args:
         job: name of the training job.
@@ -63,7 +69,8 @@ def start_rules(  # noqa: PLR0913 - keyword arguments, each an independent choic
         rule: the rule whose condition decides the status: `ProfilerReport` for all, or the name of one of them.
         source: s3:// URI of a file with a custom rule; `rule` then names its class.
         parameters: parameters of the rules; values become strings.
-        instance_type: instance of the processing job.
+        instance_type: instance of the processing job; default: ml.t3.medium, or ml.m5.xlarge if there are several.
+        instances: number of instances.
         volume_size_in_gb: its volume.
         max_hours: limit on its run time.
         region: AWS region; the session's own by default.
@@ -78,6 +85,8 @@ def start_rules(  # noqa: PLR0913 - keyword arguments, each an independent choic
         rule = check_rule(rule)
     if not 0 < max_hours < math.inf:
         raise ConfigError(f"max_hours {max_hours}: must be a positive number")
+    if not 1 <= instances <= MAX_INSTANCES:
+        raise ConfigError(f"{instances} instances: must be from 1 to {MAX_INSTANCES}")
     client: Any = create_api_client("sagemaker", region=region)
     training = describe(job, client=client)
     data = profiler_output(job, client=client)
@@ -96,7 +105,8 @@ def start_rules(  # noqa: PLR0913 - keyword arguments, each an independent choic
     name = job[: MAX_NAME - len(suffix)].rstrip("-") + suffix
     target = f"{data.rpartition('/')[0]}/rule-output/{rule}"
     output = {"S3Uri": target, "LocalPath": RULE_OUTPUT, "S3UploadMode": "Continuous"}
-    cluster = {"InstanceCount": 1, "InstanceType": instance_type, "VolumeSizeInGB": volume_size_in_gb}
+    kind = instance_type or (DEFAULT_TYPE if instances == 1 else DEFAULT_TYPE_OF_SEVERAL)
+    cluster = {"InstanceCount": instances, "InstanceType": kind, "VolumeSizeInGB": volume_size_in_gb}
     request = {
         "ProcessingJobName": name,
         "RoleArn": role or training["RoleArn"],
@@ -113,6 +123,31 @@ def start_rules(  # noqa: PLR0913 - keyword arguments, each an independent choic
         with one_line_errors("the processing job was refused"):
             client.create_processing_job(**request)
     return StartedRules(name, f"{target}/profiler-output/profiler-report.html", request)
+
+
+def wait_for_end(
+    name: str, *, region: str | None = None, poll_s: float = POLL_S, waiting: Callable[[str], object] = bool
+) -> tuple[str, str]:
+    """Wait until a processing job has ended; return its status, and its message or the reason of its failure.
+
+    Args:
+        name: the processing job.
+        region: AWS region; the session's own by default.
+        poll_s: seconds between two calls.
+        waiting: called with the status after each call.
+
+    Raises:
+        ProfilerError: the job cannot be described.
+    """
+    client: Any = create_api_client("sagemaker", region=region)
+    while True:
+        with one_line_errors("the processing job cannot be described"):
+            found = client.describe_processing_job(ProcessingJobName=name)
+        status = str(found["ProcessingJobStatus"])
+        if status not in RUNNING:
+            return status, str(found.get("ExitMessage") or found.get("FailureReason") or "")
+        waiting(status)
+        time.sleep(poll_s)
 
 
 def check_rule(name: str) -> str:

@@ -20,6 +20,7 @@ import attrs
 from sm_profiler._version import __version__
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.executors.local import LocalExecutor
+from sm_profiler.printable import one_line
 from sm_profiler.processes import processors, start_module, wait_for
 
 MAX_WORKERS = 4096
@@ -38,17 +39,21 @@ class Pool:
 
 
 @contextmanager
-def open_pool(name: str | Executor) -> Iterator[Pool]:
+def open_pool(name: str | Executor | Pool) -> Iterator[Pool]:
     """Open an executor, and close it at the end if it was opened here.
 
     Args:
         name: `local` (one process for each processor), `local:N`, `dask:local[:N]` (a Dask cluster of its own),
-            `dask:tcp://HOST:PORT` (a scheduler that runs), or any executor whose workers have sm-profiler installed.
+            `dask:tcp://HOST:PORT` (a scheduler that runs), any executor whose workers have sm-profiler installed, or a pool
+            that is open.
 
     Raises:
         ConfigError: there is no such executor.
         SourceError: the scheduler cannot be reached, has no workers, or its workers have another version.
     """
+    if isinstance(name, Pool):
+        yield name
+        return
     if isinstance(name, Executor):
         yield Pool(name, int(getattr(name, "_max_workers", 0)) or processors())
         return
@@ -71,28 +76,45 @@ def open_pool(name: str | Executor) -> Iterator[Pool]:
 
 @contextmanager
 def _dask(address: str | None, count: int) -> Iterator[Pool]:
+    wanted = 1 if address else count
+    with ExitStack() as stack:
+        client = connect(address or stack.enter_context(_cluster(count)), CONNECT_S)
+        stack.callback(client.close)
+        _wait_for_workers(client, wanted)
+        check_versions(client)
+        yield pool_of(client)
+
+
+def connect(address: str, timeout_s: float) -> Any:
+    """Return a client of a Dask scheduler.
+
+    Raises:
+        SourceError: Dask is not installed, or the scheduler cannot be reached.
+    """
+    dask = _distributed()
+    try:
+        return dask.Client(address, timeout=timeout_s, set_as_default=False)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise SourceError(f"the Dask scheduler {address} cannot be reached: {one_line(error)}") from None
+
+
+def pool_of(client: Any) -> Pool:
+    """Return the workers of a Dask cluster."""
+    return Pool(client.get_executor(pure=False, retries=2), max(sum(client.nthreads().values()), 1))
+
+
+def _distributed() -> Any:
     try:
         import distributed  # noqa: PLC0415 - an extra
     except ImportError:
         raise SourceError("--executor dask needs Dask: pip install 'sm-profiler[dask]'") from None
-    dask: Any = distributed
-    with ExitStack() as stack:
-        wanted = 1 if address else count
-        address = address or stack.enter_context(_cluster(count))
-        try:
-            client = dask.Client(address, timeout=CONNECT_S, set_as_default=False)
-        except (OSError, TimeoutError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise SourceError(f"the Dask scheduler {address} cannot be reached: {reason}") from None
-        stack.callback(client.close)
-        _wait_for_workers(client, wanted)
-        check_versions(client)
-        yield Pool(client.get_executor(pure=False, retries=2), max(sum(client.nthreads().values()), 1))
+    return distributed
 
 
 @contextmanager
 def _cluster(count: int) -> Iterator[str]:
     """Run a scheduler and workers on this machine; Dask's own cluster would import the caller's script again."""
+    _distributed()
     with tempfile.TemporaryDirectory(prefix="sm-profiler-dask-") as folder, ExitStack() as stack:
         file = Path(folder, "scheduler.json")
         common = ["--scheduler-file", str(file), "--no-dashboard"]
@@ -104,7 +126,7 @@ def _cluster(count: int) -> Iterator[str]:
             ),
         ):
             process = start_module(module, arguments, stderr=subprocess.DEVNULL, new_session=True)
-            stack.callback(_end, process)
+            stack.callback(end_process, process)
         until = time.monotonic() + START_S
         while not file.exists():
             if time.monotonic() > until:
@@ -113,7 +135,7 @@ def _cluster(count: int) -> Iterator[str]:
         yield str(json.loads(file.read_text())["address"])
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end_process(process: subprocess.Popen[bytes]) -> None:
     """End a process and those it has started."""
     with suppress(OSError):
         os.killpg(process.pid, signal.SIGTERM)

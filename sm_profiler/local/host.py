@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ FOLDERS = (
     container.OUTPUT_INTERMEDIATE,
     container.CHECKPOINTS,
 )
+MAX_HOSTS = 8  # of a job; each is a process on this machine
 # Inherited from the endpoint's environment: variables that make this machine's GPUs and libraries usable.
 MACHINE_VARIABLES = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TZ", "LANG")
 
@@ -240,3 +242,10 @@ def user_hyperparameters(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
 def host_names(count: int) -> Sequence[str]:
     """Return the names of `count` hosts: algo-1, algo-2 and so on."""
     return [f"algo-{number + 1}" for number in range(count)]
+
+
+def free_port() -> int:
+    """Return a free port of 127.0.0.1."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

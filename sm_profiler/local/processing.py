@@ -11,7 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from sm_profiler.container import (
+    DEFAULT_NODE,
+    EXIT_MESSAGE,
     JOB_NAME_VARIABLE,
     POLL_VARIABLE,
     PROCESSING_CONFIG,
@@ -19,11 +23,13 @@ from sm_profiler.container import (
     ROOT_VARIABLE,
     RULE_INPUT,
     RULE_OUTPUT,
+    SCHEDULER_VARIABLE,
     STOP_SIGNAL_VARIABLE,
     relocated,
     relocated_text,
 )
 from sm_profiler.errors import ProfilerError
+from sm_profiler.local.host import MAX_HOSTS, free_port, host_names
 from sm_profiler.local.logs import PROCESSING_GROUP, LogStream
 from sm_profiler.local.overlay import create_overlay
 from sm_profiler.local.process import JobProcess, describe_exit
@@ -50,21 +56,57 @@ DEFAULT_MAX_RUNTIME_S = 86400
 MAX_AFTER_TRAINING_S = 900.0  # a rule still running then is stopped and ends as Error, so that no client waits forever
 
 
+@attrs.define(eq=False)
+class ProcessingHost:
+    """One machine of a processing job: a process, and a folder in place of /opt/ml."""
+
+    name: str
+    root: Path
+    log: LogStream
+    uploaders: list[Uploader] = attrs.field(factory=list)
+    process: JobProcess | None = None
+    code: int | None = None
+
+    def folder(self, local_path: str) -> Path:
+        """Return the counterpart of a LocalPath, which must be below /opt/ml."""
+        folder = Path(relocated_text(local_path, self.root))
+        if not folder.resolve().is_relative_to(self.root.resolve()):
+            raise ProfilerError(f"LocalPath {local_path!r} is not below /opt/ml")
+        return folder
+
+    def upload(self) -> None:
+        """Upload what is new in the output folders."""
+        for uploader in self.uploaders:
+            with contextlib.suppress(Exception):  # retried in the next round
+                uploader.upload_new()
+
+    def stop(self) -> None:
+        """Request the end of the process."""
+        if self.process is not None:
+            self.process.stop()
+
+    @property
+    def message(self) -> str:
+        """Text that the container left for DescribeProcessingJob."""
+        try:
+            return relocated(EXIT_MESSAGE, self.root).read_text("utf-8").strip()
+        except (OSError, ValueError):
+            return read_status(self.root).get("StatusDetails", "")
+
+
 class ProcessingRun(threading.Thread):
     """Life of one processing job."""
 
     def __init__(self, services: Services, job: ProcessingJobRecord) -> None:
         super().__init__(name=f"processing {job.name}", daemon=True)
         self.services, self.job = services, job
-        self.root = job.folder / "ml"
-        self.process: JobProcess | None = None
-        self._uploaders: list[Uploader] = []
+        self.hosts: list[ProcessingHost] = []
 
     def close(self) -> None:
         """Stop the job because the endpoint ends."""
         self.job.stop_requested.set()
-        if self.process is not None:
-            self.process.stop()
+        for host in self.hosts:
+            host.stop()
 
     def run(self) -> None:
         """Run the job to a final status."""
@@ -85,55 +127,84 @@ class ProcessingRun(threading.Thread):
         job = self.job
         s3 = self.services.client("s3", job.region)
         job.start_time = now()
-        log = _log_stream(self.services, job.region, job.name)
         try:
-            self._prepare(s3, log)
-            command = self._command()
-            limit = job.request.get("StoppingCondition", {}).get("MaxRuntimeInSeconds", DEFAULT_MAX_RUNTIME_S)
-            self.process = JobProcess(command, self._environment(), self.root, log.write)
-            end = time.monotonic() + limit
-            while (code := self.process.wait(POLL_S)) is None:
-                self._upload()
-                if job.stop_requested.is_set() or time.monotonic() > end:
-                    self.process.stop()
-            self._upload()
+            self._make_hosts()
+            for host in self.hosts:
+                self._prepare(host, s3)
+            command = [self._command(host) for host in self.hosts]
+            python = Path(sys.executable) if self.is_rule else create_overlay(job.folder / "env")
+            scheduler = f"127.0.0.1:{free_port()}" if len(self.hosts) > 1 else ""
+            for host, words in zip(self.hosts, command, strict=True):
+                environment = self._environment(host, python, scheduler)
+                host.process = JobProcess(words, environment, host.root, host.log.write)
+            failed = self._wait()
         finally:
-            log.close()
-        job.exit_message = read_status(self.root).get("StatusDetails", "")[:MAX_REASON]
+            for host in self.hosts:
+                host.log.close()
+        job.exit_message = " ".join(filter(None, (host.message for host in self.hosts)))[:MAX_REASON]
         if job.stop_requested.is_set():
             return "Stopped", ""
-        if self.process.stopped:
+        if failed is not None:
+            where = f"{failed.name}: " if len(self.hosts) > 1 else ""
+            return (
+                "Failed",
+                f"AlgorithmError: {where}{describe_exit(failed.code or 0)}: {' '.join(failed.log.tail[-3:])}",
+            )
+        if any(host.process is not None and host.process.stopped for host in self.hosts):
             return "Stopped", "MaxRuntimeExceeded"
-        if code:
-            return "Failed", f"AlgorithmError: {describe_exit(code)}: {' '.join(log.tail[-3:])}"
         return "Completed", ""
 
-    def _prepare(self, s3: Any, log: LogStream) -> None:
-        (self.job.folder / "home").mkdir()
-        _write_json(self.root, PROCESSING_CONFIG, {**self.job.request, "ProcessingJobArn": self.job.arn})
-        _write_json(self.root, PROCESSING_RESOURCE_CONFIG, {"current_host": "algo-1", "hosts": ["algo-1"]})
+    def _wait(self) -> ProcessingHost | None:
+        """Wait until all hosts have ended; return the first that failed, which ends the others as in the service."""
+        limit = self.job.request.get("StoppingCondition", {}).get("MaxRuntimeInSeconds", DEFAULT_MAX_RUNTIME_S)
+        end = time.monotonic() + limit
+        failed: ProcessingHost | None = None
+        running = list(self.hosts)
+        while running:
+            over = self.job.stop_requested.is_set() or time.monotonic() > end or failed is not None
+            for host in list(running):
+                if over:
+                    host.stop()
+                host.code = host.process.wait(POLL_S / len(running)) if host.process is not None else 0
+                host.upload()
+                if host.code is None:
+                    continue
+                running.remove(host)
+                stopped = host.process is not None and host.process.stopped
+                if host.code and not stopped and failed is None:
+                    failed = host
+        return failed
+
+    def _make_hosts(self) -> None:
+        count = self.job.request.get("ProcessingResources", {}).get("ClusterConfig", {}).get("InstanceCount", 1)
+        if count > MAX_HOSTS:
+            raise ProfilerError(f"{count} instances requested; the local endpoint runs at most {MAX_HOSTS}")
+        for name in host_names(count):
+            log = _log_stream(self.services, self.job.region, self.job.name, name)
+            folder = self.job.folder if count == 1 else self.job.folder / name
+            self.hosts.append(ProcessingHost(name, folder / "ml", log))
+
+    def _prepare(self, host: ProcessingHost, s3: Any) -> None:
+        (host.root.parent / "home").mkdir(parents=True)
+        _write_json(host.root, PROCESSING_CONFIG, {**self.job.request, "ProcessingJobArn": self.job.arn})
+        names = [one.name for one in self.hosts]
+        resources = {"current_host": host.name, "hosts": names, "network_interface_name": "lo"}
+        _write_json(host.root, PROCESSING_RESOURCE_CONFIG, resources)
         for entry in self.job.request.get("ProcessingInputs", ()):
             source = entry.get("S3Input")
             if source is None or not source.get("LocalPath"):
                 raise ProfilerError(
                     f"input {entry['InputName']}: the local endpoint supports only S3 inputs with a LocalPath"
                 )
-            folder = self._folder(source["LocalPath"])
+            folder = host.folder(source["LocalPath"])
             if not self.is_rule:  # the rule runner reads S3 itself, to follow a running job
                 download(s3, source["S3Uri"], folder)
         for entry in self.job.request.get("ProcessingOutputConfig", {}).get("Outputs", ()):
             target = entry.get("S3Output")
             if target is not None:
-                folder = self._folder(target["LocalPath"])
+                folder = host.folder(target["LocalPath"])
                 folder.mkdir(parents=True, exist_ok=True)
-                self._uploaders.append(open_uploader(s3, folder, target["S3Uri"].rstrip("/"), log.write))
-
-    def _folder(self, local_path: str) -> Path:
-        """Return the counterpart of a LocalPath, which must be below /opt/ml."""
-        folder = Path(relocated_text(local_path, self.root))
-        if not folder.resolve().is_relative_to(self.root.resolve()):
-            raise ProfilerError(f"LocalPath {local_path!r} is not below /opt/ml")
-        return folder
+                host.uploaders.append(open_uploader(s3, folder, target["S3Uri"].rstrip("/"), host.log.write))
 
     @property
     def is_rule(self) -> bool:
@@ -144,7 +215,7 @@ class ProcessingRun(threading.Thread):
             "ContainerEntrypoint"
         )
 
-    def _command(self) -> list[str]:
+    def _command(self, host: ProcessingHost) -> list[str]:
         if self.is_rule:
             return RULE_COMMAND
         application = self.job.request["AppSpecification"]
@@ -154,23 +225,18 @@ class ProcessingRun(threading.Thread):
                 " it runs rule images and jobs with a ContainerEntrypoint"
             )
         words = [*application["ContainerEntrypoint"], *application.get("ContainerArguments", ())]
-        return [relocated_text(word, self.root) for word in words]
+        return [relocated_text(word, host.root) for word in words]
 
-    def _environment(self) -> dict[str, str]:
-        python = Path(sys.executable) if self.is_rule else create_overlay(self.job.folder / "env")
+    def _environment(self, host: ProcessingHost, python: Path, scheduler: str) -> dict[str, str]:
         requested = self.job.request.get("Environment", {})
         return {
-            **_base_environment(self.services, self.job.region, self.job.folder, python),
-            ROOT_VARIABLE: str(self.root),
+            **_base_environment(self.services, self.job.region, host.root.parent, python),
+            ROOT_VARIABLE: str(host.root),
             "PROCESSING_JOB_NAME": self.job.name,
             "PROCESSING_JOB_ARN": self.job.arn,
-            **{name: relocated_text(value, self.root) for name, value in requested.items()},
+            **({SCHEDULER_VARIABLE: scheduler} if scheduler else {}),
+            **{name: relocated_text(value, host.root) for name, value in requested.items()},
         }
-
-    def _upload(self) -> None:
-        for uploader in self._uploaders:
-            with contextlib.suppress(Exception):  # retried in the next round
-                uploader.upload_new()
 
 
 class RuleRun(threading.Thread):
@@ -298,8 +364,8 @@ def _base_environment(services: Services, region: str, folder: Path, python: Pat
     }
 
 
-def _log_stream(services: Services, region: str, job: str) -> LogStream:
-    return LogStream(services.client("logs", region), PROCESSING_GROUP, f"{job}/algo-1-{int(time.time())}")
+def _log_stream(services: Services, region: str, job: str, host: str = DEFAULT_NODE) -> LogStream:
+    return LogStream(services.client("logs", region), PROCESSING_GROUP, f"{job}/{host}-{int(time.time())}")
 
 
 def _write_json(root: Path, path: str, content: Any) -> None:

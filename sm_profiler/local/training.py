@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 import time
 import traceback
@@ -16,7 +15,7 @@ from boto3.exceptions import S3UploadFailedError
 from sm_profiler.container import AUTO_VARIABLE, CHECKPOINTS, FAILURE
 from sm_profiler.errors import ProfilerError
 from sm_profiler.local.command import Program, fetch_channels, program_of
-from sm_profiler.local.host import Host, base_environment, host_names, sagemaker_environment
+from sm_profiler.local.host import MAX_HOSTS, Host, base_environment, free_port, host_names, sagemaker_environment
 from sm_profiler.local.logs import TRAINING_GROUP, LogStream
 from sm_profiler.local.metrics import MetricMatcher
 from sm_profiler.local.overlay import create_overlay, install_command, pip_environment
@@ -30,7 +29,6 @@ from sm_profiler.local.transfer import download, open_uploader, pack, s3_keys, u
 POLL_S = 0.2
 DEFAULT_MAX_RUNTIME_S = 86400
 KINETO_NOISE = "USDT:"  # torch.profiler's library prints such lines at the start and end of each window
-MAX_HOSTS = 8  # each is a process on this machine
 
 
 class ScriptFailedError(Exception):
@@ -39,13 +37,6 @@ class ScriptFailedError(Exception):
 
 class JobStoppedError(Exception):
     """The job was stopped or reached its runtime limit; the message is its final secondary status."""
-
-
-def free_port() -> int:
-    """Return a free port of 127.0.0.1."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class TrainingRun(threading.Thread):

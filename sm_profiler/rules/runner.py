@@ -24,7 +24,7 @@ from sm_profiler.errors import ConfigError, ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.printable import logger_for, printable
 from sm_profiler.rules.custom_process import CustomOutcome, CustomProcess
-from sm_profiler.rules.engine import Fold, Following, run_folds
+from sm_profiler.rules.engine import Fold, Following, Slice, others_may_follow, run_folds, run_sliced
 from sm_profiler.rules.plain_report import write_plain_report
 from sm_profiler.rules.profiler_report import ProfilerReport, one_line
 from sm_profiler.rules.results import RuleResults, write_rule_reports
@@ -87,22 +87,28 @@ class Judgement:
 
 
 ReportWriter = Callable[[ReportJob], Judgement | None]
+Spreader = Callable[[ProfileSource, dict[str, str], int, Callable[[], bool]], Slice | None]
 
 
 class Runner:
     """One evaluation of a rule on one job."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword arguments, each an independent choice
         self,
         settings: Settings,
         *,
         write_report: ReportWriter | None = None,
         make_folds: Callable[[], Sequence[Fold]] = tuple,
+        spread: Spreader | None = None,
+        notes: Sequence[str] = (),
         poll_s: float = DEFAULT_POLL_S,
     ) -> None:
         self.settings = settings
         self._write_report = write_report
+        self._make_folds = make_folds
         self._folds = list(make_folds())
+        self._spread = spread
+        self._notes = notes
         self._poll_s = poll_s
         self._stopped = SignalEvent()
         self._windows = 0  # evaluated
@@ -124,14 +130,17 @@ class Runner:
         except Exception as error:
             log.exception("the evaluation failed")
             status, details = Status.ERROR, f"InternalServerError: {one_line(error)}"
-        details = printable(details)
+        details = printable(" ".join(filter(None, [details, *self._notes])))
         if status is Status.ERROR:
             write_plain_report(self.settings.output, self.settings.rule, details)
         write_status(self.settings.output, status, details)
+        self.settings.write_message(details)
         return status, details
 
     def _run(self) -> tuple[Status, str]:
-        report, deciding = self._create_rules()
+        parameters, deciding = self._rule_parameters()
+        compat: Any = self.settings.compat
+        report = ProfilerReport(compat=compat, **parameters)
         source = self._open()
         if source is None:
             reason = "stopped before any arrived" if self._stopped.is_set() else "the job ended without any"
@@ -140,7 +149,7 @@ class Runner:
             return (Status.STOPPED if self._stopped.is_set() else Status.NO_ISSUES), details
         custom = CustomProcess.start(self.settings, source.uri) if self.settings.code else None
         try:
-            self._evaluate(source, report)
+            report = self._evaluate(source, report, parameters)
             if self._stopped.is_set():
                 write_status(self.settings.output, Status.STOPPING)
             self._render(source, report, finished=True)
@@ -150,14 +159,12 @@ class Runner:
                 custom.kill()
         return self._conclude(report, deciding, outcome)
 
-    def _create_rules(self) -> tuple[ProfilerReport, str]:
-        """Return all rules, and the name of the one that decides the status."""
+    def _rule_parameters(self) -> tuple[dict[str, Any], str]:
+        """Return the parameters of all rules, and the name of the one that decides the status."""
         settings = self.settings
-        compat: Any = settings.compat
-        report = ProfilerReport(compat=compat)
         if settings.code:
-            return report, settings.rule
-        names = {name.lower(): name for name in (*report.rules, DEFAULT_RULE)}
+            return {}, settings.rule
+        names = {name.lower(): name for name in (*ProfilerReport().rules, DEFAULT_RULE)}
         name = names.get(settings.rule.lower())
         if name is None:
             raise ConfigError(
@@ -169,7 +176,7 @@ class Runner:
             key if key.lower().startswith(prefix.lower()) or key == "scan_interval_us" else prefix + key: value
             for key, value in settings.parameters.items()
         }
-        return ProfilerReport(compat=compat, **given), name
+        return given, name
 
     def _open(self) -> ProfileSource | None:
         """Return the profile as soon as it has data; None if the job ends without any."""
@@ -196,7 +203,33 @@ class Runner:
     def _should_stop(self) -> bool:
         return self._stopped.is_set() or self.settings.stop_signalled()
 
-    def _evaluate(self, source: ProfileSource, report: ProfilerReport) -> None:
+    def _evaluate(self, source: ProfileSource, report: ProfilerReport, parameters: dict[str, Any]) -> ProfilerReport:
+        """Feed rules and folds with the whole job; return the rules."""
+        interval_us = report.parameters.scan_interval_us
+        if self.settings.compat is not None or (self.settings.follow and self._spread is None):
+            self._note_broken(self._followed(source, report, interval_us))
+            return report
+        whole = None
+        if self._spread is not None:
+            self._wait_for_end(source)
+            whole = self._spread(source, parameters, interval_us, self._stopped.is_set)
+        if whole is None:
+            whole = run_sliced(
+                source, lambda: [ProfilerReport(**parameters), *self._make_folds()], interval_us=interval_us
+            )
+        report, *self._folds = whole.folds
+        self._windows = report.windows
+        self._note_broken(whole.broken)
+        return report
+
+    def _wait_for_end(self, source: ProfileSource) -> None:
+        while self.settings.follow and not self._should_stop():
+            if source.finished and not others_may_follow(source):
+                return
+            self._stopped.wait(self._poll_s)
+            source.refresh()
+
+    def _followed(self, source: ProfileSource, report: ProfilerReport, interval_us: int) -> dict[int, str]:
         following = Following(
             stop=self._should_stop,
             poll_s=self._poll_s,
@@ -208,8 +241,9 @@ class Runner:
             self._windows += 1
 
         follow: bool | Following = following if self.settings.follow else False
-        interval_us = report.parameters.scan_interval_us
-        broken = run_folds(source, [report, *self._folds], follow=follow, on_window=count, interval_us=interval_us)
+        return run_folds(source, [report, *self._folds], follow=follow, on_window=count, interval_us=interval_us)
+
+    def _note_broken(self, broken: dict[int, str]) -> None:
         for index, line in broken.items():
             log.warning("part of the report is missing: %s", line)
             if index == 0:
@@ -293,6 +327,8 @@ def main(
     *,
     write_report: ReportWriter | None = None,
     make_folds: Callable[[], Sequence[Fold]] = tuple,
+    spread: Spreader | None = None,
+    notes: Sequence[str] = (),
 ) -> int:
     """Run the container's rule; return the exit code.
 
@@ -300,6 +336,10 @@ def main(
         argv: `--follow` and `--compat service` override the parameters of the same names.
         write_report: writes the report; default: a plain page.
         make_folds: creates the folds that `write_report` needs, to feed in the same pass.
+        spread: folds a job that is over with other processes: called with source, rule parameters, the length of a
+            window and a function that returns True once it should hurry, it returns the state of the rules and these
+            folds, or None if the job must be read here.
+        notes: sentences for the end of the status's details.
     """
     words = list(argv or ())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stdout)
@@ -318,7 +358,10 @@ def main(
         settings = attrs.evolve(settings, follow=True)
     if "--compat" in words[:-1]:
         settings = attrs.evolve(settings, compat=words[words.index("--compat") + 1])
-    runner = Runner(settings, write_report=write_report, make_folds=make_folds, poll_s=poll_interval_s(os.environ))
+    runner = Runner(
+        settings, write_report=write_report, make_folds=make_folds, spread=spread, notes=notes,
+        poll_s=poll_interval_s(os.environ),
+    )  # fmt: skip
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: runner.stop())
     started = time.monotonic()

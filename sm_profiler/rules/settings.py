@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from sm_profiler.container import (
+    EXIT_MESSAGE,
     JOB_NAME_VARIABLE,
     POLL_VARIABLE,
     PROCESSING_CONFIG,
@@ -87,6 +88,7 @@ class Settings:
         compat: "service" or None.
         allow_stop: True if an action of a user's rule may stop the training job.
         job: the training job's name; "" if unknown.
+        message: file for what DescribeProcessingJob shows once the container has ended.
     """
 
     source: str
@@ -101,6 +103,14 @@ class Settings:
     compat: str | None = None
     allow_stop: bool = False
     job: str = ""
+    message: Path | None = None
+
+    def write_message(self, details: str) -> None:
+        """Write the message, if it may be written."""
+        if self.message is not None:
+            with contextlib.suppress(OSError):
+                self.message.parent.mkdir(parents=True, exist_ok=True)
+                self.message.write_text(details[:MAX_DETAILS], "utf-8")
 
     def stop_signalled(self) -> bool:
         """Return True if the stop signal is older than the grace time."""
@@ -164,6 +174,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         follow=follow.lower() in TRUE if follow else bool(stop_file) or continuous,
         compat=given.get(COMPAT) or None,
         allow_stop=given.get(STOP_JOB, "").lower() in TRUE,
+        message=rooted(EXIT_MESSAGE, environ),
         job=environ.get(JOB_NAME_VARIABLE)
         or given.get(JOB_NAME_VARIABLE)
         or str(config.get("TrainingJobArn") or "").rpartition("/")[2],

@@ -216,3 +216,64 @@ def test_broken_aws_settings_are_one_line(settings, words, builder, monkeypatch,
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("sm-profiler: ")
     assert error.isprintable()
+
+
+def test_several_instances(capsys):
+    training_job("my-job")
+    words = ["rules", "start", "--job", "my-job", "--image", "i", "--training-role", "--dry-run"]
+    clusters = []
+    for more in ([], ["--instances", "4"], ["--instances", "4", "--instance-type", "ml.c5.xlarge"]):
+        assert main([*words, *more]) == 0
+        clusters.append(json.loads(capsys.readouterr().out)["ProcessingResources"]["ClusterConfig"])
+    assert [(one["InstanceCount"], one["InstanceType"]) for one in clusters] == [
+        (1, "ml.t3.medium"),
+        (4, "ml.m5.xlarge"),
+        (4, "ml.c5.xlarge"),
+    ]
+    assert main([*words, "--instances", "101"]) == 2
+    assert "101 instances: must be from 1 to 100" in capsys.readouterr().err
+
+
+def test_report_on_sagemaker_waits_and_prints_the_verdict(capsys, monkeypatch):
+    training_job("my-job")
+    answers = [("Completed", "INPUT_BOUND (high confidence)."), ("Failed", "AlgorithmError: exit code 1")]
+    monkeypatch.setattr("sm_profiler.deploy.wait_for_end", lambda *_, **__: answers.pop(0))
+    words = ["report", "my-job", "--on-sagemaker", "--image", "i", "--instances", "2"]
+    assert main([*words, "--training-role"]) == 0
+    verdict, page = capsys.readouterr().out.splitlines()
+    assert verdict == "INPUT_BOUND (high confidence)."
+    assert page == "s3://bucket/out/my-job/rule-output/ProfilerReport/profiler-output/profiler-report.html"
+    assert len(boto3.client("sagemaker").list_processing_jobs()["ProcessingJobSummaries"]) == 1
+    for more, message in (
+        ([], "give --role, or --training-role"),
+        (["--training-role", "--follow"], "--follow has no effect with --on-sagemaker"),
+        (["--training-role", "--prices", "p.json"], "--prices has no effect"),
+    ):
+        assert main([*words, *more]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_failed_processing_job_is_one_line(capsys, monkeypatch):
+    training_job("my-job")
+    monkeypatch.setattr("sm_profiler.deploy.wait_for_end", lambda *_, **__: ("Failed", "AlgorithmError: exit code 1"))
+    assert main(["report", "my-job", "--on-sagemaker", "--image", "i", "--training-role"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(": Failed: AlgorithmError: exit code 1")
+
+
+def test_waits_until_a_processing_job_has_ended(monkeypatch):
+    from sm_profiler.deploy import rule_job
+
+    states = [
+        {"ProcessingJobStatus": "InProgress"},
+        {"ProcessingJobStatus": "Stopping"},
+        {"ProcessingJobStatus": "Stopped", "ExitMessage": "so far"},
+    ]
+
+    class Client:
+        def describe_processing_job(self, **_):
+            return states.pop(0)
+
+    monkeypatch.setattr(rule_job, "create_api_client", lambda *_, **__: Client())
+    seen = []
+    assert rule_job.wait_for_end("job", poll_s=0, waiting=seen.append) == ("Stopped", "so far")
+    assert seen == ["InProgress", "Stopping"]

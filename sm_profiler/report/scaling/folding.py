@@ -24,7 +24,7 @@ PART_BYTES = 2 << 30  # of files, at most: a worker that dies loses no more
 
 def fold_with(  # noqa: PLR0913 - keyword arguments, one an independent choice
     source: ProfileSource,
-    executor: str | Executor,
+    executor: str | Executor | Pool,
     *,
     parameters: Mapping[str, Any],
     interval_us: int,

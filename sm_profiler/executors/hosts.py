@@ -1,0 +1,179 @@
+"""A Dask cluster over the hosts of a job of SageMaker: the scheduler on the first host, workers on all of them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from importlib.util import find_spec
+from typing import Any
+
+from sm_profiler.container import SCHEDULER_VARIABLE, Resources
+from sm_profiler.errors import SourceError
+from sm_profiler.executors.opening import CONNECT_S, Pool, check_versions, connect, end_process, pool_of
+from sm_profiler.printable import logger_for
+from sm_profiler.processes import processors, start_module
+
+PORT = 8786
+JOIN_S = 300.0  # from one host's start to the others': an image is pulled in between
+POLL_S = 1.0
+PING_S = 5.0
+log = logger_for("sm_profiler.executors")
+
+
+def is_possible() -> bool:
+    """Return whether Dask is installed."""
+    return find_spec("distributed") is not None
+
+
+def scheduler_address(resources: Resources, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """Return host and port of the scheduler: of the first host, unless the environment names others."""
+    named = environment.get(SCHEDULER_VARIABLE, "")
+    host, _, port = named.rpartition(":")
+    return (host, int(port)) if host and port.isdecimal() else (resources.first_node, PORT)
+
+
+def workers_here(resources: Resources, environment: Mapping[str, str] = os.environ) -> int:
+    """Return the number of workers of this host: one for each processor, unless the hosts share this machine."""
+    hosts = len(resources.hosts) if environment.get(SCHEDULER_VARIABLE) else 1
+    return max(processors() // hosts, 1)
+
+
+class HostCluster:
+    """The workers of all hosts, as seen from the first one.
+
+    Attributes:
+        missing: hosts that had no worker when `join` returned.
+    """
+
+    def __init__(self, resources: Resources, scheduler: subprocess.Popen[bytes], stack: ExitStack) -> None:
+        self._resources, self._scheduler, self._stack = resources, scheduler, stack
+        self.missing: tuple[str, ...] = ()
+
+    def join(self, stopped: Callable[[], bool] = bool) -> Pool:
+        """Wait for the workers of all hosts and return them; those that do not come in time are left out.
+
+        Args:
+            stopped: called while waiting; True ends it.
+
+        Raises:
+            SourceError: there is no scheduler or no worker, or versions differ.
+        """
+        host, port = scheduler_address(self._resources)
+        client = self._connected(f"tcp://{host}:{port}")
+        self._stack.callback(client.close)
+        self._stack.callback(_end_workers, client)
+        wanted = workers_here(self._resources) * len(self._resources.hosts)
+        until = time.monotonic() + JOIN_S
+        while len(client.nthreads()) < wanted and time.monotonic() < until and not stopped():
+            time.sleep(POLL_S)
+        check_versions(client)
+        joined = {_host_of(str(one["name"])) for one in client.scheduler_info(n_workers=-1)["workers"].values()}
+        self.missing = tuple(name for name in self._resources.hosts if name not in joined)
+        for name in self.missing:
+            log.warning("%s has not joined: the others do its work", name)
+        return pool_of(client)
+
+    def _connected(self, address: str) -> Any:
+        until = time.monotonic() + JOIN_S
+        while True:
+            try:
+                return connect(address, CONNECT_S)
+            except SourceError:  # noqa: PERF203 - once a second
+                if self._scheduler.poll() is not None or time.monotonic() > until:
+                    raise
+
+
+@contextmanager
+def open_cluster(resources: Resources) -> Iterator[HostCluster]:
+    """Start the scheduler and this host's workers, and end all workers at the end.
+
+    Args:
+        resources: the first host's place in its job.
+    """
+    host, port = scheduler_address(resources)
+    with ExitStack() as stack:
+        folder = stack.enter_context(_scratch())
+        bound = host if os.environ.get(SCHEDULER_VARIABLE) else "0.0.0.0"  # noqa: S104 - the job's own network
+        arguments = ["--host", bound, "--port", str(port), "--no-dashboard"]
+        scheduler = _start("distributed.cli.dask_scheduler", arguments)
+        stack.callback(end_process, scheduler)
+        stack.callback(end_process, _start_workers(resources, folder))
+        yield HostCluster(resources, scheduler, stack)
+
+
+def serve(resources: Resources, *, stopped: Callable[[], bool] = bool) -> None:
+    """Run workers on another host than the first until that ends; errors are logged.
+
+    Args:
+        resources: this host's place in its job.
+        stopped: called about once a second; True ends the workers.
+    """
+    host, port = scheduler_address(resources)
+    with _scratch() as folder:
+        if not _waited_for(host, port, stopped):
+            log.warning("the scheduler at %s:%d cannot be reached: this host has nothing to do", host, port)
+            return
+        workers, ping = _start_workers(resources, folder), time.monotonic() + PING_S
+        try:
+            while workers.poll() is None and not stopped():
+                with suppress(subprocess.TimeoutExpired):
+                    workers.wait(POLL_S)
+                if time.monotonic() >= ping:
+                    if not _is_listening(host, port):
+                        break
+                    ping = time.monotonic() + PING_S
+        finally:
+            end_process(workers)
+
+
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="sm-profiler-dask-", ignore_cleanup_errors=True)
+
+
+def _start_workers(resources: Resources, folder: str) -> subprocess.Popen[bytes]:
+    host, port = scheduler_address(resources)
+    return _start(
+        "distributed.cli.dask_worker",
+        [
+            f"tcp://{host}:{port}", "--nworkers", str(workers_here(resources)), "--nthreads", "1", "--no-dashboard",
+            "--name", resources.node, "--local-directory", folder, "--death-timeout", str(int(JOIN_S)),
+        ],
+    )  # fmt: skip
+
+
+def _start(module: str, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    quiet = {**os.environ, "DASK_LOGGING__DISTRIBUTED": "warning"}
+    return start_module(module, arguments, environment=quiet, new_session=True)
+
+
+def _host_of(worker: str) -> str:
+    """Return the host in a worker's name: Dask appends a number if a host has several."""
+    return "-".join(worker.split("-")[:2])
+
+
+def _end_workers(client: Any) -> None:
+    """Have all workers end, those of other hosts too."""
+    with suppress(Exception):  # the end of the scheduler ends them as well
+        client.shutdown()
+
+
+def _waited_for(host: str, port: int, stopped: Callable[[], bool]) -> bool:
+    until = time.monotonic() + JOIN_S
+    while not _is_listening(host, port):
+        if stopped() or time.monotonic() > until:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _is_listening(host: str, port: int) -> bool:
+    try:
+        with closing(socket.create_connection((host, port), CONNECT_S)):
+            return True
+    except OSError:
+        return False
