@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from argparse import ArgumentParser, Namespace
 from functools import partial
 
@@ -36,17 +37,19 @@ class Command:
         """Serve until the client is gone, or Ctrl-C."""
         if not 0 <= options.port <= 65535:  # noqa: PLR2004 - ports are 16 bits
             raise ConfigError(f"--port {options.port}: expected 0 to 65535")
-        from sm_profiler.exporters.mcp.finding import find_jobs
+        from sm_profiler.exporters.mcp.finding import find_jobs, survey
         from sm_profiler.exporters.mcp.library import Library
         from sm_profiler.exporters.mcp.server import build_server
 
-        server = build_server(Library(partial(find_jobs, options.sources)), source_lines=options.source_lines)
-        if options.http:
-            from sm_profiler.exporters.mcp.http import serve
+        with tempfile.TemporaryDirectory(prefix="sm-profiler-mcp-") as index:
+            library = Library(partial(find_jobs, options.sources), partial(survey, options.sources, index))
+            server = build_server(library, source_lines=options.source_lines)
+            if options.http:
+                from sm_profiler.exporters.mcp.http import serve
 
-            serve(server, options.port, tell)
-        else:
-            server.run("stdio")
+                serve(server, options.port, tell)
+            else:
+                server.run("stdio")
         return DONE
 
 

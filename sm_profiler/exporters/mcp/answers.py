@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 import numpy as np
 
 from sm_profiler.errors import ConfigError
+from sm_profiler.fleet.model import Fleet
 from sm_profiler.formats.columns import Floats
 from sm_profiler.report import Report, parts
 from sm_profiler.report.compare import compare
@@ -161,6 +163,25 @@ def system_series(report: Report, metric: str, points: int) -> dict[str, Any]:
 def comparison(before: Report, after: Report) -> dict[str, Any]:
     """Return what changed between two jobs."""
     return compare(before, after).as_dict()
+
+
+def fleet(found: Fleet) -> dict[str, Any]:
+    """Return what many jobs cost and lose: sums, causes, the jobs that lose most, slow hosts, regressions, groups."""
+    rows = json.loads(found.to_json())
+    keys = (
+        "totals",
+        "causes",
+        "top",
+        "common",
+        "hosts",
+        "regressions",
+        "failures",
+        "groups",
+        "weeks",
+        "prices",
+        "notes",
+    )
+    return {"jobs": len(found.jobs), **{key: rows[key] for key in keys}}
 
 
 def _where(rows: list[dict[str, Any]], *, source_lines: bool) -> list[dict[str, Any]]:

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from sm_profiler.errors import SourceError
 from sm_profiler.exporters.mcp.library import Job
+from sm_profiler.fleet.analysis import GROUP_BY
+from sm_profiler.fleet.building import build_fleet
+from sm_profiler.fleet.model import Fleet
 from sm_profiler.fleet.places import find_places
 from sm_profiler.printable import printable
 from sm_profiler.storage import open_storage
@@ -34,6 +37,21 @@ def find_jobs(sources: Sequence[str]) -> list[Job]:
     if errors and not found:
         raise errors[0]
     return list(found.values())
+
+
+def survey(sources: Sequence[str], index: str, group_by: Sequence[str]) -> Fleet:
+    """Return the fleet of the folders and prefixes among some sources.
+
+    Args:
+        sources: folders, URIs, and names of training jobs, which are left out.
+        index: folder of the index of jobs read before.
+        group_by: keys of groups; none for the usual ones.
+
+    Raises:
+        SourceError: a source cannot be listed.
+    """
+    places = [source for source in sources if "://" in source or Path(source).exists()]
+    return build_fleet(places, group_by=group_by or GROUP_BY, index=open_storage(index), progress=False)
 
 
 def _jobs_of(source: str) -> Iterator[Job]:

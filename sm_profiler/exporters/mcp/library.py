@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from sm_profiler.errors import SourceError
+from sm_profiler.fleet.model import Fleet
 from sm_profiler.printable import printable
 from sm_profiler.report import Report, build_report
 from sm_profiler.source import open_source
@@ -41,9 +42,11 @@ class Library:
 
     Attributes:
         find: lists the jobs; called for each question, so that new ones are found.
+        survey: returns the fleet of all jobs, grouped by some keys.
     """
 
     find: Callable[[], Sequence[Job]]
+    survey: Callable[[Sequence[str]], Fleet]
     _reports: OrderedDict[str, tuple[Any, Report]] = attrs.field(factory=OrderedDict)
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
 
@@ -63,6 +66,15 @@ class Library:
                 return job
         known = ", ".join(job.name for job in jobs[:5]) or "none"
         raise SourceError(f"no job {printable(name)[:100]!r} here; there are {len(jobs)}: {known}")
+
+    def fleet(self, group_by: Sequence[str]) -> Fleet:
+        """Return what all jobs cost and lose.
+
+        Raises:
+            SourceError: a source cannot be listed.
+        """
+        with self._lock:
+            return self.survey(group_by)
 
     def report(self, name: str) -> Report:
         """Return the report of a job.

@@ -100,6 +100,17 @@ class Tools:
         with told():
             return answers.as_data(answers.comparison(self.library.report(before), self.library.report(after)))
 
+    def fleet(
+        self,
+        group_by: Annotated[
+            str, Field(max_length=300, description="such as user,image,instance-type,git or a tag; empty: these four")
+        ] = "",
+    ) -> dict[str, Any]:
+        """Return what all jobs together cost and lose: sums, causes, jobs that lose most, slow hosts, regressions."""
+        keys = [key.strip() for key in group_by.split(",") if key.strip()]
+        with told():
+            return answers.as_data(answers.fleet(self.library.fleet(keys)))
+
 
 def build_server(library: Library, *, source_lines: bool = False) -> MCPServer[Any]:
     """Return the server.
@@ -114,6 +125,7 @@ def build_server(library: Library, *, source_lines: bool = False) -> MCPServer[A
     tools = Tools(library, source_lines)
     questions: tuple[Callable[..., dict[str, Any]], ...] = (
         tools.list_jobs, tools.verdict, tools.evidence, tools.where, tools.steps, tools.system_series, tools.compare_jobs,
+        tools.fleet,
     )  # fmt: skip
     for question in questions:
         server.add_tool(question, annotations=READ_ONLY)
