@@ -24,6 +24,7 @@ from sm_profiler.fleet.model import Fleet, FleetJob
 from sm_profiler.fleet.report_json import read_report
 from sm_profiler.fleet.rows import row_of
 from sm_profiler.printable import one_line, printable
+from sm_profiler.report.formatting import plural
 from sm_profiler.storage import Storage, open_storage
 
 ACCOUNT = "account:"
@@ -111,9 +112,9 @@ def _notes(rows: Sequence[FleetJob]) -> Iterator[str]:
     if kinds:
         more = f" and {len(kinds) - 3} more" if len(kinds) > 3 else ""  # noqa: PLR2004 - as many as a line holds
         yield f"No price is known for {', '.join(kinds[:3])}{more}: give them with --prices."
-    unknown = sum(not row.instance_type for row in rows)
+    unknown = sum(not row.instance_type and not row.error for row in rows)
     if unknown:
-        yield f"The instance type of {unknown:,} jobs is unknown, so they have no bill."
+        yield f"Without a bill, because the instance type is unknown: {plural(unknown, 'job')}."
 
 
 @attrs.define(eq=False)

@@ -89,7 +89,7 @@ def facts_of(description: Mapping[str, Any]) -> Facts:
     stages, interruptions = _stages(description.get("SecondaryStatusTransitions"))
     started, ended = _time(description.get("TrainingStartTime")), _time(description.get("TrainingEndTime"))
     training = _duration(description.get("TrainingTimeInSeconds"))
-    if training is None and started is not None and ended is not None:
+    if training is None and started is not None and ended is not None and ended > started:
         training = _duration(ended - started)
     return Facts(
         name=_text(description, "TrainingJobName"),

@@ -14,10 +14,12 @@ from sm_profiler.source.parquet.paths import Part
 from sm_profiler.storage import FileInfo, Storage
 
 REPORT, DESCRIPTION = "report.json", "job.json"
+RULES = "rule-output"  # folder of the rules' results in a job's folder
 OUTPUTS = ("profiler-output", "profiler", "output")  # folders of a profile in its job's folder
 MAX_KEYS = 20_000_000  # of a source: a listing of hours
 MAX_JOBS = 200_000
 SKIP_AFTER = 1000  # files of a finished profile: a page of S3's listing
+NESTED = 3  # folders between a job and its report
 _LAST = "\U0010ffff"
 _PROFILE = re.compile(
     r"(?:(?P<root>.*?)/)??(?P<kind>system|framework)/(?:incremental/|(?:[^/]+/)*pevents/|[^/]+/detailed_profiling/|training_job_end\.ts$)"
@@ -61,6 +63,8 @@ class Place:
         if self.dataset:
             return self.dataset
         parts = [part for part in (self.profile if self.profile is not None else self.folder).split("/") if part]
+        if RULES in parts[1:]:  # <job>/rule-output/<rule>/…/report.json
+            del parts[parts.index(RULES, 1) :]
         while len(parts) > 1 and parts[-1] in OUTPUTS:
             parts.pop()
         return parts[-1] if parts and parts[-1] not in OUTPUTS else ""
@@ -180,19 +184,41 @@ def _joined(places: list[Place], reports: Iterable[FileInfo], descriptions: Iter
         same = names.get(above.rpartition("/")[2], ())
         owner = _above(above, by_folder) or (same[0] if len(same) == 1 else None)
         if owner is None:
-            owner = alone.setdefault(above, Place(above))
+            folder = _job_of_rules(above)
+            owner = alone.setdefault(folder, Place(folder))
         if owner.report is None or info.mtime > owner.report.mtime:
             owner.report = info
     by_folder |= alone
+    below = _by_ancestors(alone)
     for info in descriptions:
-        owner = _above(info.key.rpartition("/")[0], by_folder)
+        folder = info.key.rpartition("/")[0]
+        under = below.get(folder, ())
+        owner = _above(folder, by_folder) or (under[0] if len(under) == 1 else None)
         if owner is None:  # a job that was described and left no data, as many failed ones
-            folder = info.key.rpartition("/")[0]
             owner = by_folder[folder] = alone[folder] = Place(folder)
         if owner.description is None or info.mtime > owner.description.mtime:
             owner.description = info
     yield from places
     yield from alone.values()
+
+
+def _job_of_rules(folder: str) -> str:
+    """Return the job's folder of a folder of rule results; other folders unchanged."""
+    parts = folder.split("/")
+    return "/".join(parts[: parts.index(RULES, 1)]) if RULES in parts[1:] else folder
+
+
+def _by_ancestors(places: dict[str, Place]) -> dict[str, list[Place]]:
+    """Return the places below each folder, at most three levels deep."""
+    found: dict[str, list[Place]] = {}
+    for start, place in places.items():
+        folder = start
+        for _ in range(NESTED):
+            folder = folder.rpartition("/")[0]
+            if not folder:
+                break
+            found.setdefault(folder, []).append(place)
+    return found
 
 
 def _above(folder: str, places: dict[str, Place]) -> Place | None:

@@ -66,12 +66,18 @@ def test_layouts_are_found_at_any_depth(tmp_path):
         "set/files/job=four/data.parquet",
         "set/events/job=four/node=algo-1/hour=2026110100/data.parquet",
         "failed/job.json",
+        "five/rule-output/A/report.json",
+        "five/rule-output/B/profiler-output/report.json",
+        "five/job.json",
+        "six/results/report.json",
+        "six/job.json",
         "else/model.bin",
     ):
         (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / key).write_text("{}")
     found = {place.name: place for place in find_places(LocalStorage(tmp_path)).places}
-    assert sorted(found) == ["failed", "four", "one", "three", "two"]
+    assert sorted(found) == ["failed", "five", "four", "one", "results", "three", "two"]
+    assert all(found[name].report and found[name].description for name in ("five", "results"))
     assert found["one"].report.key.startswith("x/one/rule-output")
     assert (found["one"].profile, found["two"].profile) == ("x/one/profiler-output", "two")
     assert found["two"].report is not None

@@ -1,0 +1,170 @@
+"""The jobs of an account: pages, tags, throttling, and what is asked again."""
+
+import json
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+from fleet_helpers import START_S, finding, report_json
+from moto import mock_aws
+
+from sm_profiler.errors import SourceError
+from sm_profiler.fleet import account, places
+from sm_profiler.fleet.account import ATTEMPTS, LONGEST_S, SHORTEST_S, Account, Pace
+from sm_profiler.fleet.building import build_fleet
+from sm_profiler.fleet.index import NAME, read_index
+from sm_profiler.storage import LocalStorage, open_storage
+
+REGION = "us-east-1"
+BUCKET = "jobs"
+
+
+def throttled():
+    return ClientError({"Error": {"Code": "ThrottlingException", "Message": "Rate exceeded"}}, "DescribeTrainingJob")
+
+
+class Clock:
+    """A clock that sleeping advances."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def service(monkeypatch, tmp_path):
+    """Moto's SageMaker and S3 with five jobs on pages of two; two have reports, one was not profiled."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setattr(account, "PAGE", 2)
+    with mock_aws():
+        sagemaker, s3 = boto3.client("sagemaker", REGION), boto3.client("s3", REGION)
+        s3.create_bucket(Bucket=BUCKET)
+        for n in range(5):
+            sagemaker.create_training_job(
+                TrainingJobName=f"train-{n}",
+                AlgorithmSpecification={"TrainingImage": "1.dkr.ecr/train:7", "TrainingInputMode": "File"},
+                RoleArn="arn:aws:iam::1:role/x",
+                OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/out"},
+                ResourceConfig={"InstanceType": "ml.g5.xlarge", "InstanceCount": 2, "VolumeSizeInGB": 1},
+                StoppingCondition={"MaxRuntimeInSeconds": 60},
+                Tags=[{"Key": "team", "Value": "nlp" if n < 2 else "vision"}],
+            )
+        for n in range(2):
+            report = report_json(f"train-{n}", finding("INPUT_BOUND", 1800.0), start=START_S)
+            key = f"out/train-{n}/rule-output/ProfilerReport/profiler-output/report.json"
+            s3.put_object(Bucket=BUCKET, Key=key, Body=json.dumps(report))
+        yield sagemaker
+
+
+def fleet_of(tmp_path, **options):
+    return build_fleet([f"account:{REGION}"], index=LocalStorage(tmp_path), progress=False, **options)
+
+
+def test_jobs_of_an_account(service, tmp_path):
+    fleet = fleet_of(tmp_path)
+    assert (fleet.totals.jobs, fleet.totals.judged, fleet.totals.unreadable) == (5, 2, 0)
+    rows = {job.name: job for job in fleet.jobs}
+    assert rows["train-0"].losses[0].cause == "INPUT_BOUND"
+    assert (rows["train-0"].tags, rows["train-0"].instances) == ({"team": "nlp"}, 2)
+    assert rows["train-4"].image == "1.dkr.ecr/train:7"
+    assert rows["train-0"].bill_usd == pytest.approx(2 * 1.408 * rows["train-0"].billable_s / 3600)
+    assert fleet_of(tmp_path, tags={"team": "nlp"}).totals.jobs == 2
+
+
+def test_settled_jobs_are_not_described_again(service, tmp_path, monkeypatch):
+    described = []
+    original = Account.load
+    monkeypatch.setattr(Account, "load", lambda self, name, arn: described.append(name) or original(self, name, arn))
+    fleet_of(tmp_path)
+    assert len(described) == 5
+    later = 10 * 86400 + 4e9
+    fleet_of(tmp_path, now=lambda: later)  # read long after their end: nothing is expected any more
+    assert len(described) == 10
+    described.clear()
+    ended = [entry for entry in read_index(LocalStorage(tmp_path), NAME)[0].values() if entry.settled]
+    fleet_of(tmp_path, now=lambda: later)
+    assert len(described) == 5 - len(ended)
+    assert ended
+
+
+def test_throttled_requests_are_sent_again_more_slowly():
+    clock, answers = Clock(), iter([throttled(), throttled(), "answer"])
+    pace = Pace(clock=clock, sleep=clock.sleep)
+
+    def request():
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert pace.call(request) == "answer"
+    assert clock.now > 0.5
+    assert pace.interval > 3 * SHORTEST_S
+    for _ in range(200):
+        pace.call(lambda: None)
+    assert pace.interval == SHORTEST_S
+
+
+def test_a_service_that_only_throttles_is_one_line():
+    clock, sent = Clock(), []
+
+    def request():
+        sent.append(clock.now)
+        raise throttled()
+
+    pace = Pace(clock=clock, sleep=clock.sleep)
+    with pytest.raises(SourceError, match="Rate exceeded"):
+        pace.call(request)
+    assert len(sent) == ATTEMPTS
+    assert pace.interval == LONGEST_S
+
+
+def test_other_errors_are_not_repeated():
+    sent = []
+
+    def request():
+        sent.append(1)
+        raise ClientError({"Error": {"Code": "AccessDeniedException", "Message": "not\nallowed"}}, "ListTrainingJobs")
+
+    with pytest.raises(SourceError, match=r"^not allowed$"):
+        Pace().call(request)
+    assert sent == [1]
+
+
+def test_a_job_that_cannot_be_described_is_a_row(service, tmp_path, monkeypatch):
+    original = Account.load
+
+    def load(self, name, arn):
+        if name == "train-3":
+            raise SourceError("access denied")
+        return original(self, name, arn)
+
+    monkeypatch.setattr(Account, "load", load)
+    fleet = fleet_of(tmp_path)
+    assert [(job.name, job.error) for job in fleet.jobs if job.error] == [("train-3", "access denied")]
+    assert fleet.totals.jobs == 5
+
+
+def test_the_prefix_of_a_bucket(service, tmp_path):
+    fleet = build_fleet([f"s3://{BUCKET}/out"], index=LocalStorage(tmp_path), progress=False)
+    assert sorted(job.name for job in fleet.jobs) == ["train-0", "train-1"]
+    assert fleet.jobs[0].report.startswith(f"s3://{BUCKET}/out/train-")
+
+
+def test_the_files_of_a_profile_that_has_ended_are_not_all_listed(service, monkeypatch):
+    s3 = boto3.client("s3", REGION)
+    monkeypatch.setattr(places, "SKIP_AFTER", 3)
+    files = [f"framework/pevents/2026110100/{n}_0-algo-1_pythontimeline.json" for n in range(9)]
+    for job, marker in (("ended", "framework/training_job_end.ts"), ("running", "x")):
+        for key in (*files, marker):
+            s3.put_object(Bucket=BUCKET, Key=f"many/{job}/profiler-output/{key}", Body=b"[]")
+    s3.put_object(Bucket=BUCKET, Key="many/zebra/report.json", Body=b"{}")
+    found = {place.name: place for place in places.find_places(open_storage(f"s3://{BUCKET}/many")).places}
+    assert sorted(found) == ["ended", "running", "zebra"]
+    assert (found["ended"].files, found["running"].files) == (3, 9)

@@ -1,0 +1,58 @@
+"""Jobs without a report are judged from their profiles."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fleet_helpers import START_S, description
+
+from sm_profiler.compact import compact
+from sm_profiler.fleet.building import build_fleet
+from sm_profiler.fleet.report_json import read_report
+from sm_profiler.report import build_report, write_report
+from sm_profiler.source import open_source
+from sm_profiler.storage import LocalStorage
+
+MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made") / "profiler-output"
+    options = ["--minutes", "2", "--gpus", "1"]
+    subprocess.run([sys.executable, MAKE_JOB, "--out", folder, *options], check=True, capture_output=True)
+    return folder
+
+
+def test_profiles_are_judged_by_workers_and_kept(profile, tmp_path, monkeypatch):
+    monkeypatch.setenv("SM_PROFILER_CACHE", "off")
+    jobs = tmp_path / "jobs"
+    shutil.copytree(profile, jobs / "raw/profiler-output")
+    shutil.copytree(profile, jobs / "old/profiler-output")
+    compact(open_source(profile), LocalStorage(jobs / "kept"), job="kept")
+    write_report(build_report(open_source(jobs / "old")), jobs / "old")
+    report = json.loads((jobs / "old/report.json").read_text())
+    (jobs / "old/report.json").write_text(json.dumps(report | {"version": "0.0.1"}))
+    (jobs / "raw/job.json").write_text(json.dumps(description("raw-1", start=START_S)))
+    (jobs / "broken/system/incremental/2026110100").mkdir(parents=True)
+    (jobs / "broken/system/incremental/2026110100/1793500000.algo-1.json").write_text("\0garbage")
+    fleet = build_fleet([str(jobs)], executor="local:1", index=LocalStorage(tmp_path / "out"), progress=False)
+    rows = {job.name: job for job in fleet.jobs}
+    judged = [job for job in fleet.jobs if job.judged == "profile" and job.steps]
+    assert len(judged) == 3, fleet.jobs
+    assert len({(job.verdict, job.steps, job.step_ms, job.gpus) for job in judged}) == 1
+    assert rows["raw-1"].status == "Completed"
+    assert fleet.totals.jobs == 4
+    again = build_fleet([str(jobs)], executor="no such executor", index=LocalStorage(tmp_path / "out"), progress=False)
+    assert again.jobs == fleet.jobs
+
+
+def test_reports_have_what_a_fleet_reads(profile):
+    report = build_report(open_source(profile))
+    found = read_report(json.dumps(report.as_dict(), default=str).encode())
+    assert found.version
+    assert found.job.loader is not None
+    assert found.job.ranks[0].train_steps > 0
