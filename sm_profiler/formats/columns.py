@@ -66,8 +66,10 @@ class Category:
 
     def present(self) -> list[str]:
         """Return the texts of the rows, each once, in order of first appearance."""
-        codes, first = np.unique(self.codes, return_index=True)
-        return [self.values[code] for code in codes[np.argsort(first)]]
+        first = np.full(len(self.values), len(self.codes))
+        first[self.codes[::-1]] = np.arange(len(self.codes))[::-1]  # of several, the last one stays
+        order = np.argsort(first, kind="stable")
+        return [self.values[code] for code in order[: np.count_nonzero(first < len(self.codes))].tolist()]
 
     def groups(self, among: Mask | None = None) -> Iterator[tuple[str, Ints]]:
         """Yield each text of the rows (those `among`) with the numbers of its rows; texts in order of first appearance.
@@ -95,13 +97,15 @@ class Category:
         return cls(np.concatenate(coded) if coded else np.empty(0, np.int32), tuple(numbers))
 
 
-class _Table(attrs.AttrsInstance):
+class Table(attrs.AttrsInstance):
     """Length, selection of rows and concatenation of both kinds of columns."""
 
     def __len__(self) -> int:
         return len(getattr(self, attrs.fields(type(self))[0].name))
 
     def __getitem__(self, rows: Rows) -> Any:
+        if isinstance(rows, np.ndarray) and rows.dtype == np.bool_ and rows.shape == (len(self),):
+            rows = np.flatnonzero(rows)  # one scan of the mask instead of one for each column
         return type(self)(*(getattr(self, field.name)[rows] for field in attrs.fields(type(self))))
 
     @classmethod
@@ -123,7 +127,7 @@ class _Table(attrs.AttrsInstance):
 
 
 @attrs.frozen(eq=False)
-class SystemColumns(_Table):
+class SystemColumns(Table):
     """System metrics, one row per measurement, in the order of the files (minute, then node) and of their lines.
 
     Attributes:
@@ -150,7 +154,7 @@ class SystemColumns(_Table):
 
 
 @attrs.frozen(eq=False)
-class EventColumns(_Table):
+class EventColumns(Table):
     """Trace events, one row per event (begin and end joined), in the order of the files and of their lines.
 
     Attributes:

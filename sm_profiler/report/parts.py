@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from enum import Enum, auto
+from functools import cache
 
 import attrs
 
@@ -108,16 +109,19 @@ UNKNOWN = "unknown"  # in place of a key: the part was not recorded
 WHOLE = "length"  # in place of a key: the whole iteration
 
 
+@cache
 def phases() -> tuple[Part, ...]:
     """Return the parts that are phases of a step."""
     return tuple(part for part in PARTS if part.kind is Kind.PHASE)
 
 
+@cache
 def recorded() -> tuple[Part, ...]:
     """Return the parts that have events of their own."""
     return tuple(part for part in PARTS if part.kind is not Kind.DERIVED)
 
 
+@cache
 def iteration_keys() -> tuple[str, ...]:
     """Return the keys of the parts that every iteration has."""
     return tuple(part.key for part in PARTS if part.per_iteration)

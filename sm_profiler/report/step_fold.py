@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, Protocol
 
 import attrs
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sm_profiler.formats import event_names
-from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints
+from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints, Table
 from sm_profiler.report import parts
 from sm_profiler.report.covered import Covered, contains_any, not_covered_before, without_inner
 from sm_profiler.report.formatting import natural_key
@@ -38,6 +39,7 @@ class EventWindow(Protocol):
         """Events of the window, each in one window only."""
 
 
+@cache
 def columns() -> tuple[str, ...]:
     """Return the names of the columns of `StepRows.parts`; the phases that a GPU ran come last."""
     on_device = tuple(_on_device(part.key) for part in parts.phases())
@@ -54,6 +56,7 @@ def columns() -> tuple[str, ...]:
     )
 
 
+@cache
 def column(key: str, *, on_device: bool = False) -> int:
     """Return the number of a column of `StepRows.parts`: a part, GC, LOADER or COMMUNICATION."""
     return columns().index(_on_device(key) if on_device else key)
@@ -95,6 +98,28 @@ class StepRows:
     def seconds(self, key: str, *, on_device: bool = False) -> Floats:
         """Return the time of each step in one column, in seconds."""
         return np.asarray(self.parts[:, column(key, on_device=on_device)] / 1e6)
+
+
+@attrs.frozen(eq=False)
+class _LoopEvents(Table):
+    """The columns of events that this fold reads, which are many times selected from."""
+
+    start_us: Floats
+    duration_us: Floats
+    name: Category
+    phase: Category
+    step: Ints
+
+    @classmethod
+    def of(cls, events: EventColumns, rows: NDArray[np.bool_]) -> _LoopEvents:
+        """Return some of the events."""
+        at = np.flatnonzero(rows)
+        return cls(*(getattr(events, field.name)[at] for field in attrs.fields(cls)))
+
+    @property
+    def end_us(self) -> Floats:
+        """End of each event."""
+        return self.start_us + self.duration_us
 
 
 @attrs.define(eq=False)
@@ -172,7 +197,7 @@ class StepFold:
         loop &= ~overhead
         if not loop.any():
             return
-        chunk = _chunk(events[loop], kinds[loop], modes[loop])
+        chunk = _chunk(_LoopEvents.of(events, loop), kinds[loop], modes[loop])
         key = node, at_us
         old = self._chunks.get(key)
         self._chunks[key] = chunk if old is None else _joined([old, chunk])
@@ -281,7 +306,7 @@ def _kind_of_name(name: str) -> int:
     return column(COMMUNICATION) if any(word in low for word in _COLLECTIVES) else _IGNORED
 
 
-def _chunk(events: EventColumns, kinds: NDArray[np.int8], modes: NDArray[np.int8]) -> _Chunk:
+def _chunk(events: _LoopEvents, kinds: NDArray[np.int8], modes: NDArray[np.int8]) -> _Chunk:
     order = np.argsort(events.start_us, kind="stable")
     events, kinds = events[order], kinds[order]
     is_step = kinds == _STEP
@@ -325,7 +350,7 @@ def _chunk(events: EventColumns, kinds: NDArray[np.int8], modes: NDArray[np.int8
     return _Chunk(rows, padded[0].copy(), padded[-1].copy(), first, last, found, inside)
 
 
-def _counted_once(events: EventColumns, kinds: NDArray[np.int8]) -> Floats:
+def _counted_once(events: _LoopEvents, kinds: NDArray[np.int8]) -> Floats:
     """Return from where on each event counts: what overlaps on one thread is the same time, and belongs to the earlier."""
     begin = events.start_us.astype(np.float64)
     for group in (_recorded_columns(), [column(GC)], [column(COMMUNICATION)]):
@@ -335,7 +360,7 @@ def _counted_once(events: EventColumns, kinds: NDArray[np.int8]) -> Floats:
 
 
 def _collected_in(
-    others: EventColumns, kinds: NDArray[np.int8], frames: tuple[EventColumns, EventColumns], rows: NDArray[np.bool_]
+    others: _LoopEvents, kinds: NDArray[np.int8], frames: tuple[_LoopEvents, _LoopEvents], rows: NDArray[np.bool_]
 ) -> dict[str, float]:
     """Return the garbage collections by the part of the loop that they interrupt.
 
@@ -358,11 +383,12 @@ def _collected_in(
     return {key: spent for key, spent in found.items() if spent > 0}
 
 
+@cache
 def _recorded_columns() -> list[int]:
     return [column(part.key) for part in parts.recorded() if part.kind is not parts.Kind.DECLARED]
 
 
-def _add_own(padded: Floats, by_profiler: Covered, steps: EventColumns, first: float) -> None:
+def _add_own(padded: Floats, by_profiler: Covered, steps: _LoopEvents, first: float) -> None:
     """Add the profiler's own work to each iteration, which is the time from the end of a step to the end of the next."""
     if not len(steps):
         return
@@ -372,7 +398,7 @@ def _add_own(padded: Floats, by_profiler: Covered, steps: EventColumns, first: f
 
 
 def _add_declared(
-    padded: Floats, declared: EventColumns, by_profiler: Covered, steps: EventColumns, recorded: EventColumns
+    padded: Floats, declared: _LoopEvents, by_profiler: Covered, steps: _LoopEvents, recorded: _LoopEvents
 ) -> dict[str, float]:
     """Add the script's own phases to their iterations, without the recorded parts inside them; return name → time.
 
@@ -398,12 +424,12 @@ def _add_declared(
     return {declared.phase.values[code]: one for code, one in zip(codes, spent, strict=True) if one > 0}
 
 
-def _rows_by_number(steps: EventColumns, events: EventColumns) -> NDArray[np.intp]:
+def _rows_by_number(steps: _LoopEvents, events: _LoopEvents) -> NDArray[np.intp]:
     """Return the padded row of the step with each event's number; of several (one per mode) the last one started."""
     if not len(steps) or not len(events):
         return np.zeros(len(events), np.intp)
 
-    def keys(of: EventColumns) -> Ints:  # number, then time; 34 bits of µs hold more hours than a window
+    def keys(of: _LoopEvents) -> Ints:  # number, then time; 34 bits of µs hold more hours than a window
         since = np.clip(of.start_us - steps.start_us[0], 0, (1 << 34) - 1).astype(np.int64)
         found: Ints = (of.step << 34) + since
         return found
@@ -414,7 +440,7 @@ def _rows_by_number(steps: EventColumns, events: EventColumns) -> NDArray[np.int
     return np.where((steps.step[at] == events.step) & (steps.start_us[at] <= events.start_us), at + 1, 0)
 
 
-def _overlap_with_waits(others: EventColumns, kinds: NDArray[np.int8], step_starts: Floats) -> Floats:
+def _overlap_with_waits(others: _LoopEvents, kinds: NDArray[np.int8], step_starts: Floats) -> Floats:
     """Return the collections inside waits, summed by the padded row of the step that waited."""
     found = np.zeros(len(step_starts) + 2)
     waits, collections = others[kinds == column("wait")], others[kinds == column(GC)]
@@ -427,7 +453,7 @@ def _overlap_with_waits(others: EventColumns, kinds: NDArray[np.int8], step_star
     return found
 
 
-def _modes(events: EventColumns) -> NDArray[np.int8]:
+def _modes(events: EventColumns | _LoopEvents) -> NDArray[np.int8]:
     def of(text: str) -> int:
         mode = text.partition(f"{event_names.STEP}.")[2]
         return MODES.index(mode) if mode in MODES else 0

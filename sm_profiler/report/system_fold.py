@@ -80,7 +80,10 @@ class Buckets:
                 ("high", -np.inf),
                 ("idle", 0),
             ):
-                setattr(self, name, np.pad(getattr(self, name), (before, after), constant_values=filler))
+                old = getattr(self, name)
+                grown = np.full(before + len(old) + after, filler, np.float64)
+                grown[before : before + len(old)] = old
+                setattr(self, name, grown)
             self.first = low
 
     def halve(self) -> None:

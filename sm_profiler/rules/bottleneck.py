@@ -252,7 +252,10 @@ def split_samples(times: Floats) -> tuple[Ints, Floats, int]:
 def names_per_point(rows: SystemColumns, points: Ints, chosen: Mask, size: int) -> Ints:
     """Return the number of distinct names of the chosen rows in each data point, shape (size,)."""
     width = len(rows.name.values) + 1
-    pairs = np.unique(points[chosen] * width + rows.name.codes[chosen])
+    own = np.flatnonzero(chosen)
+    if not len(own):
+        return np.zeros(size, np.int64)
+    pairs = np.unique(points[own] * width + rows.name.codes[own])
     return np.bincount(pairs // width, minlength=size)
 
 

@@ -47,9 +47,8 @@ def sums_per_moment(system: SystemColumns, chosen: Mask) -> Iterator[tuple[str, 
 def names_by_node(system: SystemColumns, chosen: Mask) -> dict[str, set[str]]:
     """Return node → the names of its chosen rows; every node of the rows has an entry."""
     found: dict[str, set[str]] = {node: set() for node in system.node.present()}
-    pairs = np.stack([system.node.codes[chosen], system.name.codes[chosen]])
-    for node, name in np.unique(pairs, axis=1).T.tolist():
-        found[system.node.values[node]].add(system.name.values[name])
+    for node, rows in system.node.groups(chosen):
+        found[node].update(system.name[rows].present())
     return found
 
 
