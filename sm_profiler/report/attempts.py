@@ -15,8 +15,8 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import Mask
-from sm_profiler.report.part_table import PartTable
 from sm_profiler.report.step_fold import TRAIN, StepRows, StepSummary, column
+from sm_profiler.report.step_sample import joined_judged, judged_all
 
 
 @attrs.frozen
@@ -72,16 +72,20 @@ def join_successors(
     if not renamed:
         return found, records
     steps, loop, overhead = dict(found.steps), dict(found.loop), dict(found.overhead_us)
-    declared = dict(found.declared_us)
+    declared, judged = dict(found.declared_us), dict(found.judged)
     for name, first in renamed.items():
-        steps[first] = _joined(steps[first], steps.pop(name))
+        if first in judged or name in judged:
+            before, after = (judged.pop(one) if one in judged else judged_all(steps[one]) for one in (first, name))
+            judged[first] = joined_judged(before, after)
+        steps[first] = StepRows.joined(steps[first], steps.pop(name))
         loop[first] = (loop[first][0], loop.pop(name)[1])
         if name in overhead:
             overhead[first] = overhead.get(first, 0.0) + overhead.pop(name)
         if name in declared:
             both, more = dict(declared.get(first, {})), declared.pop(name)
             declared[first] = {one: both.get(one, 0.0) + more.get(one, 0.0) for one in {**both, **more}}
-    return attrs.evolve(found, steps=steps, loop=loop, overhead_us=overhead, declared_us=declared), records
+    found = attrs.evolve(found, steps=steps, loop=loop, overhead_us=overhead, declared_us=declared, judged=judged)
+    return found, records
 
 
 def evaluation_seconds(rows: StepRows, breaks: Sequence[int] = ()) -> float:
@@ -103,14 +107,6 @@ def same_attempt(rows: StepRows, breaks: Sequence[int]) -> Mask:
     same = np.ones(max(len(rows) - 1, 0), np.bool_)
     same[np.asarray(breaks, np.int64) - 1] = False
     return same
-
-
-def _joined(first: StepRows, second: StepRows) -> StepRows:
-    def both(name: str) -> Any:
-        values = [getattr(part, name) for part in (first, second)]
-        return PartTable.concat(map(PartTable.of, values)) if name == "parts" else np.concatenate(values)
-
-    return StepRows(*(both(field.name) for field in attrs.fields(StepRows)))
 
 
 def process_name(one: Mapping[str, Any]) -> str:

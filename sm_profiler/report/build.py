@@ -148,8 +148,19 @@ def report_of(  # noqa: PLR0913 - one argument a part, all but the first are opt
     """Return a report from its parts."""
     cost = cost_of(metrics, verdict, (job or JobInfo()).prices)
     verdict = with_gains(verdict, JudgeContext(metrics, rules), cost["per_hour"] if cost else None)
+    quality = quality or data_quality([], ())
+    if any(rank.judged is not None for rank in metrics.ranks):
+        quality = {**quality, "collectors": [*quality["collectors"], sampled_sentence(metrics)]}
     generated = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    return Report(metrics, verdict, rules, broken or {}, quality or data_quality([], ()), cost, source, generated)
+    return Report(metrics, verdict, rules, broken or {}, quality, cost, source, generated)
+
+
+def sampled_sentence(metrics: JobMetrics) -> str:
+    """Return the sentence about a job with so many steps that some are judged for all."""
+    judged, steps = sum(len(rank.steps) for rank in metrics.ranks), sum(rank.all_steps for rank in metrics.ranks)
+    return (
+        f"medians, percentiles and periods of steps are those of {judged:,} of {steps:,} steps; sums are of all steps"
+    )
 
 
 def data_quality(files: Sequence[Any], metadata: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

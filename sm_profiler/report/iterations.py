@@ -25,6 +25,7 @@ class Iterations:
         seconds: part of the iteration → seconds, 0 where `known` is False.
         gc: seconds of garbage collection.
         known: whether the phases of the step were recorded.
+        place: number of the step among the training steps that `Rank.steps` holds; `index` if it holds all.
     """
 
     index: Ints
@@ -33,6 +34,11 @@ class Iterations:
     seconds: dict[str, Floats]
     gc: Floats
     known: Mask
+    place: Ints = attrs.field()
+
+    @place.default
+    def _all_are_held(self) -> Ints:
+        return self.index
 
     def __len__(self) -> int:
         return len(self.length)

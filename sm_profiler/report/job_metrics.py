@@ -16,7 +16,7 @@ from sm_profiler.report.iterations import Iterations, as_run_on_device, iteratio
 from sm_profiler.report.left_out import UNDISTURBED, Disturbed, disturbed_spans, keep_undisturbed
 from sm_profiler.report.record_fold import Records, rename_processes
 from sm_profiler.report.sample_fold import Samples
-from sm_profiler.report.stalls import Stalls, find_stalls
+from sm_profiler.report.stalls import Stalls, find_stalls, of_all
 from sm_profiler.report.step_fold import (
     COMMUNICATION,
     DECLARED_IN_STEP,
@@ -29,8 +29,10 @@ from sm_profiler.report.step_fold import (
     LoaderSettings,
     StepRows,
     StepSummary,
+    column,
     each_process,
 )
+from sm_profiler.report.step_sample import Judged, time_between
 from sm_profiler.report.system_fold import SystemSeries
 from sm_profiler.report.usage_fold import Usage
 from sm_profiler.report.window_functions import FunctionTime
@@ -57,6 +59,7 @@ class Rank:
         left_out: training steps that the profiler slowed down, and that are not judged.
         excluded: time of those steps and of the profiler's own work; not part of the loop.
         declared: phases that the script declared, name → time.
+        judged: set if `steps` and `iterations` hold a sample; times and counts of the rank are those of all steps.
     """
 
     name: str
@@ -77,6 +80,22 @@ class Rank:
     left_out: int = 0
     excluded: float = 0.0
     declared: dict[str, float] = attrs.field(factory=dict)
+    judged: Judged | None = None
+
+    @property
+    def scale(self) -> float:
+        """Training steps for each one that `steps` holds."""
+        return self.judged.scale if self.judged is not None else 1.0
+
+    @property
+    def all_steps(self) -> int:
+        """Number of all steps."""
+        return self.judged.steps if self.judged is not None else len(self.steps)
+
+    @property
+    def train_steps(self) -> int:
+        """Number of all training steps."""
+        return self.judged.train if self.judged is not None else int(self.train.sum())
 
     @property
     def loop(self) -> float:
@@ -205,7 +224,7 @@ class JobMetrics:
             return None
         rank = self.ranks[0]
         span = rank.loop - rank.slices["evaluation"]
-        return float((rank.train.sum() - rank.left_out) / span) if span > 0 else None
+        return float((rank.train_steps - rank.left_out) / span) if span > 0 else None
 
     @property
     def interruptions(self) -> tuple[int, float]:
@@ -251,8 +270,9 @@ class JobMetrics:
                     "name": rank.name,
                     "node": rank.node,
                     "host": hosts.get(rank.name, ""),
-                    "train_steps": int(rank.train.sum()),
-                    "eval_steps": int((rank.steps.mode == EVAL).sum()),
+                    "train_steps": rank.train_steps,
+                    "eval_steps": rank.judged.evaluated if rank.judged else int((rank.steps.mode == EVAL).sum()),
+                    **({"judged_steps": len(rank.steps)} if rank.judged else {}),
                     "loop_s": _number(rank.loop),
                     "phases": "device" if rank.on_device else "host",
                     "seconds": {name: _number(value) for name, value in rank.slices.items()},
@@ -311,7 +331,8 @@ def measure_rank(  # noqa: PLR0913, PLR0917 - one argument a source of its times
     own = float(judged.seconds(OWN).sum())
     loop = max(end - start - attempts.down_s - kept.seconds - own, 0.0)
     evaluation = max(evaluation_seconds(judged, breaks) - float(judged.seconds(OWN)[~train].sum()), 0.0)
-    slices = _slices(device or judged, waits, iterations, loop, evaluation, on_device=device is not None)
+    slices = _slices(device or judged, waits, iterations, on_device=device is not None)
+    slices = _with_rest(slices, loop, evaluation)
     collected = min(float(judged.seconds(GC).sum()), loop)
     _separate_collections(slices, collected, {} if device is not None else collected_us or {})
     return Rank(
@@ -320,6 +341,66 @@ def measure_rank(  # noqa: PLR0913, PLR0917 - one argument a source of its times
         float(rows.seconds(COMMUNICATION)[rows.mode == TRAIN].sum()), attempts, has_waits, waits_seen, device is not None,
         iterations, find_stalls(iterations), kept.left_out, kept.seconds + own, _named(slices, declared_us or {}),
     )  # fmt: skip
+
+
+def measure_sampled_rank(  # noqa: PLR0913, PLR0917 - one argument a source of its times
+    name: str,
+    found: Judged,
+    span_us: tuple[float, float],
+    attempts: Attempts,
+    disturbed: Disturbed = UNDISTURBED,
+    declared_us: Mapping[str, float] | None = None,
+    collected_us: Mapping[str, float] | None = None,
+) -> Rank:
+    """Divide the loop of a process of which a sample of the steps was kept: sums are those of all its steps.
+
+    Steps that the profiler slowed are not judged, but counted: among so many they make no difference.
+    """
+    found = found.without(disturbed.windows)
+    rows, totals, start, end = found.rows, found.totals, span_us[0] / 1e6, span_us[1] / 1e6
+    train, waits = rows.mode == TRAIN, rows.seconds("wait")
+    has_waits = bool(totals.parts[column("wait")] > 0)
+    if not has_waits:
+        gaps = np.maximum(rows.start - np.concatenate([rows.start[:1], rows.end[:-1]]), 0) / 1e6
+        waits = np.minimum(rows.seconds(LOADER), gaps)
+    device = as_run_on_device(rows)
+    waits = waits if device is None else device.seconds("wait")
+    iterations = iterations_of(device or rows, waits, found.breaks, on_device=device is not None, index=found.index)
+    iterations = attrs.evolve(iterations, place=np.searchsorted(found.index[train], iterations.index))
+    own = totals.own / 1e6
+    loop = max(end - start - attempts.down_s - own, 0.0)
+    evaluation = max((totals.evaluation - totals.own_in_evaluation) / 1e6, 0.0)
+    slices = _slices(device or rows, waits, iterations, on_device=device is not None)
+    slices = _with_rest(_of_all(slices, found, on_device=device is not None), loop, evaluation)
+    collected = min(totals.gc / 1e6, loop)
+    _separate_collections(slices, collected, {} if device is not None else collected_us or {})
+    seen = totals.waits if has_waits else totals.loads
+    return Rank(
+        name, name.rpartition("-")[0] or name, rows, start, end, slices, collected, min(totals.gc_in_wait / 1e6, collected),
+        float(totals.parts[column(COMMUNICATION)] / 1e6), attrs.evolve(attempts, breaks=found.breaks), has_waits,
+        seen / max(found.train, 1), device is not None, iterations, of_all(find_stalls(iterations), iterations, found), 0, own,
+        _named(slices, declared_us or {}), found,
+    )  # fmt: skip
+
+
+def _of_all(slices: Mapping[str, float], found: Judged, *, on_device: bool) -> dict[str, float]:
+    """Return the slices of all training steps from those of a sample."""
+    rows, totals = found.rows, found.totals
+    train, scaled = rows.mode == TRAIN, {}
+    for key, seconds in slices.items():
+        of_all, of_rows = 0.0, 0.0
+        if key == "between":
+            of_all, of_rows = totals.between, float(time_between(rows)[train].sum())
+        elif key in {parts.DECLARED, "wait"} or any(part.key == key for part in parts.phases()):
+            number = column(key, on_device=on_device and key not in ("wait", parts.DECLARED))
+            number = column(LOADER) if key == "wait" and not totals.waits else number
+            of_all, of_rows = float(totals.parts[number]), float(rows.parts[:, number][train].sum())
+        if of_all <= 0 and key == "forward":
+            of_all, of_rows = totals.duration, float(rows.duration[train].sum())
+        scaled[key] = (
+            seconds * of_all / of_rows if of_rows > 0 else of_all / 1e6 if of_all > 0 else seconds * found.scale
+        )
+    return scaled
 
 
 def _separate_collections(slices: dict[str, float], collected: float, by_part: Mapping[str, float]) -> None:
@@ -339,10 +420,8 @@ def _named(slices: Mapping[str, float], declared_us: Mapping[str, float]) -> dic
     return {name: slices[parts.DECLARED] * spent / total for name, spent in order} if total > 0 else {}
 
 
-def _slices(  # noqa: PLR0913 - one argument a part
-    rows: StepRows, waits: Floats, iterations: Iterations, loop: float, evaluation: float, *, on_device: bool
-) -> dict[str, float]:
-    """Return the seconds of each part of the loop."""
+def _slices(rows: StepRows, waits: Floats, iterations: Iterations, *, on_device: bool) -> dict[str, float]:
+    """Return the seconds of each part of training."""
     train = rows.mode == TRAIN
     steps = rows.duration / 1e6 - rows.seconds(OWN_IN_STEP)
     phases = {part.key: rows.seconds(part.key) for part in parts.phases()}
@@ -360,6 +439,11 @@ def _slices(  # noqa: PLR0913 - one argument a part
     slices[parts.DECLARED] = float(rows.seconds(parts.DECLARED)[train].sum())
     if not (in_phases[train] > 0).any():  # only steps were recorded: all of a step counts as work
         slices["forward"] = float(steps[train].sum())
+    return slices
+
+
+def _with_rest(slices: dict[str, float], loop: float, evaluation: float) -> dict[str, float]:
+    """Return the slices with those that the parts of training leave of the loop."""
     training, available = sum(slices.values()), max(loop - evaluation, 0.0)
     if training > available > 0:  # scaled up beyond the loop
         slices = {key: seconds * available / training for key, seconds in slices.items()}
@@ -395,13 +479,20 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
     names = {process_name(old): str(new["name"]) for old, new in zip(metadata, processes, strict=True) if "name" in new}
     records = rename_processes(records or {}, names)
     profiling = records.get(event_names.PROFILING, Records())
-    ranks = tuple(
-        measure_rank(
-            process, rows, summary.loop[process], find_attempts(process, rows, processes, summary.pids.get(process, 1)),
+
+    def measured(process: str, rows: StepRows) -> Rank:
+        further = (
+            summary.loop[process], find_attempts(process, rows, processes, summary.pids.get(process, 1)),
             disturbed_spans(profiling.of(process)), summary.declared_us.get(process), summary.collected_us.get(process),
+        )  # fmt: skip
+        sampled = summary.judged.get(process)
+        return (
+            measure_rank(process, rows, *further)
+            if sampled is None
+            else measure_sampled_rank(process, sampled, *further)
         )
-        for process, rows in each_process(summary)
-    )  # fmt: skip
+
+    ranks = tuple(measured(process, rows) for process, rows in each_process(summary))
     edges = [edge for rank in ranks for edge in (rank.start, rank.end)] + [system.first_s, system.last_s]
     edges = [edge for edge in edges if np.isfinite(edge)]
     start, end = (min(edges), max(edges)) if edges else (float("nan"), float("nan"))

@@ -48,7 +48,7 @@ def loop_slices(ranks: Sequence[Rank]) -> list[Slice]:
     loops = [rank for rank in ranks if rank.loop > 0]
     if not loops:
         return []
-    steps = sum(int(rank.train.sum()) - rank.left_out for rank in loops) or 1
+    steps = sum(rank.train_steps - rank.left_out for rank in loops) or 1
     whole = sum(rank.loop for rank in loops)
     slices, on_device = [], all(rank.on_device for rank in loops)
 

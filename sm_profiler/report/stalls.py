@@ -12,6 +12,7 @@ from sm_profiler.report import parts, policy
 if TYPE_CHECKING:
     from sm_profiler.formats.columns import Floats, Ints, Mask
     from sm_profiler.report.iterations import Iterations
+    from sm_profiler.report.step_sample import Judged
 
 MAX_CANDIDATES = 500  # gaps tried as periods; bounds the time for loops with very irregular steps
 
@@ -72,6 +73,20 @@ def find_stalls(iterations: Iterations) -> Stalls:
     return best if best.share >= policy.STALL_COST else found
 
 
+def of_all(found: Stalls, iterations: Iterations, judged: Judged) -> Stalls:
+    """Return the stalls of all steps from those of a sample; the longest steps of all are known one by one."""
+    if not found.long.any():
+        return found
+    long = iterations.length[found.long]
+    least = float(judged.longest.min()) if len(judged.longest) else np.inf
+    excess = found.excess * judged.scale
+    if found.period is None and (shorter := long < least).any() and judged.scale > 1:
+        beyond = long - found.median
+        share = float(beyond[shorter].sum() / beyond.sum()) if beyond.sum() > 0 else 1.0
+        excess = excess * share + float((judged.longest - found.median).sum())
+    return attrs.evolve(found, excess=excess, collected=found.collected * judged.scale)
+
+
 def _long_in(iterations: Iterations, values: Floats) -> Stalls:
     """Find iterations that are long because of `values`: their length, or the time of one part."""
     nothing = Stalls(
@@ -88,7 +103,8 @@ def _long_in(iterations: Iterations, values: Floats) -> Stalls:
     if not long.any() or long.mean() > policy.MANY_LONG or total <= 0:
         return nothing
     excess = values[long] - usual
-    period, exact = find_period(iterations.index[long], excess, int(iterations.index[-1]))
+    held = None if iterations.place is iterations.index else iterations.index
+    period, exact = find_period(iterations.index[long], excess, int(iterations.index[-1]), held)
     if exact and period is not None:  # other long iterations are the noise of the machine
         residues = iterations.index[long] % period
         long[long] = residues == int(np.bincount(residues, excess).argmax())
@@ -146,7 +162,7 @@ def _weighted_median(excess: Floats) -> float:
     return float(ordered[np.searchsorted(sums, sums[-1] / 2)])
 
 
-def find_period(places: Ints, weights: Floats, last: int) -> tuple[int | None, bool]:
+def find_period(places: Ints, weights: Floats, last: int, held: Ints | None = None) -> tuple[int | None, bool]:
     """Find the number of steps between long steps, if they are regular.
 
     A period is exact if most of the weight is on one residue and nearly all steps of this residue are long. It is
@@ -156,6 +172,7 @@ def find_period(places: Ints, weights: Floats, last: int) -> tuple[int | None, b
         places: numbers of the long steps, ascending.
         weights: time that each of them lost.
         last: number of the last step.
+        held: numbers of the steps that are known; default: all up to the last.
 
     Returns:
         The period or None, and whether it is exact.
@@ -169,7 +186,8 @@ def find_period(places: Ints, weights: Floats, last: int) -> tuple[int | None, b
         weight = np.bincount(residues, weights)
         residue = int(weight.argmax())
         seen = int((residues == residue).sum())
-        possible = len(range(residue, last + 1, int(period)))
+        every = range(residue, last + 1, int(period))
+        possible = len(every) if held is None else int(np.count_nonzero(held % period == residue))
         missed = max(possible - seen - 1, 0)  # one may be in the warm-up or after the last step
         share = float(weight[residue] / weights.sum())
         if (

@@ -16,14 +16,39 @@ from sm_profiler.report import parts
 from sm_profiler.report.covered import Covered, contains_any, not_covered_before, without_inner
 from sm_profiler.report.formatting import natural_key
 from sm_profiler.report.part_table import PartTable
+from sm_profiler.report.step_rows import (
+    COMMUNICATION,
+    DECLARED_IN_STEP,
+    EVAL,
+    GC,
+    LOADER,
+    MODES,
+    OWN,
+    OWN_IN_STEP,
+    RESULTS,
+    TRAIN,
+    StepRows,
+    column,
+    columns,
+)
+from sm_profiler.report.step_sample import (
+    MAX_STEPS,
+    Judged,
+    StepSample,
+    common_level,
+    judged,
+    level_of,
+    limit_of,
+    spread_results,
+    thin,
+)
 
-MODES = ("TRAIN", "EVAL", "PREDICT", "GLOBAL")
-TRAIN, EVAL = MODES.index("TRAIN"), MODES.index("EVAL")  # as in StepRows.mode
-# columns beside the parts of the loop: of garbage collections; of the profiler's own work in an iteration, and inside
-# its step; of the script's own phases inside the step
-GC, OWN, OWN_IN_STEP, DECLARED_IN_STEP = "gc", "own", "own in step", "declared in step"
-LOADER, COMMUNICATION = "loader", "communication"
-RESULTS = "results"  # waiting for results of compiled functions, included in the compiled step
+__all__ = [
+    "COMMUNICATION", "DECLARED_IN_STEP", "EVAL", "GC", "LOADER", "MODES", "OWN", "OWN_IN_STEP", "RESULTS", "TRAIN",
+    "EventWindow", "LoaderSettings", "StepFold", "StepRows", "StepSummary", "classify", "column", "columns", "each_process",
+    "spread_results",
+]  # fmt: skip
+
 _COLLECTIVES = ("nccl", "allreduce", "all_reduce", "allgather", "reducescatter", "reduce_scatter", "broadcast")
 
 
@@ -37,67 +62,6 @@ class EventWindow(Protocol):
     @property
     def new_events(self) -> EventColumns:
         """Events of the window, each in one window only."""
-
-
-@cache
-def columns() -> tuple[str, ...]:
-    """Return the names of the columns of `StepRows.parts`; the phases that a GPU ran come last."""
-    on_device = tuple(_on_device(part.key) for part in parts.phases())
-    return (
-        *(part.key for part in parts.recorded()),
-        GC,
-        OWN,
-        OWN_IN_STEP,
-        DECLARED_IN_STEP,
-        LOADER,
-        RESULTS,
-        COMMUNICATION,
-        *on_device,
-    )
-
-
-@cache
-def column(key: str, *, on_device: bool = False) -> int:
-    """Return the number of a column of `StepRows.parts`: a part, GC, LOADER or COMMUNICATION."""
-    return columns().index(_on_device(key) if on_device else key)
-
-
-def _on_device(key: str) -> str:
-    return f"{key} on device"
-
-
-@attrs.frozen(eq=False)
-class StepRows:
-    """Steps of one process in time order; all times in microseconds.
-
-    Attributes:
-        start: start of each step, since the epoch.
-        duration: duration of the Step event.
-        number: number of the step within its mode, -1 if unknown.
-        mode: index into MODES.
-        parts: shape (steps, columns): time in each of `columns()`. Waits and loading belong to the step whose batch they
-            delivered.
-        gc_in_wait: garbage collections inside the wait.
-    """
-
-    start: Floats
-    duration: Floats
-    number: Ints
-    mode: NDArray[np.int8]
-    parts: PartTable
-    gc_in_wait: Floats
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-    @property
-    def end(self) -> Floats:
-        """End of each Step event."""
-        return self.start + self.duration
-
-    def seconds(self, key: str, *, on_device: bool = False) -> Floats:
-        """Return the time of each step in one column, in seconds."""
-        return np.asarray(self.parts[:, column(key, on_device=on_device)] / 1e6)
 
 
 @attrs.frozen(eq=False)
@@ -133,6 +97,13 @@ class _Chunk:
     last_us: float
     declared: dict[str, float]  # the script's own phases: name → µs in training
     collected: dict[str, float]  # garbage collections: part of the loop → µs
+    sample: StepSample | None = None  # None: all steps are in `rows`
+
+    def thinned(self, level: int, limit: int) -> _Chunk:
+        """Return the chunk with the steps that a level keeps."""
+        sample = StepSample.of(self.rows) if self.sample is None else self.sample
+        rows, sample = thin(self.rows, sample, level, limit)
+        return attrs.evolve(self, rows=rows, sample=sample)
 
 
 @attrs.frozen(eq=False)
@@ -154,16 +125,22 @@ class StepSummary:
     pids: dict[str, int]  # processes with this name; more than one after a restart
     declared_us: dict[str, dict[str, float]] = attrs.field(factory=dict)  # process → the script's own phases
     collected_us: dict[str, dict[str, float]] = attrs.field(factory=dict)  # process → part → garbage collections
+    judged: dict[str, Judged] = attrs.field(factory=dict)  # processes of which only some steps were kept
 
 
 class StepFold:
-    """Collects steps window by window; folds of other minutes or nodes merge. Needs 25 bytes a step, and 8 more for each part that is recorded."""
+    """Collects steps window by window; folds of other minutes or nodes merge.
+
+    Needs 25 bytes a step, and 8 more for each part that is recorded, of at most about one and a half MAX_STEPS.
+    """
 
     def __init__(self) -> None:
         self._chunks: dict[tuple[str, int], _Chunk] = {}
         self._overhead: dict[str, float] = {}
         self._pids: dict[str, set[int]] = {}
         self._loader = LoaderSettings()
+        self._levels: dict[str, int] = {}
+        self._held, self._room = 0, MAX_STEPS * 3 // 2  # steps, and how many may be held until some are left out
 
     def update(self, window: EventWindow) -> None:
         """Add the events of one window."""
@@ -178,6 +155,7 @@ class StepFold:
         modes = _modes(events)
         for node, rows in events.node.groups(keep):
             self._add(node, window.start_us, events[rows], kinds[rows], modes[rows])
+        self._bound()
 
     def _remember_loader(self, events: EventColumns, kinds: NDArray[np.int8]) -> None:
         known = (events.num_workers >= 0) & (kinds != _STEP)
@@ -201,6 +179,7 @@ class StepFold:
         key = node, at_us
         old = self._chunks.get(key)
         self._chunks[key] = chunk if old is None else _joined([old, chunk])
+        self._held += len(chunk.rows)
 
     def merge(self, other: StepFold) -> None:
         """Add the steps of a fold of other minutes or nodes."""
@@ -211,17 +190,62 @@ class StepFold:
         for node, pids in other._pids.items():
             self._pids.setdefault(node, set()).update(pids)
         self._loader = other._loader if other._loader.num_workers >= 0 else self._loader
+        for node, level in other._levels.items():
+            self._levels[node] = max(level, self._levels.get(node, 0))
+        self._held += other._held
+        self._bound()
 
-    def result(self) -> StepSummary:
-        """Return all steps so far, each process in time order; from then on the fold holds the same arrays."""
+    def _bound(self) -> None:
+        if self._held > self._room:
+            self._thin(self._join())
+            self._room = max(MAX_STEPS, self._held) * 3 // 2
+
+    def _join(self) -> dict[str, tuple[str, int]]:
+        """Join the chunks of each process; return process → key of its chunk."""
         by_node: dict[str, list[tuple[str, int]]] = {}
         for key in sorted(self._chunks):
             by_node.setdefault(key[0], []).append(key)
-        joined = {}
-        for node, keys in by_node.items():
-            joined[node] = _joined([self._chunks.pop(key) for key in keys])
-            self._chunks[keys[0]] = joined[node]
-        steps = {node: spread_results(chunk.rows) for node, chunk in joined.items() if len(chunk.rows)}
+        for keys in by_node.values():
+            self._chunks[keys[0]] = _joined([self._chunks.pop(key) for key in keys])
+        return {node: keys[0] for node, keys in by_node.items()}
+
+    def _thin(self, keys: dict[str, tuple[str, int]]) -> None:
+        """Leave out steps of the processes that have more than their share."""
+        found = {node: self._chunks[key] for node, key in keys.items() if len(self._chunks[key].rows)}
+        limit = limit_of(len(found))
+        for node, chunk in found.items():
+            level = level_of(chunk.rows.start, self._levels.get(node, 0), limit)
+            if level or chunk.sample is not None:
+                self._levels[node] = level
+                self._chunks[keys[node]] = chunk.thinned(level, limit)
+        self._held = sum(len(self._chunks[key].rows) for key in keys.values())
+
+    def _equalize(self, keys: dict[str, tuple[str, int]]) -> None:
+        """Give processes with about as many steps the same level, so that they can be compared step by step."""
+        levels = [self._levels.get(node, 0) for node in keys if len(self._chunks[keys[node]].rows)]
+        common = common_level(levels) if levels else 0
+        for node, key in keys.items():
+            if common and self._levels.get(node, 0) == common - 1 and len(self._chunks[key].rows):
+                self._levels[node] = common
+                self._chunks[key] = self._chunks[key].thinned(common, MAX_STEPS)
+
+    def result(self) -> StepSummary:
+        """Return all steps so far, each process in time order; from then on the fold holds the same arrays."""
+        keys = self._join()
+        if self._held > MAX_STEPS or self._levels:
+            self._thin(keys)
+            self._equalize(keys)
+        joined = {node: self._chunks[key] for node, key in keys.items()}
+        found = {
+            node: judged(chunk.rows, chunk.sample, self._levels[node])
+            for node, chunk in joined.items()
+            if chunk.sample is not None
+        }
+        steps = {
+            node: chunk.rows if node in found else spread_results(chunk.rows)
+            for node, chunk in joined.items()
+            if len(chunk.rows)
+        }
         return StepSummary(
             steps,
             {node: (joined[node].first_us, joined[node].last_us) for node in steps},
@@ -230,27 +254,8 @@ class StepFold:
             {node: len(pids) for node, pids in self._pids.items()},
             {node: joined[node].declared for node in steps if joined[node].declared},
             {node: joined[node].collected for node in steps if joined[node].collected},
+            found,
         )
-
-
-def spread_results(rows: StepRows) -> StepRows:
-    """Divide the waiting for results among the steps that computed them: those since the results before.
-
-    JAX returns from a compiled function before it has run, so that a script which reads its loss every 20 steps waits for
-    20 steps at once.
-    """
-    table = PartTable.of(rows.parts)
-    waited = table[:, column(RESULTS)]
-    reads = waited > 0
-    group: Ints = np.cumsum(reads) - reads  # number of the reading step that ends it
-    if not reads.any() or bool(reads.all()):
-        return rows
-    count = np.bincount(group)
-    each = (np.bincount(group, waited) / np.maximum(count, 1))[group]
-    first = np.cumsum(count) - count
-    before = (np.arange(len(rows)) - first[group]) * each
-    table = table.with_columns({column("compiled"): table[:, column("compiled")] + each - waited})
-    return attrs.evolve(rows, start=rows.start + before, duration=rows.duration + each - waited, parts=table)
 
 
 _STEP, _OVERHEAD, _OWN, _DECLARED, _IGNORED = 100, 101, 102, 103, -1
@@ -491,12 +496,16 @@ def _joined(chunks: list[_Chunk]) -> _Chunk:
         table,
         column("gc_in_wait"),
     )
+    sample = None
+    if any(chunk.sample is not None for chunk in chunks):
+        filled = [chunk for chunk in chunks if len(chunk.rows)]
+        sample = StepSample.joined([one.sample or StepSample.of(one.rows) for one in filled], rows)
     if np.any(np.diff(rows.start) < 0):  # a file arrived late
         order = np.argsort(rows.start, kind="stable")
-        rows = StepRows(*(getattr(rows, field.name)[order] for field in attrs.fields(StepRows)))
+        rows, sample = rows[order], sample.sorted(order) if sample is not None else None
     declared, collected = _summed([one.declared for one in chunks]), _summed([one.collected for one in chunks])
     first_us, last_us = min(chunk.first_us for chunk in chunks), max(chunk.last_us for chunk in chunks)
-    return _Chunk(rows, before, after, first_us, last_us, declared, collected)
+    return _Chunk(rows, before, after, first_us, last_us, declared, collected, sample)
 
 
 def _summed(each: list[dict[str, float]]) -> dict[str, float]:

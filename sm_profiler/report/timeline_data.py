@@ -123,6 +123,8 @@ def _metric(metrics: JobMetrics, metric: str, name: str, colour: str) -> dict[st
 
 def _stretches(rank: Rank, start: float) -> list[list[float]]:
     """Return the spans of evaluation in seconds since the job's start."""
+    if rank.judged is not None:
+        return []
     evaluation = rank.steps.mode != TRAIN
     edges = np.flatnonzero(np.diff(np.concatenate([[0], evaluation.astype(np.int8), [0]])))
     spans = [

@@ -103,6 +103,7 @@ def _step_strip(metrics: JobMetrics) -> list[Picture]:
         first = (last - charts.MAX_STRIP_BARS) // 2
         last = first + charts.MAX_STRIP_BARS
     shown = f"Steps {first:,} to {last:,} of {len(lengths):,}" if first else "Every step"
+    shown = f"A sample of {len(lengths):,} of {rank.train_steps:,} steps" if rank.judged is not None else shown
     longest = duration(float(lengths[first:last].max()))
     title = f"{shown} in order, long ones marked ({shorten(rank.name, 40)}, up to {longest})"
     return [

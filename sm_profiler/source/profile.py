@@ -23,7 +23,7 @@ from sm_profiler.source.progress import progress_bar
 from sm_profiler.source.streams import Streams
 from sm_profiler.storage import FileInfo, Storage
 
-KEEP_BYTES = 2 << 30  # a job read by the minute is copied up to this size; its columns take a third of that
+KEEP_BYTES = 192 << 20  # a job read by the minute is copied up to this size; its columns take a third of that in memory
 SETTLED_S = 30.0  # a damaged file of a running job that changed within this time is read again later
 
 

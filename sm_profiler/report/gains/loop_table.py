@@ -95,9 +95,9 @@ def _of_rank(rank: Rank) -> tuple[Ints, Floats]:
     rows = np.flatnonzero(rank.train)
     ends = np.nan_to_num(rank.steps.end / 1e6)
     length = np.maximum(np.diff(ends[rows]), 0.0)
-    length[iterations.index - 1] = np.maximum(np.nan_to_num(iterations.length), 0.0)
+    length[iterations.place - 1] = np.maximum(np.nan_to_num(iterations.length), 0.0)
     whole_step = np.zeros(len(length), np.bool_)
-    whole_step[iterations.index - 1] = True
+    whole_step[iterations.place - 1] = True
     evaluated = ~whole_step & (np.diff(rows) > 1)
     table, measured = _recorded(rank, length)
     total = float(table.sum())
@@ -109,12 +109,13 @@ def _of_rank(rank: Rank) -> tuple[Ints, Floats]:
     keep = (whole_step | evaluated) & (attempt[1:] == attempt[:-1]) & (np.arange(1, len(rows)) >= policy.WARM_UP_STEPS)
     beside = np.where(evaluated, length - training, 0.0)  # evaluation, and what surrounds it
     after = max(rank.end - float(ends[rows[-1]]), 0.0) if rank.slices[EVALUATION] > 0 else 0.0
-    share = min(rank.slices[EVALUATION] / max(float(beside.sum()) + after, 1e-12), 1.0)
+    share = min(rank.slices[EVALUATION] / rank.scale / max(float(beside.sum()) + after, 1e-12), 1.0)
     table[keys.index(EVALUATION)] += beside * share
     table[keys.index(OUTSIDE)] += beside * (1 - share)
     last = np.zeros((len(keys), 1))
     last[keys.index(EVALUATION)] = after * share
-    index = np.append(np.flatnonzero(keep) + 1, AFTER)
+    index = np.flatnonzero(keep) + 1
+    index = np.append(index if rank.judged is None else rank.judged.index[rows][index], AFTER)
     return index, np.concatenate([table[:, keep], last], axis=1)
 
 
@@ -122,7 +123,7 @@ def _recorded(rank: Rank, length: Floats) -> tuple[Floats, Mask]:
     """Return the recorded parts of each row, cut to its length, and which rows have any."""
     iterations, keys = rank.iterations, row_keys()
     table, measured = np.zeros((len(keys), len(length))), np.zeros(len(length), np.bool_)
-    place = iterations.index[iterations.known] - 1
+    place = iterations.place[iterations.known] - 1
     for number, key in enumerate(parts.iteration_keys()):
         table[number, place] = np.maximum(np.nan_to_num(iterations.of(key)[iterations.known]), 0.0)
     measured[place] = True

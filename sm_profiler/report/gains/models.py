@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
 
 import numpy as np
 
@@ -171,20 +173,31 @@ def _straggler(finding: Finding, context: JudgeContext, table: LoopTable) -> Cla
         return float(np.median([means[number] for number in others])) - means[slow]
 
     meeting = max(MEETINGS, key=waited)
-    work = np.asarray([(rank.iterations.length - rank.iterations.of(meeting))[:count] for rank in ranks])
-    meet = np.asarray([rank.iterations.of(meeting)[:count] for rank in ranks])
+    rows = _same_steps(ranks, count)
+    work = np.asarray(
+        [(rank.iterations.length - rank.iterations.of(meeting))[own] for rank, own in zip(ranks, rows, strict=True)]
+    )
+    meet = np.asarray([rank.iterations.of(meeting)[own] for rank, own in zip(ranks, rows, strict=True)])
     work = np.maximum(np.nan_to_num(work), 0.0)
     now = work.max(axis=0)
     work[slow] = np.median(work[others], axis=0)
     saved = np.minimum(np.maximum(now - work.max(axis=0), 0.0), now + meet.min(axis=0))
-    length = float(ranks[slow].iterations.length[:count].sum())
+    length = float(ranks[slow].iterations.length[rows[slow]].sum())
     share = float(saved.sum()) / length if length > 0 else 0.0
-    whole = table.placed(ranks[slow].iterations.index[:count], saved)
+    whole = table.placed(ranks[slow].iterations.index[rows[slow]], saved)
     total = float(whole.sum())
     if total <= 0 or share <= 0:
         return None
     recorded = min(max(lost_share(finding) / share, 0.5), 1.5)
     return Claim(whole, min(recorded, 1.0), max(recorded, 1.0))
+
+
+def _same_steps(ranks: Sequence[Rank], count: int) -> list[Any]:
+    """Return the rows of the same iterations in all ranks: the first ones, or of samples the common ones."""
+    if all(rank.judged is None for rank in ranks):
+        return [slice(count)] * len(ranks)
+    common = reduce(np.intersect1d, [rank.iterations.index for rank in ranks])
+    return [np.searchsorted(rank.iterations.index, common) for rank in ranks]
 
 
 def _host(finding: Finding, context: JudgeContext, table: LoopTable) -> Claim | None:

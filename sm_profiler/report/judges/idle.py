@@ -91,6 +91,9 @@ def _pauses(metrics: JobMetrics) -> list[Span]:
     starts = rank.steps.start[1:] / 1e6 - rank.steps.seconds("wait")[1:]
     gaps = starts - ends
     gaps[np.asarray(rank.attempts.breaks, np.int64) - 1] = 0.0  # downtime between attempts
+    if rank.judged is not None:
+        ends, starts = rank.judged.pauses
+        gaps = starts - ends
     rows = np.flatnonzero(gaps > policy.PAUSE * usual)
     rows = rows[np.argsort(-gaps[rows])][:MAX_GAPS]
     spans = [(float(ends[row]), float(starts[row])) for row in rows]

@@ -43,7 +43,9 @@ class JudgeContext:
         """Share of the iterations spent waiting for data, without rare stalls and garbage collections."""
 
         def of(rank: Rank) -> float:
-            in_waits = rank.gc_in_wait / (float(rank.iterations.length[rank.iterations.known].sum()) or 1.0)
+            in_waits = rank.gc_in_wait / (
+                float(rank.iterations.length[rank.iterations.known].sum()) * rank.scale or 1.0
+            )
             steady = rank.stalls.is_rare and not input_bursts(rank, self.metrics)
             return max(rank.share_of_iterations("wait", without_stalls=steady) - in_waits, 0.0)
 

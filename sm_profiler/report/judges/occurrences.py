@@ -78,7 +78,7 @@ def _in_long(rank: Rank, records: Sequence[Record]) -> float:
         inside = row >= 0 and record.start < starts[row] + iterations.length[row]
         if inside and long[row] and calls_of(record) == 1:
             seconds += record.seconds
-    return seconds
+    return seconds * rank.scale
 
 
 def lines_of(records: Sequence[Record]) -> tuple[Location, ...]:

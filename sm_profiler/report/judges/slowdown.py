@@ -107,7 +107,7 @@ def largest_slowdown(context: JudgeContext) -> tuple[float, Rank, Change] | None
         if change is None:
             continue
         change = attrs.evolve(change, at=change.at + int((~settled).sum()))
-        slow = float(rank.iterations.length[change.at :].sum())
+        slow = float(rank.iterations.length[change.at :].sum()) * rank.scale
         lost = slow * (1 - 1 / change.factor) / rank.loop if rank.loop > 0 else 0.0
         if best is None or lost > best[0]:
             best = lost, rank, change

@@ -89,7 +89,7 @@ def _without_core(rank: Rank, context: JudgeContext) -> float:
     """
     usual, long = context.metrics.samples.waited.get(rank.name, (0.0, 0.0))
     stalls, length = rank.stalls, rank.iterations.length
-    taken, rest = float(length[stalls.long].sum()), float(length[~stalls.long].sum())
+    taken, rest = (float(length[rows].sum()) * rank.scale for rows in (stalls.long, ~stalls.long))
     worked = max(rest - usual, policy.LEAST_WORK * rest)
     if rank.loop <= 0 or worked <= 0 or not stalls.count:
         return 0.0
