@@ -40,6 +40,7 @@ from sm_profiler.report.step_sample import (
     level_of,
     limit_of,
     spread_results,
+    stretch_of,
     thin,
 )
 
@@ -97,13 +98,18 @@ class _Chunk:
     last_us: float
     declared: dict[str, float]  # the script's own phases: name → µs in training
     collected: dict[str, float]  # garbage collections: part of the loop → µs
+    stretch: NDArray[np.int8]  # of each step, as in StepSample
     sample: StepSample | None = None  # None: all steps are in `rows`
 
     def thinned(self, level: int, limit: int) -> _Chunk:
         """Return the chunk with the steps that a level keeps."""
-        sample = StepSample.of(self.rows) if self.sample is None else self.sample
-        rows, sample = thin(self.rows, sample, level, limit)
-        return attrs.evolve(self, rows=rows, sample=sample)
+        rows, sample = thin(self.rows, self.sampled, level, limit)
+        return attrs.evolve(self, rows=rows, stretch=sample.stretch, sample=sample)
+
+    @property
+    def sampled(self) -> StepSample:
+        """The sample, which may hold all steps."""
+        return StepSample.of(self.rows, self.stretch) if self.sample is None else self.sample
 
 
 @attrs.frozen(eq=False)
@@ -214,7 +220,7 @@ class StepFold:
         found = {node: self._chunks[key] for node, key in keys.items() if len(self._chunks[key].rows)}
         limit = limit_of(len(found))
         for node, chunk in found.items():
-            level = level_of(chunk.rows.start, self._levels.get(node, 0), limit)
+            level = level_of(chunk.rows.start, chunk.stretch, self._levels.get(node, 0), limit)
             if level or chunk.sample is not None:
                 self._levels[node] = level
                 self._chunks[keys[node]] = chunk.thinned(level, limit)
@@ -352,7 +358,16 @@ def _chunk(events: _LoopEvents, kinds: NDArray[np.int8], modes: NDArray[np.int8]
     inside = _collected_in(others, kinds, (declared, steps), collected & (row > 0) & ~evaluated)
     if evaluated.any():
         inside["evaluation"] = float(times[evaluated].sum())
-    return _Chunk(rows, padded[0].copy(), padded[-1].copy(), first, last, found, inside)
+    return _Chunk(
+        rows,
+        padded[0].copy(),
+        padded[-1].copy(),
+        first,
+        last,
+        found,
+        inside,
+        np.full(count, stretch_of(count), np.int8),
+    )
 
 
 def _counted_once(events: _LoopEvents, kinds: NDArray[np.int8]) -> Floats:
@@ -496,16 +511,17 @@ def _joined(chunks: list[_Chunk]) -> _Chunk:
         table,
         column("gc_in_wait"),
     )
-    sample = None
+    stretch, sample = np.concatenate([chunk.stretch for chunk in chunks]), None
     if any(chunk.sample is not None for chunk in chunks):
         filled = [chunk for chunk in chunks if len(chunk.rows)]
-        sample = StepSample.joined([one.sample or StepSample.of(one.rows) for one in filled], rows)
+        sample = StepSample.joined([one.sampled for one in filled], rows)
     if np.any(np.diff(rows.start) < 0):  # a file arrived late
         order = np.argsort(rows.start, kind="stable")
-        rows, sample = rows[order], sample.sorted(order) if sample is not None else None
+        rows, stretch = rows[order], stretch[order]
+        sample = sample.sorted(order) if sample is not None else None
     declared, collected = _summed([one.declared for one in chunks]), _summed([one.collected for one in chunks])
     first_us, last_us = min(chunk.first_us for chunk in chunks), max(chunk.last_us for chunk in chunks)
-    return _Chunk(rows, before, after, first_us, last_us, declared, collected, sample)
+    return _Chunk(rows, before, after, first_us, last_us, declared, collected, stretch, sample)
 
 
 def _summed(each: list[dict[str, float]]) -> dict[str, float]:

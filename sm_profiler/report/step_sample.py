@@ -2,8 +2,8 @@
 
 A step is kept by its start time alone, so that ranks keep the same stretches, parts of a job can be merged in any order,
 and steps may be numbered in any way. Time is a binary tree: each halving leaves one of two neighbouring stretches, chosen
-by a hash of the stretch that holds both. The first halvings leave whole stretches of about a minute, evenly spread over
-the job; later ones alternate between fewer and shorter stretches.
+by a hash of the stretch that holds both. The first halvings leave whole stretches of about a minute (of less if steps are
+short), evenly spread over the job; later ones alternate between fewer and shorter stretches.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.report import parts, policy
@@ -35,26 +36,51 @@ MAX_STEPS = 1 << 17  # of all processes of a job together; of more, each process
 MIN_STEPS = 1 << 10  # of a process, however many there are
 FIRST = 32  # steps that are always kept: the warm-up
 LONGEST = 64  # steps that are always kept, each with the one before: pauses, interruptions
-_STRETCH_BITS = 26  # 2 ** 26 µs: 67 s
-_WHOLE = 4  # halvings that leave whole stretches
-_MAX_LEVEL = _WHOLE + 2 * _STRETCH_BITS
+WHOLE = 4  # halvings that leave whole stretches
+LONGEST_STRETCH = 26  # 2 ** 26 µs: 67 s
+_STEPS = 512  # of a minute whose stretches are that long
+_MAX_LEVEL = 40
 
 
-def sampled(start_us: Floats, level: int) -> Mask:
-    """Return which steps remain after a number of halvings; those of a level include those of the next."""
+def stretch_of(steps: int) -> int:
+    """Return the length of the stretches of a process, 2 ** n µs, from its steps in a minute.
+
+    One holds dozens to hundreds of steps. Lengths differ by factors of 8, so that ranks nearly always have the same.
+    """
+    length = LONGEST_STRETCH
+    while steps > _STEPS and length >= 3:  # noqa: PLR2004 - bits of a factor of 8
+        steps, length = steps // 8, length - 3
+    return length
+
+
+def sampled(start_us: Floats, stretch: NDArray[np.int8], level: int) -> Mask:
+    """Return which steps remain after a number of halvings; those of a level include those of the next.
+
+    Args:
+        start_us: start of each step, µs.
+        stretch: length of the stretch that it is in, as of `stretch_of`.
+        level: the number of halvings.
+    """
     keep = np.ones(len(start_us), np.bool_)
-    if not level:
-        return keep
     moment = np.clip(np.nan_to_num(start_us), 0, 1 << 62).astype(np.uint64)
-    for halving in range(level):
-        shorter, number = divmod(max(halving - _WHOLE, 0), 2)
-        if halving < _WHOLE:
-            bit = _STRETCH_BITS + halving
-        else:
-            bit = _STRETCH_BITS + _WHOLE + shorter if number else _STRETCH_BITS - 1 - shorter
-        parent = moment >> np.uint64(bit + 1)
-        keep &= (moment >> np.uint64(bit)) & np.uint64(1) == _hash(parent + (np.uint64(bit) << np.uint64(56)))
+    for length in np.unique(stretch).tolist() if level else ():
+        rows = np.flatnonzero(stretch == length)
+        for halving in range(level):
+            number, fewer = divmod(max(halving - WHOLE, 0), 2)
+            bit = length - 1 - number
+            if halving < WHOLE or fewer:
+                bit = length + (halving if halving < WHOLE else WHOLE + number)
+            if 0 <= bit < 60:  # noqa: PLR2004 - bits of a time
+                rows = rows[_is_left(moment[rows], bit)]
+        keep[stretch == length] = False
+        keep[rows] = True
     return keep
+
+
+def _is_left(moment: Any, bit: int) -> Mask:
+    """Return whether each moment is in the half that is left of its stretch of 2 ** (bit + 1) µs."""
+    half = (moment >> np.uint64(bit)) & np.uint64(1)
+    return np.asarray(half == _hash((moment >> np.uint64(bit + 1)) + (np.uint64(bit) << np.uint64(56))))
 
 
 def _hash(numbers: Any) -> Any:
@@ -69,18 +95,18 @@ def limit_of(processes: int) -> int:
     return max(MAX_STEPS // max(processes, 1), MIN_STEPS)
 
 
-def level_of(start_us: Floats, level: int, limit: int) -> int:
+def level_of(start_us: Floats, stretch: NDArray[np.int8], level: int, limit: int) -> int:
     """Return the number of halvings, at least `level`, after which no more than `limit` steps remain."""
-    left = start_us[sampled(start_us, level)]
+    left = np.flatnonzero(sampled(start_us, stretch, level))
     while len(left) > limit and level < _MAX_LEVEL:
         level += 1
-        left = left[sampled(left, level)]
+        left = left[sampled(start_us[left], stretch[left], level)]
     return level
 
 
 def common_level(levels: list[int]) -> int:
     """Return the level of the processes that are alike; one with far more steps than the others has a higher one."""
-    return max(level for level in levels if level <= np.median(levels) + 1)
+    return max(level for level in levels if level <= np.median(levels))
 
 
 @attrs.define(eq=False)
@@ -153,6 +179,7 @@ class StepSample:
         steps, train: number of its steps, and of its training steps.
         place: number of each kept step among all steps of the process, in time order.
         index: number of the training steps before it.
+        stretch: length of the stretch that it is in.
         counted: whether `totals` has it; what is known of the first and the last step may change.
         totals: sums of the others.
     """
@@ -161,17 +188,20 @@ class StepSample:
     train: int
     place: Ints
     index: Ints
+    stretch: NDArray[np.int8]
     counted: Mask
     totals: Totals
 
     @classmethod
-    def of(cls, rows: StepRows) -> StepSample:
+    def of(cls, rows: StepRows, stretch: NDArray[np.int8]) -> StepSample:
         """Return the sample that holds all steps."""
         train, counted = rows.mode == TRAIN, np.ones(len(rows), np.bool_)
         counted[[0, -1]] = False
         totals = Totals.of(rows[counted])
         totals.evaluation = evaluated(rows, np.arange(1, len(rows)))
-        return cls(len(rows), int(train.sum()), np.arange(len(rows)), np.cumsum(train) - train, counted, totals)
+        return cls(
+            len(rows), int(train.sum()), np.arange(len(rows)), np.cumsum(train) - train, stretch, counted, totals
+        )
 
     @classmethod
     def joined(cls, samples: Sequence[StepSample], rows: StepRows) -> StepSample:
@@ -180,6 +210,7 @@ class StepSample:
         train = np.cumsum([0, *(one.train for one in samples)]).tolist()
         place = np.concatenate([one.place + first for one, first in zip(samples, steps, strict=False)])
         index = np.concatenate([one.index + first for one, first in zip(samples, train, strict=False)])
+        stretch = np.concatenate([one.stretch for one in samples])
         counted = np.concatenate([one.counted for one in samples])
         totals = Totals()
         for one in samples:
@@ -190,14 +221,15 @@ class StepSample:
         fresh[[0, -1]] = False
         if fresh.any():
             totals.add(Totals.of(rows[fresh]))
-        return cls(steps[-1], train[-1], place, index, counted | fresh, totals)
+        return cls(steps[-1], train[-1], place, index, stretch, counted | fresh, totals)
 
     def __getitem__(self, rows: Any) -> StepSample:
-        return attrs.evolve(self, place=self.place[rows], index=self.index[rows], counted=self.counted[rows])
+        found = {name: getattr(self, name)[rows] for name in ("place", "index", "stretch", "counted")}
+        return attrs.evolve(self, **found)
 
     def sorted(self, order: Ints) -> StepSample:
         """Return the sample of steps in another order, after some arrived late: their numbers are those of their places."""
-        return attrs.evolve(self, place=np.sort(self.place), index=np.sort(self.index), counted=self.counted[order])
+        return attrs.evolve(self[order], place=np.sort(self.place), index=np.sort(self.index))
 
     def complete(self, rows: StepRows) -> Totals:
         """Return the sums of all steps, as no others will be joined."""
@@ -214,7 +246,7 @@ class StepSample:
 
 def thin(rows: StepRows, sample: StepSample, level: int, limit: int) -> tuple[StepRows, StepSample]:
     """Keep the steps of a level, and the exceptions: the first, the last, and the longest ones."""
-    keep = sampled(rows.start, level)
+    keep = sampled(rows.start, sample.stretch, level)
     keep[np.flatnonzero(keep)[limit:]] = False  # thousands in the same microsecond
     keep |= (sample.place < FIRST) | longest(rows, sample.adjacent) | ~sample.counted
     at = np.flatnonzero(keep)
@@ -291,7 +323,7 @@ def joined_judged(first: Judged, second: Judged) -> Judged:
 def judged(rows: StepRows, sample: StepSample, level: int) -> Judged:
     """Return the judged steps of a process among those that are kept."""
     totals, adjacent = sample.complete(rows), sample.adjacent
-    chosen = sampled(rows.start, level) | (sample.place < FIRST)
+    chosen = sampled(rows.start, sample.stretch, level) | (sample.place < FIRST)
     rows, chosen = _spread_in_stretches(rows, adjacent & np.concatenate([[False], chosen[:-1]]), chosen)
     chosen[-1] = True
     long = np.flatnonzero(longest(rows, adjacent) & adjacent)
@@ -310,7 +342,7 @@ def judged(rows: StepRows, sample: StepSample, level: int) -> Judged:
 
 def judged_all(rows: StepRows) -> Judged:
     """Return the steps of a process all of which were kept."""
-    return judged(rows, StepSample.of(rows), 0)
+    return judged(rows, StepSample.of(rows, np.zeros(len(rows), np.int8)), 0)
 
 
 def _spread_in_stretches(rows: StepRows, follows: Mask, chosen: Mask) -> tuple[StepRows, Mask]:
