@@ -78,7 +78,9 @@ def repeat(hour: Path, folder: Path, hours: int, nodes: int) -> Path:
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for part, info in found:
             if part.table in schema.KINDS and part.hour == full:
-                work = [(str(hour), info, str(folder), number, node) for number in range(hours) for node in range(nodes)]
+                work = [
+                    (str(hour), info, str(folder), number, node) for number in range(hours) for node in range(nodes)
+                ]
                 list(pool.map(_copy, work))
             elif part.table == paths.FILES:
                 target = folder / attrs.evolve(part, job="day").key
@@ -109,10 +111,14 @@ def _copy(task: tuple) -> None:
     for group in range(pq.ParquetFile(Path(source) / info.key).metadata.num_row_groups):
         columns = file.columns(group)
         if part.table == paths.SYSTEM:
-            columns = attrs.evolve(columns, timestamp=columns.timestamp + shift_us / 1e6, node=_renamed(columns.node, node))
+            columns = attrs.evolve(
+                columns, timestamp=columns.timestamp + shift_us / 1e6, node=_renamed(columns.node, node)
+            )
         else:
             if node:
-                columns = columns[~np.asarray([kind == "model_timeline" for kind in columns.kind.values])[columns.kind.codes]]
+                columns = columns[
+                    ~np.asarray([kind == "model_timeline" for kind in columns.kind.values])[columns.kind.codes]
+                ]
             known = columns.step >= 0
             columns = attrs.evolve(
                 columns, start_us=columns.start_us + shift_us, node=_renamed(columns.node, node),

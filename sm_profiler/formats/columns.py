@@ -123,6 +123,7 @@ class Table(attrs.AttrsInstance):
 
     @classmethod
     def empty(cls) -> Any:
+        """Return a table without rows."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""Which steps of a long job are kept, and the exact sums of all of them.
+"""Sample of the steps of a long job, and exact sums of all of them.
 
 A step is kept by its start time alone, so that ranks keep the same stretches, parts of a job can be merged in any order,
 and steps may be numbered in any way. Time is a binary tree: each halving leaves one of two neighbouring stretches, chosen
@@ -173,7 +173,7 @@ def evaluated(rows: StepRows, at: Ints) -> float:
 
 @attrs.frozen(eq=False)
 class StepSample:
-    """What is known of a process of which some steps are kept.
+    """Sample of the steps of a process, with sums of all of them.
 
     Attributes:
         steps, train: number of its steps, and of its training steps.

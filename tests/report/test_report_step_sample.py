@@ -123,7 +123,7 @@ def test_the_sample_does_not_depend_on_the_parts_of_a_job(job, cuts, limit, orde
         merged, again = (tree.whole().folds[0].result() for tree in trees)
         same(merged, whole)
         same(merged, again)
-        for name, found in merged.judged.items():  # to the bit, whatever the order of arrival
+        for name, found in merged.judged.items():  # to the bit in any order of arrival
             assert all(
                 np.array_equal(getattr(found.totals, field.name), getattr(again.judged[name].totals, field.name))
                 for field in attrs.fields(type(found.totals))
@@ -161,7 +161,7 @@ def test_sums_and_counts_are_those_of_all_steps(small):
     assert mine["steps_per_second"] == pytest.approx(theirs["steps_per_second"])
 
 
-def test_a_report_says_how_many_steps_it_judges(small):
+def test_a_report_states_how_many_steps_it_judges(small):
     rows = long_job()
     assert report_from(rows).quality["collectors"] == []
     small(1000)
