@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import islice
+from pathlib import Path
 
 import attrs
 
@@ -162,7 +163,8 @@ class _Run:
             account = Account.open(source.removeprefix(ACCOUNT))
             self._sources.append(f"arn:aws:sagemaker:{account.region}:")
             return account.candidates(self.choice.since), ()
-        storage = open_storage(source)
+        # absolute: workers have a working directory of their own, and the index serves runs from any folder
+        storage = open_storage(source if "://" in source else str(Path(source).expanduser().absolute()))
         self._sources.append(f"{storage.uri}\n")
         return candidates_below(storage)
 

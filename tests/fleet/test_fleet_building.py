@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -120,6 +122,15 @@ def test_the_second_run_reads_only_what_is_new(jobs, tmp_path, monkeypatch):
     (jobs / "a/b/job-0/job.json").unlink()
     assert build(jobs, tmp_path / "out").totals.jobs == 4
     assert sorted(read) == ["job-1", "job-9"]
+
+
+def test_a_relative_folder_is_judged_by_workers(tmp_path, monkeypatch):
+    tool = Path(__file__).parents[1] / "tools" / "make_job.py"
+    options = ["--out", tmp_path / "runs/slow", "--scenario", "dataloader-slow", "--minutes", "2", "--gpus", "1"]
+    subprocess.run([sys.executable, tool, *options], check=True, capture_output=True)
+    monkeypatch.chdir(tmp_path)
+    (job,) = build_fleet(["runs"], progress=False).jobs
+    assert (job.name, job.error, job.verdict) == ("slow", "", "INPUT_BOUND")
 
 
 def test_prices_change_without_reading_again(jobs, tmp_path, monkeypatch):
