@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sm_profiler.cli.run_state import STATE_FILE, read_state
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.formats.layout import END_MARKERS
+from sm_profiler.monitor.run_state import STATE_FILE, read_state
 from sm_profiler.printable import printable
 from sm_profiler.storage import LocalStorage
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 import sys
 import tempfile
 import time
@@ -12,19 +10,16 @@ from pathlib import Path
 
 import attrs
 
-from sm_profiler.cli.run_state import read_state
 from sm_profiler.errors import SourceError
-from sm_profiler.formats.layout import TEMPORARY
-from sm_profiler.formats.trace_writer import recover_traces
+from sm_profiler.monitor.run_state import read_state
 from sm_profiler.printable import printable
 from sm_profiler.source import ProfileSource, open_source
+from sm_profiler.source.open_files import copy_with_open_files
 from sm_profiler.source.opening import NoProfilerDataError
-from sm_profiler.storage import LocalStorage
 
 LOCAL_POLL_S = 2.0  # listing a folder costs little
 REMOTE_POLL_S = 10.0
 PREVIEW_S = 10.0  # between two preliminary reports
-MAX_PREVIEW_BYTES = 256 << 20
 
 
 @attrs.define
@@ -105,34 +100,3 @@ class Follower:
         if text != self._last_line:
             self._last_line = text
             print(f"sm-profiler: {printable(self.where)}: {text} (Ctrl-C stops)", file=sys.stderr, flush=True)
-
-
-def copy_with_open_files(folder: Path, to: Path) -> bool:
-    """Copy a small profile, with the files that are still written under readable names; return whether it has data."""
-    base = folder if any((folder / kind).is_dir() for kind in ("system", "framework")) else folder / "profiler-output"
-    sizes = {}
-    for kind in ("system", "framework"):
-        with contextlib.suppress(SourceError):  # reported when it is read
-            for file in LocalStorage(base).list(f"{kind}/"):
-                path = base / file.key
-                sizes[path] = file.size if ".json" in path.name and not path.is_symlink() else 0
-    if not any(sizes.values()) or sum(sizes.values()) > MAX_PREVIEW_BYTES:
-        return False
-    for path in (path for path, size in sizes.items() if size):
-        key = path.relative_to(base)
-        target = to / key.with_name(readable_name(key))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):
-            shutil.copyfile(path, target)
-    recover_traces(to)
-    return True
-
-
-def readable_name(key: Path) -> str:
-    """Return the name under which a reader, or `recover_traces`, accepts a file that is still written."""
-    if not key.name.endswith(TEMPORARY):
-        return key.name
-    if key.parts[0] == "system":
-        return key.name.removesuffix(TEMPORARY)
-    source, *rest = key.name.rsplit("_", 3)
-    return "_".join((source, "copied", *rest[1:]))  # in place of the pid, whose process still runs

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 import attrs
 
 from sm_profiler.cli.arguments import last_written
-from sm_profiler.cli.run_state import remove_state, write_state
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.layout import END_MARKERS
+from sm_profiler.monitor.run_state import remove_state, write_state
 from sm_profiler.printable import printable
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -28,21 +29,35 @@ def render_html(report: Report) -> str:
     """Return the page of a report."""
     return render_page(
         "report.html",
-        script=_asset("report.js"),
+        script=page_script(),
         report=report,
         title=f"{shorten(report.metrics.name, 80)} - sm-profiler",
         name=shorten(report.metrics.name, 120),
-        verdict=finding_view(report.verdict.main),
-        also=[finding_view(finding) for finding in report.verdict.also],
-        not_judged=report.verdict.not_judged,
-        pictures=pictures(report),
-        tiles=glance(report),
-        sections=_sections(report),
-        timeline=timeline(report.metrics),
-        flames=graphs(report.metrics.samples),
-        quality=report.quality,
-        cost=report.cost,
+        parts=page_parts(report),
     )
+
+
+def page_parts(report: Report) -> dict[str, Markup]:
+    """Return the parts of the page in their order, each a fragment of HTML under the key of its section; "" if it is empty."""
+    sections = _sections(report)
+    content = {
+        "verdict": _part(
+            "verdict", verdict=finding_view(report.verdict.main), pictures=pictures(report), cost=report.cost
+        ),
+        "glance": _part("glance", tiles=glance(report)),
+        "also": _part("also", also=[finding_view(finding) for finding in report.verdict.also]),
+        "timeline": _part("timeline", timeline=timeline(report.metrics)),
+        "code": _part("code", flames=graphs(report.metrics.samples)),
+        "sections": _part("sections", sections=sections),
+    }
+    content |= {section.key: _part("section", section=section) for section in sections}
+    content["quality"] = _part("quality", quality=report.quality, not_judged=report.verdict.not_judged)
+    return content
+
+
+def _part(name: str, **content: Any) -> Markup:
+    rendered = _environment().get_template(f"part_{name}.html").render(**content)
+    return Markup(rendered.strip())  # noqa: S704 - a template of ours, which escapes what it contains
 
 
 def _sections(report: Report) -> list[Section]:
@@ -62,7 +77,7 @@ def render_page(template: str, *, package: str = "", script: str = "", **content
         script: the page's script, unless the package has it.
         content: what the template shows.
     """
-    style, environment = _asset("report.css") + _colour_rules(), _environment()
+    style, environment = page_style(), _environment()
     if package:
         name = template.removesuffix(".html")
         style += _asset(f"{name}.css", package)
@@ -79,6 +94,16 @@ def render_page(template: str, *, package: str = "", script: str = "", **content
     )
 
 
+def page_style() -> str:
+    """Return the style of all pages."""
+    return _asset("report.css") + _colour_rules()
+
+
+def page_script() -> str:
+    """Return the script of the timeline and the flame graphs."""
+    return _asset("report.js")
+
+
 def _colour_rules() -> str:
     """Return the style of the charts' colours: variables for both schemes, and classes that fill and stroke."""
     light = "".join(f"--{name}:{colour.light};" for name, colour in COLOURS.items())
@@ -88,6 +113,11 @@ def _colour_rules() -> str:
         for name in COLOURS
     )
     return f":root{{{light}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n{classes}"
+
+
+def page_policy() -> str:
+    """Return the content security policy of a page without script."""
+    return _policy(page_style(), "")
 
 
 def _policy(style: str, script: str) -> str:
@@ -113,7 +143,12 @@ def _asset(name: str, package: str = "sm_profiler.report") -> str:
 
 @cache
 def _environment() -> jinja2.Environment:
-    loader = jinja2.FunctionLoader(_asset)
+    return new_environment(_asset)
+
+
+def new_environment(load: Callable[[str], str]) -> jinja2.Environment:
+    """Return an environment that escapes everything and knows the filters of the pages; `load` returns a template."""
+    loader = jinja2.FunctionLoader(load)
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         finalize=lambda value: clean(value) if type(value) is str else value,

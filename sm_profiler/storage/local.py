@@ -107,6 +107,16 @@ class LocalStorage:
                 if entry.is_file():
                     yield FileInfo(key, status.st_size, status.st_mtime, f"{status.st_mtime_ns:x}-{status.st_ino:x}")
 
+    def folders(self) -> Iterator[str]:
+        """Yield the names of the folders directly below the root, each with a slash at its end."""
+        try:
+            with os.scandir(self.root) as entries:
+                yield from sorted(f"{entry.name}/" for entry in entries if entry.is_dir(follow_symlinks=False))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise SourceError(f"{self.root} cannot be listed: {error.strerror}") from error
+
     def read(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
         """Return the bytes of a file, or those from `start` up to but not including `end`."""
         path = safe_path(self.root, key)

@@ -84,6 +84,19 @@ class S3Storage:
                 raise SourceError(f"{self.uri}: the endpoint answers with the same page of the listing again")
             request["ContinuationToken"] = token
 
+    def folders(self) -> Iterator[str]:
+        """Yield the parts of keys up to the first slash below the root, each with that slash."""
+        request = {"Bucket": self.bucket, "Prefix": self.prefix, "Delimiter": "/", **self._payer}
+        while True:
+            page = self._call(lambda: self._client.list_objects_v2(**request), "")
+            for item in page.get("CommonPrefixes", ()):
+                if item["Prefix"].startswith(self.prefix):
+                    yield item["Prefix"][len(self.prefix) :]
+            token = page.get("NextContinuationToken")
+            if not page.get("IsTruncated") or not token or token == request.get("ContinuationToken"):
+                return
+            request["ContinuationToken"] = token
+
     def read(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
         """Return the bytes of an object, or those from `start` up to but not including `end`."""
         request = {**self._address(key), **self._payer}

@@ -12,12 +12,13 @@ import pytest
 from report_helpers import make_job
 
 from sm_profiler.cli import main
-from sm_profiler.cli.following import Follower, copy_with_open_files
-from sm_profiler.cli.run_state import STATE_FILE, read_state, remove_state, write_state
+from sm_profiler.cli.following import Follower
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import END_MARKERS
+from sm_profiler.monitor.run_state import STATE_FILE, read_state, remove_state, write_state
 from sm_profiler.report import build_report
 from sm_profiler.source import open_source
+from sm_profiler.source.open_files import copy_with_open_files
 
 
 def without_end(folder):
@@ -55,7 +56,7 @@ def test_ends_with_the_run_without_an_end_marker(job, tmp_path, capsys, how):
     if how == "ended":
         write_state(job, 130)
     else:
-        child = subprocess.run([sys.executable, "-c", f"from pathlib import Path; from sm_profiler.cli.run_state import write_state; write_state(Path({str(job)!r}))"], check=True)  # fmt: skip
+        child = subprocess.run([sys.executable, "-c", f"from pathlib import Path; from sm_profiler.monitor.run_state import write_state; write_state(Path({str(job)!r}))"], check=True)  # fmt: skip
         assert child.returncode == 0
         assert read_state(job).exit_code is None
     begun = time.monotonic()
@@ -89,7 +90,7 @@ def test_copies_no_links_and_nothing_large(job, tmp_path, monkeypatch):
     (job / "system" / "secret.json").symlink_to("/etc/hostname")
     assert copy_with_open_files(job, tmp_path / "copy")
     assert not (tmp_path / "copy" / "system" / "secret.json").exists()
-    monkeypatch.setattr("sm_profiler.cli.following.MAX_PREVIEW_BYTES", 10)
+    monkeypatch.setattr("sm_profiler.source.open_files.MAX_PREVIEW_BYTES", 10)
     assert not copy_with_open_files(job, tmp_path / "second")
 
 

@@ -1,13 +1,15 @@
 "use strict";
-(() => {
+const startTimeline = (kept) => {
   const host = document.getElementById("chart");
   const source = document.getElementById("timeline-data");
-  if (!host || !source) return;
-  const data = JSON.parse(source.textContent);
+  if (!host || !source) return null;
+  let data = JSON.parse(source.textContent);
+  const ending = new AbortController();
   const NS = "http://www.w3.org/2000/svg";
   const LEFT = 52, RIGHT = 8, TALL = 92, AXIS = 26;
-  const hidden = new Set();
-  let from = 0, to = data.length, cursor = null, dragged = null;
+  const hidden = kept ? kept.hidden : new Set();
+  const key = (lane, series) => lane.id + " " + series.name;
+  let from = kept && !kept.whole ? kept.from : 0, to = kept && !kept.whole ? kept.to : data.length, cursor = null, dragged = null;
 
   const make = (tag, attributes, parent) => {
     const node = document.createElementNS(NS, tag);
@@ -53,6 +55,18 @@
     if (label) node.setAttribute("aria-label", label);
     node.addEventListener("click", act);
   };
+  const named = () => {
+    const match = /^#t=([0-9.]+)(?:,([0-9.]+))?$/.exec(location.hash);
+    if (!match) return;
+    const low = +match[1], around = Math.max(data.length / 50, 5);
+    if (match[2]) view(low, +match[2]); else view(low - around, low + around);
+    host.scrollIntoView({ block: "nearest" });
+  };
+  const isWhole = () => from <= 0 && to >= data.length;
+  const name = () => {
+    try { history.replaceState(null, "", isWhole() ? location.pathname + location.search : `#t=${from.toFixed(2)},${to.toFixed(2)}`); } catch { return; }
+  };
+  const look = (low, high) => { view(low, high); name(); };
   const view = (low, high) => {
     const least = Math.max(data.length / 5000, 0.05);
     let span = Math.min(Math.max(high - low, least), data.length);
@@ -60,10 +74,10 @@
     to = from + span;
     draw();
   };
-  const zoom = (factor, at = (from + to) / 2) => view(at - (at - from) * factor, at + (to - at) * factor);
+  const zoom = (factor, at = (from + to) / 2) => look(at - (at - from) * factor, at + (to - at) * factor);
   button("Zoom in", "", () => zoom(0.5));
   button("Zoom out", "", () => zoom(2));
-  button("All", "All: show the whole job", () => view(0, data.length));
+  button("All", "All: show the whole job", () => look(0, data.length));
 
   const lanes = data.lanes.map((lane) => {
     const head = html("div", "lane-head", "", host);
@@ -71,12 +85,13 @@
     for (const series of lane.series) {
       const toggle = html("button", "toggle", "", head);
       toggle.type = "button";
-      toggle.setAttribute("aria-pressed", "true");
+      const own = key(lane, series);
+      toggle.setAttribute("aria-pressed", String(!hidden.has(own)));
       html("span", "key b-" + series.colour, "", toggle);
       toggle.appendChild(document.createTextNode(series.name));
       toggle.addEventListener("click", () => {
-        hidden.has(series) ? hidden.delete(series) : hidden.add(series);
-        toggle.setAttribute("aria-pressed", String(!hidden.has(series)));
+        hidden.has(own) ? hidden.delete(own) : hidden.add(own);
+        toggle.setAttribute("aria-pressed", String(!hidden.has(own)));
         draw();
       });
     }
@@ -110,7 +125,7 @@
     svg.replaceChildren();
     svg.setAttribute("width", width);
     svg.setAttribute("viewBox", `0 0 ${width} ${TALL}`);
-    const shown = lane.series.filter((series) => !hidden.has(series));
+    const shown = lane.series.filter((series) => !hidden.has(key(lane, series)));
     let top = lane.top;
     const parts = shown.map((series) => {
       const first = Math.max(find(series.x, from) - 1, 0), last = Math.min(find(series.x, to) + 1, series.x.length);
@@ -153,7 +168,7 @@
   function showTip(event) {
     const lines = [moment(cursor)];
     for (const { lane } of lanes) for (const series of lane.series) {
-      if (hidden.has(series) || !series.x.length) continue;
+      if (hidden.has(key(lane, series)) || !series.x.length) continue;
       const i = Math.min(find(series.x, cursor), series.x.length - 1);
       const range = series.high[i] > series.low[i] ? "  (" + short(series.low[i], lane.unit) + " – " + short(series.high[i], lane.unit) + ")" : "";
       lines.push(series.name.slice(0, 40) + "  " + short(series.mean[i], lane.unit) + range);
@@ -178,21 +193,43 @@
     if (dragged === null) return;
     const start = dragged, end = at(event);
     dragged = null;
-    if (Math.abs(end - start) > (to - from) / 200) view(Math.min(start, end), Math.max(start, end)); else draw();
-  });
+    if (Math.abs(end - start) > (to - from) / 200) look(Math.min(start, end), Math.max(start, end)); else draw();
+  }, { signal: ending.signal });
+  window.addEventListener("hashchange", named, { signal: ending.signal });
   host.addEventListener("pointerleave", () => { if (dragged === null) { cursor = null; tip.hidden = true; draw(); } });
-  host.addEventListener("dblclick", (event) => { if (onChart(event)) view(0, data.length); });
+  host.addEventListener("dblclick", (event) => { if (onChart(event)) look(0, data.length); });
   host.addEventListener("keydown", (event) => {
     if (event.target !== host) return;
     const step = (to - from) / 5;
-    const acts = { "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), "0": () => view(0, data.length), ArrowLeft: () => view(from - step, to - step), ArrowRight: () => view(from + step, to + step) };
+    const acts = { "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), "0": () => look(0, data.length), ArrowLeft: () => look(from - step, to - step), ArrowRight: () => look(from + step, to + step) };
     if (acts[event.key] && !event.ctrlKey && !event.metaKey) { event.preventDefault(); acts[event.key](); }
   });
-  new ResizeObserver(draw).observe(host);
+  const observer = new ResizeObserver(draw);
+  observer.observe(host);
   draw();
-})();
+  if (!kept) named();
 
-(() => {
+  const shape = (one) => one.lanes.map((lane) => [lane.id, ...lane.series.map((series) => series.name)].join()).join(";");
+  return {
+    /** Show newer data in place; return false if its lanes are others, so that the chart must be started anew. */
+    update(next) {
+      if (shape(next) !== shape(data)) return false;
+      if (isWhole()) to = next.length;
+      data = next;
+      lanes.forEach((one, index) => { one.lane = data.lanes[index]; });
+      draw();
+      return true;
+    },
+    /** Stop, and return what the next chart starts with. */
+    stop() {
+      ending.abort();
+      observer.disconnect();
+      return { hidden, from, to, whole: isWhole() };
+    },
+  };
+};
+
+const startFlames = () => {
   const search = document.getElementById("flame-search"), found = document.getElementById("flame-found");
   if (!search) return;
   const title = (frame) => frame.querySelector("title").textContent;
@@ -252,4 +289,7 @@
     }
     found.textContent = wanted ? (count === 1 ? "1 frame" : count + " frames") : "";
   });
-})();
+};
+
+let chart = startTimeline();
+startFlames();

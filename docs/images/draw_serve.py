@@ -1,0 +1,44 @@
+"""Draws the pictures of the live page in this folder: python docs/images/draw_serve.py (needs Chromium and playwright)."""
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+JOBS = {
+    "bert-finetune-fp16": ("--scenario", "healthy", "--gpus", "2"),
+    "llm-pretrain-8-nodes": ("--scenario", "step-outliers", "--nodes", "8", "--gpus", "1"),
+    "resnet50-imagenet": ("--scenario", "dataloader-slow", "--gpus", "4"),
+}
+PICTURES = (
+    ("serve-light.png", "resnet50-imagenet", "light", 1100, 980),
+    ("serve-dark.png", "", "dark", 1100, 720),
+    ("serve-phone.png", "llm-pretrain-8-nodes", "light", 390, 844),
+)
+MINUTES = 6
+
+with tempfile.TemporaryDirectory() as scratch:
+    for name, options in JOBS.items():
+        begin = str(int(time.time()) - 60 * MINUTES - 5)
+        command = [sys.executable, str(ROOT / "tests/tools/make_job.py"), "--out", f"{scratch}/{name}/profiler-output"]
+        timing = ("--minutes", str(MINUTES), "--start-epoch", begin, "--no-end-marker")
+        subprocess.run([*command, *timing, *options], check=True, capture_output=True)
+    serve = [sys.executable, "-m", "sm_profiler", "serve", scratch, "--port", "0"]
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server, sync_playwright() as play:
+        address = server.stdout.readline().strip()
+        chromium = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        for file, name, scheme, width, height in PICTURES:
+            page = chromium.new_page(color_scheme=scheme, viewport={"width": width, "height": height})
+            page.goto(address)
+            page.locator(".badge").nth(len(JOBS) - 1).wait_for(timeout=120_000)
+            if name:
+                page.get_by_role("link", name=name).click()
+                page.locator("#verdict").wait_for(timeout=120_000)
+            page.screenshot(path=HERE / file)
+        chromium.close()
+        server.terminate()

@@ -1,0 +1,58 @@
+"""`sm-profiler serve`: the live page of one or more jobs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+
+from sm_profiler.cli.command import DONE
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+TOKEN_VARIABLE = "SM_PROFILER_SERVE_TOKEN"  # noqa: S105 - the name of the variable
+EXAMPLES = """\
+examples:
+  sm-profiler serve sm-profiler                          all local runs
+  sm-profiler serve s3://bucket/training-jobs            all jobs below a prefix
+  sm-profiler serve sm-profiler --base-url /proxy/8899   behind the proxy of JupyterLab or code-server
+"""
+
+
+class Command:
+    """Serves the report of running jobs; only reads them."""
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Declare the arguments."""
+        parser.epilog = EXAMPLES
+        parser.add_argument(
+            "sources",
+            metavar="SOURCE",
+            nargs="+",
+            help="a folder or s3:// prefix of one or many profiles, or a training job's name",
+        )
+        parser.add_argument("--port", type=int, help="port (default: 8899, or any if that is taken)")
+        parser.add_argument(
+            "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1); others need a token"
+        )
+        parser.add_argument(
+            "--base-url", default="", metavar="PATH", help="path under which a proxy shows the page; needs a token, too"
+        )
+
+    def run(self, options: Namespace) -> int:
+        """Open the port, print the address, and serve until interrupted."""
+        from sm_profiler.serve.app import create_app
+        from sm_profiler.serve.guard import new_token
+        from sm_profiler.serve.jobs import Jobs
+        from sm_profiler.serve.server import clean_base, listen, run
+
+        base = clean_base(options.base_url)
+        token = None
+        if base or options.host not in LOOPBACK or os.environ.get(TOKEN_VARIABLE):
+            token = os.environ.get(TOKEN_VARIABLE) or new_token()
+        listening = listen(options.host, options.port)
+        jobs = Jobs(options.sources)
+        app = create_app(jobs, base=base, token=token, port=listening.port)
+        print(listening.url(base, token), flush=True)
+        print("sm-profiler: serving until Ctrl-C", file=sys.stderr, flush=True)
+        run(app, [listening.socket], jobs.close)
+        return DONE

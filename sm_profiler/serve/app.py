@@ -1,0 +1,204 @@
+"""The web application: list of jobs, one job live, two compared."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import attrs
+from markupsafe import Markup
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from sm_profiler.report.compare import compare, render_comparison
+from sm_profiler.report.page import page_policy
+from sm_profiler.report.write import to_json
+from sm_profiler.serve.guard import Guard
+from sm_profiler.serve.jobs import Found, Jobs
+from sm_profiler.serve.live import Snapshot
+from sm_profiler.serve.pages import POLICY, job_row, render, render_page, state_line
+
+MAX_STREAMS = 100  # open at a time; other viewers poll
+FOLLOWED_IN_LIST = 8  # running jobs that the list of jobs follows, for their verdicts and step times
+LOOK_S = 0.2  # between two looks at a job's version
+BEAT_S = 5.0  # a stream without news shows that it is alive
+STREAM_S = 900.0  # then the browser connects anew
+
+
+@attrs.define(eq=False)
+class Site:
+    """The pages.
+
+    Attributes:
+        jobs: the jobs that are shown.
+        boot: distinguishes versions of this process from those before a restart.
+        pause: of the streams; for tests.
+    """
+
+    jobs: Jobs
+    boot: str = attrs.field(factory=lambda: secrets.token_hex(4))
+    pause: Callable[[float], Any] = asyncio.sleep
+    _streams: int = attrs.field(default=0, init=False)
+
+    def routes(self) -> list[Route]:
+        """Return all addresses."""
+        return [
+            Route("/", self.home),
+            Route("/list", self.list_of_jobs),
+            Route("/compare", self.compare),
+            Route("/jobs/{id}", self.job),
+            Route("/jobs/{id}/updates", self.updates),
+            Route("/jobs/{id}/events", self.events),
+            Route("/jobs/{id}/report.json", self.report_json),
+        ]
+
+    def home(self, _request: Request) -> Response:
+        """Answer with the list of jobs; with the job itself if a single one is served."""
+        jobs = self.jobs.listing()
+        return page("home.html", title="Jobs", refresh=True, list=self._list(jobs), jobs=jobs)
+
+    def list_of_jobs(self, _request: Request) -> Response:
+        """Answer with the list's HTML."""
+        return HTMLResponse(self._list(self.jobs.listing()))
+
+    def _list(self, jobs: list[Found]) -> Any:
+        running = [one for one in jobs if one.state != "ended" or len(jobs) == 1][:FOLLOWED_IN_LIST]
+        rows = []
+        for one in jobs:
+            live = self.jobs.live(one) if one in running else self.jobs.watched(one)
+            rows.append(job_row(one, live.watch() if live and one in running else live.snapshot if live else None))
+        return Markup(render("list.html", rows=rows, problems=self.jobs.problems))  # noqa: S704 - our own template
+
+    def job(self, request: Request) -> Response:
+        """Answer with what is known of a job at once; the rest comes as it is read."""
+        found = self.jobs.known(request.path_params["id"])
+        if found is None:
+            return missing()
+        snapshot = self.jobs.live(found).watch()
+        return page(
+            "job.html",
+            title=found.name,
+            refresh=snapshot.state != "ended",
+            id=found.id,
+            name=found.name,
+            where=found.where,
+            state=snapshot.state,
+            line=state_line(snapshot),
+            version_key=self._key(snapshot),
+            data_at=snapshot.data_at,
+            parts=as_markup({key: part.html for key, part in snapshot.parts.items()}),
+            changes=False,
+        )
+
+    def updates(self, request: Request) -> Response:
+        """Answer with the parts that changed since a version."""
+        found = self.jobs.known(request.path_params["id"])
+        if found is None:
+            return JSONResponse({"error": "no such job"}, 404)
+        return JSONResponse(self._news(self.jobs.live(found).watch(), request.query_params.get("since", "")))
+
+    async def events(self, request: Request) -> Response:
+        """Stream the parts that change, as server-sent events."""
+        found = await run_in_threadpool(self.jobs.known, request.path_params["id"])
+        if found is None:
+            return JSONResponse({"error": "no such job"}, 404)
+        if self._streams >= MAX_STREAMS:
+            return JSONResponse({"error": "too many streams"}, 503, {"retry-after": "10"})
+        stream = self._stream(found, request.query_params.get("since", ""))
+        return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+    async def _stream(self, found: Found, since: str) -> AsyncIterator[str]:
+        live = self.jobs.live(found)
+        self._streams += 1
+        try:
+            yield event("beat", {})
+            quiet = lasted = 0.0
+            while lasted < STREAM_S:
+                snapshot = live.watch()
+                if self._key(snapshot) != since:
+                    news = self._news(snapshot, since)
+                    since, quiet = news["version"], 0.0
+                    yield event("parts", news)
+                elif quiet >= BEAT_S:
+                    quiet = 0.0
+                    yield event("beat", {})
+                if snapshot.state == "ended":
+                    yield event("end", {})
+                    return
+                await self.pause(LOOK_S)
+                quiet, lasted = quiet + LOOK_S, lasted + LOOK_S
+        finally:
+            self._streams -= 1
+
+    def report_json(self, request: Request) -> Response:
+        """Answer with report.json as of now."""
+        found = self.jobs.known(request.path_params["id"])
+        report = self.jobs.live(found).watch().report if found else None
+        if report is None:
+            return JSONResponse({"error": "no such job" if found is None else "nothing has been read yet"}, 404)
+        return Response(to_json(report), media_type="application/json")
+
+    def compare(self, request: Request) -> Response:
+        """Answer with two jobs side by side, as far as they have been read."""
+        found = [self.jobs.known(request.query_params.get(name, "")) for name in ("a", "b")]
+        reports = []
+        for one in found:
+            if one is None:
+                return missing()
+            report = self.jobs.live(one).watch().report
+            if report is None:
+                text = f"{one.name} is still read. This page shows the comparison when it is there."
+                return page("message.html", 202, title="Two runs compared", refresh=True, text=text, back="./")
+            reports.append(report)
+        policy = page_policy() + "; frame-ancestors 'self'"
+        return HTMLResponse(render_comparison(compare(*reports)), headers={"content-security-policy": policy})
+
+    def _key(self, snapshot: Snapshot) -> str:
+        return f"{self.boot}:{snapshot.version}"
+
+    def _news(self, snapshot: Snapshot, since: str) -> dict[str, Any]:
+        """Return state and changed parts; all of them for a version of another process."""
+        boot, _, number = since.partition(":")
+        version = int(number) if boot == self.boot and number.isascii() and number.isdigit() else -1
+        return {
+            "version": self._key(snapshot),
+            "state": snapshot.state,
+            "line": state_line(snapshot),
+            "data_at": snapshot.data_at,
+            "order": list(snapshot.parts),
+            "parts": snapshot.parts_since(version),
+        }
+
+
+def as_markup(parts: dict[str, str]) -> dict[str, Any]:
+    """Return rendered parts as what they are: HTML."""
+    return {key: Markup(html) for key, html in parts.items()}  # noqa: S704 - rendered by the report's templates
+
+
+def event(kind: str, content: dict[str, Any]) -> str:
+    """Return one server-sent event."""
+    return f"event: {kind}\ndata: {json.dumps(content, separators=(',', ':'))}\n\n"
+
+
+def page(template: str, status: int = 200, **content: Any) -> Response:
+    """Return a page with the policy that allows its own style and script."""
+    nonce = secrets.token_urlsafe(16)
+    headers = {"content-security-policy": POLICY.format(nonce=nonce)}
+    return HTMLResponse(render_page(template, nonce, **content), status, headers)
+
+
+def missing() -> Response:
+    """Return the answer to an unknown job."""
+    return page("message.html", 404, title="No such job", text="It is not among the jobs of this server.", back="../")
+
+
+def create_app(jobs: Jobs, *, base: str = "", token: str | None = None, port: int = 0) -> Guard:
+    """Return the application behind its guard."""
+    site = Site(jobs)
+    return Guard(Starlette(routes=site.routes()), base, token, port)

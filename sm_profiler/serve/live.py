@@ -1,0 +1,216 @@
+"""One job, followed by a thread while somebody watches it; viewers get snapshots that never change."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+
+from sm_profiler.errors import ProfilerError
+from sm_profiler.printable import printable
+from sm_profiler.report.model import Report
+from sm_profiler.report.page import page_parts
+from sm_profiler.serve.reading import JobReader, local_folder
+from sm_profiler.source.opening import NoProfilerDataError
+
+LOCAL_POLL_S = 1.0  # listing a folder costs little
+REMOTE_POLL_S = 10.0
+LINGER_S = 120.0  # a job is followed this long after its last viewer
+FIRST_S = 2.0  # a job that is read faster is shown as a whole
+REPORT_SHARE = 0.25  # of the time may be spent on reports
+LARGE_BYTES, LARGE_S = 30_000, 5.0  # larger parts of the page are renewed at most this often
+LONGEST_RETRY_S = 60.0
+SPARK_POINTS = 60
+
+_one_at_a_time = threading.Semaphore(2)  # reports that are computed, of all jobs together
+
+
+@attrs.frozen
+class Part:
+    """One part of the page: its HTML, the version of the job in which it changed last, and when that was."""
+
+    html: str
+    version: int
+    at: float
+
+
+@attrs.frozen(eq=False)
+class Snapshot:
+    """What is known of a job at one moment.
+
+    Attributes:
+        version: grows with each change.
+        state: `waiting` for data, `reading` what is there, `running`, `ended`, or `unreadable`.
+        note: one line on that state; "" if there is nothing to add.
+        parts: parts of the page in their order.
+        report: the report; None before the first.
+        spark: mean step time in seconds, of consecutive stretches of the latest steps.
+        files: number of files read.
+        data_at: time of the latest data, seconds since the epoch; None without any.
+    """
+
+    version: int = 0
+    state: str = "waiting"
+    note: str = ""
+    parts: Mapping[str, Part] = attrs.field(factory=dict)
+    report: Report | None = None
+    spark: tuple[float, ...] = ()
+    files: int = 0
+    data_at: float | None = None
+
+    def parts_since(self, version: int) -> dict[str, str]:
+        """Return the parts that changed after a version, in their order."""
+        return {key: part.html for key, part in self.parts.items() if part.version > version}
+
+
+class LiveJob:
+    """Follows one job while it is watched.
+
+    Args:
+        where: folder, s3:// URI, or name of a training job.
+        linger_s: how long it is followed after the last call of `watch`.
+        clock: for tests.
+    """
+
+    def __init__(self, where: str, *, linger_s: float = LINGER_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self.where = where
+        self._linger_s, self._clock = linger_s, clock
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._watched = clock()
+        self._snapshot = Snapshot()
+        self._reader = JobReader(where)
+        self._dirty = False
+        self._next_report = self._show_early = 0.0
+        self._failures = 0
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The latest state."""
+        return self._snapshot
+
+    @property
+    def is_followed(self) -> bool:
+        """True while its thread runs."""
+        thread = self._thread
+        return thread is not None and thread.is_alive()
+
+    @property
+    def watched_at(self) -> float:
+        """When it was last watched, by the clock."""
+        return self._watched
+
+    def watch(self) -> Snapshot:
+        """Note that somebody watches, follow the job if nobody did, and return the latest state."""
+        with self._lock:
+            self._watched = self._clock()
+            if self._thread is None and not self._stop.is_set() and self._snapshot.state != "ended":
+                self._thread = threading.Thread(target=self._run, name="sm-profiler-live", daemon=True)
+                self._thread.start()
+        return self._snapshot
+
+    def close(self) -> None:
+        """Stop following."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        while not self._is_done():
+            self.poll()
+            self._stop.wait(self._pause_s())
+
+    def _is_done(self) -> bool:
+        """Return whether the thread ends, in one step with forgetting it: a viewer who comes later starts another."""
+        with self._lock:
+            idle = self._clock() - self._watched > self._linger_s
+            if idle or self._stop.is_set() or self._snapshot.state == "ended":
+                self._thread = None
+                return True
+        return False
+
+    def _pause_s(self) -> float:
+        poll_s = LOCAL_POLL_S if local_folder(self.where) else REMOTE_POLL_S
+        return min(poll_s * 2.0**self._failures, LONGEST_RETRY_S) if self._failures else poll_s
+
+    def poll(self) -> None:
+        """Read what is new; publish a report if there is anything, and if the last one did not cost too much."""
+        try:
+            self._show_early = self._clock() + FIRST_S
+            if self._reader.read(self._progress):
+                self._dirty = True
+            caught_up = self._reader.over or self._snapshot.state != "running"  # that must not wait for its turn
+            if self._dirty and (caught_up or self._clock() >= self._next_report):
+                self._publish_report()
+            elif not self._dirty and not self._snapshot.parts:
+                self._publish(state="waiting", note="waiting for the first data")
+            self._failures = 0
+        except NoProfilerDataError:
+            outcome = self._reader.outcome
+            note = f"the run {outcome} and recorded nothing" if outcome else "waiting for the first data"
+            self._publish(state="ended" if outcome else "waiting", note=note)
+        except ProfilerError as error:
+            self._failed(printable(error))
+        except Exception as error:  # noqa: BLE001 - of this job; the others and the page go on
+            self._failed(printable(f"{type(error).__name__}: {error}"))
+
+    def _failed(self, line: str) -> None:
+        """Show the error; if data was half counted, begin anew at the next attempt."""
+        self._failures += 1
+        self._dirty = True  # what is shown is no longer the error once it can be read again
+        if not self._reader.is_intact:
+            self._reader = JobReader(self.where)
+        self._publish(state="unreadable", note=line)
+
+    def _progress(self) -> None:
+        """Show the first results while a long job is still read."""
+        if self._clock() >= max(self._next_report, self._show_early):
+            self._publish_report(state="reading")
+
+    def _publish_report(self, state: str = "") -> None:
+        begun = self._clock()
+        with _one_at_a_time:
+            report = self._reader.report()
+            rendered = page_parts(report)
+        now, version = self._clock(), self._snapshot.version + 1
+        self._next_report = now + max((now - begun) / REPORT_SHARE, LOCAL_POLL_S / 2)
+        before, parts, kept = self._snapshot.parts, dict[str, Part](), False
+        for key, html in rendered.items():
+            old = before.get(key)
+            if old is not None and old.html == html:
+                parts[key] = old
+            elif old is not None and len(html) > LARGE_BYTES and now - old.at < LARGE_S and not self._reader.over:
+                parts[key], kept = old, True
+            else:
+                parts[key] = Part(str(html), version, now)
+        for key in before.keys() - parts.keys():
+            parts[key] = Part("", version, now)
+        self._dirty = kept
+        over = self._reader.over
+        self._publish(
+            state=state or ("ended" if over else "running"),
+            note=self._reader.outcome if over else "",
+            parts=parts,
+            report=report,
+            spark=sparkline(report),
+            files=self._reader.files,
+            data_at=report.metrics.end if report.metrics.duration > 0 else None,
+        )
+        if over:
+            self._reader = JobReader(self.where)  # its folds are not needed any more
+
+    def _publish(self, **changes: Any) -> None:
+        new = attrs.evolve(self._snapshot, **changes)
+        if any(getattr(new, name) != getattr(self._snapshot, name) for name in changes):
+            self._snapshot = attrs.evolve(new, version=self._snapshot.version + 1)
+
+
+def sparkline(report: Report, points: int = SPARK_POINTS) -> tuple[float, ...]:
+    """Return the mean step time of the first process in consecutive stretches of its loop."""
+    if not report.metrics.ranks:
+        return ()
+    lengths = report.metrics.ranks[0].iterations.length
+    return tuple(float(one.mean()) for one in np.array_split(lengths, min(points, len(lengths) or 1)) if len(one))

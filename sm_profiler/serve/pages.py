@@ -1,0 +1,83 @@
+"""The pages as HTML: templates of this package, and the parts of the report."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from sm_profiler._version import __version__
+from sm_profiler.report import charts
+from sm_profiler.report.formatting import duration
+from sm_profiler.report.page import new_environment, page_script, page_style
+from sm_profiler.serve.jobs import Found
+from sm_profiler.serve.live import Snapshot
+
+REFRESH_S = 10  # of a page without script
+POLICY = (
+    "default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; img-src data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'self'"
+)
+
+
+def render(template: str, **content: Any) -> str:
+    """Return a fragment of a page."""
+    return _environment().get_template(template).render(version=__version__, **content)
+
+
+def render_page(template: str, nonce: str, *, refresh: bool = False, **content: Any) -> str:
+    """Return a page; `refresh` reloads it regularly where there is no script."""
+    return render(
+        template,
+        nonce=nonce,
+        refresh=REFRESH_S if refresh else 0,
+        style=Markup(page_style() + _asset("serve.css")),  # noqa: S704 - our own files
+        script=Markup(page_script() + _asset("live.js")),  # noqa: S704 - our own files
+        **content,
+    )
+
+
+def job_row(found: Found, snapshot: Snapshot | None) -> dict[str, Any]:
+    """Return a line of the list of jobs."""
+    row = {"id": found.id, "name": found.name, "verdict": "", "headline": "", "mood": "open", "spark": ""}
+    row["state"] = {"running": "running", "ended": "ended"}.get(found.state, "")
+    finding: Any = found.saved
+    if snapshot is not None and snapshot.report is not None:
+        finding = snapshot.report.verdict.main
+    if snapshot is not None:
+        row["state"] = state_line(snapshot)
+        row["spark"] = step_times(snapshot)
+    if finding is not None:
+        row |= {"verdict": finding.label, "headline": finding.headline}
+        row["mood"] = "open" if finding.is_open else "healthy" if finding.kind.is_healthy else "issue"
+    return row
+
+
+def step_times(snapshot: Snapshot) -> Markup:
+    """Draw the step time over the loop so far."""
+    values = snapshot.spark
+    if len(values) < 2:  # noqa: PLR2004 - a line needs two points
+        return Markup("")
+    label = f"Step time: {duration(values[-1])} at the end, {duration(min(values))} to {duration(max(values))}"
+    return charts.line([float(index) for index in range(len(values))], list(values), label)
+
+
+def state_line(snapshot: Snapshot) -> str:
+    """Return a job's state in words."""
+    if snapshot.state == "unreadable":
+        return f"cannot be read, trying again: {snapshot.note}"
+    if snapshot.state == "reading":
+        return "reading what is there"
+    return f"{snapshot.state}: {snapshot.note}" if snapshot.note else snapshot.state
+
+
+def _asset(name: str) -> str:
+    return (files("sm_profiler.serve") / "templates" / name).read_text("utf-8")
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    return new_environment(_asset)

@@ -1,0 +1,172 @@
+"""Reading of one job as its files appear: each new file is read once, and a report of all data so far costs little."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from sm_profiler.monitor.run_state import read_state
+from sm_profiler.report.build import assemble
+from sm_profiler.report.metric_folds import JobInfo, MetricFolds, job_name
+from sm_profiler.report.model import Report
+from sm_profiler.rules import ProfilerReport
+from sm_profiler.rules.engine import Slice, others_may_follow
+from sm_profiler.rules.window import WindowCutter
+from sm_profiler.source import ProfileSource, open_source
+from sm_profiler.source.open_files import copy_readable, open_files, profile_folder
+from sm_profiler.source.opening import NoProfilerDataError
+from sm_profiler.source.profile import Options
+from sm_profiler.storage import LocalStorage
+
+MAX_OPEN_BYTES = 64 << 20  # of files that are still written
+
+
+class _WithOpenFiles:
+    """A source whose metadata includes that of the files that are still written."""
+
+    def __init__(self, source: ProfileSource, opened: ProfileSource | None) -> None:
+        self._source, self._opened = source, opened
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def metadata(self) -> list[dict[str, Any]]:
+        """Metadata records of both."""
+        return self._source.metadata() + (self._opened.metadata() if self._opened else [])
+
+
+def local_folder(where: str) -> Path | None:
+    """Return the folder of a local profile; None for anything else."""
+    folder = Path(where)
+    return folder if "://" not in where and folder.is_dir() else None
+
+
+@attrs.define(eq=False)
+class JobReader:
+    """Folds a job's files as they come.
+
+    Attributes:
+        where: folder, s3:// URI, or name of a training job.
+        over: the job has ended and all of its files have been read.
+        files: number of files that are read.
+        last_us: latest time in the names of the files; None without any.
+        outcome: how the run ended; "" if that is not known.
+        is_intact: False after an error that left some of the data half counted.
+    """
+
+    where: str
+    over: bool = False
+    files: int = 0
+    last_us: int | None = None
+    outcome: str = ""
+    is_intact: bool = True
+    _source: ProfileSource | None = None
+    _state: Slice = attrs.field(init=False)
+    _cutter: WindowCutter = attrs.field(init=False)
+    _open: tuple[tuple[str, int, int], ...] = ()
+    _ending: bool = False
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of a local profile; None for anything else."""
+        return local_folder(self.where)
+
+    def read(self, progress: Callable[[], object] = bool) -> bool:
+        """Read what is new, and return whether there was anything; `progress` is called after each minute of data.
+
+        Raises:
+            NoProfilerDataError: the run ended without data.
+            SourceError: it cannot be read.
+        """
+        state = read_state(self.folder) if self.folder else None
+        stopped = state is not None and state.is_over  # before the files are listed: all it wrote is then there
+        if stopped and state is not None:
+            self.outcome = state.outcome
+        if self._source is None:
+            try:
+                self._source = open_source(self.where, progress=False)
+            except NoProfilerDataError:
+                if stopped:
+                    raise
+                return self._changed_open_files()
+            report = ProfilerReport()
+            self._state = Slice([report, *MetricFolds().all()])
+            self._cutter = WindowCutter(self._source.first_timestamp_us, report.parameters.scan_interval_us)
+        else:
+            self._source.refresh()
+        finished = stopped or (self._source.finished and not others_may_follow(self._source))
+        found = False
+        self.is_intact = False
+        for batch in self._source.batches(unsettled=finished):
+            found = True
+            self._cutter.add(batch)
+            for window in self._cutter.ready():
+                self._state.update(window)
+            progress()
+        for window in self._cutter.ready(eager=True):
+            self._state.update(window)
+        self.is_intact = True
+        self.last_us = self._source.last_timestamp_us
+        self.files = len(self._source.quality())
+        newly_over = finished and not self.over
+        self.over = finished
+        return self._changed_open_files() or found or newly_over
+
+    def report(self) -> Report:
+        """Return the report of all data so far, those of files that are still written included.
+
+        Raises:
+            NoProfilerDataError: there is no whole record yet.
+        """
+        with tempfile.TemporaryDirectory(prefix="sm-profiler-") as scratch:
+            opened = None if self.over else self._opened(Path(scratch))
+            if self._source is None:
+                if opened is None:
+                    raise NoProfilerDataError("no whole record yet")
+                state, cutter = Slice([ProfilerReport(), *MetricFolds().all()]), WindowCutter(opened.first_timestamp_us)
+            else:
+                state, cutter = copy.deepcopy((self._state, self._cutter))
+            for batch in opened.batches(unsettled=True) if opened else ():
+                cutter.add(batch)
+            for window in cutter.rest():
+                state.update(window)
+            source = opened if self._source is None else _WithOpenFiles(self._source, opened)
+            rules, *folds = state.folds
+            results = rules.results()
+            for index, line in state.broken.items():
+                results.broken[type(state.folds[index]).__name__] = line
+            job = JobInfo(name=self.name, finished=self.over)
+            return assemble(source, results, MetricFolds.of(folds), job, windows=self.over)
+
+    @property
+    def name(self) -> str:
+        """Name of the job."""
+        if self._source is not None:
+            return job_name(self._source.origin)
+        return job_name(str(self.folder.resolve()) if self.folder else self.where)
+
+    def _changed_open_files(self) -> bool:
+        """Return whether files that are still written have grown since the last call."""
+        found = []
+        if self.folder and not self.over:
+            for path in open_files(profile_folder(self.folder)):
+                with contextlib.suppress(OSError):
+                    status = path.stat()
+                    found.append((str(path), status.st_size, status.st_mtime_ns))
+        before, self._open = self._open, tuple(found)
+        return self._open != before and any(size for _, size, _ in found)
+
+    def _opened(self, scratch: Path) -> ProfileSource | None:
+        """Return a source of copies of the files that are still written; None if there are none."""
+        sizes = {Path(path): size for path, size, _ in self._open if size}
+        if not self.folder or not sizes or sum(sizes.values()) > MAX_OPEN_BYTES:
+            return None
+        copy_readable(profile_folder(self.folder), sizes, scratch)
+        opened = ProfileSource(LocalStorage(scratch), Options(cache=False, processes=1, progress=False))
+        return opened if opened.files else None

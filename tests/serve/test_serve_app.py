@@ -1,0 +1,252 @@
+"""The pages, their answers, and who gets them."""
+
+import json
+
+import pytest
+from serve_helpers import copy_files, data_files, end, make_job, until
+from starlette.testclient import TestClient
+
+from sm_profiler.errors import ConfigError
+from sm_profiler.serve.app import Site, create_app
+from sm_profiler.serve.guard import MAX_BODY_BYTES
+from sm_profiler.serve.jobs import MAX_LIVE, Jobs, find_jobs, job_id
+from sm_profiler.serve.live import LiveJob
+from sm_profiler.serve.server import clean_base, listen
+
+TOKEN = "a-token"  # noqa: S105 - guards nothing
+NASTY = "<img src=x onerror=alert(1)>'\"{{7*7}}"
+
+
+class Polled(LiveJob):
+    """A job that is read when it is looked at, instead of by a thread."""
+
+    def watch(self):
+        if self.snapshot.state != "ended":
+            self.poll()
+        return self.snapshot
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("jobs")
+    make_job(root / "first", "--minutes", "2", "--scenario", "dataloader-slow")
+    end(root / "first")
+    copy_files(root / "first", root / "deeper" / NASTY / "profiler-output", data_files(root / "first"))
+    return root
+
+
+def client(folder, jobs=None, **options):
+    jobs = jobs or Jobs([str(folder)], follow=Polled)
+    return TestClient(create_app(jobs, **options), base_url="http://127.0.0.1:8899", follow_redirects=False)
+
+
+def address(folder, name="first"):
+    return next(f"/jobs/{one.id}" for one in find_jobs(str(folder)) if one.name == name)
+
+
+def test_lists_each_job_of_a_folder(folder):
+    answer = client(folder).get("/")
+    assert answer.status_code == 200
+    assert "first" in answer.text
+    assert "&lt;img src=x" in answer.text
+    assert "<img" not in answer.text
+    assert "49" not in answer.text.partition("<main")[2].partition("</main>")[0].replace("1049", "")
+
+
+def test_a_single_profile_is_one_job(folder):
+    assert [one.name for one in find_jobs(str(folder / "first"))] == ["first"]
+
+
+def test_a_job_page_has_the_sections_of_the_report(folder):
+    answer = client(folder).get(address(folder))
+    for key in ("verdict", "glance", "timeline", "rules", "quality"):
+        assert f'<div data-part="{key}"><section id="{key}"' in answer.text.replace("\n", "")
+    assert "Waiting for data" in answer.text
+    assert answer.text.index('id="verdict"') < answer.text.index('id="glance"')
+
+
+@pytest.mark.parametrize("path", ["/", "job", "/jobs/none", "/compare?a=x&b=y"])
+def test_each_page_allows_only_its_own_style_and_script(folder, path):
+    answer = client(folder).get(address(folder) if path == "job" else path)
+    policy = answer.headers["content-security-policy"]
+    nonce = policy.partition("'nonce-")[2].partition("'")[0]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert answer.text.count("<script nonce") == answer.text.count(f'<script nonce="{nonce}"') == 1
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert not any(sign in answer.text.partition("<main")[2] for sign in (" onclick", " onload", ' style="'))
+
+
+def test_addresses_are_relative(folder):
+    browser = client(folder)
+    for path in ("/", address(folder)):
+        page = browser.get(path).text
+        assert 'href="/' not in page
+        assert 'action="/' not in page
+        assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+
+
+def test_works_without_script_by_reloading(folder):
+    assert '<noscript><meta http-equiv="refresh" content="10"></noscript>' in client(folder).get("/").text
+
+
+def test_updates_hold_what_has_changed_since_a_version(folder, tmp_path):
+    copy_files(folder / "first", tmp_path / "job", data_files(folder / "first"))
+    browser, job = client(tmp_path / "job"), address(tmp_path / "job", "job")
+    first = browser.get(f"{job}/updates").json()
+    assert first["state"] == "running"
+    assert "verdict" in first["parts"]
+    assert browser.get(f"{job}/updates", params={"since": first["version"]}).json()["parts"] == {}
+    end(tmp_path / "job")
+    last = browser.get(f"{job}/updates", params={"since": first["version"]}).json()
+    assert last["state"] == "ended"
+    assert "glance" in last["parts"]
+    assert "loader" not in last["parts"]
+
+
+def test_a_version_from_before_a_restart_gets_everything(folder):
+    job = address(folder)
+    version = client(folder).get(f"{job}/updates").json()["version"]
+    assert "verdict" in client(folder).get(f"{job}/updates", params={"since": version}).json()["parts"]
+
+
+def test_a_stream_ends_with_the_job(folder):
+    answer = client(folder).get(f"{address(folder)}/events")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    kinds = [line.partition(": ")[2] for line in answer.text.splitlines() if line.startswith("event")]
+    assert kinds == ["beat", "parts", "end"]
+    news = json.loads(answer.text.split("data: ")[2].splitlines()[0])
+    assert news["state"] == "ended"
+    assert "verdict" in news["parts"]
+
+
+def test_limits_open_streams(folder, monkeypatch):
+    monkeypatch.setattr("sm_profiler.serve.app.MAX_STREAMS", 0)
+    assert client(folder).get(f"{address(folder)}/events").status_code == 503
+
+
+def test_answers_with_report_json(folder):
+    answer = client(folder).get(f"{address(folder)}/report.json")
+    assert answer.json()["verdict"]["class"] == "INPUT_BOUND"
+
+
+def test_compares_two_jobs(folder):
+    first, second = (one.id for one in find_jobs(str(folder)))
+    answer = client(folder).get("/compare", params={"a": first, "b": second})
+    assert answer.status_code == 200
+    assert "Two runs compared" in answer.text
+    assert "style-src 'sha256-" in answer.headers["content-security-policy"]
+
+
+def test_a_job_without_data_waits(tmp_path):
+    (tmp_path / "new" / "system").mkdir(parents=True)
+    browser, job = client(tmp_path), address(tmp_path, "new")
+    assert "waiting for the first data" in browser.get(job).text
+    assert browser.get(f"{job}/report.json").status_code == 404
+
+
+def test_errors_of_one_job_leave_the_others_alone(folder, tmp_path, monkeypatch):
+    jobs = Jobs([str(folder), str(tmp_path / "missing")], follow=Polled)
+    browser = client(None, jobs)
+    (broken,) = (one for one in jobs.listing() if one.where.endswith("missing"))
+    assert "cannot be read" in browser.get(f"/jobs/{broken.id}").text
+    assert "Waiting for data" in browser.get(address(folder)).text
+    assert browser.get("/").status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8899", "127.0.0.1.evil.example", ""])
+def test_refuses_names_that_are_not_of_this_machine(folder, host):
+    assert client(folder).get("/", headers={"host": host}).status_code == 421
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"},
+        {"sec-fetch-site": "same-site", "sec-fetch-mode": "cors"},
+    ],
+)
+def test_refuses_requests_of_other_sites(folder, headers):
+    assert client(folder).get("/list", headers=headers).status_code == 403
+
+
+def test_a_link_on_another_site_may_lead_here(folder):
+    headers = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    assert client(folder).get("/", headers=headers).status_code == 200
+
+
+def test_a_token_is_asked_for_and_turned_into_a_cookie(folder):
+    browser = client(folder, token=TOKEN, port=8899, base="/proxy/8899")
+    assert browser.get("/").status_code == 403
+    assert browser.get("/?token=wrong").status_code == 403
+    answer = browser.get(f"/proxy/8899/?token={TOKEN}", headers={"host": "studio.example"})
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "./"
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Lax" in cookie
+    assert "Path=/proxy/8899" in cookie
+    named = {"cookie": cookie.partition(";")[0]}
+    assert browser.get("/proxy/8899/", headers=named).status_code == 200
+    assert browser.get(address(folder), headers={**named, "host": "studio.example"}).status_code == 200
+    assert browser.get("/", headers={"cookie": "sm-profiler-8899=wrong"}).status_code == 403
+
+
+def test_answers_with_and_without_the_base(folder):
+    browser = client(folder, base="/a/proxy/1")
+    assert browser.get("/a/proxy/1").headers["location"] == "1/"
+    assert browser.get("/a/proxy/1/list").text.count("<li>") == browser.get("/list").text.count("<li>") == 2
+
+
+def test_refuses_large_bodies(folder):
+    assert client(folder).post("/", content=b"x" * (MAX_BODY_BYTES + 1)).status_code == 413
+    assert client(folder).post("/", content=b"x").status_code == 405
+
+
+def test_keeps_the_state_of_a_bounded_number_of_jobs(tmp_path):
+    made = []
+    jobs = Jobs([str(tmp_path)], follow=lambda where: made.append(Polled(where)) or made[-1])
+    for number in range(MAX_LIVE + 5):
+        (tmp_path / f"job-{number}" / "system").mkdir(parents=True)
+    for found in jobs.listing():
+        jobs.live(found)
+    assert len(made) == MAX_LIVE + 5
+    assert len(jobs._live) == MAX_LIVE
+
+
+def test_identifiers_are_harmless_and_differ(tmp_path):
+    assert job_id("a/../b c", "x").startswith("a-..-b-c-")
+    assert job_id("a", "x") != job_id("a", "y")
+
+
+def test_a_taken_port_is_refused_in_one_line():
+    taken = listen("127.0.0.1", 0)
+    with taken.socket, pytest.raises(ConfigError, match="in use"):
+        listen("127.0.0.1", taken.port)
+
+
+@pytest.mark.parametrize("path", ["http://host/x", "/a/../b", "/a?b", "//a//b"])
+def test_refuses_a_base_that_is_no_path(path):
+    with pytest.raises(ConfigError):
+        clean_base(path)
+
+
+def test_follows_a_growing_job_by_itself(folder, tmp_path):
+    files = data_files(folder / "first")
+    copy_files(folder / "first", tmp_path / "job", files[: len(files) // 2])
+    jobs = Jobs([str(tmp_path / "job")])
+    browser, job = client(None, jobs), address(tmp_path / "job", "job")
+    try:
+        first = until(lambda: (found := browser.get(f"{job}/updates").json())["parts"] and found)
+        copy_files(folder / "first", tmp_path / "job", files[len(files) // 2 :])
+        since = {"since": first["version"]}
+        until(lambda: "glance" in browser.get(f"{job}/updates", params=since).json()["parts"])
+    finally:
+        jobs.close()
+
+
+def test_versions_of_other_processes_are_not_numbers_of_this_one():
+    site = Site(Jobs([]))
+    news = site._news(LiveJob("nothing").snapshot, "other:١٢")
+    assert news["version"] == f"{site.boot}:0"

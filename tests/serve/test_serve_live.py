@@ -1,0 +1,146 @@
+"""A job is followed while it is watched: new files are read once, and errors stay with their job."""
+
+import pytest
+from serve_helpers import copy_files, data_files, end, make_job, until
+
+from sm_profiler.report import build_report
+from sm_profiler.report.page import page_parts
+from sm_profiler.serve.live import LiveJob
+from sm_profiler.serve.reading import JobReader
+from sm_profiler.source import open_source
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    return make_job(tmp_path_factory.mktemp("live") / "job", "--minutes", "4", "--scenario", "dataloader-slow")
+
+
+def steps(report):
+    return sum(int(rank.train.sum()) for rank in report.metrics.ranks)
+
+
+def test_the_report_grows_with_the_files_and_ends_as_the_whole_report(job, tmp_path):
+    folder, files = tmp_path / "job", data_files(job)
+    reader, seen = JobReader(str(folder)), []
+    half = len(files) // 2
+    copy_files(job, folder, files[:half])
+    assert reader.read()
+    seen.append(steps(reader.report()))
+    assert not reader.read()
+    copy_files(job, folder, files[half:])
+    assert reader.read()
+    seen.append(steps(reader.report()))
+    end(folder)
+    assert reader.read()
+    assert reader.over
+    report, whole = reader.report(), build_report(open_source(folder, cache=False))
+    assert 0 < seen[0] < seen[1] == steps(whole)
+    assert report.verdict.as_dict() == whole.verdict.as_dict()
+    assert not report.metrics.running
+
+
+def test_each_file_is_read_once(job, tmp_path, monkeypatch):
+    folder, files = tmp_path / "job", data_files(job)
+    copy_files(job, folder, files[:-2])
+    reader = JobReader(str(folder))
+    reader.read()
+    read = []
+    storage = reader._source.storage
+    original = storage.read
+    monkeypatch.setattr(storage, "read", lambda key, *rest: (read.append(key), original(key, *rest))[1])
+    copy_files(job, folder, files[-2:])
+    reader.read()
+    reader.report()
+    reader.report()
+    assert sorted(read) == sorted(str(path.relative_to(job)) for path in files[-2:])
+
+
+def test_a_report_leaves_the_state_as_it_was(job):
+    reader = JobReader(str(job))
+    reader.read()
+    first, second = reader.report(), reader.report()
+    assert first.verdict.as_dict() == second.verdict.as_dict()
+    assert steps(first) == steps(second)
+
+
+def test_shows_files_that_are_still_written(job, tmp_path):
+    folder = tmp_path / "job"
+    for path in data_files(job):
+        copy_files(job, folder, [path])
+        target = folder / path.relative_to(job)
+        if "pevents" in path.parts:
+            source, _, kind = path.stem.partition("_")[2].partition("_")
+            opened = folder / "framework" / "pevents" / f"{source}_{kind}_1_0_{path.stem.partition('_')[0]}.json.tmp"
+            target.rename(opened)
+        else:
+            target.rename(target.with_name(target.name + ".tmp"))
+    reader = JobReader(str(folder))
+    assert reader.read()
+    assert steps(reader.report()) > 0
+    assert not reader.read()
+
+
+def test_waits_for_a_job_without_data(tmp_path):
+    live = LiveJob(str(tmp_path))
+    live.poll()
+    assert live.snapshot.state == "waiting"
+
+
+def test_an_error_is_shown_and_ends_with_its_cause(job, tmp_path):
+    live = LiveJob(str(tmp_path / "missing"))
+    live.poll()
+    assert live.snapshot.state == "unreadable"
+    assert "is not a folder" in live.snapshot.note
+    copy_files(job, tmp_path / "missing", data_files(job))
+    live.poll()
+    assert live.snapshot.state == "running"
+    assert live.snapshot.note == ""
+
+
+def test_an_internal_error_stays_with_its_job(job, monkeypatch):
+    live = LiveJob(str(job))
+    monkeypatch.setattr("sm_profiler.serve.live.page_parts", lambda _: 1 / 0)
+    live.poll()
+    assert live.snapshot.state == "unreadable"
+    assert "ZeroDivisionError" in live.snapshot.note
+    monkeypatch.undo()
+    live.poll()
+    assert live.snapshot.state == "running"
+    assert steps(live.snapshot.report) == steps(build_report(open_source(job, cache=False)))
+
+
+def test_only_changed_parts_are_sent_again(job, tmp_path):
+    folder, files = tmp_path / "job", data_files(job)
+    copy_files(job, folder, files)
+    live = LiveJob(str(folder), clock=iter(range(0, 10**6, 100)).__next__)
+    live.poll()
+    first = live.snapshot
+    assert list(first.parts_since(0)) == [
+        key for key, html in page_parts(first.report).items() if html or key in first.parts
+    ]
+    end(folder)
+    live.poll()
+    assert live.snapshot.state == "ended"
+    changed = live.snapshot.parts_since(first.version)
+    assert "glance" in changed
+    assert "loader" not in changed
+
+
+def test_a_thread_follows_while_somebody_watches(job, tmp_path):
+    folder, files = tmp_path / "job", data_files(job)
+    copy_files(job, folder, files[: len(files) // 2])
+    live = LiveJob(str(folder), linger_s=0.0)
+    try:
+        assert live.watch().state == "waiting"
+        before = until(lambda: live.watch().report)
+        copy_files(job, folder, files[len(files) // 2 :])
+        until(lambda: steps(live.watch().report) > steps(before))
+        until(lambda: not live.is_followed)
+        assert live.watch().report
+        end(folder)
+        until(lambda: live.watch().state == "ended")
+        until(lambda: not live.is_followed)
+        assert live.watch().state == "ended"
+        assert not live.is_followed
+    finally:
+        live.close()
