@@ -30,6 +30,7 @@ COMMANDS = {
     "report": "find out why a run was slow: verdict, rules, HTML report",
     "try-loader": "try other settings of a script's own DataLoader, without training",
     "serve": "show running jobs in the browser: the report, kept current",
+    "watch": "show a running job in the terminal",
     "compare": "compare two runs, for people and for CI",
     "fleet": "find out which of many jobs waste money, and on what",
     "merge-timeline": "merge all traces of a job into one for Perfetto or chrome://tracing",

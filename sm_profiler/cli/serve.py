@@ -38,6 +38,10 @@ class Command:
             "--base-url", default="", metavar="PATH", help="path under which a proxy shows the page; needs a token, too"
         )
 
+        parser.add_argument(
+            "--allow-changes", action="store_true", help="let viewers change the windows of running jobs"
+        )
+
     def run(self, options: Namespace) -> int:
         """Open the port, print the address, and serve until interrupted."""
         from sm_profiler.serve.app import create_app
@@ -51,7 +55,7 @@ class Command:
             token = os.environ.get(TOKEN_VARIABLE) or new_token()
         listening = listen(options.host, options.port)
         jobs = Jobs(options.sources)
-        app = create_app(jobs, base=base, token=token, port=listening.port)
+        app = create_app(jobs, base=base, token=token, port=listening.port, allow_changes=options.allow_changes)
         print(listening.url(base, token), flush=True)
         print("sm-profiler: serving until Ctrl-C", file=sys.stderr, flush=True)
         run(app, [listening.socket], jobs.close)

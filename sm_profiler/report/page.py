@@ -57,7 +57,7 @@ def page_parts(report: Report) -> dict[str, Markup]:
 
 def _part(name: str, **content: Any) -> Markup:
     rendered = _environment().get_template(f"part_{name}.html").render(**content)
-    return Markup(rendered.strip())  # noqa: S704 - a template of ours, which escapes what it contains
+    return Markup(rendered.strip())  # noqa: S704 - our own template, which escapes its content
 
 
 def _sections(report: Report) -> list[Section]:
@@ -147,7 +147,7 @@ def _environment() -> jinja2.Environment:
 
 
 def new_environment(load: Callable[[str], str]) -> jinja2.Environment:
-    """Return an environment that escapes everything and knows the filters of the pages; `load` returns a template."""
+    """Return an environment that escapes everything and has the filters of the pages; `load` returns a template."""
     loader = jinja2.FunctionLoader(load)
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,

@@ -7,6 +7,7 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from urllib.parse import parse_qsl
 
 import attrs
 from markupsafe import Markup
@@ -16,10 +17,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from sm_profiler.errors import ProfilerError
+from sm_profiler.printable import printable
 from sm_profiler.report.compare import compare, render_comparison
 from sm_profiler.report.page import page_policy
 from sm_profiler.report.write import to_json
-from sm_profiler.serve.guard import Guard
+from sm_profiler.serve.changes import KINDS, Target, Window, target_of
+from sm_profiler.serve.guard import Guard, refuse
 from sm_profiler.serve.jobs import Found, Jobs
 from sm_profiler.serve.live import Snapshot
 from sm_profiler.serve.pages import POLICY, job_row, render, render_page, state_line
@@ -37,14 +41,18 @@ class Site:
 
     Attributes:
         jobs: the jobs that are shown.
+        allow_changes: show and accept changes of a job's windows.
         boot: distinguishes versions of this process from those before a restart.
         pause: of the streams; for tests.
     """
 
     jobs: Jobs
+    allow_changes: bool = False
     boot: str = attrs.field(factory=lambda: secrets.token_hex(4))
     pause: Callable[[float], Any] = asyncio.sleep
+    target_of: Callable[[str, str], Target] = target_of
     _streams: int = attrs.field(default=0, init=False)
+    _csrf: str = attrs.field(factory=secrets.token_urlsafe, init=False)
 
     def routes(self) -> list[Route]:
         """Return all addresses."""
@@ -56,6 +64,7 @@ class Site:
             Route("/jobs/{id}/updates", self.updates),
             Route("/jobs/{id}/events", self.events),
             Route("/jobs/{id}/report.json", self.report_json),
+            Route("/jobs/{id}/windows", self.windows, methods=["GET", "POST"]),
         ]
 
     def home(self, _request: Request) -> Response:
@@ -93,7 +102,7 @@ class Site:
             version_key=self._key(snapshot),
             data_at=snapshot.data_at,
             parts=as_markup({key: part.html for key, part in snapshot.parts.items()}),
-            changes=False,
+            changes=self.allow_changes and snapshot.state != "ended",
         )
 
     def updates(self, request: Request) -> Response:
@@ -159,6 +168,53 @@ class Site:
         policy = page_policy() + "; frame-ancestors 'self'"
         return HTMLResponse(render_comparison(compare(*reports)), headers={"content-security-policy": policy})
 
+    async def windows(self, request: Request) -> Response:
+        """Answer with the form that changes a job's windows, ask again, and change them."""
+        if not self.allow_changes:
+            return refuse(403, "Changes are off: start serve with --allow-changes.")
+        form = dict(parse_qsl((await request.body()).decode("utf-8", "replace")))
+        if request.method == "POST" and not secrets.compare_digest(form.get("csrf", "").encode(), self._csrf.encode()):
+            return refuse(403, "This form is from before the server was restarted: open it again.")
+        return await run_in_threadpool(
+            self._windows, request.path_params["id"], form if request.method == "POST" else None
+        )
+
+    def _windows(self, identifier: str, form: dict[str, str] | None) -> Response:
+        found = self.jobs.known(identifier)
+        if found is None:
+            return missing()
+        content: dict[str, Any] = {
+            "problem": "",
+            "window": None,
+            "shown": "",
+            "start": next_step(self.jobs.live(found).watch()),
+        }
+        status = 200
+        try:
+            target = self.target_of(found.where, found.name)
+            content["shown"] = target.shown
+            if form is not None:
+                window = Window.parse(form)
+                content["window"] = window
+                if form.get("sure") == "yes":
+                    target.change(window)
+                    text = "The window is changed. The hook takes it over within seconds; UpdateTrainingJob takes a minute."
+                    return page("message.html", title=found.name, text=text, back=f"../{found.id}")
+        except ProfilerError as error:
+            content |= {"problem": printable(error), "window": None}
+            status = 400
+        return page(
+            "windows.html",
+            status,
+            title="Change windows",
+            refresh=False,
+            id=found.id,
+            name=found.name,
+            kinds=KINDS,
+            csrf=self._csrf,
+            **content,
+        )
+
     def _key(self, snapshot: Snapshot) -> str:
         return f"{self.boot}:{snapshot.version}"
 
@@ -174,6 +230,14 @@ class Site:
             "order": list(snapshot.parts),
             "parts": snapshot.parts_since(version),
         }
+
+
+def next_step(snapshot: Snapshot) -> int:
+    """Return a step that is still to come, as a proposal."""
+    if snapshot.report is None:
+        return 100
+    latest = max((int(rank.steps.number.max()) for rank in snapshot.report.metrics.ranks if len(rank.steps)), default=0)
+    return (latest // 100 + 2) * 100
 
 
 def as_markup(parts: dict[str, str]) -> dict[str, Any]:
@@ -198,7 +262,9 @@ def missing() -> Response:
     return page("message.html", 404, title="No such job", text="It is not among the jobs of this server.", back="../")
 
 
-def create_app(jobs: Jobs, *, base: str = "", token: str | None = None, port: int = 0) -> Guard:
+def create_app(
+    jobs: Jobs, *, base: str = "", token: str | None = None, port: int = 0, allow_changes: bool = False
+) -> Guard:
     """Return the application behind its guard."""
-    site = Site(jobs)
+    site = Site(jobs, allow_changes)
     return Guard(Starlette(routes=site.routes()), base, token, port)

@@ -1,4 +1,4 @@
-"""Who may use the page: checks of host, origin and token before any request reaches it, and headers of every answer."""
+"""Checks of host, origin and token before a request reaches the application, and headers of every answer."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Guard:
         return refuse(403, "Open the address that `sm-profiler serve` printed: it contains the token.")
 
     def _is_own(self, headers: Headers, method: str) -> bool:
-        """Return whether a request comes from a page of ours, or is one that a person may have clicked."""
+        """Return whether a request comes from our own pages, or is one that a person may have clicked."""
         site = headers.get("sec-fetch-site")
         if site is not None:
             clicked = method == "GET" and headers.get("sec-fetch-mode") == "navigate"
@@ -126,7 +126,7 @@ class Guard:
         return Response(status_code=303, headers={"location": target, "set-cookie": cookie})
 
     def _without_base(self, scope: Scope) -> tuple[Scope, Response | None]:
-        """Return the request as the application knows it; one without the slash at the base's end is sent there."""
+        """Return the request with the path that the application has; one without the slash at the base's end is sent there."""
         path = scope["path"]
         if self.base and path == self.base:
             return scope, Response(status_code=307, headers={"location": f"{self.base.rpartition('/')[2]}/"})

@@ -1,4 +1,4 @@
-"""The jobs of the sources that are served: found in folders and prefixes, followed while somebody watches them."""
+"""The jobs of the sources that are served: found in folders and prefixes, followed while a viewer watches them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from sm_profiler.serve.live import LiveJob
 from sm_profiler.source.open_files import profile_folder
 from sm_profiler.storage import open_storage
 
-MAX_DEPTH = 3  # of folders in which profiles are looked for
-MAX_FOLDERS = 5000  # looked at; a whole disk is not searched
+MAX_DEPTH = 3  # of folders in which profiles are searched
+MAX_FOLDERS = 5000  # inspected; a whole disk is not searched
 MAX_JOBS = 500  # listed
-MAX_LIVE = 12  # jobs whose state is kept; the longest unwatched makes room
+MAX_LIVE = 12  # jobs whose state is kept; beyond that, the longest unwatched is forgotten
 LOCAL_LISTING_S, REMOTE_LISTING_S = 3.0, 60.0
 SILENT_S = 180.0  # a job whose files are older is taken for one that no longer runs
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
@@ -199,11 +199,6 @@ class Jobs:
     def watched(self, found: Found) -> LiveJob | None:
         """Return the follower of a job if it has one."""
         return self._live.get(found.id)
-
-    @property
-    def is_full(self) -> bool:
-        """True if there is no room for another job without forgetting one that is watched."""
-        return sum(one.is_followed for one in self._live.values()) >= MAX_LIVE
 
     def close(self) -> None:
         """Stop following all jobs."""

@@ -1,4 +1,4 @@
-"""One job, followed by a thread while somebody watches it; viewers get snapshots that never change."""
+"""One job, followed by a thread while it has viewers, who get snapshots that never change."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Part:
 
 @attrs.frozen(eq=False)
 class Snapshot:
-    """What is known of a job at one moment.
+    """State of a job at one moment.
 
     Attributes:
         version: grows with each change.
@@ -106,7 +106,7 @@ class LiveJob:
         return self._watched
 
     def watch(self) -> Snapshot:
-        """Note that somebody watches, follow the job if nobody did, and return the latest state."""
+        """Note that there is a viewer, follow the job unless it is followed already, and return the latest state."""
         with self._lock:
             self._watched = self._clock()
             if self._thread is None and not self._stop.is_set() and self._snapshot.state != "ended":
@@ -124,7 +124,7 @@ class LiveJob:
             self._stop.wait(self._pause_s())
 
     def _is_done(self) -> bool:
-        """Return whether the thread ends, in one step with forgetting it: a viewer who comes later starts another."""
+        """Return whether the thread ends, in one step with forgetting it: a later viewer starts another."""
         with self._lock:
             idle = self._clock() - self._watched > self._linger_s
             if idle or self._stop.is_set() or self._snapshot.state == "ended":

@@ -29,7 +29,7 @@ def render(template: str, **content: Any) -> str:
 
 
 def render_page(template: str, nonce: str, *, refresh: bool = False, **content: Any) -> str:
-    """Return a page; `refresh` reloads it regularly where there is no script."""
+    """Return a page; `refresh` reloads it regularly if there is no script."""
     return render(
         template,
         nonce=nonce,
@@ -66,7 +66,7 @@ def step_times(snapshot: Snapshot) -> Markup:
 
 
 def state_line(snapshot: Snapshot) -> str:
-    """Return a job's state in words."""
+    """Return a job's state as text."""
     if snapshot.state == "unreadable":
         return f"cannot be read, trying again: {snapshot.note}"
     if snapshot.state == "reading":

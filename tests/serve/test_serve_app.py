@@ -18,7 +18,7 @@ NASTY = "<img src=x onerror=alert(1)>'\"{{7*7}}"
 
 
 class Polled(LiveJob):
-    """A job that is read when it is looked at, instead of by a thread."""
+    """A job that is read when it is watched, instead of by a thread."""
 
     def watch(self):
         if self.snapshot.state != "ended":
@@ -176,7 +176,7 @@ def test_a_link_on_another_site_may_lead_here(folder):
     assert client(folder).get("/", headers=headers).status_code == 200
 
 
-def test_a_token_is_asked_for_and_turned_into_a_cookie(folder):
+def test_a_token_is_required_and_turned_into_a_cookie(folder):
     browser = client(folder, token=TOKEN, port=8899, base="/proxy/8899")
     assert browser.get("/").status_code == 403
     assert browser.get("/?token=wrong").status_code == 403

@@ -126,7 +126,7 @@ def test_only_changed_parts_are_sent_again(job, tmp_path):
     assert "loader" not in changed
 
 
-def test_a_thread_follows_while_somebody_watches(job, tmp_path):
+def test_a_thread_follows_while_there_is_a_viewer(job, tmp_path):
     folder, files = tmp_path / "job", data_files(job)
     copy_files(job, folder, files[: len(files) // 2])
     live = LiveJob(str(folder), linger_s=0.0)

@@ -1,0 +1,249 @@
+"""The live page in headless Chromium, behind a proxy under a path prefix, while a job writes its files."""
+
+import http.client
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from serve_helpers import copy_files, data_files, end, make_job, until
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BASE = "/user/me/proxy/8899"
+LONG_MS = 90_000
+NASTY = "<img src=x onerror=alert(1)>"
+
+pytestmark = pytest.mark.browser
+
+
+class Proxy(ThreadingHTTPServer):
+    """A proxy that shows a server under a path, as JupyterLab's does; `down` drops the network."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Forwarder)
+        self.target = 0
+        self.down = False
+        self.streams_held = False  # as a proxy that waits for a whole answer
+        self.seen = []
+        self.sockets = set()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}{BASE}/"
+
+    def drop(self):
+        self.down = True
+        for one in list(self.sockets):
+            with_error(one.shutdown, socket.SHUT_RDWR)
+
+
+def with_error(call, *arguments):
+    try:
+        call(*arguments)
+    except OSError:
+        return
+
+
+class Forwarder(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.server.seen.append(self.path)
+        if self.server.down or not self.path.startswith(BASE) or (self.server.streams_held and "/events" in self.path):
+            self.send_error(502)
+            return
+        self.server.sockets.add(self.connection)
+        try:
+            back = http.client.HTTPConnection("127.0.0.1", self.server.target, timeout=60)
+            back.request("GET", self.path[len(BASE) :] or "/", headers=dict(self.headers))
+            answer = back.getresponse()
+            self.send_response_only(answer.status)
+            for name, value in answer.getheaders():
+                if name.lower() != "transfer-encoding":
+                    self.send_header(name, value)
+            self.send_header("connection", "close")
+            self.end_headers()
+            while data := answer.read1(65536):
+                self.wfile.write(data)
+                self.wfile.flush()
+        except (OSError, http.client.HTTPException):
+            self.close_connection = True
+        finally:
+            self.server.sockets.discard(self.connection)
+
+    def log_message(self, *_):
+        return
+
+
+@contextmanager
+def served(folder, port=0):
+    """Run `sm-profiler serve` in a process of its own; yield its port."""
+    command = [sys.executable, "-m", "sm_profiler", "serve", str(folder), "--port", str(port), "--base-url", BASE]
+    environment = {**os.environ, "SM_PROFILER_SERVE_TOKEN": "known"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
+    try:
+        line = process.stdout.readline().strip()
+        assert line.endswith(f"{BASE}/?token=known")
+        yield int(line.partition("127.0.0.1:")[2].partition("/")[0])
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+        process.stdout.close()
+
+
+@contextmanager
+def chromium(**options):
+    """Yield a page with its errors and the requests that leave it."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed")
+    with playwright.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_context(**options).new_page()
+        page.set_default_timeout(LONG_MS)
+        page.problems = []
+        page.on("pageerror", lambda error: page.problems.append(f"error {error}"))
+        page.on("dialog", lambda dialog: (page.problems.append("dialog"), dialog.dismiss()))
+        page.on("console", lambda message: note(page, message.text) if message.type == "error" else None)
+        yield page
+        browser.close()
+
+
+def note(page, text):
+    if "Failed to load resource" not in text and "ERR_" not in text:  # while the network is down
+        page.problems.append(text)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    return make_job(tmp_path_factory.mktemp("job") / "job", "--minutes", "3", "--scenario", "dataloader-slow")
+
+
+def test_a_job_is_watched_from_start_to_end_behind_a_proxy(job, tmp_path):
+    folder, files = tmp_path / "jobs" / NASTY, data_files(job)
+    (folder / "system").mkdir(parents=True)
+    proxy, third = Proxy(), len(files) // 3
+    with chromium() as page:
+        with served(tmp_path / "jobs") as port:
+            proxy.target = port
+            page.goto(f"{proxy.url}?token=known")
+            assert "token" not in page.url
+            page.get_by_role("link", name="<img").click()
+            page.get_by_text("waiting for the first data").wait_for()
+            page.evaluate("window.kept = true")  # a reload would lose it
+
+            copy_files(job, folder, files[:third])
+            page.locator("#verdict").wait_for()
+            page.locator("#chart svg").first.wait_for()
+            page.locator("#state", has_text="running").wait_for()
+            length = "JSON.parse(document.getElementById('timeline-data').textContent).length"
+            before = page.evaluate(length)
+
+            proxy.drop()
+            page.locator("#lost", has_text="cannot be reached").wait_for()
+            copy_files(job, folder, files[third : 2 * third])
+            proxy.down = False
+            page.wait_for_function(f"{length} > {before}")
+            page.locator("#lost").wait_for(state="hidden")
+            before = page.evaluate(length)
+
+        page.locator("#lost").wait_for()  # the server is gone
+        with served(tmp_path / "jobs", port) as again:
+            assert again == port
+            copy_files(job, folder, files[2 * third :])
+            page.wait_for_function(f"{length} > {before}")
+            end(folder)
+            page.locator("#state", has_text="ended").wait_for()
+            page.locator("#verdict .badge", has_text="Waiting for data").wait_for()
+            assert page.evaluate("window.kept")
+            assert page.evaluate("location.host") in page.url
+            assert page.problems == []
+            assert all(path.startswith(BASE) for path in proxy.seen)
+    proxy.shutdown()
+    proxy.server_close()
+
+
+def test_polls_where_a_proxy_lets_no_stream_through(job, tmp_path):
+    folder, files = tmp_path / "job", data_files(job)
+    copy_files(job, folder, files[: len(files) // 2])
+    proxy = Proxy()
+    proxy.streams_held = True
+    with served(folder) as proxy.target, chromium() as page:
+        page.goto(f"{proxy.url}?token=known")
+        page.get_by_role("link", name="job", exact=True).click()
+        page.locator("#verdict").wait_for()
+        copy_files(job, folder, files[len(files) // 2 :])
+        end(folder)
+        page.locator("#state", has_text="ended").wait_for()
+        assert any("/updates" in path for path in proxy.seen)
+    proxy.shutdown()
+    proxy.server_close()
+
+
+def test_a_moment_has_an_address_and_what_is_read_stays(job, tmp_path):
+    folder, files = tmp_path / "job", data_files(job)
+    copy_files(job, folder, files[: len(files) // 2])
+    proxy = Proxy()
+    with served(folder) as proxy.target, chromium() as page:
+        page.goto(f"{proxy.url}?token=known")
+        link = page.get_by_role("link", name="job", exact=True).get_attribute("href")
+        page.goto(f"{proxy.url}{link}#t=10,30")
+        page.locator("#chart svg").first.wait_for()
+        axis = "document.querySelector('#chart > svg:last-child').textContent"
+        shown = page.evaluate(axis)
+        page.get_by_role("button", name="Zoom in").click()
+        page.wait_for_function("location.hash === '#t=15.00,25.00'")
+        assert page.evaluate(axis) != shown
+        zoomed = page.evaluate(axis)
+        copy_files(job, folder, files[len(files) // 2 :])
+        end(folder)
+        page.locator("#state", has_text="ended").wait_for()
+        assert page.evaluate(axis) == zoomed
+        page.get_by_role("button", name="All: show the whole job").click()
+        page.wait_for_function("location.hash === ''")
+        assert page.problems == []
+    proxy.shutdown()
+    proxy.server_close()
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1100), ("dark", 360)])
+def test_is_accessible_and_fits(job, tmp_path, scheme, width):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
+    copy_files(job, tmp_path / "jobs" / NASTY, data_files(job))
+    copy_files(job, tmp_path / "jobs" / "other", data_files(job))
+    proxy = Proxy()
+    with (
+        served(tmp_path / "jobs") as proxy.target,
+        chromium(color_scheme=scheme, viewport={"width": width, "height": 800}) as page,
+    ):
+        page.goto(f"{proxy.url}?token=known")
+        for selector in (".badge", "#verdict"):
+            page.locator(selector).first.wait_for()
+            found = axe.Axe().run(page)
+            assert found.violations_count == 0, found.generate_report()
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            if selector == ".badge":
+                page.get_by_role("link", name="other").click()
+        assert page.problems == []
+    proxy.shutdown()
+    proxy.server_close()
+
+
+def test_works_without_script(job, tmp_path):
+    copy_files(job, tmp_path / "job", data_files(job))
+    end(tmp_path / "job")
+    proxy = Proxy()
+    with served(tmp_path / "job") as proxy.target, chromium(java_script_enabled=False) as page:
+        page.goto(f"{proxy.url}?token=known")
+        page.get_by_role("link", name="job", exact=True).click()
+        until(lambda: page.reload() and page.locator("#verdict .badge").count())
+        assert page.locator("#verdict .badge").inner_text() == "Waiting for data"
+    proxy.shutdown()
+    proxy.server_close()
