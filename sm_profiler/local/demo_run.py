@@ -217,6 +217,7 @@ class Demo:
             lines.append(f"gain     repaired, the loop runs {faster['low']:.1f} to {faster['high']:.1f} times as fast")
         if "next_step" in verdict:
             lines.append(f"next     {verdict['next_step']}")
+        command = Path(sys.executable).with_name("sm-profiler")
         fired = [name for name, rule in report.get("rules", {}).items() if rule.get("RuleTriggered")]
         return [
             *lines,
@@ -224,6 +225,7 @@ class Demo:
             f"cost     profiling: {report.get('profiling_cost', 'not recorded')}",
             f"report   {self.report_uri}/profiler-report.html",
             f"         copied to {_short(self.out / 'profiler-report.html')}, profile to {_short(self.out / PROFILE)}",
+            f"live     in the browser, also while a job runs: {_short(command)} serve {_short(self.out)}",
         ]
 
 

@@ -24,7 +24,7 @@ from sm_profiler.report.page import page_policy
 from sm_profiler.report.write import to_json
 from sm_profiler.serve.changes import KINDS, Target, Window, target_of
 from sm_profiler.serve.guard import Guard, refuse
-from sm_profiler.serve.jobs import Found, Jobs
+from sm_profiler.serve.jobs import Found, Jobs, TooManyJobsError
 from sm_profiler.serve.live import Snapshot
 from sm_profiler.serve.pages import POLICY, job_row, render, render_page, state_line
 
@@ -80,7 +80,7 @@ class Site:
         running = [one for one in jobs if one.state != "ended" or len(jobs) == 1][:FOLLOWED_IN_LIST]
         rows = []
         for one in jobs:
-            live = self.jobs.live(one) if one in running else self.jobs.watched(one)
+            live = self.jobs.live_or_none(one) if one in running else self.jobs.watched(one)
             rows.append(job_row(one, live.watch() if live and one in running else live.snapshot if live else None))
         return Markup(render("list.html", rows=rows, problems=self.jobs.problems))  # noqa: S704 - our own template
 
@@ -97,6 +97,7 @@ class Site:
             id=found.id,
             name=found.name,
             where=found.where,
+            saved=found.saved,
             state=snapshot.state,
             line=state_line(snapshot),
             version_key=self._key(snapshot),
@@ -259,7 +260,19 @@ def page(template: str, status: int = 200, **content: Any) -> Response:
 
 def missing() -> Response:
     """Return the answer to an unknown job."""
-    return page("message.html", 404, title="No such job", text="It is not among the jobs of this server.", back="../")
+    return page(
+        "message.html",
+        404,
+        title="No such job",
+        refresh=False,
+        text="It is not among the jobs of this server.",
+        back="../",
+    )
+
+
+def too_many(_request: Request, error: Exception) -> Response:
+    """Return the answer if no further job can be followed."""
+    return page("message.html", 503, title="Too many jobs", refresh=False, text=str(error), back="../")
 
 
 def create_app(
@@ -267,4 +280,5 @@ def create_app(
 ) -> Guard:
     """Return the application behind its guard."""
     site = Site(jobs, allow_changes)
-    return Guard(Starlette(routes=site.routes()), base, token, port)
+    app = Starlette(routes=site.routes(), exception_handlers={TooManyJobsError: too_many})
+    return Guard(app, base, token, port)

@@ -29,7 +29,7 @@ _KEYS = ("S3OutputPath", "ProfilingIntervalInMilliseconds", "ProfilingParameters
 
 @attrs.frozen
 class Window:
-    """A window that is asked for.
+    """A requested window.
 
     Attributes:
         kind: one of KINDS.
@@ -85,7 +85,7 @@ class Window:
 
 
 class Target(Protocol):
-    """Where a job's configuration is changed."""
+    """Place where a job's configuration is changed."""
 
     @property
     def shown(self) -> str:

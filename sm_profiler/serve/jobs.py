@@ -33,6 +33,10 @@ SILENT_S = 180.0  # a job whose files are older is taken for one that no longer 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
+class TooManyJobsError(ProfilerError):
+    """No further job can be followed."""
+
+
 @attrs.frozen
 class Found:
     """One job of a source.
@@ -187,14 +191,30 @@ class Jobs:
         return self._found.get(identifier)
 
     def live(self, found: Found) -> LiveJob:
-        """Return the follower of a job; the longest unwatched job is forgotten if there are too many."""
+        """Return the follower of a job; the longest unwatched job is forgotten if there are too many.
+
+        Raises:
+            TooManyJobsError: all of them are watched.
+        """
         with self._lock:
             if found.id not in self._live:
                 idle = sorted((one.watched_at, key) for key, one in self._live.items() if not one.is_followed)
-                for _, key in idle[: max(len(self._live) - MAX_LIVE + 1, 0)]:
+                surplus = max(len(self._live) - MAX_LIVE + 1, 0)
+                if surplus > len(idle):
+                    raise TooManyJobsError(
+                        f"{MAX_LIVE} jobs are watched already; two minutes after the last look at one, its place is free"
+                    )
+                for _, key in idle[:surplus]:
                     self._live.pop(key).close()
                 self._live[found.id] = self.follow(found.where)
             return self._live[found.id]
+
+    def live_or_none(self, found: Found) -> LiveJob | None:
+        """Return the follower of a job; None if there are too many."""
+        try:
+            return self.live(found)
+        except TooManyJobsError:
+            return None
 
     def watched(self, found: Found) -> LiveJob | None:
         """Return the follower of a job if it has one."""

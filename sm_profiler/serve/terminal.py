@@ -21,7 +21,7 @@ from sm_profiler.serve.live import LiveJob, Snapshot
 from sm_profiler.serve.pages import state_line
 
 LOOK_S = 0.25
-LINE_S = 10.0  # between two lines where there is no terminal
+LINE_S = 10.0  # between two lines if there is no terminal
 MAX_WIDTH = 100
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-=+*#@"

@@ -215,6 +215,34 @@ def test_keeps_the_state_of_a_bounded_number_of_jobs(tmp_path):
     assert len(jobs._live) == MAX_LIVE
 
 
+def test_refuses_more_jobs_than_it_keeps(tmp_path, monkeypatch):
+    monkeypatch.setattr("sm_profiler.serve.jobs.MAX_LIVE", 1)
+    monkeypatch.setattr(Polled, "is_followed", True)
+    for name in ("one", "two"):
+        (tmp_path / name / "system").mkdir(parents=True)
+    jobs = Jobs([str(tmp_path)], follow=Polled)
+    browser = client(None, jobs)
+    first, second = jobs.listing()
+    assert browser.get(f"/jobs/{first.id}").status_code == 200
+    assert browser.get(f"/jobs/{second.id}").status_code == 503
+    assert browser.get("/").status_code == 200
+
+
+def test_shows_the_saved_verdict_until_the_profile_is_read(folder, tmp_path):
+    copy_files(folder / "first", tmp_path / "job", data_files(folder / "first"))
+    saved = {"verdict": {"class": "GC_BOUND", "headline": "Collections take 40 %."}}
+    (tmp_path / "job" / "report.json").write_text(json.dumps(saved))
+
+    class Slow(LiveJob):
+        def watch(self):
+            return self.snapshot
+
+    job = address(tmp_path / "job", "job")
+    assert "Collections take 40 %." in client(None, Jobs([str(tmp_path / "job")], follow=Slow)).get(job).text
+    assert "Collections take 40 %." not in client(tmp_path / "job").get(job).text
+    assert "Collections take 40 %." in client(None, Jobs([str(tmp_path / "job")], follow=Slow)).get("/").text
+
+
 def test_identifiers_are_harmless_and_differ(tmp_path):
     assert job_id("a/../b c", "x").startswith("a-..-b-c-")
     assert job_id("a", "x") != job_id("a", "y")

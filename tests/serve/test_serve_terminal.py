@@ -1,4 +1,4 @@
-"""`sm-profiler watch`: lines where there is no terminal, a screen that q leaves where there is one."""
+"""`sm-profiler watch`: lines if there is no terminal, else a screen that q leaves."""
 
 import os
 import pty
@@ -62,7 +62,7 @@ def test_prints_a_line_without_a_terminal(job, capsys):
     assert "ended; INPUT_BOUND (high confidence); Training waits for data" in capsys.readouterr().out
 
 
-def test_a_line_says_what_is_waited_for(tmp_path):
+def test_a_line_reports_what_is_missing(tmp_path):
     live = LiveJob(str(tmp_path))
     live.poll()
     assert line_of(live.snapshot) == "waiting: waiting for the first data"
