@@ -119,9 +119,10 @@ class LiveJob:
         self._stop.set()
 
     def _run(self) -> None:
+        self.poll()
         while not self._is_done():
-            self.poll()
             self._stop.wait(self._pause_s())
+            self.poll()
 
     def _is_done(self) -> bool:
         """Return whether the thread ends, in one step with forgetting it: a later viewer starts another."""

@@ -50,7 +50,7 @@ def test_lists_each_job_of_a_folder(folder):
     assert "first" in answer.text
     assert "&lt;img src=x" in answer.text
     assert "<img" not in answer.text
-    assert "49" not in answer.text.partition("<main")[2].partition("</main>")[0].replace("1049", "")
+    assert "{{7*7}}" in answer.text
 
 
 def test_a_single_profile_is_one_job(folder):
@@ -115,7 +115,7 @@ def test_a_stream_ends_with_the_job(folder):
     assert answer.headers["content-type"].startswith("text/event-stream")
     kinds = [line.partition(": ")[2] for line in answer.text.splitlines() if line.startswith("event")]
     assert kinds == ["beat", "parts", "end"]
-    news = json.loads(answer.text.split("data: ")[2].splitlines()[0])
+    news = json.loads([line for line in answer.text.split("\n") if line.startswith("data: ")][1][6:])
     assert news["state"] == "ended"
     assert "verdict" in news["parts"]
 
