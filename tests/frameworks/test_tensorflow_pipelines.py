@@ -71,5 +71,19 @@ def test_stages_inside_an_interleave_are_summed():
     assert (first["stage"], first["us"], first["batch_us"]) == ("map inside interleave(decode)", 1000.0, 10_000.0)
 
 
+def test_living_readers_stand_for_those_that_have_ended():
+    nodes = model(
+        node("Root", 1, 10, 2), node("Interleave", 5, 100, 3, 4), node("Range", 1, 2), node("Map", 1000, 20),
+    )  # fmt: skip
+    about = describe(nodes, dataset("_InterleaveDataset", decode, dataset("_RangeDataset")))
+    first = about["stages"][0]
+    assert (first["us"], first["batch_us"], about["partial"]) == (1000.0, 10_000.0, False)
+
+
+def test_without_living_readers_a_description_is_partial():
+    nodes = model(node("Root", 1, 10, 2), node("Interleave", 5, 100, 3), node("Range", 1, 2))
+    assert describe(nodes, dataset("_InterleaveDataset", decode, dataset("_RangeDataset")))["partial"]
+
+
 def test_an_empty_model_has_no_stages():
     assert describe(model(), dataset("_TensorDataset"))["stages"] == []

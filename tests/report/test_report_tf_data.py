@@ -54,6 +54,13 @@ def test_the_record_with_the_most_batches_counts():
     assert "map(decode)" in verdict_of(rows).main.headline
 
 
+def test_a_record_of_all_stages_counts_more_than_one_with_more_batches():
+    rows = waiting(SLOW, partial=False)
+    args = {"batches": 900, "partial": True, "stages": [SLOW | {"stage": "flat_map"}]}
+    rows.append((event_names.DATA_STAGES, "tf.data", 6.0, 0.0, "algo-1-0", 60, args))
+    assert "map(decode)" in verdict_of(rows).main.headline
+
+
 @pytest.mark.parametrize(
     "stages", [None, "x", [1, {}], [{"stage": 3, "batch_us": "y"}], [{"batch_us": float("inf")}], [{"batch_us": 5, "line": []}]]
 )  # fmt: skip

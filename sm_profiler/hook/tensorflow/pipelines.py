@@ -37,7 +37,8 @@ def describe(model: Any, dataset: Any) -> dict[str, Any]:
         dataset: its dataset.
 
     Returns:
-        `batches`; `prefetch` and `cache`: whether a stage does that; and for each of `stages`: name, `us` (microseconds
+        `batches`; `prefetch` and `cache`: whether a stage does that; `partial`: whether stages are missing, since TensorFlow
+        forgets what ran inside an interleave or flat_map once it has ended; and for each of `stages`: name, `us` (microseconds
         for one of its own elements), `batch_us` (for one batch of the loop, with its parallelism), `parallelism`,
         `parallel` (whether it can be raised), and file, line and function if they are known.
     """
@@ -46,6 +47,7 @@ def describe(model: Any, dataset: Any) -> dict[str, Any]:
     batches = max(int(root.num_elements), 1) if root is not None else 1
     owners = _owners(nodes, model.output)
     functions = _functions(nodes, owners, dataset)
+    ended = {key: _ended(node, nodes) for key, node in nodes.items() if _method(node.name) in _INSIDE}
     stages: dict[tuple[Any, ...], dict[str, Any]] = {}
     for key, node in nodes.items():
         if node.num_elements <= 0 or node.name == "Root":
@@ -60,17 +62,31 @@ def describe(model: Any, dataset: Any) -> dict[str, Any]:
             (name, about.get("line")),
             {"stage": name, "elements": 0, "busy_us": 0.0, "parallelism": 0.0, "parallel": parallelism > 0} | about,
         )
-        stage["elements"] += int(node.num_elements)
-        stage["busy_us"] += node.processing_time / 1e3
+        times = 1.0 if owner is None else ended.get(owner, 1.0)
+        stage["elements"] += node.num_elements * times
+        stage["busy_us"] += node.processing_time / 1e3 * times
         stage["parallelism"] = max(stage["parallelism"], parallelism, 1.0)
     found = [_summed(stage, batches) for stage in stages.values()]
     names = [node.name for node in nodes.values()]
     return {
         "batches": batches,
+        "partial": any(not times for times in ended.values()),
         "prefetch": any(name.startswith("Prefetch") for name in names),
         "cache": any("Cache" in name for name in names),
         "stages": sorted(found, key=lambda stage: -stage["batch_us"])[:MAX_STAGES],
     }
+
+
+def _ended(node: Any, nodes: dict[int, Any]) -> float:
+    """Return how many times the elements that the living pipelines inside a node produced it has passed on; 0 without any.
+
+    The living ones stand for those that have ended, of which TensorFlow keeps nothing.
+    """
+    inside = [nodes[key] for key in list(node.inputs)[1:] if key in nodes]
+    produced = sum(one.num_elements for one in inside)
+    if node.num_elements <= 0:
+        return 1.0
+    return max(node.num_elements / produced, 1.0) if produced else 0.0
 
 
 def _summed(stage: dict[str, Any], batches: int) -> dict[str, Any]:

@@ -98,14 +98,19 @@ def slow_stage(context: JudgeContext) -> Stage | None:
     names = {rank.name for rank in context.ranks}
     latest: dict[str, Mapping[str, Any]] = {}
     for record in found.longest if found else ():
-        batches = _number(record.args.get("batches"))
-        if record.process in names and batches > _number(latest.get(record.process, {}).get("batches")):
+        if record.process in names and known(record.args) > known(latest.get(record.process, {})):
             latest[record.process] = record.args
-    stages = [stage for about in latest.values() if (stage := _slowest(about)) is not None]
+    stages = [stage for about in latest.values() if (stage := slowest(about)) is not None]
     return max(stages, key=lambda stage: stage.batch, default=None)
 
 
-def _slowest(about: Mapping[str, Any]) -> Stage | None:
+def known(about: Mapping[str, Any]) -> tuple[bool, float]:
+    """Return how much the stages of a record say: all of them, for many batches."""
+    return about.get("partial") is not True and bool(about), _number(about.get("batches"))
+
+
+def slowest(about: Mapping[str, Any]) -> Stage | None:
+    """Return the stage of a record that takes most of the time for a batch, or None if none dominates."""
     stages = about.get("stages")
     known = [one for one in stages if isinstance(one, dict)] if isinstance(stages, list) else []
     total = sum(_number(one.get("batch_us")) for one in known)
