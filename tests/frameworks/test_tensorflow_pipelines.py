@@ -71,7 +71,7 @@ def test_stages_inside_an_interleave_are_summed():
     assert (first["stage"], first["us"], first["batch_us"]) == ("map inside interleave(decode)", 1000.0, 10_000.0)
 
 
-def test_living_readers_stand_for_those_that_have_ended():
+def test_living_readers_count_for_those_that_have_ended():
     nodes = model(
         node("Root", 1, 10, 2), node("Interleave", 5, 100, 3, 4), node("Range", 1, 2), node("Map", 1000, 20),
     )  # fmt: skip

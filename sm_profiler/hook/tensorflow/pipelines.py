@@ -80,7 +80,7 @@ def describe(model: Any, dataset: Any) -> dict[str, Any]:
 def _ended(node: Any, nodes: dict[int, Any]) -> float:
     """Return how many times the elements that the living pipelines inside a node produced it has passed on; 0 without any.
 
-    The living ones stand for those that have ended, of which TensorFlow keeps nothing.
+    The living ones count for those that have ended, of which TensorFlow keeps nothing.
     """
     inside = [nodes[key] for key in list(node.inputs)[1:] if key in nodes]
     produced = sum(one.num_elements for one in inside)

@@ -105,7 +105,7 @@ def slow_stage(context: JudgeContext) -> Stage | None:
 
 
 def known(about: Mapping[str, Any]) -> tuple[bool, float]:
-    """Return how much the stages of a record say: all of them, for many batches."""
+    """Return how complete the stages of a record are: all of them, for many batches."""
     return about.get("partial") is not True and bool(about), _number(about.get("batches"))
 
 
