@@ -33,7 +33,7 @@ EXPORTED = {
     "sm_profiler.hook": "Hook ModeKeys get_hook",
     "sm_profiler.launch": "Attachment agent_environment attach check_request to_request to_shapes",
     "sm_profiler.local": "LocalSageMaker",
-    "sm_profiler.report": """Class Finding JobInfo MetricFolds Report Verdict assemble build_report terminal_summary
+    "sm_profiler.report": """Class Finding JobInfo MetricFolds Report Verdict assemble build_report show_report terminal_summary
         write_report""",
     "sm_profiler.rules": """BatchSize CPUBottleneck Dataloader EvaluationWindow Fold Following GPUMemoryIncrease
         IOBottleneck LoadBalancing LowGPUUtilization MaxInitializationTime NoMoreProfilerData OverallFrameworkMetrics OverallSystemUsage

@@ -20,6 +20,7 @@ __all__ = [
     "Verdict",
     "assemble",
     "build_report",
+    "show_report",
     "terminal_summary",
     "write_report",
 ]
@@ -27,6 +28,7 @@ __all__ = [
 if TYPE_CHECKING:
     from sm_profiler.report.build import JobInfo, MetricFolds, assemble, build_report
     from sm_profiler.report.classes import Class
+    from sm_profiler.report.inline import show_report
     from sm_profiler.report.model import Finding, Report, Verdict
     from sm_profiler.report.terminal import terminal_summary
     from sm_profiler.report.write import write_report
@@ -36,6 +38,7 @@ else:  # numpy and jinja2 are loaded by what needs them
         {
             "build": ["MetricFolds", "JobInfo", "assemble", "build_report"],
             "classes": ["Class"],
+            "inline": ["show_report"],
             "model": ["Finding", "Report", "Verdict"],
             "terminal": ["terminal_summary"],
             "write": ["write_report"],

@@ -1,0 +1,57 @@
+"""The page in the output of a notebook's cell."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import attrs
+from markupsafe import escape
+
+from sm_profiler.report.build import build_report
+from sm_profiler.report.model import Report
+from sm_profiler.report.page import render_html
+from sm_profiler.report.terminal import terminal_summary
+from sm_profiler.source import open_source
+
+HEIGHT = 900  # pixels
+
+
+@attrs.frozen(eq=False, repr=False)
+class ShownReport:
+    """A report that a notebook shows as its page.
+
+    The page is in a frame without rights: its script cannot reach the notebook, and nothing of it reaches the network.
+
+    Attributes:
+        report: the report.
+        height: of the frame, in pixels.
+    """
+
+    report: Report
+    height: int = HEIGHT
+
+    def __repr__(self) -> str:
+        """Return the terminal's summary, for places that show text."""
+        return terminal_summary(self.report)
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame."""
+        page = escape(render_html(self.report))
+        style = f"width: 100%; height: {int(self.height)}px; border: 0"
+        return f'<iframe title="Report" sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'
+
+
+def show_report(where: str | os.PathLike[str] | Any, *, height: int = HEIGHT, **options: Any) -> ShownReport:
+    """Judge a job and show its report in a notebook, as the last expression of a cell.
+
+    Args:
+        where: a folder, an s3:// URI, the name of a training job, or an open source.
+        height: of the frame, in pixels.
+        options: of `build_report`.
+
+    Raises:
+        SourceError: the data cannot be read.
+    """
+    source = where if hasattr(where, "batches") else open_source(where)
+    return ShownReport(build_report(source, **options), height)
