@@ -363,6 +363,11 @@ class StepTracker:
         if self.number >= 0 and (self.keep_phases or phase is RESULTS):
             self.append((phase, name, start_ns, end_ns, self.number, None))
 
+    def call_trains(self) -> None:
+        """Note that a function which is running in the open step computes gradients."""
+        if self.is_open and not self._with_gradients and self.forced_mode is None:
+            self._is_training()
+
     def call_begins(self, key: int, start_ns: int, *, trains: bool) -> None:
         """Note the call of a compiled function of which it is known whether it computes gradients."""
         loops = trains or self.reads_loader  # without a loader, a function that does not train is no evaluation
@@ -373,8 +378,8 @@ class StepTracker:
     def call_ends(self, name: str, start_ns: int, end_ns: int, *, trains: bool) -> None:
         """Note that it returned, or raised."""
         if self.is_open:
-            if trains and not self._with_gradients and self.forced_mode is None:  # one without gradients came first
-                self._is_training()
+            if trains:  # one without gradients may have come first
+                self.call_trains()
             self.call_ended(name, start_ns, end_ns)
             self._after_optimizer = self._after_optimizer or trains
             self._ever_optimizer = self._ever_optimizer or trains

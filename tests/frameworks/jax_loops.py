@@ -271,9 +271,103 @@ def errors(truth):
     truth.see(outer(params, x, y), jax.grad(jax.jit(loss_of))(params, x, y), jax.vmap(jax.jit(jnp.sin))(x))
 
 
+def nothing_compiled(truth):
+    """Gradients in the loop, of a function that is defined anew in each turn, and parameters updated by hand."""
+    params, _ = start()
+    for x, y in batches(5):
+        loss, gradients = jax.value_and_grad(lambda params, x=x, y=y: loss_of(params, x, y))(params)
+        params = jax.tree.map(lambda one, gradient: one - 0.1 * gradient, params, gradients)
+        truth.add(train=1)
+        truth.see(loss)
+    truth.see(params)
+
+
+def two_networks(truth):
+    """Two states of one factory train in turn; their results are read at times."""
+    first, second = start(), start()
+
+    def made(loss):
+        @jax.jit
+        def step(params, state, *others):
+            gradients = jax.grad(loss)(params, *others)
+            updates, state = OPTIMIZER.update(gradients, state, params)
+            return optax.apply_updates(params, updates), state
+
+        return step
+
+    train_first = made(lambda params, other, x: (apply(params, x) * apply(other, x)).mean())
+    train_second = made(lambda params, other, x: (apply(params, x) - apply(other, x)).mean())
+    score = jax.jit(apply)
+    for number, (x, _) in enumerate(batches(9)):
+        first = train_first(*first, second[0], x)
+        second = train_second(*second, first[0], x)
+        truth.add(train=1)
+        if number % 3 == 2:
+            truth.see(score(first[0], x))
+            truth.add(eval=1)
+    truth.see(first, second)
+
+
+def rollouts(truth):
+    """Many calls that choose actions, then one that trains."""
+    params, state = start()
+
+    @jax.jit
+    def act(params, key, x):
+        key, used = jax.random.split(key)
+        return key, jax.random.categorical(used, apply(params, x))
+
+    train_step, key = jax.jit(functools.partial(update)), jax.random.key(3)  # not traced before
+    for x, y in batches(4):
+        for _ in range(6):
+            key, action = act(params, key, x)
+            truth.see(action)
+            truth.add(eval=1)
+        params, state, loss = train_step(params, state, x, y)
+        truth.see(loss)
+        truth.add(train=1)
+
+
+def ahead_of_time(truth):
+    """A step that is compiled before the loop, by a method; an epoch in lax.scan."""
+    params, state = start()
+    x, y = next(batches(1))
+    step = jax.jit(update, donate_argnums=(0, 1)).lower(params, state, x, y).compile()
+    for x, y in batches(6):
+        params, state, loss = step(params, state, x, y)
+        truth.add(train=1)
+        truth.see(loss)
+
+    @jax.jit
+    def epoch(params, state, xs, ys):
+        def body(carry, batch):
+            params, state, loss = update(*carry, *batch)
+            return (params, state), loss
+
+        return jax.lax.scan(body, (params, state), (xs, ys))
+
+    xs, ys = (np.stack(one) for one in zip(*batches(4), strict=True))
+    for _ in range(3):
+        (params, state), losses = epoch(params, state, xs, ys)
+        truth.add(train=1)
+        truth.see(losses)
+    truth.see(params)
+
+
+def several_devices(truth):
+    """pmap, on as many devices as there are."""
+    count = jax.local_device_count()
+    params, state = jax.tree.map(lambda leaf: jnp.stack([leaf] * count), start())
+    step = jax.pmap(update, axis_name="devices", donate_argnums=(0, 1))
+    for x, y in batches(5, 4 * count):
+        params, state, loss = step(params, state, x.reshape(count, 4, -1), y.reshape(count, 4))
+        truth.add(train=1)
+        truth.see(loss)
+
+
 SCENARIOS = [
     with_evaluation, unlogged, gradients_only, two_functions, annotated, marked, torch_loader, changing_shapes, flax_linen,
-    flax_nnx, errors,
+    flax_nnx, errors, nothing_compiled, two_networks, rollouts, ahead_of_time, several_devices,
 ]  # fmt: skip
 
 

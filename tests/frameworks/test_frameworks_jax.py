@@ -14,11 +14,10 @@ ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".envs" / "frameworks" / "bin" / "python"
 LOOPS = Path(__file__).with_name("jax_loops.py")
 QUICK = ("with_evaluation", "annotated", "changing_shapes")
-LONG = ("unlogged", "gradients_only", "two_functions", "marked", "torch_loader", "flax_linen", "flax_nnx", "errors")
-UNRECOGNISED = pytest.mark.xfail(
-    reason="optax's own compiled functions feed each other: the step is taken for an evaluation"
-)
-MARKED = [pytest.param(name, marks=UNRECOGNISED) if name in {"gradients_only", "errors"} else name for name in LONG]
+LONG = (
+    "unlogged", "gradients_only", "two_functions", "marked", "torch_loader", "flax_linen", "flax_nnx", "errors",
+    "nothing_compiled", "two_networks", "rollouts", "ahead_of_time", "several_devices",
+)  # fmt: skip
 PHASES = {"train": "Step:ModeKeys.TRAIN", "eval": "Step:ModeKeys.EVAL", "wait": "DataLoaderWait"}
 WINDOW = 3  # steps
 
@@ -34,6 +33,7 @@ def python():
 def run(python, folder, scenarios):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SM_PROFILER", "SMPROFILER"))}
     environment = {**kept, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "JAX_PLATFORMS": "cpu"}
+    environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
     children = {
         mode: subprocess.Popen(
             [python, LOOPS, mode, folder, *scenarios], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
@@ -75,7 +75,7 @@ def test_results_and_steps_are_those_of_the_script(quick, name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", MARKED)
+@pytest.mark.parametrize("name", LONG)
 def test_results_and_steps_are_those_of_the_script_in_other_loops(thorough, name):
     agree(thorough, name)
 

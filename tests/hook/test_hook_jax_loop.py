@@ -20,6 +20,7 @@ class Script:
         self.leaders = 0
         self.loop = Loop(self.tracker, self._lead, list)
         self.functions = {}
+        self.differentiated = {"gradients_of", "second_gradients"}
         self.now = 1_000_000_000
 
     def _lead(self):
@@ -29,6 +30,8 @@ class Script:
         function = self.functions.setdefault(name, Compiled(name))
         start = self.now
         self.loop.begins(function, start, arguments)
+        if name in self.differentiated and not function.gradients:  # as JAX traces it
+            self.loop.computes_gradients(function)
         self.now += 1_000_000
         self.loop.ended(function, name, start, self.now)
         outputs = [Array() for _ in range(results)]
@@ -105,6 +108,81 @@ def test_parameters_that_are_updated_outside_compiled_functions_train(script):
     for _ in range(3):
         script.call("gradients", Array(), Array())
     assert script.modes() == ["TRAIN"] * 3
+
+
+def test_what_computes_gradients_trains_even_if_results_are_not_used_again(script):
+    (params,) = script.call("init", Array())
+    script.call("init_optimizer", params)
+    for _ in range(4):
+        script.call("gradients_of", params, Array())  # updated outside of compiled functions
+        params = Array()
+    assert script.modes() == ["TRAIN"] * 4
+
+
+def test_what_prepares_the_batch_of_a_step_that_trains_is_part_of_it(script):
+    for _ in range(2):
+        for _ in range(5):
+            (batch,) = script.call("augment", Array())
+            script.call("gradients_of", Array(), batch)
+        for _ in range(3):
+            (batch,) = script.call("augment", Array())
+            script.call("accuracy", Array(), batch)
+    assert script.modes() == (["TRAIN"] * 5 + ["EVAL"] * 3) * 2
+
+
+def test_metrics_of_each_step_are_part_of_it_and_others_evaluate(script):
+    for _ in range(6):
+        script.call("gradients_of", Array(), Array())
+        script.call("error", Array(), Array())
+    for _ in range(3):
+        script.call("error", Array(), Array())
+    assert script.steps() == [("TRAIN", 2)] * 6 + [("EVAL", 1)] * 3
+
+
+def test_one_evaluation_after_each_epoch_is_a_step(script):
+    for _ in range(4):
+        for _ in range(5):
+            script.call("gradients_of", Array(), Array())
+        script.call("score", Array(), Array())
+    script.call("gradients_of", Array(), Array())
+    assert script.modes() == (["TRAIN"] * 5 + ["EVAL"]) * 4 + ["TRAIN"]
+
+
+def test_what_acts_between_updates_evaluates(script):
+    key = Array()
+    params = [Array(), Array()]
+    for _ in range(3):
+        for _ in range(8):
+            (key,) = script.call("act", *params, key, Array())
+        script.call("gradients_of", *params, Array())
+        params = [Array(), Array()]
+    script.call("act", *params, key, Array())
+    assert script.modes() == (["EVAL"] * 8 + ["TRAIN"]) * 3 + ["EVAL"]
+
+
+def test_two_networks_that_train_in_turn_are_one_step(script):
+    for number in range(8):
+        script.call("gradients_of", Array())
+        script.call("second_gradients", Array())
+        if number % 4 == 3:
+            script.call("sample", Array())
+    assert [mode for mode in script.modes() if mode == "TRAIN"] == ["TRAIN"] * 8
+
+
+def test_a_call_that_fails_is_no_step(script):
+    for _ in range(4):
+        failing = script.functions.setdefault("gradients_of", Compiled("gradients_of"))
+        script.loop.begins(failing, script.now, ())
+        script.loop.failed(failing)
+        script.call("gradients_of", Array())
+    assert script.steps() == [("TRAIN", 1)] * 4
+
+
+def test_results_of_what_is_called_once_are_forgotten(script):
+    script.call("init", Array(), results=9)
+    for _ in range(40):
+        script.call("gradients_of", Array())
+    assert not script.loop._results
 
 
 def test_the_mode_follows_from_a_name(script):

@@ -61,6 +61,14 @@ class JaxAdapter(FrameworkAdapter):
         jax, calls, session, put = self._jax, self._calls, self.session, self._patches.put
         for name in ("jit", "pmap"):
             put(jax, name, calls.wrap_jit(getattr(jax, name)))
+        for name in ("grad", "value_and_grad"):
+            put(jax, name, calls.wrap_grad(getattr(jax, name)))
+        put(jax.stages.Lowered, "compile", calls.wrap_compile(jax.stages.Lowered.compile))
+        put(jax.stages.Compiled, "__call__", calls.wrap_compiled(jax.stages.Compiled.__call__))
+        derivatives = import_module("jax._src.interpreters.ad")
+        for name in ("linearize", "vjp"):  # both exist in some versions
+            if hasattr(derivatives, name):
+                put(derivatives, name, calls.wrap_derivative(getattr(derivatives, name)))
         for name in ("block_until_ready", "device_get"):
             put(jax, name, calls.wrap_wait(name, getattr(jax, name)))
         array = import_module("jax._src.array").ArrayImpl

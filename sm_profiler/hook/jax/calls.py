@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
 import weakref
 from collections.abc import Callable
+from importlib import import_module
 from time import perf_counter_ns
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sm_profiler.hook.caller import MAX_DEPTH, is_library
 from sm_profiler.hook.jax.loop import Compiled, Loop
@@ -31,6 +33,8 @@ _ATTRIBUTES = (
     "_fun",
     "_jit_info",
 )
+MAX_FUNCTIONS = 1000
+Place: TypeAlias = tuple[tuple[CodeType, int], ...]  # codes and instructions, the innermost first
 _PARTS = 64  # of a call's arguments that are described
 _LONGEST = 40  # characters of a value
 MIN_WAIT_NS = 20_000  # a shorter one found its results ready
@@ -48,6 +52,9 @@ class Calls:
         self._results: list[Any] | None = None  # weak references to those of the last call, while they are needed
         self._clock = perf_counter_ns
         self._thread = threading.main_thread().ident
+        self._runs: Callable[[], bool] = getattr(import_module("jax._src.core"), "trace_state_clean", lambda: True)
+        self._run_compiled: Any = None  # JAX's own call of a function that was compiled ahead of time
+        self._made: dict[Any, Compiled] = {}  # code of a function, and lines that compiled it
 
     def forked(self) -> None:
         """Forget what runs in the parent."""
@@ -77,33 +84,90 @@ class Calls:
         def jit(*args: Any, **kwargs: Any) -> Any:
             made = original(*args, **kwargs)
             try:
-                if not self._session.quiet and is_users(sys._getframe(1)):  # noqa: SLF001 - who compiles
-                    return self._observed(made)
+                if not self._session.quiet and (place := users_place(sys._getframe(1))):  # noqa: SLF001 - who compiles
+                    return self._observed(made, place)
             except Exception as error:  # noqa: BLE001 - fail open
                 self._session.guard.failed("jit", error)
             return made
 
         return jit
 
-    def _observed(self, made: Any) -> Any:
+    def wrap_grad(self, original: Any) -> Any:
+        """Return `jax.grad` or `jax.value_and_grad` whose results report their calls unless they are compiled."""
+
+        @functools.wraps(original)
+        def grad(*args: Any, **kwargs: Any) -> Any:
+            made = original(*args, **kwargs)
+            try:
+                if not (self._session.quiet or self._inside) and (place := users_place(sys._getframe(1))):  # noqa: SLF001
+                    return self._wrap(made, place)
+            except Exception as error:  # noqa: BLE001 - fail open
+                self._session.guard.failed("grad", error)
+            return made
+
+        return grad
+
+    def wrap_derivative(self, original: Any) -> Any:
+        """Return what differentiates a function, for gradients; it runs while a compiled function is traced."""
+
+        @functools.wraps(original)
+        def differentiate(*args: Any, **kwargs: Any) -> Any:
+            self._differentiates()
+            return original(*args, **kwargs)
+
+        return differentiate
+
+    def _differentiates(self) -> None:
+        try:
+            running = self._compilations.running
+            if running is not None and threading.get_ident() == self._thread:
+                self._loop.computes_gradients(running[0])
+        except Exception as error:  # noqa: BLE001 - fail open
+            self._session.fail(error)
+
+    def _observed(self, made: Any, place: Place) -> Any:
         if hasattr(made, "lower"):
-            return self._wrap(made)
+            return self._wrap(made, place)
         if not callable(made):
             return made
 
         @functools.wraps(made)
         def decorator(*args: Any, **kwargs: Any) -> Any:  # jax.jit(static_argnums=…)
-            return self._observed(made(*args, **kwargs))
+            return self._observed(made(*args, **kwargs), place)
 
         return decorator
 
-    def _wrap(self, made: Any) -> Any:
+    def _function(self, made: Any, place: Place) -> Compiled:
+        """Return what is known of a function: a loop that compiles it in each turn calls the same function again."""
+        code = getattr(getattr(made, "__wrapped__", None), "__code__", None)
+        key = code, place
+        function = self._made.get(key)
+        if function is None or not function.calls:
+            function = Compiled(str(getattr(made, "__name__", "") or "jit"))
+            if code is not None and any(one.gradients for (same, _), one in self._made.items() if same is code):
+                self._loop.computes_gradients(function)  # JAX does not trace it again
+            if len(self._made) < MAX_FUNCTIONS:
+                self._made[key] = function
+        return function
+
+    def _wrap(self, made: Any, place: Place) -> Any:
+        function = self._function(made, place)
+        call = functools.update_wrapper(self._caller(function, made), made)
+        for attribute in _ATTRIBUTES:
+            if hasattr(made, attribute):
+                setattr(call, attribute, getattr(made, attribute))
+        if hasattr(made, "lower"):
+            setattr(call, "lower", self._lowering(function, made.lower))  # noqa: B010 - of a function
+        return call
+
+    def _caller(self, function: Compiled, made: Any) -> Any:
         session, loop, compilations, tracker = self._session, self._loop, self._compilations, self._session.tracker
-        function = Compiled(str(getattr(made, "__name__", "") or "jit"))
-        get_ident, clock = threading.get_ident, self._clock
+        get_ident, clock, runs = threading.get_ident, self._clock, self._runs
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._inside or session.quiet or get_ident() != self._thread:
+            if self._inside or session.quiet or get_ident() != self._thread or not runs():
+                if function.gradients:  # JAX may not trace it again
+                    self._differentiates()
                 return made(*args, **kwargs)
             self._inside = True
             start = clock()
@@ -118,6 +182,10 @@ class Calls:
                 result = made(*args, **kwargs)
             except BaseException:
                 self._inside, compilations.running = False, None
+                try:
+                    loop.failed(function)
+                except Exception as error:  # noqa: BLE001 - fail open
+                    session.fail(error)
                 raise
             end = clock()
             try:
@@ -129,10 +197,6 @@ class Calls:
             self._inside = False
             return result
 
-        functools.update_wrapper(call, made)
-        for attribute in _ATTRIBUTES:
-            if hasattr(made, attribute):
-                setattr(call, attribute, getattr(made, attribute))
         return call
 
     def _returned(self, function: Compiled, result: Any, start_ns: int, end_ns: int) -> None:
@@ -143,6 +207,49 @@ class Calls:
         if self._results is not None:
             arrays = [leaf for leaf in self._jax.tree_util.tree_leaves(result) if isinstance(leaf, self._jax.Array)]
             self._results = [weakref.ref(array) for array in arrays]
+
+    # compiled ahead of time
+
+    def _lowering(self, function: Compiled, original: Any) -> Any:
+        """Return `lower` of a compiled function, whose result refers to the function."""
+
+        @functools.wraps(original)
+        def lower(*args: Any, **kwargs: Any) -> Any:
+            before = self._inside, self._compilations.running
+            self._inside, self._compilations.running = True, (function, (args, kwargs))
+            try:
+                lowered = original(*args, **kwargs)
+            finally:
+                self._inside, self._compilations.running = before
+            with contextlib.suppress(AttributeError):
+                lowered.sm_profiler_function = function
+            return lowered
+
+        return lower
+
+    def wrap_compile(self, original: Any) -> Any:
+        """Return `Lowered.compile` whose results report their calls."""
+
+        @functools.wraps(original)
+        def compile(lowered: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A001 - replaces a method of this name
+            compiled = original(lowered, *args, **kwargs)
+            function = getattr(lowered, "sm_profiler_function", None)
+            if function is not None and not self._session.quiet:
+                compiled.sm_profiler_call = self._caller(function, functools.partial(self._run_compiled, compiled))
+            return compiled
+
+        return compile
+
+    def wrap_compiled(self, original: Any) -> Any:
+        """Return `Compiled.__call__` that reports calls."""
+        self._run_compiled = original
+
+        @functools.wraps(original)
+        def __call__(compiled: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - replaces a method of this name
+            call = getattr(compiled, "sm_profiler_call", None)
+            return original(compiled, *args, **kwargs) if call is None else call(*args, **kwargs)
+
+        return __call__
 
     # waiting
 
@@ -172,18 +279,23 @@ class Calls:
         return wait
 
 
-def is_users(frame: FrameType | None) -> bool:
-    """Return whether the program compiles a function, itself or through a library, and not a library as it is imported."""
+def users_place(frame: FrameType | None) -> Place:
+    """Return the lines through which the program compiles a function, itself or through a library.
+
+    Empty if no line of the program does: a library compiles it as it is imported.
+    """
+    places, users = [], False
     for _ in range(MAX_DEPTH):
         if frame is None:
             break
         path = frame.f_code.co_filename
-        if path.startswith("<frozen importlib"):
-            return False
-        if not is_library(path):
-            return True
+        if not users:
+            if path.startswith("<frozen importlib"):
+                return ()
+            users = not is_library(path)
+        places.append((frame.f_code, frame.f_lasti))
         frame = frame.f_back
-    return False
+    return tuple(places) if users else ()
 
 
 def describe(flatten: Callable[[Any], Any], show: Callable[[Any], str], arguments: Any) -> dict[str, str]:

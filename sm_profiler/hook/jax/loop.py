@@ -1,9 +1,12 @@
 """The steps of a loop, found in its calls of compiled functions.
 
-JAX has neither models nor optimizers: a script calls functions that it compiled with `jax.jit`.  A turn of the loop
-begins with the first call after a batch was fetched, or, in a loop without a loader, with a function that was called in
-this turn already.  A turn counts as a step once one of its functions is called again: what prepares the training
-(`jit(model.init)`) is called once.
+JAX has neither models nor optimizers: a script calls functions that it compiled with `jax.jit`, or that `jax.grad`
+returned.  A turn of the loop begins with the first call after a batch was fetched, or, in a loop without a loader, with a
+function that was called in this turn already.  A turn counts as a step once one of its functions is called again: what
+prepares the training (`jit(model.init)`) is called once.
+
+A turn trains if one of its functions computes gradients, which shows while JAX traces the function.  In a script that
+never does (evolution strategies, gradients by hand), the flow of results decides: what trains gets its own results again.
 """
 
 from __future__ import annotations
@@ -22,10 +25,12 @@ from sm_profiler.hook.steps import StepTracker
 
 MAX_LEAVES = 500  # of a function's arguments and results that are compared
 MAX_CALLS = 64  # kept of a turn that may be no step
+FIRST_TURNS = 2  # calls of a function in which what precedes it may still prepare the training
+PATIENCE = 16  # calls after which unused results are forgotten
 _EVALUATES = re.compile(
     r"(?:^|_)(?:eval|evaluate|evaluation|valid|validate|validation|test|predict|infer|inference)(?:_|$)"
 )
-_SAME = 0.5  # a function gets the same arguments again if more of them than this share are the same objects
+_SAME = 0.5  # a function gets the same arguments again if this share of them are the same objects
 
 
 @attrs.define(eq=False)
@@ -35,42 +40,65 @@ class Compiled:
     Attributes:
         name: its name.
         calls: its outermost calls.
-        mode: mode of a step that begins with it.
-        settled: the mode is known.
+        gradients: it computes gradients.
+        mode: what follows from its arguments and results for a step that begins with it.
+        settled: they were compared.
+        recurs: it gets its own results again, perhaps through others.
+        feeds: functions that got its results.
+        alone: turns that began with it and did not train.
+        joined: turns that began with it and did.
         signature: types of its arguments when it was last compiled.
         compilations: how often it was compiled.
     """
 
     name: str
     calls: int = 0
+    gradients: bool = False
     mode: ModeKeys = ModeKeys.TRAIN
     settled: bool = False
+    recurs: bool = False
+    feeds: set[Compiled] = attrs.field(factory=set, repr=False)
+    alone: int = 0
+    joined: int = 0
     signature: dict[str, str] = attrs.field(factory=dict)
     compilations: int = 0
     _arguments: list[Any] = attrs.field(factory=list)  # weak references, of the last call
-    feeds: bool = False  # a compiled function got one of its results
 
     def __attrs_post_init__(self) -> None:
         """Judge by the name what evaluates."""
         if _EVALUATES.search(self.name):
             self.mode, self.settled = ModeKeys.EVAL, True
 
-    def sees(self, leaves: list[Any], *, others_feed: bool) -> None:
+    def sees(self, leaves: list[Any], *, others_recur: bool) -> None:
         """Judge by the second call: what trains uses results again, or gets changed parameters.
 
         Args:
             leaves: its arguments.
-            others_feed: another function's results are used again.
+            others_recur: another function gets its own results again.
         """
         if self.calls > 1 and self._arguments:
             pairs = zip(_alive(self._arguments), leaves, strict=False)
-            same = sum(one is not None and one is leaf for one, leaf in pairs)
-            if not self.feeds and (others_feed or same > _SAME * len(leaves)):
+            same = sum(one is not None and one is leaf for one, leaf in pairs) >= _SAME * len(leaves)
+            if same or (others_recur and not self.recurs):
                 self.mode = ModeKeys.EVAL
             self.settled = True
             self._arguments = []
         else:
             self._arguments = [_reference(leaf) for leaf in leaves]
+
+    def fed(self, consumer: Compiled) -> None:
+        """Note that another function, or this one, got one of its results."""
+        if consumer not in self.feeds:
+            self.feeds.add(consumer)
+            reached, todo = {self}, [consumer]
+            while todo:
+                one = todo.pop()
+                if one is self:
+                    self.recurs = consumer.recurs = True
+                    break
+                if one not in reached:
+                    reached.add(one)
+                    todo.extend(one.feeds)
 
 
 class _Call(NamedTuple):
@@ -99,10 +127,14 @@ class Loop:
         """Start over, in a forked child."""
         self._functions: dict[int, Compiled] = {}  # called in this turn
         self._before: dict[int, Compiled] = {}  # in the one before
+        self._parts: dict[int, Compiled] = {}  # in the last turn that trained, before this one
+        self._opener: Compiled | None = None  # function that began the open step
         self._mode = ModeKeys.TRAIN  # of the latest step
-        self._turn: deque[_Call] | None = None  # a turn that may be a step, after the last step
+        self._turn: deque[_Call] | None = None  # a turn that may be no step, after the last step
         self._results: dict[int, tuple[Any, Compiled]] = {}  # of functions whose mode is unknown
-        self._trains = False  # a function's results are used again
+        self._unused = 0  # calls since a result was found in an argument
+        self._gradients = False  # a function computes gradients
+        self._recurs = False  # a function gets its own results again
 
     # calls
 
@@ -118,72 +150,129 @@ class Loop:
         if tracker.begins_call(again=self._is_next(function, key)):
             self._before, self._functions = self._functions, {key: function}
             if function.calls > 1:
-                self._confirm(key)
-                self._begin(function.mode, start_ns)
+                if self._confirm(function) and self._mode is ModeKeys.TRAIN:
+                    self._parts = self._before
+                self._begin(function, self._mode_of(function), start_ns)
             else:
                 tracker.end_step()
                 self._turn = deque(maxlen=MAX_CALLS)
         else:
             if function.calls > 1 and self._turn is not None:
-                self._confirm(key)
+                self._confirm(function)
             self._functions[key] = function
 
     def _is_next(self, function: Compiled, key: int) -> bool:
         """Return whether this call begins a turn of a loop without a loader, or another turn with batches fetched ahead."""
         if key in self._functions or (self._turn is not None and key in self._before):
             return True
-        if self._tracker.reads_loader:
-            return False
-        if not self._functions:
-            return True
-        if self._turn is not None:
+        if self._tracker.reads_loader or (self._functions and self._turn is not None):
             return False
         if function.calls == 1:  # new in a loop that is known: perhaps the first step of an evaluation
             return all(one.calls > 1 for one in self._functions.values())
-        return function.settled and function.mode is not self._mode
+        return not self._functions or self._is_other(function, key)
+
+    def _is_other(self, function: Compiled, key: int) -> bool:
+        """Return whether a function does not belong to the open step: one trains, and the other evaluates."""
+        mode = self._mode_of(function)
+        if mode is self._mode or not (function.settled or function.gradients):
+            return False
+        if mode is ModeKeys.TRAIN:
+            return not self._is_prepared(function)
+        return key not in self._parts and (not function.recurs or function.alone > 0)
+
+    def _is_prepared(self, function: Compiled) -> bool:
+        """Return whether the open step, which has not trained yet, only prepares the call of a function that trains."""
+        opener = self._opener
+        return opener is not None and (function in opener.feeds or opener.joined >= opener.alone)
 
     def ended(self, function: Compiled | None, name: str, start_ns: int, end_ns: int) -> None:
         """Note the end of a call, or of waiting for its results."""
         if self._turn is None or self._tracker.manual:
+            if function is not None and function.gradients and self._mode is not ModeKeys.TRAIN:
+                self._trains()
             self._tracker.call_ended(name, start_ns, end_ns, RESULTS if function is None else COMPILED_STEP)
         else:
             self._turn.append(_Call(function, name, start_ns, end_ns))
 
+    def failed(self, function: Compiled) -> None:
+        """Forget a call that raised an error, and the step if it began with this call."""
+        function.calls -= 1
+        if self._functions.pop(id(function), None) is not None and self._opener is function and not self._functions:
+            self._tracker.cancel_step()
+            self._opener, self._functions = None, self._before
+
     def returned(self, function: Compiled, result: Any) -> None:
         """Remember the results of a function whose mode is unknown."""
-        if not function.settled and len(self._results) < MAX_LEAVES:
+        if not function.settled and not function.gradients and len(self._results) < MAX_LEAVES:
+            self._unused = 0
             for leaf in self._leaves(result)[:MAX_LEAVES]:
                 reference = _reference(leaf)
                 if reference is not None:
                     self._results[id(leaf)] = reference, function
 
+    def computes_gradients(self, function: Compiled) -> None:
+        """Note that a function computes gradients."""
+        function.gradients = function.settled = self._gradients = True
+
     # parts
+
+    def _mode_of(self, function: Compiled) -> ModeKeys:
+        """Return the mode of a step that begins with this function, as far as it is known."""
+        if function.gradients:
+            return ModeKeys.TRAIN
+        return ModeKeys.EVAL if self._gradients else function.mode
 
     def _look_at(self, function: Compiled, arguments: Any) -> None:
         leaves = self._leaves(arguments)[:MAX_LEAVES]
+        self._unused += 1
         for leaf in leaves:
             reference, producer = self._results.get(id(leaf), (None, None))
             if producer is not None and reference is not None and reference() is leaf:
-                producer.feeds = self._trains = True
+                producer.fed(function)
+                self._recurs = self._recurs or producer.recurs
         if not function.settled:
-            function.sees(leaves, others_feed=self._trains)
+            function.sees(leaves, others_recur=self._recurs)
             self._results = {key: one for key, one in self._results.items() if not one[1].settled}
+        if self._unused > PATIENCE:
+            self._results = {}
 
-    def _begin(self, mode: ModeKeys, start_ns: int) -> None:
+    def _begin(self, function: Compiled, mode: ModeKeys, start_ns: int) -> None:
         self._leads()
-        self._mode = mode
+        self._mode, self._opener = mode, function
+        if mode is ModeKeys.TRAIN:
+            function.joined += 1
+        else:
+            function.alone += 1
         self._tracker.begin_step(start_ns, gradients=mode is ModeKeys.TRAIN, mode=mode)
 
-    def _confirm(self, key: int) -> None:
-        """Record the turn as a step if it has this function, which repeats: from its call on, without what prepared it."""
-        calls, self._turn = list(self._turn or ()), None
-        at = next((at for at, call in enumerate(calls) if id(call.function) == key), None)
-        if at is not None:
-            function = calls[at].function
-            self._begin(function.mode if function else ModeKeys.TRAIN, calls[at].start_ns)
-            for call in calls[at:]:
-                phase = RESULTS if call.function is None else COMPILED_STEP
-                self._tracker.call_ended(call.name, call.start_ns, call.end_ns, phase)
+    def _trains(self) -> None:
+        """Count the open step as training: it began with a function that only prepares it."""
+        self._mode = ModeKeys.TRAIN
+        self._tracker.call_trains()
+        if self._opener is not None:
+            self._opener.alone -= 1
+            self._opener.joined += 1
+
+    def _confirm(self, function: Compiled) -> bool:
+        """Record the turn as a step if it has this function, which repeats: from its call on, without what prepared it.
+
+        Also if others in it train, or if this one trains again after them: an evaluation.  Return whether it is a step.
+        """
+        if self._turn is None:
+            return self._opener is not None
+        calls, self._turn = list(self._turn), None
+        at = next((at for at, call in enumerate(calls) if call.function is function), None)
+        trains = any(call.function is not None and call.function.gradients for call in calls[at or 0 :])
+        if at is None and (trains or (function.gradients and function.calls > FIRST_TURNS)):
+            at = next((at for at, call in enumerate(calls) if call.function is not None), None)
+        if at is None:
+            return False
+        opener = calls[at].function or function
+        self._begin(opener, ModeKeys.TRAIN if trains else self._mode_of(opener), calls[at].start_ns)
+        for call in calls[at:]:
+            phase = RESULTS if call.function is None else COMPILED_STEP
+            self._tracker.call_ended(call.name, call.start_ns, call.end_ns, phase)
+        return True
 
 
 def _reference(leaf: Any) -> Any:
