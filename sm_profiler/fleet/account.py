@@ -20,10 +20,11 @@ from sm_profiler.printable import one_line, printable
 from sm_profiler.source.job import output_of
 from sm_profiler.storage import open_storage
 from sm_profiler.storage.base import jittered_pause
-from sm_profiler.storage.s3_client import REQUEST_ERRORS, create_client, is_transient
+from sm_profiler.storage.s3_client import REQUEST_ERRORS, create_client, is_answer, is_transient
 
 PREFIX = "account:"
 ATTEMPTS = 8  # of a request that is throttled
+CONNECTIONS = 3  # attempts of a request that gets no answer
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 SHORTEST_S, LONGEST_S = 0.02, 2.0  # between two requests
 SLOWER, FASTER = 2.0, 0.95  # factors of that after a request that was throttled, and after one that was not
@@ -54,7 +55,8 @@ class Pace:
             try:
                 answer = request()
             except REQUEST_ERRORS as error:
-                if failures == ATTEMPTS or not is_transient(error):
+                most = ATTEMPTS if is_answer(error) else CONNECTIONS
+                if failures >= most or not is_transient(error):
                     raise SourceError(_message(error)) from error
                 with self._lock:
                     self.interval = min(self.interval * SLOWER, LONGEST_S)

@@ -257,13 +257,10 @@ class _Run:
         self._add(one, row_of(report, facts, place), loaded.identity)
 
     def _failed(self, one: Candidate, error: str, facts: Facts | None = None, loaded: Loaded | None = None) -> None:
-        """Add the row of a job that cannot be read; it is read again the next time unless it is known to be damaged."""
+        """Add the row of a job that cannot be read; it is not kept, because the reason may be gone the next time."""
         place = loaded.place if loaded else FleetJob(one.name, source=printable(one.job.partition("\n")[0]))
-        row = attrs.evolve(row_of(None, facts or Facts(), place), error=texts.sentence(error))
-        if loaded is not None:
-            self._add(one, row, loaded.identity)
-        else:
-            self.rows.append(row)
+        row = row_of(None, facts or Facts(), place)
+        self.rows.append(attrs.evolve(row, error=texts.sentence(error)))
 
     def _meter(self, total: int, workers: int) -> Meter:
         return Meter(total, workers, noun="jobs", show=self.progress)

@@ -17,6 +17,7 @@ from sm_profiler.report.classes import Class
 from sm_profiler.report.startup import MAX_SECONDS, MIN_SECONDS
 
 MOST_LINES, MOST_NODES = 3, 512
+MOST_WAITED = 0.99  # share of a step
 FAILURE, INTERRUPTION = "FAILED", "INTERRUPTED"
 LABELS = {**{one.value: one.label for one in Class}, FAILURE: "Failed", INTERRUPTION: "Interrupted"}
 ADVICE = {
@@ -228,18 +229,13 @@ def _relative(node: str, own: dict[str, float]) -> float | None:
 
 
 def _slow_rank(report: ReportJson) -> tuple[str, float | None] | None:
-    """Return the rank that the others wait for, and its time relative to theirs."""
+    """Return the rank that the others wait for, and its time per step relative to theirs without that wait."""
     for finding in (report.verdict, *report.verdict.also):
         if finding.kind != Class.STRAGGLER.value:
             continue
-        pairs = [
-            (one.where, one.value / one.threshold)
-            for one in finding.evidence
-            if one.held == "others" and one.unit == "ms" and isinstance(one.value, (int, float)) and one.threshold
-        ]
         where = next((one.where for one in finding.evidence if one.where), "")
-        relative = next((_positive(value) for rank, value in pairs if rank == where), None)
-        return (where, relative) if where else None
+        waited = min(_share(finding.share_of_time), MOST_WAITED)
+        return (where, 1 / (1 - waited)) if where else None
     return None
 
 

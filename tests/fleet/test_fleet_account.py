@@ -4,13 +4,13 @@ import json
 
 import boto3
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, EndpointConnectionError
 from fleet_helpers import START_S, finding, report_json
 from moto import mock_aws
 
 from sm_profiler.errors import SourceError
 from sm_profiler.fleet import account, places
-from sm_profiler.fleet.account import ATTEMPTS, LONGEST_S, SHORTEST_S, Account, Pace
+from sm_profiler.fleet.account import ATTEMPTS, CONNECTIONS, LONGEST_S, SHORTEST_S, Account, Pace
 from sm_profiler.fleet.building import build_fleet
 from sm_profiler.fleet.index import NAME, read_index
 from sm_profiler.storage import LocalStorage, open_storage
@@ -123,6 +123,18 @@ def test_a_service_that_only_throttles_is_one_line():
         pace.call(request)
     assert len(sent) == ATTEMPTS
     assert pace.interval == LONGEST_S
+
+
+def test_a_service_that_cannot_be_reached_is_soon_one_line():
+    clock, sent = Clock(), []
+
+    def request():
+        sent.append(1)
+        raise EndpointConnectionError(endpoint_url="http://127.0.0.1:1")
+
+    with pytest.raises(SourceError, match="Could not connect"):
+        Pace(clock=clock, sleep=clock.sleep).call(request)
+    assert len(sent) == CONNECTIONS
 
 
 def test_other_errors_are_not_repeated():

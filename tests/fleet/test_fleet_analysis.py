@@ -29,7 +29,7 @@ def test_one_host_that_is_slow_in_twenty_jobs_is_named():
     jobs += [priced(report_json(f"other-{n}", hosts=[f"i-{n}", f"i-x{n}"], slow=0)) for n in range(20)]
     (host,) = assemble(jobs).hosts
     assert (host.host, host.jobs, host.slow) == ("i-bad", 20, 20)
-    assert host.relative == pytest.approx(1.3)
+    assert host.relative == pytest.approx(1.25)
     assert host.p_value < 1e-6
     assert host.usd == pytest.approx(20 * 0.2 * 4 * PRICE)
     assert "i-bad" in host.sentence

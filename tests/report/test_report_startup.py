@@ -11,6 +11,7 @@ from report_helpers import START_S, metrics_of, report_from, training
 
 from sm_profiler.container import INPUT_CONFIG
 from sm_profiler.hook.birth import birth
+from sm_profiler.monitor.host import host_id
 from sm_profiler.monitor.mounts import is_shared, shared_mounts
 from sm_profiler.report import Class
 from sm_profiler.report.judges import JudgeContext
@@ -217,3 +218,10 @@ def test_packages_imported_after_the_framework_are_imports():
     )
     found = seconds(attrs.evolve(metrics, samples=Samples(stacks)))
     assert (found["imports"], found["building"]) == (13, 6)
+
+
+def test_the_machine_is_part_of_a_birth(tmp_path):
+    (tmp_path / "driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
+    (tmp_path / "driver/nvidia/gpus/0000:01:00.0/information").write_text("GPU UUID: \t GPU-01234567-89ab\n")
+    assert host_id(in_container=True, proc=tmp_path, dmi=tmp_path) == "GPU-01234567-89ab"
+    assert birth(1, input_config=tmp_path / "none").host == host_id(in_container=False)
