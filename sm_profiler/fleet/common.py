@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from sm_profiler.fleet import policy
 from sm_profiler.fleet.chance import drawn_at_least
 from sm_profiler.fleet.model import CommonCause, FleetJob
+from sm_profiler.fleet.page_words import Amounts
 from sm_profiler.fleet.rows import FAILURE, INTERRUPTION, LABELS
 from sm_profiler.report.classes import Class
 
@@ -65,7 +66,7 @@ def _common(  # noqa: PLR0913, PLR0917 - one argument a part of the sentence
     group = f"{key} {value}" if value else key
     text = f"{label} in {len(jobs)} of {of} jobs of {group}" if value else f"{label} in {len(jobs)} of {of} jobs"
     text += f", all with {detail}" if detail else ""
-    text += f": ${sum(priced):,.2f} lost" if priced else f": {hours:,.1f} instance hours lost"
+    text += f": {Amounts(bool(priced)).text(sum(priced), hours)} lost"
     text += f" (elsewhere in {100 * elsewhere:.0f} % of the jobs)." if value else "."
     return CommonCause(
         key, value, cause, label, len(jobs), of, elsewhere, detail, sum(priced) if priced else None, hours,

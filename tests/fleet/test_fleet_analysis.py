@@ -2,7 +2,7 @@
 
 import pytest
 from fleet_helpers import HOUR, START_S, description, finding, priced, report_json
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm_profiler.fleet.analysis import assemble
@@ -151,6 +151,7 @@ KINDS = st.sampled_from(["INPUT_BOUND", "STRAGGLER", "LOGGING", "INITIALIZATION_
 SECONDS = st.floats(0, 1e5)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(KINDS, SECONDS), min_size=1, max_size=6),
     st.floats(1, 1e5),
@@ -176,6 +177,7 @@ def test_losses_never_exceed_the_bill(  # noqa: PLR0913, PLR0917 - one argument 
     assert sum(totals.causes.values()) == pytest.approx(totals.lost_usd)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.integers(0, 30))
 def test_chances_are_probabilities(chances, count):
     assert 0 <= at_least(min(count, len(chances)), chances) <= 1
