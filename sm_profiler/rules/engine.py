@@ -201,6 +201,23 @@ class SliceTree:
 
 
 SLICE_WINDOWS = 60  # an hour: of less, more is read twice than folded
+SLICE_BYTES = 1 << 30  # of files in a slice, on average: what a worker folds at least
+_SHORTER = (2, 4, 12)  # shares of an hour
+
+
+def slice_windows(source: SourceLike, interval_us: int = MINUTE_US) -> int:
+    """Return the number of windows of a slice: an hour's, fewer if many ranks fill an hour with more than SLICE_BYTES.
+
+    It depends on the list of files alone, so that all ways to fold a job cut it into the same slices.
+    """
+    files = getattr(source, "files", ())
+    if not files:
+        return SLICE_WINDOWS
+    times = [item.at_us for item in files]
+    span_us = max(times) - min(times) + MINUTE_US
+    of_window = sum(item.info.size for item in files) * interval_us / span_us
+    lengths = [SLICE_WINDOWS, *(max(SLICE_WINDOWS // share, 1) for share in _SHORTER)]
+    return next((length for length in lengths if length * of_window <= SLICE_BYTES), lengths[-1])
 
 
 def run_sliced(
@@ -212,12 +229,12 @@ def run_sliced(
         source: the job's data.
         folds: makes the folds of a slice.
         interval_us: length of a window.
-        length: windows of a slice; default: SLICE_WINDOWS.
+        length: windows of a slice; default: see `slice_windows`.
     """
     tree, state, number = SliceTree(), Slice(folds()), 0
     first_us = source.first_timestamp_us
     begin_us = None if first_us is None else first_us // MINUTE_US * MINUTE_US
-    slice_us = (length or SLICE_WINDOWS) * interval_us
+    slice_us = (length or slice_windows(source, interval_us)) * interval_us
     for window in windows(source, interval_us=interval_us):
         begin_us = window.start_us if begin_us is None else begin_us
         while window.start_us >= begin_us + (number + 1) * slice_us:

@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 
 from sm_profiler.cli.main import main
 from sm_profiler.errors import ConfigError, SourceError
-from sm_profiler.executors import open_pool
+from sm_profiler.executors import open_pool, run_tasks
 from sm_profiler.executors.local import LocalExecutor
 from sm_profiler.executors.opening import worker_version
 from sm_profiler.report.scaling.part import decode_answer, fold_part
@@ -75,7 +76,6 @@ def dask_pool():
 
 @pytest.mark.long
 def test_dask_gives_the_same_digits_and_survives_a_killed_worker(dask_pool, tmp_path, monkeypatch):
-    import json
 
     from sm_profiler.report import build_report
     from sm_profiler.report.write import to_json
@@ -125,3 +125,39 @@ def test_workers_of_another_version_are_refused(dask_pool, monkeypatch):
 def test_damaged_answers_are_one_line():
     with pytest.raises(SourceError, match="answer is damaged"):
         decode_answer(b"\xc1")
+
+
+@pytest.mark.long
+def test_task_that_kills_each_dask_worker_fails_alone(dask_pool):
+    tasks = [b"__import__('os')._exit(1)", b"b'x'"]
+    found = sorted(run_tasks(dask_pool, eval, tasks), key=lambda one: one.number)
+    assert "KilledWorker" in found[0].error
+    assert found[1].data == b"x"
+
+
+@pytest.mark.long
+def test_scheduler_that_dies_ends_in_one_line():
+    pytest.importorskip("distributed")
+    with open_pool("dask:local:1") as pool:
+        client = pool.executor._client
+        results = run_tasks(pool, eval, [b"b'x'", *[b"__import__('time').sleep(600)"] * 3])
+        assert next(results).data == b"x"
+        os.kill(client.run_on_scheduler(os.getpid), signal.SIGKILL)
+        with pytest.raises(SourceError, match="the workers cannot be reached"):
+            list(results)
+
+
+@pytest.mark.long
+def test_report_through_a_scheduler_on_the_command_line(dask_pool, tmp_path, capsys):
+    subprocess.run(
+        [sys.executable, MAKE_JOB, "--out", tmp_path / "job", "--minutes", "130", "--interval-ms", "8000", "--gpus", "1"],
+        check=True,
+        capture_output=True,
+    )  # fmt: skip
+    address = dask_pool.executor._client.scheduler.address
+    for name, more in (("here", []), ("there", ["--executor", f"dask:{address}"])):
+        assert main(["report", str(tmp_path / "job"), "--out", str(tmp_path / name), *more]) == 0
+    found = [json.loads((tmp_path / name / "report.json").read_text()) for name in ("here", "there")]
+    assert all(one.pop("generated") for one in found)
+    assert found[0] == found[1]
+    assert not [line for line in capsys.readouterr().err.splitlines() if "distributed" in line]

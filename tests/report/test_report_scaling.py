@@ -195,6 +195,70 @@ def test_events_across_files_and_parts(make_job, tmp_path):
     assert text(job, executor=AnyOrder()) == text(job)
 
 
+def test_hours_of_many_ranks_are_cut_into_shorter_slices(make_job, monkeypatch):
+    job = make_job("--minutes", "31", *SPARSE)
+    monkeypatch.setattr(engine, "SLICE_WINDOWS", 12)
+    source = open_source(job)
+    minute = sum(item.info.size for item in source.files) / 31
+    lengths = []
+    for share in (13, 7, 4, 1, 0.1):
+        monkeypatch.setattr(engine, "SLICE_BYTES", share * minute)
+        lengths.append(engine.slice_windows(source))
+    assert lengths == [12, 6, 3, 1, 1]
+    assert engine.slice_windows(source, 30_000_000) == 1
+    monkeypatch.setattr(engine, "SLICE_BYTES", 4 * minute)
+    monkeypatch.setattr(folding, "PART_BYTES", 6 * minute)
+    assert text(job, executor=AnyOrder()) == text(job)
+    planned = plan_parts(source.files, 6, interval_us=60_000_000, slice_windows=3)
+    assert max(sum(item.info.size for item in one.own) for one in planned) < 8 * minute
+
+
+def test_file_that_arrives_while_workers_read_changes_nothing(make_job, tmp_path):
+    job = shutil.copytree(make_job("--minutes", "31", *SPARSE), tmp_path / "job")
+    late = sorted(job.glob("system/**/*.json"))[9]
+    data = late.read_bytes()
+    late.unlink()
+    expected = text(job)
+
+    class Arriving(AnyOrder):
+        def run(self):
+            late.write_bytes(data)
+            super().run()
+
+    source = open_source(job)
+    found = json.loads(to_json(build_report(source, executor=Arriving())))
+    del found["generated"]
+    assert json.dumps(found) == expected
+    assert text(job, executor=AnyOrder()) == text(job) != expected
+
+
+def test_tasks_that_run_twice_change_nothing(make_job):
+    job = make_job("--minutes", "24", "--scenario", "healthy", *SPARSE)
+    ran = []
+
+    class Twice(AnyOrder):
+        def submit(self, fn, /, *args):
+            return super().submit(lambda data: (ran.append(fn(data)), fn(data))[1], *args)
+
+    assert text(job, executor=Twice()) == text(job)
+    assert len(ran) > 2
+
+
+def test_files_that_leave_before_a_worker_reads_them_are_counted(make_job, tmp_path):
+    job = shutil.copytree(make_job("--minutes", "31", *SPARSE), tmp_path / "job")
+    gone = sorted(job.glob("system/**/*.json"))[9]
+
+    class Leaving(AnyOrder):
+        def run(self):
+            gone.unlink()
+            super().run()
+
+    found = json.loads(to_json(build_report(open_source(job), executor=Leaving())))["data_quality"]
+    (row,) = found["rows"]
+    assert row["path"].endswith(gone.name)
+    assert (row["status"], row["reason"]) == ("refused", "removed before it was read")
+
+
 def test_short_jobs_and_gaps_are_not_cut():
     assert plan_parts([], 4, interval_us=60_000_000, slice_windows=3) == []
 

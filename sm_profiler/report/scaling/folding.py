@@ -47,7 +47,7 @@ def fold_with(  # noqa: PLR0913 - keyword arguments, one an independent choice
     Raises:
         SourceError: the data cannot be read, or the executor failed.
     """
-    slice_windows = slice_windows or engine.SLICE_WINDOWS
+    slice_windows = slice_windows or engine.slice_windows(source, interval_us)
     where = place_of(source)
     items = source.files
     with open_pool(executor) as pool:

@@ -1,6 +1,6 @@
 """Cut a job into parts that workers fold one by one.
 
-A part is a number of whole slices (`rules.engine.SLICE_WINDOWS`). Its worker also reads some minutes before and after:
+A part is a number of whole slices (`rules.engine.slice_windows`). Its worker also reads some minutes before and after:
 rows arrive in files that are named later, and events overlap with the windows after their own.
 """
 
