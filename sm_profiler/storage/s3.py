@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from itertools import chain
+from queue import Full, Queue
 from typing import Any, BinaryIO, TypeVar
 
 from sm_profiler.errors import SourceError
@@ -16,6 +21,8 @@ Result = TypeVar("Result")
 ATTEMPTS = 6
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.375, 20.0
 PARALLEL = 16
+PAGES_AHEAD, WAITING = 2, 1000  # of each folder in a listing; files and folders before they are yielded
+CLOSING_S = 0.5
 MAX_OBJECT_BYTES = 4 << 30  # that is read at once
 MULTIPART_BYTES = 32 << 20  # larger files are uploaded in parts
 
@@ -65,18 +72,33 @@ class S3Storage:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[FileInfo]:
-        """Yield all objects whose key begins with `prefix` and follows `start_after`, in the order of their keys."""
-        request = {"Bucket": self.bucket, "Prefix": self.prefix + prefix, **self._payer}
-        if start_after:
-            request["StartAfter"] = self.prefix + start_after
+        """Yield all objects whose key begins with `prefix` and follows `start_after`, in the order of their keys.
+
+        After the first thousand, folders of the next two levels (the hours of a profile) are listed in parallel, a few
+        pages ahead of the caller.
+        """
+        pages = self._pages(self.prefix + prefix, self.prefix + start_after if start_after else None)
+        with closing(pages):
+            for page in pages:
+                yield from self._files(page)
+                after = page["Contents"][-1]["Key"] if page.get("Contents") else ""
+                if "/" in after[len(self.prefix + prefix) :]:
+                    break
+            else:
+                return
+            if not page.get("IsTruncated"):
+                return
+        units = chain.from_iterable(self._expanded(unit, after) for unit in self._units(self.prefix + prefix, after))
+        yield from self._in_order(units, after)
+
+    def _pages(self, prefix: str, after: str | None, **more: str) -> Generator[dict[str, Any], None, None]:
+        """Yield the answers of a listing; keys begin with the bucket's root."""
+        request = {"Bucket": self.bucket, "Prefix": prefix, **self._payer, **more}
+        if after:
+            request["StartAfter"] = after
         while True:
-            page = self._call(lambda: self._client.list_objects_v2(**request), prefix)
-            for item in page.get("Contents", ()):
-                key = item["Key"]
-                # An endpoint may answer with keys outside the prefix; keys that end in a slash are folders.
-                if key.startswith(self.prefix) and not key.endswith("/"):
-                    changed = item["LastModified"].timestamp() if "LastModified" in item else 0.0
-                    yield FileInfo(key[len(self.prefix) :], item.get("Size", 0), changed, item.get("ETag", ""))
+            page = self._call(lambda: self._client.list_objects_v2(**request), prefix.removeprefix(self.prefix))
+            yield page
             token = page.get("NextContinuationToken")
             if not page.get("IsTruncated") or not token:
                 return
@@ -86,16 +108,62 @@ class S3Storage:
 
     def folders(self) -> Iterator[str]:
         """Yield the parts of keys up to the first slash below the root, each with that slash."""
-        request = {"Bucket": self.bucket, "Prefix": self.prefix, "Delimiter": "/", **self._payer}
-        while True:
-            page = self._call(lambda: self._client.list_objects_v2(**request), "")
+        for page in self._pages(self.prefix, None, Delimiter="/"):
             for item in page.get("CommonPrefixes", ()):
                 if item["Prefix"].startswith(self.prefix):
                     yield item["Prefix"][len(self.prefix) :]
-            token = page.get("NextContinuationToken")
-            if not page.get("IsTruncated") or not token or token == request.get("ContinuationToken"):
-                return
-            request["ContinuationToken"] = token
+
+    def _files(self, page: Mapping[str, Any]) -> Iterator[FileInfo]:
+        for item in page.get("Contents", ()):
+            key = item["Key"]
+            # An endpoint may answer with keys outside the prefix; keys that end in a slash are folders.
+            if key.startswith(self.prefix) and not key.endswith("/"):
+                changed = item["LastModified"].timestamp() if "LastModified" in item else 0.0
+                yield FileInfo(key[len(self.prefix) :], item.get("Size", 0), changed, item.get("ETag", ""))
+
+    def _units(self, prefix: str, after: str) -> Iterator[FileInfo | str]:
+        """Yield the files of a folder and its folders that hold keys after one, in the order of their keys."""
+        for page in self._pages(prefix, None, Delimiter="/"):
+            files = [file for file in self._files(page) if self.prefix + file.key > after]
+            folders = [each["Prefix"] for each in page.get("CommonPrefixes", ())]
+            folders = [each for each in folders if each > after or after.startswith(each)]
+            yield from sorted(
+                [*files, *folders], key=lambda unit: unit if isinstance(unit, str) else self.prefix + unit.key
+            )
+
+    def _expanded(self, unit: FileInfo | str, after: str) -> Iterator[FileInfo | str]:
+        """Yield a file, or what a folder holds."""
+        if isinstance(unit, FileInfo):
+            yield unit
+        else:
+            yield from self._units(unit, after)
+
+    def _in_order(self, units: Iterator[FileInfo | str], after: str) -> Iterator[FileInfo]:
+        """Yield the files of folders that are listed in parallel."""
+        closed = threading.Event()
+        waiting: deque[FileInfo | _Listing] = deque()
+        listings = 0
+        with ThreadPoolExecutor(PARALLEL, "sm-profiler-list") as pool:
+            try:
+                while True:
+                    while listings < PARALLEL and len(waiting) < WAITING and (unit := next(units, None)) is not None:
+                        if isinstance(unit, FileInfo):
+                            waiting.append(unit)
+                            continue
+                        pages = self._pages(unit, after if after.startswith(unit) else None)
+                        waiting.append(_Listing(pool, pages, closed))
+                        listings += 1
+                    if not waiting:
+                        return
+                    found = waiting.popleft()
+                    if isinstance(found, FileInfo):
+                        yield found
+                        continue
+                    for page in found.pages():
+                        yield from (file for file in self._files(page) if self.prefix + file.key > after)
+                    listings -= 1
+            finally:
+                closed.set()
 
     def read(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
         """Return the bytes of an object, or those from `start` up to but not including `end`."""
@@ -166,3 +234,41 @@ class S3Storage:
                     raise explain(error, f"s3://{self.bucket}/{self.prefix}{key}", verb) from error
             self._sleep(jittered_pause(attempt, FIRST_PAUSE_S, LONGEST_PAUSE_S))
         raise AssertionError("the last attempt returns or raises")
+
+
+class _Listing:
+    """The pages of a folder, which a thread fetches a few ahead of the reader."""
+
+    def __init__(self, pool: ThreadPoolExecutor, pages: Iterator[dict[str, Any]], closed: threading.Event) -> None:
+        self._queue: Queue[dict[str, Any] | Exception | None] = Queue(PAGES_AHEAD)
+        self._closed = closed
+        pool.submit(self._fetch, pages)
+
+    def _fetch(self, pages: Iterator[dict[str, Any]]) -> None:
+        try:
+            for page in pages:
+                if not self._put(page):
+                    return
+        except Exception as error:  # noqa: BLE001 - the reader raises it
+            self._put(error)
+        else:
+            self._put(None)
+
+    def _put(self, page: dict[str, Any] | Exception | None) -> bool:
+        """Hand over a page; return False if the reader has stopped."""
+        while not self._closed.is_set():
+            with suppress(Full):
+                self._queue.put(page, timeout=CLOSING_S)
+                return True
+        return False
+
+    def pages(self) -> Iterator[dict[str, Any]]:
+        """Yield the pages.
+
+        Raises:
+            SourceError: one cannot be fetched.
+        """
+        while (page := self._queue.get()) is not None:
+            if isinstance(page, Exception):
+                raise page
+            yield page
