@@ -90,6 +90,7 @@ class Session(StepObserver):
         self._collectors: tuple[Collector, ...] = ()
         self._at_steps: tuple[Collector, ...] = ()
         self._batch_sizes: set[int] = set()
+        self._workers = -1  # of the training's loaders, the most; -1 before the first one
         self._started_us = 0
         self._loaded_us = self.timebase.now_us()  # the framework has been imported
         self._birth = birth(self._loaded_us)
@@ -222,6 +223,10 @@ class Session(StepObserver):
     def saw_batch_size(self, size: int) -> None:
         """Report the batch size of a loader that is read with gradients enabled."""
         self._batch_sizes.add(size)
+
+    def saw_workers(self, count: int) -> None:
+        """Report the workers of such a loader."""
+        self._workers = max(self._workers, count)
 
     # recording
 
@@ -480,6 +485,7 @@ class Session(StepObserver):
             "phases_every": self.tracker.every,
             "collectors": states,
             "batch_size": next(iter(self._batch_sizes)) if len(self._batch_sizes) == 1 else None,
+            "num_workers": self._workers if self._workers >= 0 else None,
             "instance_type": read_resources().instance_type,
             "memory_total": memory_total(),
             "shared_mounts": self._birth.shared_mounts,

@@ -14,7 +14,7 @@ class Class(str, Enum):
     INPUT_BOUND = "INPUT_BOUND", "Waiting for data"
     COMPUTE_BOUND = "COMPUTE_BOUND", "Healthy: limited by the accelerator"
     HOST_BOUND = "HOST_BOUND", "Limited by the host"
-    SYNC_BOUND = "SYNC_BOUND", "Busy between the phases"
+    SYNC_BOUND = "SYNC_BOUND", "Busy beside the model"
     USER_PHASE = "USER_PHASE", "Busy in a phase of its own"
     GC_BOUND = "GC_BOUND", "Paused by garbage collection"
     PERIODIC_STALL = "PERIODIC_STALL", "Stalls at regular intervals"

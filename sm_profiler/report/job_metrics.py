@@ -459,6 +459,12 @@ def _batch_size(metadata: tuple[dict[str, Any], ...]) -> int | None:
     return size if isinstance(size, int) and size > 0 else None
 
 
+def _loader(recorded: LoaderSettings, metadata: tuple[dict[str, Any], ...]) -> LoaderSettings:
+    """Return the loader's settings: as its events have them, else the workers as the processes saw them."""
+    known = [one for each in metadata if isinstance(one := each.get("num_workers"), int)]
+    return attrs.evolve(recorded, num_workers=max(known)) if recorded.num_workers < 0 and known else recorded
+
+
 def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are options
     summary: StepSummary,
     system: SystemSeries,
@@ -513,7 +519,7 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
         if rank.name in summary.overhead_us and rank.loop > 0
     ]
     return JobMetrics(
-        name, start, end, running, tuple(nodes), ranks, gpus, system, summary.loader,
+        name, start, end, running, tuple(nodes), ranks, gpus, system, _loader(summary.loader, metadata),
         max(overheads, default=None), instance_type, metadata, memory or {}, _batch_size(metadata),
         records, samples or Samples(), usage or {}, description or {}, functions,
     )  # fmt: skip

@@ -54,7 +54,8 @@ BURSTS = T(0.5, "long waits per round of the loader's workers; this many come fr
 
 # Inside the loop.
 OUTSIDE = T(0.20, "logging, metrics and the loss take less than a tenth of a healthy loop; a finding is twice that")
-OUTSIDE_BY_HAND = T(0.40, "as OUTSIDE, if no optimizer was recorded: the update of the parameters is outside, too")
+OUTSIDE_BY_HAND = T(0.40, "as OUTSIDE, if the update of the parameters is outside, too, and samples do not show it")
+OUTSIDE_SAMPLES = T(30, "samples outside the phases; fewer do not show where the time goes")
 OUTSIDE_MS = T(0.5, "per step; less is the cost of a Python loop, which HOST_BOUND covers")
 USER_PHASE = T(0.20, "of the loop, as OUTSIDE: where the script itself has named the time, the name is the finding")
 LAUNCHES = T(
@@ -222,6 +223,7 @@ COMPUTE = T(80.0, "percent mean GPU use in the loop; the accelerator is the limi
 # Lines of code.
 WHERE_SAMPLES = T(5, "samples; with fewer, the line seen most often may be there by chance")
 WHERE_SHARE = T(0.05, "of the lost time; repairing a line below it gains nothing that could be measured")
+POINTED_SHARE = T(0.3, "of the lost time; a function with less is one of several, and the advice names none")
 WHERE_FORWARD = T(0.2, "of what long backward passes lose; a backward pass takes twice its forward, so both grew")
 WHERE_ONE_RANK = T(0.9, "of a line's time; below it, other ranks run into the line as well")
 

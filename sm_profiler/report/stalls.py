@@ -98,16 +98,20 @@ def _long_in(iterations: Iterations, values: Floats) -> Stalls:
     spread = float(np.median(np.abs(values - usual)))
     beyond = max((policy.LONG_STEP - 1) * middle, policy.LONG_STEP_MADS * spread, policy.LONG_STEP_MS / 1e3)
     long = values > usual + beyond
-    long[iterations.index < policy.WARM_UP_STEPS] = False
+    longer = values > usual + max((policy.LONG_STEP - 1) * middle, policy.LONG_STEP_MS / 1e3)
+    for mask in (long, longer):
+        mask[iterations.index < policy.WARM_UP_STEPS] = False
     total = float(iterations.length.sum())
     if not long.any() or long.mean() > policy.MANY_LONG or total <= 0:
         return nothing
     excess = values[long] - usual
     held = None if iterations.place is iterations.index else iterations.index
-    period, exact = find_period(iterations.index[long], excess, int(iterations.index[-1]), held)
+    period, exact = find_period(
+        iterations.index[long], excess, int(iterations.index[-1]), held, longer=iterations.index[longer]
+    )
     if exact and period is not None:  # other long iterations are the noise of the machine
-        residues = iterations.index[long] % period
-        long[long] = residues == int(np.bincount(residues, excess).argmax())
+        residue = int(np.bincount(iterations.index[long] % period, excess).argmax())
+        long = longer & (iterations.index % period == residue)
         excess = values[long] - usual
     if period is None:  # beside a few really long iterations, jitter costs nothing
         long[long] = excess >= policy.JITTER * _weighted_median(excess)
@@ -162,7 +166,9 @@ def _weighted_median(excess: Floats) -> float:
     return float(ordered[np.searchsorted(sums, sums[-1] / 2)])
 
 
-def find_period(places: Ints, weights: Floats, last: int, held: Ints | None = None) -> tuple[int | None, bool]:
+def find_period(
+    places: Ints, weights: Floats, last: int, held: Ints | None = None, *, longer: Ints | None = None
+) -> tuple[int | None, bool]:
     """Find the number of steps between long steps, if they are regular.
 
     A period is exact if most of the weight is on one residue and nearly all steps of this residue are long. It is
@@ -173,25 +179,27 @@ def find_period(places: Ints, weights: Floats, last: int, held: Ints | None = No
         weights: time that each of them lost.
         last: number of the last step.
         held: numbers of the steps that are known; default: all up to the last.
+        longer: numbers of all steps that are longer than usual, also of those that the noise of the machine hides; by
+            default the long ones.
 
     Returns:
         The period or None, and whether it is exact.
     """
     if len(places) < policy.PERIOD_REPEATS:
         return None, False
-    gaps = np.diff(places)
+    gaps, longer = np.diff(places), places if longer is None else longer
     best: tuple[float, int] | None = None
     for period in np.unique(gaps[(gaps > 1) & (gaps <= policy.MAX_PERIOD)])[:MAX_CANDIDATES]:
         residues = places % period
         weight = np.bincount(residues, weights)
         residue = int(weight.argmax())
-        seen = int((residues == residue).sum())
+        seen = int((longer % period == residue).sum())
         every = range(residue, last + 1, int(period))
         possible = len(every) if held is None else int(np.count_nonzero(held % period == residue))
         missed = max(possible - seen - 1, 0)  # one may be in the warm-up or after the last step
         share = float(weight[residue] / weights.sum())
         if (
-            seen >= policy.PERIOD_REPEATS
+            (residues == residue).sum() >= policy.PERIOD_REPEATS
             and share >= policy.PERIOD_COST
             and seen >= policy.PERIOD_MATCH * (seen + missed)
             and (best is None or share > best[0])

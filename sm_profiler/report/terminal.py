@@ -39,13 +39,14 @@ def terminal_summary(report: Report, colour: bool = False, *, width: int | None 
     lines = [f"{code}  {main.label} ({main.confidence} confidence)", *_wrap(main.headline, width)]
     lines += [shorten(printable(f"  {_location(main, one)}"), width) for one in main.where[:MAX_PLACES]]
     lines += _wrap(gain_of_finding(main), width)
+    lines += _wrap(f"Next: {main.next_step}", width)
     lines += _bar(report, width, colour=colour)
     lines += [shorten(printable(f"  {_evidence(one)}"), width) for one in main.evidence[:3]]
     count, downtime = report.metrics.interruptions
     if count:
         times = "once" if count == 1 else f"{count} times"
         lines.append(shorten(f"  interrupted {times} and resumed; {duration(downtime)} of downtime excluded", width))
-    last = [*_wrap(f"Next: {main.next_step}", width), *_also(report.verdict.also, width)]
+    last = _also(report.verdict.also, width)
     if report.broken:
         last.append(shorten(printable(f"  {_broken(report.broken)}"), width))
     return "\n".join([*lines[: MAX_LINES - len(last)], *last])
@@ -68,7 +69,8 @@ def _share(finding: Finding) -> str:
 
 def _location(finding: Finding, one: Location) -> str:
     rank = f" on {one.rank}" if one.rank else ""
-    return f"{at_line(one)} in {shorten(one.function, 40)}{rank} \N{EM DASH} {part_of(finding, one)}"
+    function = "" if one.function == "<module>" else f" in {shorten(one.function, 40)}"
+    return f"{at_line(one)}{function}{rank} \N{EM DASH} {part_of(finding, one)}"
 
 
 def _evidence(one: Evidence) -> str:

@@ -17,6 +17,7 @@ from sm_profiler.report.where import beside_the_phases, with_locations
 from sm_profiler.rules.profiler_report import one_line
 
 NO_SINGLE_CAUSE = "No single cause"
+SHARED = "Others use the machine"
 _TIER = {kind: tier for tier, kinds in enumerate(policy.PRECEDENCE) for kind in kinds}
 
 
@@ -103,10 +104,16 @@ def _healthy(context: JudgeContext) -> Finding | None:
         )
         where, label = beside_the_phases(context.metrics), NO_SINGLE_CAUSE
     if context.core_wait >= policy.SHARED:
-        text += (
-            f" Other processes use the machine: the training waits for a core {percent(context.core_wait)} of the time."
-        )
-        advice = f"Give the job a machine of its own, or fewer processes beside it. {advice}"
+        waited = percent(context.core_wait)
+        if context.core_wait >= policy.MOSTLY_SHARED:
+            text = f"Other processes use the machine: the training waits for a core {waited} of the time, which hides any other cause."
+            advice, label = (
+                "Give the job a machine of its own, or fewer processes beside it, and profile it again.",
+                SHARED,
+            )
+        else:
+            text += f" Other processes use the machine: the training waits for a core {waited} of the time."
+            advice = f"Give the job a machine of its own, or fewer processes beside it. {advice}"
     return Finding(
         Class.BALANCED,
         text,
@@ -120,8 +127,11 @@ def _healthy(context: JudgeContext) -> Finding | None:
 
 
 def _confidence_in_health(context: JudgeContext, unexplained: float) -> str:
-    """Return the confidence that nothing needs repair: high only if no finding is near and nothing is left unexplained."""
-    if unexplained >= policy.MOSTLY_UNEXPLAINED or context.core_wait >= policy.MOSTLY_SHARED:
+    """Return the confidence that nothing needs repair: high only if no finding is near and nothing is left unexplained.
+
+    Other programs that take the cores stretch what computes, and so hide what waits.
+    """
+    if unexplained >= policy.MOSTLY_UNEXPLAINED or context.core_wait >= policy.SHARED:
         return "low"
     steady = context.steps >= policy.STEADY_STEPS
     blind = not context.waits_known and not context.metrics.gpus and not any(r.waits_seen for r in context.ranks)

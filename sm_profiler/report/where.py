@@ -23,6 +23,10 @@ WAIT, WORKER = "wait", "worker"
 BESIDE_THE_LOOP = ("start", "end", "gc", WORKER, "evaluation")
 STEPS = ("forward", "backward", "optimizer")
 COLLECTIVES = re.compile(r"^(torch\.distributed|horovod|smdistributed|deepspeed\.comm)\b")  # innermost functions
+MODULE = "<module>"  # function of lines that are in none
+POINTED = frozenset(  # classes whose advice is to look for something
+    {Class.SYNC_BOUND, Class.STEP_OUTLIERS, Class.PERIODIC_STALL, Class.STRAGGLER, Class.MOVING_STRAGGLER, Class.FAIL_SLOW}
+)  # fmt: skip
 Weights: TypeAlias = Mapping[Place, float]
 
 
@@ -102,7 +106,24 @@ def with_locations(verdict: Verdict, metrics: JobMetrics) -> Verdict:
         attrs.evolve(finding, where=tuple(map(shown.location, finding.where)) or locate(finding, metrics))
         for finding in (verdict.main, *verdict.also)
     )
-    return attrs.evolve(verdict, main=main, also=tuple(also))
+    return attrs.evolve(verdict, main=_pointed(main), also=tuple(map(_pointed, also)))
+
+
+def _pointed(finding: Finding) -> Finding:
+    """Return a finding whose advice starts with the function, or the line outside of any, that takes most of the lost time."""
+    if finding.kind not in POINTED or not finding.where:
+        return finding
+    shares: dict[tuple[str, str], float] = {}
+    for one in finding.where:
+        key = (one.file, one.function)
+        shares[key] = shares.get(key, 0.0) + one.share
+    file, function = max(shares, key=lambda key: shares[key])
+    first = next(one for one in finding.where if (one.file, one.function) == (file, function))
+    if shares[file, function] < policy.POINTED_SHARE:
+        return finding
+    place = f"{first.file.rpartition('/')[2]}:{first.line}"
+    name = place if function == MODULE else f"{function}() ({place})"
+    return attrs.evolve(finding, next_step=f"Look at {name} first. {finding.next_step}")
 
 
 def _with_functions(finding: Finding, metrics: JobMetrics) -> Finding:

@@ -209,5 +209,5 @@ def test_the_metadata_describes_the_machine_and_the_batches(tmp_path):
     (file,) = (tmp_path / "profile").glob("framework/pevents/*/*.json")
     (args,) = [record["args"] for record in json.loads(file.read_text()) if record["name"] == "sm_profiler/process"]
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert (args["batch_size"], args["instance_type"]) == (8, "ml.c5.xlarge")
+    assert (args["batch_size"], args["num_workers"], args["instance_type"]) == (8, 0, "ml.c5.xlarge")
     assert 0 < args["memory_total"] <= machine

@@ -228,6 +228,7 @@ class DataLoaderCollector(Collector):
         batch_size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
         if isinstance(batch_size, int) and self._torch.is_grad_enabled():
             self._session.saw_batch_size(batch_size)
+            self._session.saw_workers(int(iterator._num_workers))  # noqa: SLF001 - torch has no public name for it
         return stream
 
     def _describe(self, iterator: Any, stream: LoaderStream) -> None:

@@ -11,9 +11,11 @@ from sm_profiler.report.formatting import duration, percent, plural, size
 from sm_profiler.report.judges.judge_context import JudgeContext
 from sm_profiler.report.judges.occurrences import Spent, calls_of, largest_names, lines_of, time_spent
 from sm_profiler.report.judges.written import Written, written_lines
-from sm_profiler.report.model import Evidence, Finding
+from sm_profiler.report.model import Evidence, Finding, Location
 from sm_profiler.report.record_fold import Record
 from sm_profiler.report.where import lines_of_samples
+
+FLUSHES = ("os.fsync", "os.fdatasync")
 
 
 def _explained(spent: Spent) -> dict[Class, float]:
@@ -110,7 +112,7 @@ def _judge_written(context: JudgeContext, written: Written, spent: Spent) -> Fin
     in_long = min(written.in_long + spent.in_long, share)
     return Finding(
         Class.LOGGING,
-        f"{percent(share)} of the loop is spent writing text, mostly in {written.lines[0].function}.",
+        f"{percent(share)} of the loop is spent writing text, mostly in {_named(written.lines[0])}.",
         (
             Evidence("time in the training loop spent writing text", round(share, 4), policy.LOGGING, unit="share"),
             Evidence("samples in lines that write", written.count, policy.WRITTEN_SAMPLES, held="judged from"),
@@ -122,8 +124,25 @@ def _judge_written(context: JudgeContext, written: Written, spent: Spent) -> Fin
         where=written.lines,
         explains={
             Class.PERIODIC_STALL: in_long, Class.STEP_OUTLIERS: in_long, Class.SYNC_BOUND: share - in_long,
+            Class.CHECKPOINTING: _flushed(context, written),
         },
     )  # fmt: skip
+
+
+def _named(one: Location) -> str:
+    """Return the function of a line, or the line if it is in none."""
+    return f"{one.function}()" if one.function != "<module>" else f"line {one.line} of {one.file.rpartition('/')[2]}"
+
+
+def _flushed(context: JudgeContext, written: Written) -> float:
+    """Return the share of the loop in which the functions that write text wait for the disk: no checkpoint does that."""
+    writers = {(one.file.rpartition("/")[2], one.function) for one in written.lines}
+
+    def flushes(one: Record) -> bool:
+        file = str(one.args.get("file", "")).rpartition("/")[2]
+        return one.name in FLUSHES and (file, one.args.get("function")) in writers
+
+    return time_spent(context, event_names.SAVE, flushes).share
 
 
 def judge_callbacks(context: JudgeContext) -> Finding | None:

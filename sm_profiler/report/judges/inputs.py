@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import attrs
 
 from sm_profiler.report import policy
@@ -9,15 +11,21 @@ from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, percent, plural
 from sm_profiler.report.judges.judge_context import JudgeContext
 from sm_profiler.report.judges.keras_inputs import KerasInput, keras_input
+from sm_profiler.report.judges.loop import MAX_NAME, outside_share
 from sm_profiler.report.judges.tf_data import Stage, slow_stage
 from sm_profiler.report.judges.workers import workers_of
+from sm_profiler.report.judges.written import BESIDE_THE_PHASES
 from sm_profiler.report.model import Evidence, Finding, Location
-from sm_profiler.report.where import WAIT, WORKER, lines_of_samples
+from sm_profiler.report.sample_fold import Place, Sampled
+from sm_profiler.report.svg import shorten
+from sm_profiler.report.where import STEPS, WAIT, WORKER, lines_of_samples
+
+NEXT_BATCH = re.compile(r"^\s*(async\s+)?for\b.*\bin\b|\bnext\(")  # the line from which a loop calls its iterator
 
 
 def judge_input(context: JudgeContext) -> Finding | None:
-    """Find waiting for batches; without recorded waits, its footprint in the system metrics."""
-    return _by_waits(context) or (None if context.waits_known else _by_system(context))
+    """Find waiting for batches; without recorded waits, the making of batches or its footprint in the system metrics."""
+    return _by_waits(context) or (None if context.waits_known else _by_own_iterator(context) or _by_system(context))
 
 
 def _by_waits(context: JudgeContext) -> Finding | None:
@@ -138,6 +146,57 @@ def _cause(context: JudgeContext) -> _Cause:
         "Make the input pipeline more parallel (more workers, prefetching); if the CPU is busy, preprocess once and store the "
         "result.",
         evidence,
+    )
+
+
+def _by_own_iterator(context: JudgeContext) -> Finding | None:
+    """Find batches that the script's own generator or iterator makes, in the training process: no loader's waits show it."""
+    if any(rank.has_waits for rank in context.ranks):
+        return None
+    samples = context.metrics.samples
+    loops = {(one.file, one.function) for stack in samples.stacks if stack.phase in STEPS for one in stack.places}
+
+    def maker(one: Sampled) -> Place | None:
+        """Return the function from which the loop's header gets its next batch."""
+        calls = zip(one.places, one.places[1:], strict=False)
+        return next(
+            (
+                callee
+                for caller, callee in calls
+                if (caller.file, caller.function) in loops and NEXT_BATCH.search(samples.source(caller))
+            ),
+            None,
+        )
+
+    beside = [one for one in samples.stacks if one.places and not one.long and one.phase in BESIDE_THE_PHASES]
+    making = [one for one in beside if maker(one) is not None]
+    if sum(one.count for one in beside) < policy.OUTSIDE_SAMPLES or not making:
+        return None
+    part = sum(one.seconds for one in making) / sum(one.seconds for one in beside)
+    share = outside_share(context) * part
+    mean = context.mean(lambda rank: rank.mean("outside")) * part
+    if share < policy.INPUT_WAIT or mean * 1e3 < policy.INPUT_WAIT_MS:
+        return None
+    longest = max(making, key=lambda one: one.seconds)
+    place = maker(longest)
+    function = shorten(place.function, MAX_NAME) if place else ""
+    iteration = context.mean(lambda rank: rank.mean("length"))
+    return Finding(
+        Class.INPUT_BOUND,
+        f"The loop waits {percent(share)} of the time for its next batch, which {function}() makes in the training process: "
+        f"{duration(mean)} of a typical step of {duration(iteration)}.",
+        (
+            Evidence("time in which the next batch is made", round(share, 4), policy.INPUT_WAIT, unit="share"),
+            Evidence("the same in a typical step", round(mean * 1e3, 3), policy.INPUT_WAIT_MS, unit="ms"),
+        ),
+        f"Let other processes make the batches: turn {function}() into a Dataset (an IterableDataset if it is a stream) and read it "
+        "with DataLoader(…, num_workers=2, persistent_workers=True). If it makes the same batches in each epoch, make them once.",
+        share,
+        confidence=context.confidence(
+            share, policy.INPUT_WAIT, error=context.share_error(lambda one: one.iterations.of("outside"))
+        ),
+        where=lines_of_samples(context.metrics, lambda one: not one.long and maker(one) is not None),
+        explains={Class.SYNC_BOUND: share},
     )
 
 

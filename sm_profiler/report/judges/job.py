@@ -252,6 +252,8 @@ def _host_memory(context: JudgeContext) -> Finding | None:
         growth = fit_growth(*_inside_loop(context, data.seconds[filled], data.mean[filled]))
         if growth is None or not growth.is_steady or growth.gained < policy.HOST_GROWTH:
             continue
+        if context.metrics.loader.num_workers <= 0 and _grown_by_others(context, node, growth):
+            continue
         return _memory_of(
             node,
             node,
@@ -262,6 +264,21 @@ def _host_memory(context: JudgeContext) -> Finding | None:
             "medium",
         )
     return None
+
+
+def _grown_by_others(context: JudgeContext, node: str, growth: Growth) -> bool:
+    """Return whether the job's processes, whose own memory is known, gained only a small part of what the node did."""
+    metrics = context.metrics
+    total = next((float(one["memory_total"]) for one in metrics.metadata if one.get("memory_total")), None)
+    own = [
+        fit_growth(*_inside_loop(context, *metrics.memory[rank.name]))
+        for rank in metrics.ranks
+        if rank.node == node and rank.name in metrics.memory
+    ]
+    if not total or not own:
+        return False
+    gained = 100 * sum(max(one.gained, 0.0) for one in own if one is not None) / total
+    return gained < policy.EXPLAINED * growth.gained
 
 
 def _memory_of(  # noqa: PLR0913, PLR0917 - one argument a part of the finding

@@ -111,7 +111,8 @@ class JudgeContext:
         """Return the confidence in a finding.
 
         It is high if the value is far above its threshold, both in proportion and in standard errors, many steps were
-        recorded, and the data show the cause directly. It is low if chance alone could have crossed the threshold.
+        recorded, and the data show the cause directly. It is low if chance alone could have crossed the threshold, or the
+        other programs of a machine on which the training mostly waits for a core.
 
         Args:
             value: the value that exceeds the threshold.
@@ -125,6 +126,8 @@ class JudgeContext:
         clear = value >= policy.CLEARLY * threshold and beyond >= policy.SURE_SIGMAS * error
         if clear and sure and self.steps >= policy.STEADY_STEPS:
             return "high"
+        if not clear and self.core_wait >= policy.MOSTLY_SHARED:  # which shifts the shares of the parts
+            return "low"
         return "medium" if beyond >= policy.LIKELY_SIGMAS * error and (sure or clear) else "low"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import attrs
 import numpy as np
 
@@ -12,22 +14,25 @@ from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, number, percent
 from sm_profiler.report.job_metrics import Rank
 from sm_profiler.report.judges.judge_context import JudgeContext, declared_shares, mean_or_none
+from sm_profiler.report.judges.written import BESIDE_THE_PHASES
 from sm_profiler.report.model import Evidence, Finding
 from sm_profiler.report.svg import shorten
 from sm_profiler.report.where import lines_of_samples
 
 MAX_NAME = 40  # of a phase, in a sentence
+UPDATES = re.compile(r"\.grad\b|\bgrads?\b|\.(add|sub|mul|addcdiv|addcmul|lerp|copy|zero)_\(")  # of parameters, by hand
 _RUN_OPERATORS = ("keras", "tensorflow")  # their compiled functions launch one operator after the other
 
 
 def outside_share(context: JudgeContext) -> float:
     """Return the share of the iterations outside phases and waits, without long iterations and collections.
 
-    The smaller of mean and median, because what happens in some steps only is not a cost of every step.
+    The smaller of mean and median, because what happens in some steps only is not a cost of every step. A thread that
+    waits for a core does so in any part of a step: medians of the parts are without these waits, that of the step is not.
     """
 
     def of(rank: Rank) -> float:
-        length = rank.median("length")
+        length = sum(rank.median(key) for key in parts.iteration_keys())
         median = rank.median("outside") / length if length > 0 else 0.0
         return min(rank.share_of_iterations("outside", without_stalls=True), median)
 
@@ -39,15 +44,16 @@ def judge_sync(context: JudgeContext) -> Finding | None:
     """Find logging, `.item()`, metrics or checkpoints at every step."""
     share = outside_share(context)
     outside = context.mean(lambda rank: rank.mean("outside"))
-    by_hand = not any(rank.slices["optimizer"] for rank in context.ranks)
-    limit = policy.OUTSIDE_BY_HAND if by_hand else policy.OUTSIDE
+    update = 0.0 if any(rank.slices["optimizer"] for rank in context.ranks) else _update_by_hand(context)
+    limit = policy.OUTSIDE_BY_HAND if update is None else policy.OUTSIDE
+    share, outside = share * (1 - (update or 0.0)), outside * (1 - (update or 0.0))
     if share < limit or outside * 1e3 < policy.OUTSIDE_MS:
         return None
     iteration = context.mean(lambda rank: rank.mean("length"))
     return Finding(
         Class.SYNC_BOUND,
-        f"{percent(share)} of a training step is outside forward, backward, optimizer and waiting for data: "
-        f"{duration(outside)} of a typical step of {duration(iteration)}.",
+        f"{percent(share)} of a training step is neither the model, its {'update' if update else 'optimizer'} nor waiting for data, but "
+        f"the script's own code: {duration(outside)} of a typical step of {duration(iteration)}.",
         (
             Evidence("time of a training step outside every phase and wait", round(share, 4), limit, unit="share"),
             Evidence("the same in a typical step", round(outside * 1e3, 3), policy.OUTSIDE_MS, unit="ms"),
@@ -62,6 +68,16 @@ def judge_sync(context: JudgeContext) -> Finding | None:
             error=context.share_error(lambda one: one.iterations.of("outside")),
         ),
     )
+
+
+def _update_by_hand(context: JudgeContext) -> float | None:
+    """Return the share of the time outside the phases in which the script updates its parameters itself; None if unknown."""
+    samples = context.metrics.samples
+    beside = [one for one in samples.stacks if one.places and not one.long and one.phase in BESIDE_THE_PHASES]
+    update = [one for one in beside if UPDATES.search(samples.source(one.places[-1]))]
+    if sum(one.count for one in beside) < policy.OUTSIDE_SAMPLES or not update:
+        return None
+    return sum(one.seconds for one in update) / sum(one.seconds for one in beside)
 
 
 def judge_declared(context: JudgeContext) -> Finding | None:

@@ -38,6 +38,7 @@ def judge_periodic(context: JudgeContext) -> Finding | None:
         _periodic_advice(stalls.where, period, context),
         rank.stall_share,
         confidence=context.confidence(rank.stall_share, policy.STALL_COST, sure=stalls.exact),
+        explains={Class.INPUT_BOUND: rank.stall_share} if stalls.where == "wait" else {},
     )
 
 
@@ -126,6 +127,7 @@ def judge_outliers(context: JudgeContext) -> Finding | None:
         "Check in the timeline what coincides with them: unusual samples (very long sequences, large images), retries of "
         "remote storage, new shapes that trigger compilation, other load on the machine.",
         rank.stall_share,
+        explains={Class.INPUT_BOUND: rank.stall_share} if stalls.where == "wait" else {},
         # A thread that holds the interpreter may wait for the core in place of the training thread.
         confidence="low" if context.core_wait >= max(rank.stall_share, policy.SHARED) else confidence,
     )

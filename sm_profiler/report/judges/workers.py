@@ -6,6 +6,7 @@ import math
 from collections import Counter
 
 import attrs
+import numpy as np
 
 from sm_profiler.report import policy
 from sm_profiler.report.formatting import duration, plural
@@ -72,8 +73,20 @@ def workers_of(context: JudgeContext) -> Workers:
 
 
 def _mostly_waits(context: JudgeContext, workers: int, wait: float) -> bool:
-    """Return whether loading occupies fewer cores than it would if it computed; `wait` is a share of a step."""
+    """Return whether loading occupies fewer cores than it would if it computed; `wait` is a share of a step.
+
+    Without workers, the training process loads, whose own CPU time is known: other programs do not count.
+    """
     metrics = context.metrics
+    own = [
+        cores for rank in context.ranks if (usage := metrics.usage.get(rank.name)) is not None
+        and (cores := usage.cores(rank.start, rank.end)) is not None
+    ]  # fmt: skip
+    if workers == 0 and own:
+        available = 1 - min(
+            context.core_wait, 1 - policy.LEAST_WORK
+        )  # of the time; a thread without a core does not compute
+        return float(np.mean(own)) / available - (1 - wait) < policy.LOADER_IDLE * wait
     cpu, cores = metrics.mean_of("cpu"), sum(metrics.system.cores.values())
     if cpu is None or not cores or not metrics.ranks:
         return False

@@ -1,0 +1,189 @@
+"""Verdicts on machines that others use, and causes that only the sampled lines show; from made-up rows."""
+
+import attrs
+import numpy as np
+import pytest
+from report_helpers import START_S, metrics_of, training, verdict_of
+
+from sm_profiler.formats import event_names
+from sm_profiler.report import Class, policy
+from sm_profiler.report.judges import JudgeContext
+from sm_profiler.report.judges.stalls import judge_outliers
+from sm_profiler.report.judges.workers import workers_of
+from sm_profiler.report.sample_fold import Place, Sampled, Samples
+from sm_profiler.report.stalls import find_period
+from sm_profiler.report.step_fold import LoaderSettings
+from sm_profiler.report.usage_fold import Usage
+from sm_profiler.report.verdict import decide
+
+NAME = "algo-1-0"
+SOURCES = {
+    ("train.py", 20): "for x, y in batches(files):",
+    ("train.py", 21): "    loss = model(x)",
+    ("train.py", 8): "        rows.append(parse(line))",
+    ("train.py", 30): "    parameter -= 0.1 * parameter.grad",
+    ("train.py", 31): "    histogram(parameter)",
+}
+
+
+def stack(phase, seconds, *places, long=False):
+    """Return samples with lines as `line` or `(line, function)`."""
+    found = tuple(Place("train.py", *(one if isinstance(one, tuple) else (one, "<module>"))) for one in places)
+    return Sampled(NAME, phase, long, found, "", seconds, max(round(seconds * 15), 1))
+
+
+def judged(rows, *stacks, waiting=0.0, cores=1.0, **changes):
+    """Return the context of a loop with samples, in which the main thread waits for a core for a part of the time."""
+    metrics = metrics_of(rows)
+    (rank,) = metrics.ranks
+    ticks = np.linspace(rank.start, rank.end, 30)
+    usage = Usage(ticks, cores * ticks, np.zeros(30), waiting * (ticks - ticks[0]))
+    samples = Samples(tuple(stacks), dict(SOURCES))
+    return JudgeContext(attrs.evolve(metrics, samples=samples, usage={NAME: usage}, **changes), {})
+
+
+def by_hand(outside=0.005):
+    return training(400, wait=0, optimizer=0, outside=outside)
+
+
+@pytest.mark.parametrize(
+    ("update", "rest", "found"),
+    [(0.5, 6.0, True), (6.0, 0.5, False), (0.0, 6.0, False)],
+    ids=["little", "most", "unknown"],
+)
+def test_lines_that_update_parameters_are_not_the_rest_of_a_loop_by_hand(update, rest, found):
+    stacks = [stack("outside", seconds, line) for seconds, line in ((update, 30), (rest, 31)) if seconds]
+    verdict = decide(judged(by_hand(), *stacks))
+    assert (verdict.kind is Class.SYNC_BOUND) is found
+    if found:
+        assert verdict.main.share_of_time == pytest.approx(0.005 / 0.013 * rest / (rest + update), abs=0.02)
+
+
+def test_batches_of_a_generator_are_input():
+    making = stack("outside", 6.0, 20, (8, "batches"))
+    rows = training(400, wait=0, outside=0.008)
+    verdict = decide(judged(rows, making, stack("forward", 2.0, 21)))
+    assert verdict.kind is Class.INPUT_BOUND
+    assert "batches() makes in the training process" in verdict.main.headline
+    assert "turn batches() into a Dataset" in verdict.main.next_step
+    assert (verdict.main.where[0].line, verdict.main.where[0].function) == (8, "batches")
+    assert verdict.also == ()
+    beside = stack("outside", 6.0, 21, (8, "metrics"))
+    assert decide(judged(rows, beside, stack("forward", 2.0, 21))).kind is Class.SYNC_BOUND
+
+
+def test_a_loop_outside_the_training_loop_is_no_iterator():
+    nested = stack("outside", 6.0, (20, "report"), (8, "rows"))
+    verdict = decide(judged(training(400, wait=0, outside=0.008), nested, stack("forward", 2.0, 21)))
+    assert verdict.kind is Class.SYNC_BOUND
+
+
+@pytest.mark.parametrize(("waiting", "confidence"), [(0.0, "high"), (0.1, "medium"), (0.3, "low"), (0.7, "low")])
+def test_health_on_a_machine_that_others_use_is_a_guess(waiting, confidence):
+    verdict = decide(judged(training(400), waiting=waiting))
+    assert (verdict.kind, verdict.main.confidence) == (Class.BALANCED, confidence)
+    assert (verdict.main.label == "Others use the machine") is (waiting >= policy.MOSTLY_SHARED)
+
+
+@pytest.mark.parametrize(
+    ("wait", "waiting", "confidence"),
+    [(0.0022, 0.0, "medium"), (0.0022, 0.7, "low"), (0.02, 0.7, "high")],
+)
+def test_other_programs_may_move_a_share_across_its_threshold_but_not_far(wait, waiting, confidence):
+    main = decide(judged(training(400, wait=wait), waiting=waiting)).main
+    assert (main.kind, main.confidence) == (Class.INPUT_BOUND, confidence)
+
+
+def test_waits_for_a_core_in_any_part_do_not_hide_a_cause():
+    """A thread without a core waits in one part of a step or another, three times as long as the step computes."""
+    lengths = {"wait": 0.0002, "forward": 0.001, "backward": 0.001, "optimizer": 0.0003, "outside": 0.0015}
+    rows, now = [], 1.0
+    for step in range(400):
+        part = list(lengths)[step % 5]
+        one = training(1, **{**lengths, part: lengths[part] + 0.012}, at=now, number=step)
+        rows += one
+        now = one[-1][2] + one[-1][3] + lengths["outside"] + (0.012 if part == "outside" else 0.0)
+    assert decide(judged(rows, waiting=0.7)).kind is Class.SYNC_BOUND
+
+
+def test_long_steps_that_the_machine_may_have_caused_are_a_guess():
+    rng = np.random.default_rng(2)
+    chosen, rows, now = {int(one) for one in rng.choice(np.arange(10, 400), 12, replace=False)}, [], 1.0
+    for step in range(400):
+        one = training(1, forward=0.2 if step in chosen else 0.003, at=now, number=step)
+        rows, now = rows + one, one[-1][2] + one[-1][3] + 0.0002
+    assert judge_outliers(judged(rows)).confidence == "high"
+    assert judge_outliers(judged(rows, waiting=0.5)).confidence == "low"
+
+
+def test_long_waits_are_not_listed_a_second_time_as_waiting():
+    rng = np.random.default_rng(4)
+    chosen, rows, now = {int(one) for one in rng.choice(np.arange(10, 400), 12, replace=False)}, [], 1.0
+    for step in range(400):
+        one = training(1, wait=0.3 if step in chosen else 0.002, at=now, number=step)
+        rows, now = rows + one, one[-1][2] + one[-1][3] + 0.0002
+    verdict = verdict_of(rows)
+    assert (verdict.kind, verdict.also) == (Class.STEP_OUTLIERS, ())
+
+
+def test_a_period_is_found_if_noise_hides_some_of_its_steps():
+    longer = np.arange(7, 300, 7)
+    long = longer[::2]  # the noise makes the limit too high for the others
+    assert find_period(long, np.ones(len(long)), 299)[0] != 7
+    assert find_period(long, np.ones(len(long)), 299, longer=longer)[0] in (7, 14)
+    irregular = np.delete(longer, [3, 4, 9, 14, 15, 16])
+    chosen = irregular[[0, 1, 2, 5, 8, 9, 13, 20]]
+    assert find_period(chosen, np.ones(8), 299)[0] is None
+    assert find_period(chosen, np.ones(8), 299, longer=irregular) == (7, True)
+
+
+def used(slope):
+    return [(1 + second, 25.0 + slope * second, "algo-1", "memory", "MemoryUsedPercent", "") for second in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("own", "workers", "found"), [(0.0, 0, False), (0.9, 0, True), (0.0, 2, True), (None, 0, True)]
+)
+def test_memory_that_other_programs_take_is_not_the_jobs(own, workers, found):
+    seconds = np.arange(20) + START_S + 1.0
+    memory = None if own is None else {NAME: (seconds, 1e9 + own * 0.01 * 16e9 * np.arange(20))}
+    metrics = metrics_of(training(2000), used(1.0), memory=memory, metadata=({"memory_total": 16e9},))
+    verdict = decide(JudgeContext(attrs.evolve(metrics, loader=LoaderSettings(workers, 0)), {}))
+    assert (Class.MEMORY_GROWTH in {verdict.kind, *(one.kind for one in verdict.also)}) is found
+
+
+@pytest.mark.parametrize(("cores", "waiting", "idle"), [(0.2, 0.0, True), (1.0, 0.0, False), (0.3, 0.7, False)])
+def test_other_programs_do_not_count_as_the_loading_of_this_one(cores, waiting, idle):
+    busy = [(1 + second, 99.0, "algo-1", "cpu", "cpu0", "CPUUtilization") for second in range(10)]
+    rows = training(300, wait=0.03)
+    system = metrics_of(rows, busy).system
+    context = judged(rows, cores=cores, waiting=waiting, loader=LoaderSettings(0, 0), system=system)
+    assert workers_of(context).idle is idle
+
+
+def test_loaders_that_no_window_saw_are_known_from_the_process():
+    seen = metrics_of(training(100), metadata=({"num_workers": 2}, {"num_workers": None}))
+    assert seen.loader.num_workers == 2
+    assert metrics_of(training(100), metadata=({"num_workers": "2"},)).loader.num_workers == -1
+
+
+def test_a_log_that_is_flushed_to_disk_is_no_checkpoint():
+    rows = training(400, outside=0.009)
+    ends = [row[2] + row[3] for row in rows if row[0].startswith("Step")]
+    args = {"calls": 1, "file": "/code/train.py", "line": 9, "function": "note"}
+    saves = [(event_names.SAVE, "os.fsync", end + 0.001, 0.006, NAME, step, args) for step, end in enumerate(ends)]
+    context = judged([*rows, *saves], stack("outside", 6.0, 21, (9, "note")))
+    assert decide(context).kind is Class.CHECKPOINTING
+    samples = attrs.evolve(context.metrics.samples, sources={("train.py", 9): "log.write(json.dumps(row))"})
+    verdict = decide(JudgeContext(attrs.evolve(context.metrics, samples=samples), {}))
+    assert (verdict.kind, verdict.also) == (Class.LOGGING, ())
+    assert "mostly in note()" in verdict.main.headline
+
+
+def test_the_advice_starts_with_the_function_that_takes_the_time():
+    rows = training(400, outside=0.009)
+    known = decide(judged(rows, stack("outside", 6.0, 21, (9, "augment")), stack("outside", 1.0, 31))).main
+    assert known.next_step.startswith("Look at augment() (train.py:9) first. ")
+    module = decide(judged(rows, stack("outside", 6.0, 31))).main
+    assert module.next_step.startswith("Look at train.py:31 first. ")
+    assert decide(judged(rows)).main.next_step.startswith("Check what runs")
