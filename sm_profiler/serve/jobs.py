@@ -119,6 +119,7 @@ def _local_job(folder: Path) -> Found:
 
 def _latest(base: Path) -> Iterator[Path]:
     """Yield folders whose times change with a new file: the last hours of both kinds."""
+    yield from (base, base / "system", base / "framework")
     for folder in (base / "system" / "incremental", base / "framework" / "pevents"):
         yield folder
         hours = sorted(folder.glob("[0-9]*")) if folder.is_dir() else []

@@ -19,7 +19,7 @@ BASE = "/user/me/proxy/8899"
 LONG_MS = 90_000
 NASTY = "<img src=x onerror=alert(1)>"
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 
 class Proxy(ThreadingHTTPServer):
@@ -39,6 +39,9 @@ class Proxy(ThreadingHTTPServer):
     @property
     def url(self):
         return f"http://127.0.0.1:{self.server_port}{BASE}/"
+
+    def handle_error(self, *_):
+        """Ignore browsers that leave."""
 
     def drop(self):
         self.down = True
@@ -60,8 +63,9 @@ class Forwarder(BaseHTTPRequestHandler):
             self.send_error(502)
             return
         self.server.sockets.add(self.connection)
+        back = http.client.HTTPConnection("127.0.0.1", self.server.target, timeout=60)
+        answer = None
         try:
-            back = http.client.HTTPConnection("127.0.0.1", self.server.target, timeout=60)
             back.request("GET", self.path[len(BASE) :] or "/", headers=dict(self.headers))
             answer = back.getresponse()
             self.send_response_only(answer.status)
@@ -77,6 +81,9 @@ class Forwarder(BaseHTTPRequestHandler):
             self.close_connection = True
         finally:
             self.server.sockets.discard(self.connection)
+            if answer is not None:
+                answer.close()
+            back.close()
 
     def log_message(self, *_):
         return
@@ -121,15 +128,23 @@ def note(page, text):
         page.problems.append(text)
 
 
+@pytest.fixture
+def proxy():
+    with Proxy() as started:
+        yield started
+        started.drop()
+        started.shutdown()
+
+
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
     return make_job(tmp_path_factory.mktemp("job") / "job", "--minutes", "3", "--scenario", "dataloader-slow")
 
 
-def test_a_job_is_watched_from_start_to_end_behind_a_proxy(job, tmp_path):
+def test_a_job_is_watched_from_start_to_end_behind_a_proxy(job, proxy, tmp_path):
     folder, files = tmp_path / "jobs" / NASTY, data_files(job)
     (folder / "system").mkdir(parents=True)
-    proxy, third = Proxy(), len(files) // 3
+    third = len(files) // 3
     with chromium() as page:
         with served(tmp_path / "jobs") as port:
             proxy.target = port
@@ -150,7 +165,7 @@ def test_a_job_is_watched_from_start_to_end_behind_a_proxy(job, tmp_path):
             page.locator("#lost", has_text="cannot be reached").wait_for()
             copy_files(job, folder, files[third : 2 * third])
             proxy.down = False
-            page.wait_for_function(f"{length} > {before}")
+            until(lambda: page.evaluate(f"{length} > {before}"), LONG_MS / 1000)
             page.locator("#lost").wait_for(state="hidden")
             before = page.evaluate(length)
 
@@ -158,7 +173,7 @@ def test_a_job_is_watched_from_start_to_end_behind_a_proxy(job, tmp_path):
         with served(tmp_path / "jobs", port) as again:
             assert again == port
             copy_files(job, folder, files[2 * third :])
-            page.wait_for_function(f"{length} > {before}")
+            until(lambda: page.evaluate(f"{length} > {before}"), LONG_MS / 1000)
             end(folder)
             page.locator("#state", has_text="ended").wait_for()
             page.locator("#verdict .badge", has_text="Waiting for data").wait_for()
@@ -166,14 +181,11 @@ def test_a_job_is_watched_from_start_to_end_behind_a_proxy(job, tmp_path):
             assert page.evaluate("location.host") in page.url
             assert page.problems == []
             assert all(path.startswith(BASE) for path in proxy.seen)
-    proxy.shutdown()
-    proxy.server_close()
 
 
-def test_polls_where_a_proxy_lets_no_stream_through(job, tmp_path):
+def test_polls_where_a_proxy_lets_no_stream_through(job, proxy, tmp_path):
     folder, files = tmp_path / "job", data_files(job)
     copy_files(job, folder, files[: len(files) // 2])
-    proxy = Proxy()
     proxy.streams_held = True
     with served(folder) as proxy.target, chromium() as page:
         page.goto(f"{proxy.url}?token=known")
@@ -183,14 +195,11 @@ def test_polls_where_a_proxy_lets_no_stream_through(job, tmp_path):
         end(folder)
         page.locator("#state", has_text="ended").wait_for()
         assert any("/updates" in path for path in proxy.seen)
-    proxy.shutdown()
-    proxy.server_close()
 
 
-def test_a_moment_has_an_address_and_what_is_read_stays(job, tmp_path):
+def test_a_moment_has_an_address_and_what_is_read_stays(job, proxy, tmp_path):
     folder, files = tmp_path / "job", data_files(job)
     copy_files(job, folder, files[: len(files) // 2])
-    proxy = Proxy()
     with served(folder) as proxy.target, chromium() as page:
         page.goto(f"{proxy.url}?token=known")
         link = page.get_by_role("link", name="job", exact=True).get_attribute("href")
@@ -199,7 +208,7 @@ def test_a_moment_has_an_address_and_what_is_read_stays(job, tmp_path):
         axis = "document.querySelector('#chart > svg:last-child').textContent"
         shown = page.evaluate(axis)
         page.get_by_role("button", name="Zoom in").click()
-        page.wait_for_function("location.hash === '#t=15.00,25.00'")
+        until(lambda: page.evaluate("location.hash === '#t=15.00,25.00'"), LONG_MS / 1000)
         assert page.evaluate(axis) != shown
         zoomed = page.evaluate(axis)
         copy_files(job, folder, files[len(files) // 2 :])
@@ -207,18 +216,15 @@ def test_a_moment_has_an_address_and_what_is_read_stays(job, tmp_path):
         page.locator("#state", has_text="ended").wait_for()
         assert page.evaluate(axis) == zoomed
         page.get_by_role("button", name="All: show the whole job").click()
-        page.wait_for_function("location.hash === ''")
+        until(lambda: page.evaluate("location.hash === ''"), LONG_MS / 1000)
         assert page.problems == []
-    proxy.shutdown()
-    proxy.server_close()
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1100), ("dark", 360)])
-def test_is_accessible_and_fits(job, tmp_path, scheme, width):
+def test_is_accessible_and_fits(job, proxy, tmp_path, scheme, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
     copy_files(job, tmp_path / "jobs" / NASTY, data_files(job))
     copy_files(job, tmp_path / "jobs" / "other", data_files(job))
-    proxy = Proxy()
     with (
         served(tmp_path / "jobs") as proxy.target,
         chromium(color_scheme=scheme, viewport={"width": width, "height": 800}) as page,
@@ -232,18 +238,13 @@ def test_is_accessible_and_fits(job, tmp_path, scheme, width):
             if selector == ".badge":
                 page.get_by_role("link", name="other").click()
         assert page.problems == []
-    proxy.shutdown()
-    proxy.server_close()
 
 
-def test_works_without_script(job, tmp_path):
+def test_works_without_script(job, proxy, tmp_path):
     copy_files(job, tmp_path / "job", data_files(job))
     end(tmp_path / "job")
-    proxy = Proxy()
     with served(tmp_path / "job") as proxy.target, chromium(java_script_enabled=False) as page:
         page.goto(f"{proxy.url}?token=known")
         page.get_by_role("link", name="job", exact=True).click()
         until(lambda: page.reload() and page.locator("#verdict .badge").count())
         assert page.locator("#verdict .badge").inner_text() == "Waiting for data"
-    proxy.shutdown()
-    proxy.server_close()
