@@ -111,8 +111,9 @@ def _local_job(folder: Path) -> Found:
     times = [path.stat().st_mtime for path in _latest(base) if path.exists()]
     changed = max(times, default=0.0)
     run = read_state(folder)
-    over = run.is_over if run is not None else any((base / marker).exists() for marker in END_MARKERS)
-    state = "ended" if over or time.time() - changed > SILENT_S else "running"
+    marked = any((base / marker).exists() for marker in END_MARKERS)
+    over = run.is_over if run is not None else marked or time.time() - changed > SILENT_S
+    state = "ended" if over else "running"
     name = job_name(str(folder.resolve()))
     return Found(job_id(name, where), name, where, changed, state, saved_verdict(folder))
 
