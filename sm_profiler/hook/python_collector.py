@@ -261,7 +261,7 @@ class PythonCollector(Collector):
         if (other := other_profiler()) is not None:
             raise RuntimeError(other)
         profiler: PythonProfiler
-        profiler = Pyinstrument() if self._config.profiler == "pyinstrument" else CProfile(self._timer())
+        profiler = Pyinstrument() if self._config.profiler == Pyinstrument.name else CProfile(self._timer())
         profiler.start()
         self._profiler, self._began = profiler, point
         self._on_main_thread = threading.current_thread() is threading.main_thread()
@@ -329,7 +329,7 @@ class PythonCollector(Collector):
             began.mode, began.step, began.phase, began.at_us, ended.mode, ended.step, ended.phase, ended.at_us
         )
         for name, content in profiler.files().items():
-            place = stats_path(session.adapter.framework, self._config.profiler, session.source, window, name)
+            place = stats_path(session.adapter.framework, profiler.name, session.source, window, name)
             path = session.root / place
             if name == RAW_SESSION:
                 self._folder = self._folder or Path(tempfile.mkdtemp(prefix="sm-profiler-"))

@@ -27,7 +27,13 @@ TIMERS: dict[str, Callable[[], float]] = {  # besides total_time, which cProfile
 
 
 class PythonProfiler(Protocol):
-    """One run of a profiler."""
+    """One run of a profiler.
+
+    Attributes:
+        name: in requests and in paths.
+    """
+
+    name: str
 
     def start(self) -> None:
         """Start."""
@@ -108,6 +114,8 @@ class TimeLimit:
 class CProfile:
     """The standard library's deterministic profiler."""
 
+    name = "cprofile"
+
     def __init__(self, timer: str) -> None:
         self._profile = cProfile.Profile(TIMERS[timer]) if timer in TIMERS else cProfile.Profile()
 
@@ -127,6 +135,8 @@ class CProfile:
 
 class Pyinstrument:
     """Pyinstrument, version 5 or newer."""
+
+    name = "pyinstrument"
 
     def __init__(self) -> None:
         from pyinstrument import Profiler  # noqa: PLC0415 - an optional dependency

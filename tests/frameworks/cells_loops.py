@@ -1,6 +1,6 @@
 """Train thirty steps, with windows that change while the job runs: run by test_cells.py.
 
-The argument is a folder, in which SM_PROFILER_CONFIG lies; with `own`, the loop is TensorFlow's instead of Keras's.
+The argument is a folder, in which SM_PROFILER_CONFIG lies; with `own`, the loop is TensorFlow's or JAX's instead of Keras's.
 """
 
 import json
@@ -79,6 +79,35 @@ def of_tensorflow(_folder):
     yield epoch
 
 
+def of_jax(folder):
+    import jax
+    import jax.numpy as jnp
+    from torch.utils.data import DataLoader
+
+    class Loaded:
+        def __len__(self):
+            return ROWS
+
+        def __getitem__(self, index):
+            return load()
+
+    @jax.jit
+    def step(weights, x, y):
+        return weights - 0.1 * jax.grad(lambda weights: jnp.mean((jnp.tanh(x @ weights) - y) ** 2))(weights)
+
+    weights = jnp.ones((8, 1))
+
+    def epoch():
+        nonlocal weights
+        for x, y in DataLoader(Loaded(), batch_size=None):
+            weights = step(weights, x.numpy(), y.numpy())
+
+    yield epoch
+    np.savez(folder / "weights.npz", weights)
+    yield epoch
+    yield epoch
+
+
 def change(folder):
     """Ask for other windows, as a user does who edits the file."""
     from sm_profiler.hook import get_hook
@@ -95,8 +124,9 @@ def change(folder):
 
 if __name__ == "__main__":
     where = Path(sys.argv[1])
+    own = (of_jax if keras.backend.backend() == "jax" else of_tensorflow) if "own" in sys.argv else of_keras
     parts = []
-    for number, part in enumerate((of_tensorflow if "own" in sys.argv else of_keras)(where)):
+    for number, part in enumerate(own(where)):
         if number == 2:
             change(where)
         DIARY.clear()

@@ -12,6 +12,7 @@ COLUMNS = [pytest.param((one, "keras"), id=f"keras-{one}") for one in BACKENDS i
 COLUMNS += [
     pytest.param(("torch", "keras"), id="keras-torch", marks=BACKENDS[-1].marks),
     pytest.param(("tensorflow", "own"), id="tensorflow"),
+    pytest.param(("jax", "own"), id="jax"),
 ]
 WINDOWS = {
     "DataloaderProfilingConfig": {"StartStep": 0, "NumSteps": 10_000, "MetricsRegex": ".*GetNext"},
@@ -94,9 +95,10 @@ def test_the_filter_of_metrics_chooses_what_is_recorded(column):
 
 
 def test_a_checkpoint_has_its_size_and_line(column):
-    _, is_keras, _, rows, _ = column
+    backend, is_keras, _, rows, _ = column
     saves = [one for one in rows if one["phase"] == "sm_profiler/save"]
-    assert bool(saves) is is_keras
+    assert bool(saves) is (is_keras or backend == "jax")  # numpy.savez
     for one in saves:
-        assert one["args"]["bytes"] > 1000
+        if is_keras:  # numpy's is so short that it is only summed
+            assert one["args"]["bytes"] > 1000
         assert one["args"]["file"].endswith("cells_loops.py")
