@@ -100,7 +100,7 @@ def _with_report(row: FleetJob, report: ReportJson, facts: Facts) -> FleetJob:
         gpus=len(job.gpus),
         steps=_count(job.ranks[0].train_steps) if job.ranks else None,
         steps_per_second=speed,
-        step_ms=1000 / speed if speed else None,
+        step_ms=_positive(1000 / speed) if speed else None,
         profiling_cost=_positive(job.profiler_overhead),
         loader_workers=_count(job.loader.num_workers) if job.loader and job.loader.num_workers >= 0 else None,
         nodes=_nodes(report),
