@@ -67,6 +67,9 @@ TINY_STEP_MS = T(
     3.0, "launching a few hundred operators from Python takes 1 to 3 ms: shorter steps are mostly overhead"
 )
 TINY_COMPILED_MS = T(0.4, "one call of a function of jax.jit takes 0.03 to 0.2 ms, however little it computes")
+TINY_GRAPH_MS = T(
+    1.0, "one call of a tf.function takes 0.2 to 0.5 ms beside its operators, which C++ launches in 1 to 3 µs each"
+)
 ONE_CALL = T(0.5, "of an iteration in compiled functions: its step is one call instead of hundreds of operators")
 TINY_STEP_MIN_LOSS = T(0.3, "share; the least that overhead takes of a step this short")
 TINY_STEP_MAX_LOSS = T(0.9, "share; some of even the smallest step is arithmetic")

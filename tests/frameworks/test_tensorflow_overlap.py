@@ -38,7 +38,12 @@ def test_nothing_is_hidden_where_one_follows_the_other():
 
 def test_a_single_slow_end_of_a_run_hides_no_more_than_usual():
     overlap = Overlap()
-    for _ in range(4):
-        overlap.hidden(*side_by_side(50, 10))
     waits, end = side_by_side(50, 10)
-    assert overlap.hidden(waits, end + 500) == (BATCHES - 1) * 10
+    for late in (0, 5, 500):
+        assert overlap.hidden(waits, end + late) == (BATCHES - 1) * 10
+
+
+def test_training_and_evaluation_compute_for_different_times():
+    overlap = Overlap()
+    assert overlap.hidden(*side_by_side(50, 10), "evaluation") == (BATCHES - 1) * 10
+    assert overlap.hidden(*side_by_side(50, 30), "training") == (BATCHES - 1) * 30

@@ -6,7 +6,7 @@ from report_helpers import metrics_of, verdict_of
 
 from sm_profiler.formats import event_names
 from sm_profiler.report.classes import Class
-from sm_profiler.report.policy import TINY_COMPILED_MS
+from sm_profiler.report.policy import TINY_COMPILED_MS, TINY_GRAPH_MS
 
 JAX = ({"framework": "jax"},)
 
@@ -52,11 +52,16 @@ def test_work_beside_the_compiled_function_is_found():
 
 
 @pytest.mark.parametrize(
-    ("step_ms", "kind"), [(TINY_COMPILED_MS * 0.5, Class.HOST_BOUND), (TINY_COMPILED_MS * 2, Class.BALANCED)]
-)
-def test_a_step_of_one_call_is_tiny_below_the_cost_of_a_call(step_ms, kind):
+    ("framework", "step_ms", "kind"),
+    [
+        ("jax", TINY_COMPILED_MS * 0.5, Class.HOST_BOUND), ("jax", TINY_COMPILED_MS * 2, Class.BALANCED),
+        ("tensorflow", TINY_GRAPH_MS * 0.5, Class.HOST_BOUND), ("tensorflow", TINY_GRAPH_MS * 1.5, Class.BALANCED),
+        ("keras", TINY_GRAPH_MS * 0.5, Class.HOST_BOUND), ("keras", TINY_GRAPH_MS * 1.5, Class.BALANCED),
+    ],
+)  # fmt: skip
+def test_a_step_of_one_call_is_tiny_below_the_cost_of_a_call(framework, step_ms, kind):
     steps = round(20_000 / step_ms)
-    assert verdict_of(compiled(steps, call=step_ms / 1e3), metadata=JAX).kind is kind
+    assert verdict_of(compiled(steps, call=step_ms / 1e3), metadata=({"framework": framework},)).kind is kind
 
 
 def test_recompilations_by_jax_get_advice_for_jax():

@@ -129,5 +129,5 @@ class TensorFlowAdapter(FrameworkAdapter):
         if waits:
             for start, end in waits:
                 self.stages.batch("tf.data", start, end)
-            hidden = self._overlap.hidden(inside, now)
+            hidden = self._overlap.hidden(inside, now, self.session.tracker.mode)
             self.session.tracker.waited("tf.data", sum(end - start for start, end in waits) - hidden)

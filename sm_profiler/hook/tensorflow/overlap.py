@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
-from collections import deque
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Hashable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sm_profiler.hook.tensorflow.stopwatch import Times
 
-RECENT = 9  # runs; the median of their last batches is the computation of one
+RECENT = 3  # runs; the shortest of their last batches is the computation of one, which other load only lengthens
 
 
 class Overlap:
@@ -22,19 +21,21 @@ class Overlap:
     """
 
     def __init__(self) -> None:
-        self._alone: deque[int] = deque(maxlen=RECENT)
+        self._alone: dict[Hashable, deque[int]] = defaultdict(lambda: deque(maxlen=RECENT))
 
-    def hidden(self, waits: Sequence[Times], end_ns: int) -> int:
+    def hidden(self, waits: Sequence[Times], end_ns: int, kind: Hashable = None) -> int:
         """Return the nanoseconds of the waits of a run during which it also computed.
 
         Args:
             waits: the run's fetches, in time order.
             end_ns: end of the run.
+            kind: what the run does; training and evaluation compute for different times.
         """
         if not waits[1:]:
             return 0
-        self._alone.append(max(end_ns - waits[-1].end_ns, 0))
-        computing = round(statistics.median(self._alone))
+        alone = self._alone[kind]
+        alone.append(max(end_ns - waits[-1].end_ns, 0))
+        computing = min(alone)
         if 2 * (waits[1].start_ns - waits[0].end_ns) > computing:  # one after the other
             return 0
         return sum(min(later.end_ns - later.start_ns, computing) for _, later in pairwise(waits))

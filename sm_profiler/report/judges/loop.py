@@ -115,7 +115,9 @@ def tiny_ms(context: JudgeContext) -> float:
     """Return the milliseconds below which launching dominates a step: less if a step is one compiled call."""
     compiled = context.mean(lambda rank: rank.share_of_iterations("compiled")) >= policy.ONE_CALL
     one_by_one = any(one.get("framework") in _RUN_OPERATORS for one in context.metrics.metadata)
-    return float(policy.TINY_COMPILED_MS if compiled and not one_by_one else policy.TINY_STEP_MS)
+    if not compiled:
+        return float(policy.TINY_STEP_MS)
+    return float(policy.TINY_GRAPH_MS if one_by_one else policy.TINY_COMPILED_MS)
 
 
 def _typical(context: JudgeContext, key: str) -> float:
