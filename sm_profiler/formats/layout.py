@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from sys import intern
 
 import attrs
 
@@ -138,7 +139,7 @@ class TraceFile:
     @property
     def node(self) -> str:
         """Node and process in the readers' notation, `algo-1-0`."""
-        return shown_node(self.source)
+        return intern(shown_node(self.source))
 
     @property
     def at_us(self) -> int:
@@ -255,9 +256,9 @@ def parse_path(path: str) -> Parsed | None:
         return None
     if path.startswith(SYSTEM + "/"):
         match = _SYSTEM_FILE.fullmatch(path)
-        return SystemFile(match["node"], int(match["minute"])) if match else None
+        return SystemFile(intern(match["node"]), int(match["minute"])) if match else None
     if match := _TRACE_FILE.fullmatch(path):
-        return TraceFile(int(match["end"]), match["source"], match["kind"])
+        return TraceFile(int(match["end"]), intern(match["source"]), intern(match["kind"]))
     return _parse_detailed(path) or _parse_stats(path)
 
 

@@ -13,6 +13,7 @@ from sm_profiler.formats.system_reader import SystemRows
 from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent, TraceRows
 from sm_profiler.source.cache import Copy, Reading
 from sm_profiler.source.item import Item
+from sm_profiler.source.packed import Packed
 from sm_profiler.source.streams import Streams
 from sm_profiler.source.wire import Rows
 
@@ -149,6 +150,6 @@ class ColumnBuilder:
     def _close_span(self) -> None:
         if self._span:
             copy, start, stop = self._span
-            everything = start == 0 and stop == len(copy.columns)
+            everything = start == 0 and stop == len(copy.columns) and not isinstance(copy.columns, Packed)
             self._tables.append(copy.columns if everything else copy.columns[start:stop])
             self._span = None

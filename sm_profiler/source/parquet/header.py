@@ -43,9 +43,9 @@ class SourceFile(msgspec.Struct):
     rows: int
     joined: int = 0
     outcome: tuple[str, int, str] = ("read", 0, "")
-    metadata: list[dict[str, Any]] = []
-    ends: list[tuple[Key, float, str]] = []
-    begins: list[tuple[Key, tuple[str, str, int, int], float, str]] = []
+    metadata: tuple[dict[str, Any], ...] = ()
+    ends: tuple[tuple[Key, float, str], ...] = ()
+    begins: tuple[tuple[Key, tuple[str, str, int, int], float, str], ...] = ()
 
     @property
     def info(self) -> FileInfo:
@@ -110,6 +110,10 @@ def decode(data: bytes) -> Header:
             raise SourceError(
                 f"written with version {version} of the schema, which is newer than this one ({VERSION}): update sm-profiler"
             )
-        return _HEADER.decode(text)
+        header = _HEADER.decode(text)
     except (zlib.error, msgspec.MsgspecError) as error:
         raise ValueError(str(error)) from error
+    outcomes: dict[tuple[str, int, str], tuple[str, int, str]] = {}
+    for file in header.files:  # a long job has a hundred thousand, most of them read as they were
+        file.outcome = outcomes.setdefault(file.outcome, file.outcome)
+    return header

@@ -15,6 +15,7 @@ from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent, TraceRows
 from sm_profiler.source.cache import Copy, Reading
 from sm_profiler.source.column_builder import FileRows
 from sm_profiler.source.item import Item
+from sm_profiler.source.packed import Packed
 from sm_profiler.source.parquet import paths
 from sm_profiler.source.parquet.header import SourceFile
 from sm_profiler.source.parquet.paths import Part
@@ -204,7 +205,7 @@ class ParquetStorage:
 def _group(place: Place) -> Copy | str:
     """Return the rows of a row group, or why they cannot be used."""
     try:
-        return Copy(place.part.columns(place.file.group), (), Streams())
+        return Copy(Packed(place.part.columns(place.file.group)), (), Streams())
     except ValueError as error:
         return f"{place.part.info.key}: {error}"
 

@@ -82,8 +82,8 @@ class PartWriter:
             SourceFile(
                 item.info.key, item.info.size, item.info.etag, item.info.mtime, item.at_us, item.start_us, self._group,
                 piece.count, piece.count - raw.count, (raw.outcome.status, raw.outcome.lost, raw.outcome.reason),
-                list(raw.metadata), [(end.key, end.end_us, end.args) for end in ends],
-                [(event.key, event.head, event.start_us, event.args) for event in begins],
+                tuple(raw.metadata), tuple((end.key, end.end_us, end.args) for end in ends),
+                tuple((event.key, event.head, event.start_us, event.args) for event in begins),
             )
         )  # fmt: skip
         self._builder.add(piece)

@@ -1,0 +1,61 @@
+"""Columns in a third of their memory, for rows that wait to be delivered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from sm_profiler.formats.columns import Category
+
+
+@attrs.frozen(eq=False)
+class _Narrow:
+    """A column of whole numbers with as few bytes as its values need; one number if all are equal."""
+
+    values: NDArray[Any]
+    length: int
+    kind: np.dtype[Any]
+
+    @classmethod
+    def of(cls, column: NDArray[Any]) -> _Narrow:
+        low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
+        if low == high:
+            return cls(np.full(1, low, column.dtype), len(column), column.dtype)
+        return cls(
+            column.astype(np.promote_types(np.min_scalar_type(low), np.min_scalar_type(high))),
+            len(column),
+            column.dtype,
+        )
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        if len(self.values) == 1:
+            return np.full(len(range(*rows.indices(self.length))), self.values[0], self.kind)
+        return self.values[rows].astype(self.kind)
+
+
+class Packed:
+    """Rows of system metrics or events; a slice returns them as columns again."""
+
+    def __init__(self, columns: Any) -> None:
+        """Pack columns."""
+        self._kind, self._length = type(columns), len(columns)
+        self._texts: dict[str, tuple[str, ...]] = {}
+        self._columns: dict[str, Any] = {}
+        for field in attrs.fields(self._kind):
+            column = getattr(columns, field.name)
+            if isinstance(column, Category):
+                self._texts[field.name], column = column.values, column.codes
+            self._columns[field.name] = np.array(column) if column.dtype.kind == "f" else _Narrow.of(column)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, rows: slice) -> Any:
+        found = {name: column[rows] for name, column in self._columns.items()}
+        return self._kind(**{
+            name: Category(column, self._texts[name]) if name in self._texts else column.copy()
+            for name, column in found.items()
+        })  # fmt: skip
