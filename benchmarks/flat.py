@@ -38,11 +38,10 @@ START_S = 1_700_002_800  # a full hour
 GPUS = 8
 HOUR_US = 3_600_000_000
 RUN = """
-import contextlib, io, json, os, resource, sys, tempfile
-from sm_profiler.cli import main
-with tempfile.TemporaryDirectory() as out, contextlib.redirect_stdout(io.StringIO()):
-    os.environ["XDG_CACHE_HOME"] = out
-    main(["report", sys.argv[1], "--out", out + "/report"])
+import json, resource, sys
+from sm_profiler.report import build_report
+from sm_profiler.source import open_source
+build_report(open_source(sys.argv[1], cache=False, progress=False))
 used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
 print(json.dumps({"own_mb": used[0].ru_maxrss / 1024, "helper_mb": used[1].ru_maxrss / 1024,
                   "cpu_s": sum(one.ru_utime + one.ru_stime for one in used)}))

@@ -176,7 +176,9 @@ class StepFold:
         if overhead.any():
             self._overhead[node] = self._overhead.get(node, 0.0) + float(events.duration_us[overhead].sum())
         is_step = kinds == _STEP
-        self._pids.setdefault(node, set()).update(int(pid) for pid in np.unique(events.pid[is_step]) if pid >= 0)
+        found = events.pid[is_step]
+        found = found[:1] if (found == found[:1]).all() else np.unique(found)  # one of each process, as a rule
+        self._pids.setdefault(node, set()).update(int(pid) for pid in found if pid >= 0)
         loop = ~overhead & (events.worker_id < 0) | is_step | (kinds == column(LOADER))
         loop &= ~overhead
         if not loop.any():

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from sm_profiler.formats.columns import Category
 
+_KINDS = (np.int8, np.int16, np.int32, np.int64)
+
 
 @attrs.frozen(eq=False)
 class _Narrow:
@@ -24,8 +26,9 @@ class _Narrow:
         low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
         if low == high:
             return cls(np.full(1, low, column.dtype), len(column), column.dtype)
+        fits = [kind for kind in _KINDS if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max]
         return cls(
-            column.astype(np.promote_types(np.min_scalar_type(low), np.min_scalar_type(high))),
+            column.astype(min(fits, key=lambda kind: kind().itemsize, default=column.dtype.type)),
             len(column),
             column.dtype,
         )
