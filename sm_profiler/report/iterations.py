@@ -9,7 +9,9 @@ from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.report import parts, policy
 from sm_profiler.report.attempts import same_attempt
 from sm_profiler.report.part_table import PartTable
-from sm_profiler.report.step_fold import GC, OWN, OWN_IN_STEP, TRAIN, StepRows, column
+from sm_profiler.report.step_fold import GC, OWN, OWN_IN_STEP, RESULTS, TRAIN, StepRows, column
+
+_ANY = 1e-7  # seconds; less is rounding
 
 
 @attrs.frozen(eq=False)
@@ -72,7 +74,10 @@ def iterations_of(
     seconds = {part.key: steps.seconds(part.key)[rows] for part in parts.phases()}
     phases = np.sum(list(seconds.values()), axis=0)
     step = steps.duration[rows] / 1e6 - steps.seconds(OWN_IN_STEP)[rows]
-    known = (phases > 0) | ((waits[rows] > 0) & (not on_device))
+    called = phases - steps.seconds(RESULTS)[rows]  # waiting for results is recorded for every step
+    known = (called > _ANY) | ((waits[rows] > 0) & (not on_device))
+    if not known.any():
+        known = phases > 0
     if not known.any():  # only steps were recorded: all of a step counts as work
         known = np.ones(len(rows), np.bool_)
     fits = np.minimum(length / np.maximum(phases + waits[rows], 1e-12), 1.0)  # overlapping parts take no more than all

@@ -366,9 +366,11 @@ def _spread_in_stretches(rows: StepRows, follows: Mask, chosen: Mask) -> tuple[S
         values[at] = getattr(spread, name)
         return values
 
-    compiled = rows.parts[:, column("compiled")].copy()
-    compiled[at] = spread.parts[:, column("compiled")]
-    table = rows.parts.with_columns({column("compiled"): compiled})
+    divided = {}
+    for place in (column("compiled"), column(RESULTS)):
+        divided[place] = rows.parts[:, place].copy()
+        divided[place][at] = spread.parts[:, place]
+    table = rows.parts.with_columns(divided)
     return attrs.evolve(rows, start=written("start"), duration=written("duration"), parts=table), known & chosen
 
 
@@ -388,5 +390,7 @@ def spread_results(rows: StepRows) -> StepRows:
     each = (np.bincount(group, waited) / np.maximum(count, 1))[group]
     first = np.cumsum(count) - count
     before = (np.arange(len(rows)) - first[group]) * each
-    table = table.with_columns({column("compiled"): table[:, column("compiled")] + each - waited})
+    table = table.with_columns(
+        {column("compiled"): table[:, column("compiled")] + each - waited, column(RESULTS): each}
+    )
     return attrs.evolve(rows, start=rows.start + before, duration=rows.duration + each - waited, parts=table)

@@ -51,6 +51,28 @@ def test_work_beside_the_compiled_function_is_found():
     assert verdict_of(compiled(600, read=0.1, outside=0.01), metadata=JAX).kind is Class.SYNC_BOUND
 
 
+@pytest.mark.parametrize("every", [1, 8])
+def test_steps_without_phases_are_not_judged_by_their_results_alone(every):
+    """The hook records phases of every nth step while it is short of time, but waiting for results always."""
+    rows, now = [], 1.0
+    for step in range(600):
+        if step % 2 == 0:
+            rows.append((event_names.DATALOADER_WAIT, "Loader", now, 0.008, "algo-1-0", step))
+        begin = now = now + 0.008
+        if step % 2 == 0:
+            rows.append((event_names.COMPILED_STEP, "train_step", now, 0.0005, "algo-1-0", step))
+        now += 0.0005
+        if step % every == every - 1:
+            rows.append((event_names.RESULTS, "block_until_ready", now, 0.001 * every, "algo-1-0", step))
+            now += 0.001 * every
+        rows.append(("Step:ModeKeys.TRAIN", "Step:ModeKeys.TRAIN", begin, now - begin, "algo-1-0", step))
+    (rank,) = metrics_of(rows, metadata=JAX).ranks
+    known = rank.iterations.known
+    assert abs(int(known.sum()) - len(known) / 2) <= 8
+    assert rank.iterations.seconds["outside"][known].max() < 0.0005
+    assert verdict_of(rows, metadata=JAX).kind is Class.INPUT_BOUND
+
+
 @pytest.mark.parametrize(
     ("framework", "step_ms", "kind"),
     [
