@@ -1,8 +1,11 @@
 """Measure reports of a long job: from JSON and Parquet, in one process and with several, and what compact costs.
 
-    python benchmarks/scale.py [--hours 8] [--nodes 1] [--gpus 8] [--job FOLDER] [--workers 1,2] [--parts 4,8,16]
+    python benchmarks/scale.py [--hours 8 | --rows 100e6] [--nodes 1] [--gpus 8] [--job FOLDER] [--workers 1,2]
+        [--parts 4,8,16] [--no-parquet]
 
-The job is made hour by hour, in as many processes as there are processors.
+The job is made hour by hour, in as many processes as there are processors, and deleted at the end. 100 million rows are
+12 GB: `--rows 100e6 --nodes 8 --no-parquet --parts 8`. CPU seconds of this process are those that more workers do not
+shorten.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from pathlib import Path
 
 MAKE_JOB = Path(__file__).parents[1] / "tests" / "tools" / "make_job.py"
 START_S = 1_700_000_040
+EVENTS_OF_A_STEP = 8
 RUN = """
 import json, resource, sys, time
 from sm_profiler.report import build_report
@@ -35,7 +39,8 @@ seconds = time.perf_counter() - started
 used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
 steps = sum(len(rank.steps) for rank in report.metrics.ranks)
 print(json.dumps({"s": seconds, "own_mb": used[0].ru_maxrss / 1024, "worker_mb": used[1].ru_maxrss / 1024,
-                  "cpu_s": sum(one.ru_utime + one.ru_stime for one in used), "parts": len(crossed),
+                  "cpu_s": sum(one.ru_utime + one.ru_stime for one in used),
+                  "own_s": used[0].ru_utime + used[0].ru_stime, "parts": len(crossed),
                   "crossed_mb": sum(crossed) / 1e6, "rows": report.metrics.system.rows, "steps": steps}))
 """
 
@@ -66,6 +71,12 @@ def make(folder: Path, options: argparse.Namespace) -> Path:
     return job
 
 
+def rows_per_hour(options: argparse.Namespace) -> float:
+    """Return the measurements and events of an hour: twice a second, and of each step of each GPU."""
+    measured = 3600 * 2 * (options.cpus + 7 * options.gpus)
+    return options.nodes * (measured + 3600 * options.steps_per_second * options.gpus * EVENTS_OF_A_STEP)
+
+
 def measure(where: Path, executor: str = "", parts: int = 0) -> dict:
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(where), executor, str(parts)], capture_output=True, text=True, check=True
@@ -76,6 +87,7 @@ def measure(where: Path, executor: str = "", parts: int = 0) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--hours", type=int, default=8)
+    parser.add_argument("--rows", type=float, help="make as many hours as have about so many rows")
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--cpus", type=int, default=32)
@@ -83,35 +95,46 @@ def main() -> None:
     parser.add_argument("--job", type=Path, help="a profile to read instead of a synthetic one")
     parser.add_argument("--workers", default="1,2")
     parser.add_argument("--parts", default="", help="parts per worker, one run each with the most workers")
+    parser.add_argument("--no-parquet", action="store_true")
+    parser.add_argument("--folder", help="where the job is made (default: the temporary folder)")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="sm-profiler-scale-") as name:
+    if options.rows:
+        options.hours = max(round(options.rows / rows_per_hour(options)), 2)
+    with tempfile.TemporaryDirectory(prefix="sm-profiler-scale-", dir=options.folder) as name:
         folder = Path(name)
         job = options.job or make(folder, options)
         size = sum(file.stat().st_size for file in job.rglob("*") if file.is_file())
         print(f"{size / 1e6:,.0f} MB of JSON")
-        command = [sys.executable, "-m", "sm_profiler", "compact", str(job), "--out", str(folder / "parquet")]
-        print(subprocess.run(command, capture_output=True, text=True, check=True).stderr.strip())
-        print("\n| read | seconds | CPU seconds | MiB | largest helper, MiB | parts | MB from the workers |")
-        print("|---|---|---|---|---|---|---|")
-        most = max(map(int, options.workers.split(",")))
-        runs = [("JSON, one process", job, "", 0), ("Parquet, one process", folder / "parquet", "", 0)]
-        for label, where in (("JSON", job), ("Parquet", folder / "parquet")):
-            runs += [
-                (f"{label}, local:{count}", where, f"local:{count}", 0)
-                for count in map(int, options.workers.split(","))
-            ]
-        runs += [
-            (f"JSON, local:{most}, {each} parts each", job, f"local:{most}", int(each))
-            for each in filter(None, options.parts.split(","))
-        ]
-        for label, where, executor, parts in runs:
-            found = measure(where, executor, parts)
-            print(
-                f"| {label} | {found['s']:.1f} | {found['cpu_s']:.1f} | {found['own_mb']:.0f} | {found['worker_mb']:.0f} |"
-                f" {found['parts'] or 1} | {found['crossed_mb']:.1f} |",
-                flush=True,
-            )
+        sources = {"JSON": job}
+        if not options.no_parquet:
+            sources["Parquet"] = folder / "parquet"
+            command = [sys.executable, "-m", "sm_profiler", "compact", str(job), "--out", str(folder / "parquet")]
+            print(subprocess.run(command, capture_output=True, text=True, check=True).stderr.strip())
+        print(
+            "\n| read | seconds | CPU seconds | of this process | MiB | largest helper, MiB | parts | MB from the workers |"
+        )
+        print("|---|---|---|---|---|---|---|---|")
+        counts = sorted(map(int, options.workers.split(",")))
+        times = {}
+        for label, where in sources.items():
+            runs = [("one process", "", 0), *((f"local:{count}", f"local:{count}", 0) for count in counts)]
+            if where == job:
+                runs += [
+                    (f"local:{counts[-1]}, {each} parts each", f"local:{counts[-1]}", int(each))
+                    for each in filter(None, options.parts.split(","))
+                ]
+            for kind, executor, parts in runs:
+                found = measure(where, executor, parts)
+                times[label, kind] = found
+                print(
+                    f"| {label}, {kind} | {found['s']:.1f} | {found['cpu_s']:.1f} | {found['own_s']:.1f} |"
+                    f" {found['own_mb']:.0f} | {found['worker_mb']:.0f} | {found['parts'] or 1} | {found['crossed_mb']:.1f} |",
+                    flush=True,
+                )
         print(f"\n{found['rows']:,} measurements, {found['steps']:,} steps")
+        for label in sources:
+            first, last = (times[label, f"local:{count}"] for count in (counts[0], counts[-1]))
+            print(f"{label}: {counts[-1]} workers are {first['s'] / last['s']:.2f} times as fast as {counts[0]}")
 
 
 if __name__ == "__main__":

@@ -67,19 +67,18 @@ def fold_with(  # noqa: PLR0913 - keyword arguments, one an independent choice
             )
             for one in planned
         ]  # fmt: skip
-        answers = list(_answers(pool, planned, tasks, source))
-    tree = SliceTree()
-    quality: list[FileQuality] = []
-    metadata: dict[str, tuple[dict[str, Any], ...]] = {}
-    for answer in answers:
-        if answer.error:
-            raise SourceError(answer.error)
-        if answer.irregular:
-            return None
-        quality += [FileQuality(*one) for one in answer.quality]
-        metadata |= {path: tuple(records) for path, records in answer.metadata.items()}
-        for level, number, state in answer.states:
-            tree.add(level, number, decode_slice(state, parameters))
+        tree = SliceTree()
+        quality: list[FileQuality] = []
+        metadata: dict[str, tuple[dict[str, Any], ...]] = {}
+        for answer in _answers(pool, planned, tasks, source):  # merged while the workers fold the next parts
+            if answer.error:
+                raise SourceError(answer.error)
+            if answer.irregular:
+                return None
+            quality += [FileQuality(*one) for one in answer.quality]
+            metadata |= {path: tuple(records) for path, records in answer.metadata.items()}
+            for level, number, state in answer.states:
+                tree.add(level, number, decode_slice(state, parameters))
     source.adopt(quality, metadata)
     return tree.whole()
 
