@@ -30,7 +30,7 @@ from sm_profiler.storage import Storage, open_storage
 
 ACCOUNT = "account:"
 READERS = 8  # threads
-BATCH = 256  # jobs whose small files are in memory
+BATCH = 32  # jobs whose small files are in memory: at most 1 GiB, however large strangers make them
 SETTLED_S = 86400.0  # after the end of a job of an account; its rules have ended, too
 SAVED_S = 60.0  # between two writes of the index while jobs are judged
 

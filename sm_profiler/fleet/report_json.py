@@ -10,7 +10,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.printable import one_line
 from sm_profiler.report.model import SCHEMA_VERSION
 
-MAX_BYTES = 64 << 20
+MAX_BYTES = 32 << 20  # of a report.json: one of 10,000 ranks has 6 MB
 
 
 class Interval(msgspec.Struct):

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -282,3 +283,32 @@ def test_wrong_options_are_one_line(jobs, capsys, options):
 def test_sources_that_do_not_exist_are_one_line(tmp_path, capsys):
     assert main(["fleet", str(tmp_path / "none")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_runs_beside_each_other_leave_a_whole_index(jobs, tmp_path, monkeypatch):
+    with ThreadPoolExecutor(4) as threads:
+        fleets = list(threads.map(lambda _: build(jobs, tmp_path / "out"), range(8)))
+    assert all(fleet.jobs == fleets[0].jobs for fleet in fleets)
+    assert [file.name for file in (tmp_path / "out").iterdir()] == [NAME]
+    read = unread(monkeypatch)
+    assert not build(jobs, tmp_path / "out").notes
+    assert read == []
+
+
+def test_an_interrupted_run_keeps_what_it_has_read(jobs, tmp_path, monkeypatch):
+    original = building._loaded
+
+    def interrupted(one):
+        if one.name == "late":
+            raise KeyboardInterrupt
+        return original(one)
+
+    late = tmp_path / "late"
+    add_job(late, "late", report_json("late"))
+    monkeypatch.setattr(building, "_loaded", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build_fleet([str(jobs), str(late)], index=LocalStorage(tmp_path / "out"), progress=False)
+    monkeypatch.setattr(building, "_loaded", original)
+    read = unread(monkeypatch)
+    build(jobs, tmp_path / "out")
+    assert read == []
