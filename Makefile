@@ -8,8 +8,8 @@ TORCH_VERSION ?= 2.13.0
 TORCH_INDEX ?= $(if $(PIP_FIND_LINKS)$(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL),,--extra-index-url https://download.pytorch.org/whl/cpu)
 # smdebug, the library we are measured against, runs on Python 3.11 at most.
 OLD_PYTHON ?= $(firstword $(foreach python,$(PYTHON) python3.11 python3.10,$(if $(shell $(python) -c 'import sys; print(sys.version_info < (3, 12) or "")' 2>/dev/null | grep True),$(python))))
-# TensorFlow 2.18 runs on Python 3.12 at most.
-KERAS_PYTHON ?= $(firstword $(foreach python,$(PYTHON) python3.12 python3.11,$(if $(shell $(python) -c 'import sys; print(sys.version_info < (3, 13) or "")' 2>/dev/null | grep True),$(python))))
+# TensorFlow 2.18 runs on Python 3.12 at most; the other environments usually have another version.
+KERAS_PYTHON ?= $(firstword $(foreach python,python3.12 $(PYTHON) python3.11,$(if $(shell $(python) -c 'import sys; print(sys.version_info < (3, 13) or "")' 2>/dev/null | grep True),$(python))))
 PYTEST_ARGS ?=
 # what `make demo` trains with: pytorch or keras
 FRAMEWORK ?= pytorch

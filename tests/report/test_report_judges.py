@@ -83,6 +83,19 @@ def test_finds_long_steps_without_a_period():
     assert "forward pass" in verdict.main.headline
 
 
+@pytest.mark.parametrize("early", [0.0, 3.0])
+def test_long_steps_between_epochs_have_the_input_to_start_again(early):
+    rows = stretched(training(600), {149, 320, 530}, lambda _: "Forward", 0.6)
+    steps = [row for row in rows if row[0].startswith("Step") and row[3] > 0.5]
+    for number, (_, _, start, length, node, step) in enumerate(steps):
+        end = start + length / 2 - early
+        rows.append((event_names.EPOCH, f"epoch {number}", 1.0, end - 1.0, node, step, {"epoch": number}))
+    verdict = verdict_of(rows)
+    assert verdict.kind is Class.STEP_OUTLIERS
+    assert ("between two epochs" in verdict.main.headline) is not bool(early)
+    assert ("steps_per_epoch" in verdict.main.next_step) is not bool(early)
+
+
 def test_bursts_of_loader_workers_are_input_not_stalls():
     rows, now = [], 1.0
     for step in range(200):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sm_profiler.formats import event_names
 from sm_profiler.printable import printable
 from sm_profiler.report import parts, policy
 from sm_profiler.report.classes import Class
@@ -35,7 +36,7 @@ def judge_periodic(context: JudgeContext) -> Finding | None:
             Evidence("long steps", stalls.count, policy.PERIOD_REPEATS, rank.name, held="judged from"),
             _duration(rank),
         ),
-        _periodic_advice(stalls.where, period, context),
+        _EPOCH_ADVICE if _between_epochs(rank, context) else _periodic_advice(stalls.where, period, context),
         rank.stall_share,
         confidence=context.confidence(rank.stall_share, policy.STALL_COST, sure=stalls.exact),
         explains={Class.INPUT_BOUND: rank.stall_share} if stalls.where == "wait" else {},
@@ -71,6 +72,23 @@ def _periodic_advice(where: str, period: int, context: JudgeContext) -> str:
     return (
         f"Find what happens every {period} steps inside this phase: a callback, a hook, a new shape that triggers compilation "
         "or allocation, a synchronization."
+    )
+
+
+_EPOCH_ADVICE = (
+    "Each epoch starts the input again: workers and generators restart, a shuffle buffer fills. Let the dataset run on "
+    "(.repeat() with steps_per_epoch), cache or prefetch behind what is slow to start, shuffle file names instead of samples, "
+    "and see what callbacks do in on_epoch_end."
+)
+
+
+def _between_epochs(rank: Rank, context: JudgeContext) -> bool:
+    """Return whether each long step is one in which an epoch ended."""
+    found = context.metrics.records.get(event_names.EPOCH)
+    ends = [one.end for one in found.of(rank.name)] if found else []
+    starts, long = rank.iterations.start[rank.stalls.long], rank.iterations.length[rank.stalls.long]
+    return bool(ends) and all(
+        any(start <= end <= start + length for end in ends) for start, length in zip(starts, long, strict=True)
     )
 
 
@@ -110,21 +128,23 @@ def judge_outliers(context: JudgeContext) -> Finding | None:
         or rank.stalls.agreement < policy.SAME_PART
     ):
         return None
-    stalls = rank.stalls
+    stalls, epochs = rank.stalls, _between_epochs(rank, context)
     confidence = context.confidence(
         rank.stall_share, policy.OUTLIER_COST, sure=_by_others(context) < policy.EXPLAINED * rank.stall_share
     )
     return Finding(
         Class.STEP_OUTLIERS,
         f"{stalls.count} of {len(rank.iterations)} steps take {duration(stalls.typical)} instead of "
-        f"{duration(stalls.median)}, {_during(rank)}, at irregular intervals; they cost "
+        f"{duration(stalls.median)}, {_during(rank)}, {'between two epochs' if epochs else 'at irregular intervals'}; they cost "
         f"{percent(rank.stall_share)} of the loop.",
         (
             Evidence("time lost in long steps", round(rank.stall_share, 4), policy.OUTLIER_COST, rank.name, "share"),
             Evidence("long steps", stalls.count, None, rank.name),
             _duration(rank),
         ),
-        "Check in the timeline what coincides with them: unusual samples (very long sequences, large images), retries of "
+        _EPOCH_ADVICE
+        if epochs
+        else "Check in the timeline what coincides with them: unusual samples (very long sequences, large images), retries of "
         "remote storage, new shapes that trigger compilation, other load on the machine.",
         rank.stall_share,
         explains={Class.INPUT_BOUND: rank.stall_share} if stalls.where == "wait" else {},
