@@ -17,6 +17,7 @@ from sm_profiler.report.parts import COLOURS
 from sm_profiler.report.slices import loop_slices
 from sm_profiler.report.startup import job_parts
 from sm_profiler.report.svg import shorten
+from sm_profiler.report.where import MODULE
 
 MAX_LINES = 15
 MAX_PLACES = 2  # lines of code
@@ -69,7 +70,7 @@ def _share(finding: Finding) -> str:
 
 def _location(finding: Finding, one: Location) -> str:
     rank = f" on {one.rank}" if one.rank else ""
-    function = "" if one.function == "<module>" else f" in {shorten(one.function, 40)}"
+    function = "" if one.function == MODULE else f" in {shorten(one.function, 40)}"
     return f"{at_line(one)}{function}{rank} \N{EM DASH} {part_of(finding, one)}"
 
 

@@ -20,6 +20,7 @@ from sm_profiler.report.model import Finding, Report
 from sm_profiler.report.slices import loop_slices
 from sm_profiler.report.startup import job_parts
 from sm_profiler.report.svg import shorten
+from sm_profiler.report.where import MODULE
 
 MAX_BARS = 12  # bars of single ranks or GPUs
 MAX_LINE_POINTS = 500
@@ -39,7 +40,7 @@ def finding_view(finding: Finding) -> dict[str, Any]:
         "where": [
             {
                 "place": at_line(one),
-                "function": shorten(one.function, 60),
+                "function": shorten(one.function, 60) if one.function != MODULE else "",
                 "rank": shorten(one.rank, 40),
                 "phase": shorten(one.phase, 40),
                 "part": part_of(finding, one),

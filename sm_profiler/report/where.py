@@ -115,15 +115,19 @@ def _pointed(finding: Finding) -> Finding:
         return finding
     shares: dict[tuple[str, str], float] = {}
     for one in finding.where:
-        key = (one.file, one.function)
-        shares[key] = shares.get(key, 0.0) + one.share
-    file, function = max(shares, key=lambda key: shares[key])
-    first = next(one for one in finding.where if (one.file, one.function) == (file, function))
-    if shares[file, function] < policy.POINTED_SHARE:
+        shares[_function(one)] = shares.get(_function(one), 0.0) + one.share
+    most = max(shares, key=lambda key: shares[key])
+    first = next(one for one in finding.where if _function(one) == most)
+    if shares[most] < policy.POINTED_SHARE:
         return finding
     place = f"{first.file.rpartition('/')[2]}:{first.line}"
-    name = place if function == MODULE else f"{function}() ({place})"
+    name = place if first.function == MODULE else f"{first.function}() ({place})"
     return attrs.evolve(finding, next_step=f"Look at {name} first. {finding.next_step}")
+
+
+def _function(one: Location) -> tuple[str, str]:
+    """Return file and function of a line; a line outside of any counts by itself."""
+    return one.file, one.function if one.function != MODULE else str(one.line)
 
 
 def _with_functions(finding: Finding, metrics: JobMetrics) -> Finding:

@@ -6,10 +6,12 @@ import pytest
 from report_helpers import START_S, metrics_of, training, verdict_of
 
 from sm_profiler.formats import event_names
-from sm_profiler.report import Class, policy
+from sm_profiler.report import Class, policy, terminal_summary
+from sm_profiler.report.build import report_of
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.judges.stalls import judge_outliers
 from sm_profiler.report.judges.workers import workers_of
+from sm_profiler.report.page import render_html
 from sm_profiler.report.sample_fold import Place, Sampled, Samples
 from sm_profiler.report.stalls import find_period
 from sm_profiler.report.step_fold import LoaderSettings
@@ -186,4 +188,19 @@ def test_the_advice_starts_with_the_function_that_takes_the_time():
     assert known.next_step.startswith("Look at augment() (train.py:9) first. ")
     module = decide(judged(rows, stack("outside", 6.0, 31))).main
     assert module.next_step.startswith("Look at train.py:31 first. ")
+    lines = (stack("outside", 3.0, 31), stack("outside", 3.0, 30), stack("outside", 4.0, 21, (9, "augment")))
+    assert decide(judged(rows, *lines)).main.next_step.startswith("Look at augment() (train.py:9) first. ")
     assert decide(judged(rows)).main.next_step.startswith("Check what runs")
+
+
+def test_the_next_step_follows_the_gain_and_no_line_is_in_a_module():
+    rows = training(400, outside=0.009)
+    context = judged(rows, stack("outside", 6.0, 31))
+    report = report_of(context.metrics, decide(context), {}, source="/data")
+    lines = terminal_summary(report, width=100).splitlines()
+    gain = next(number for number, line in enumerate(lines) if "times as fast" in line)
+    assert lines[gain - 1] == "  train.py:31 \N{EM DASH} 100 % of the lost time"
+    assert lines[gain + 1].startswith("  Next: Look at train.py:31 first.")
+    page = render_html(report)
+    assert page.index("times as fast") < page.index("Next step") < page.index("Evidence")
+    assert "in <code></code>" not in page

@@ -172,7 +172,7 @@ def test_waits_for_a_core_are_no_slowdown_of_the_script():
     assert judge_slowdown(found(0.02)).kind is Class.FAIL_SLOW
     assert judge_slowdown(found(0.35)) is None
     verdict = decide(found(0.35))
-    assert (verdict.kind, verdict.main.confidence) == (Class.BALANCED, "medium")
+    assert (verdict.kind, verdict.main.confidence) == (Class.BALANCED, "low")
     assert any(one.metric == "time the main thread waits for a core" for one in verdict.main.evidence)
     assert decide(found(1.2)).main.confidence == "low"  # in half of the loop
 

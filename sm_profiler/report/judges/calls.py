@@ -13,7 +13,7 @@ from sm_profiler.report.judges.occurrences import Spent, calls_of, largest_names
 from sm_profiler.report.judges.written import Written, written_lines
 from sm_profiler.report.model import Evidence, Finding, Location
 from sm_profiler.report.record_fold import Record
-from sm_profiler.report.where import lines_of_samples
+from sm_profiler.report.where import MODULE, lines_of_samples
 
 FLUSHES = ("os.fsync", "os.fdatasync")
 
@@ -131,7 +131,7 @@ def _judge_written(context: JudgeContext, written: Written, spent: Spent) -> Fin
 
 def _named(one: Location) -> str:
     """Return the function of a line, or the line if it is in none."""
-    return f"{one.function}()" if one.function != "<module>" else f"line {one.line} of {one.file.rpartition('/')[2]}"
+    return f"{one.function}()" if one.function != MODULE else f"line {one.line} of {one.file.rpartition('/')[2]}"
 
 
 def _flushed(context: JudgeContext, written: Written) -> float:

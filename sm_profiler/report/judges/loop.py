@@ -55,7 +55,7 @@ def judge_sync(context: JudgeContext) -> Finding | None:
         f"{percent(share)} of a training step is neither the model, its {'update' if update else 'optimizer'} nor waiting for data, but "
         f"the script's own code: {duration(outside)} of a typical step of {duration(iteration)}.",
         (
-            Evidence("time of a training step outside every phase and wait", round(share, 4), limit, unit="share"),
+            Evidence("time of a training step in the script's own code", round(share, 4), limit, unit="share"),
             Evidence("the same in a typical step", round(outside * 1e3, 3), policy.OUTSIDE_MS, unit="ms"),
         ),
         "Check what runs at every step besides the model: logging, print, .item() or .cpu() of the loss, metrics, writing "
