@@ -1,8 +1,13 @@
 """The data model: what is written is read again."""
 
 import json
+from pathlib import Path
 
+import attrs
+
+from sm_profiler.fleet import model
 from sm_profiler.fleet.model import Fleet, FleetJob, Loss, Node, Sums
+from sm_profiler.fleet.table import SCHEMA
 
 
 def test_json_is_read_again():
@@ -15,3 +20,15 @@ def test_numbers_that_are_none_become_null():
     job = FleetJob("resnet-7", lost_share=float("nan"), gpu_hours=float("inf"))
     row = json.loads(Fleet(jobs=(job,)).to_json())["jobs"][0]
     assert row["lost_share"] is row["gpu_hours"] is row["bill_usd"] is None
+
+
+def test_the_schema_lists_every_field():
+    schema = json.loads((Path(__file__).parents[2] / "docs/fleet.schema.json").read_text())
+    assert list(schema["properties"]) == [field.name for field in attrs.fields(Fleet)] == schema["required"]
+    for name, part in schema["$defs"].items():
+        fields = [field.name for field in attrs.fields(getattr(model, name))]
+        assert list(part["properties"]) == fields == part["required"], name
+
+
+def test_the_table_has_every_field():
+    assert sorted(SCHEMA.names) == sorted(field.name for field in attrs.fields(FleetJob))
