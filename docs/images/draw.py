@@ -1,4 +1,4 @@
-"""Draws the pictures of the report in this folder: python docs/images/draw.py (needs Chromium and playwright)."""
+"""Draws the pictures in this folder: python docs/images/draw.py [report|fleet] (needs Chromium and playwright)."""
 
 import subprocess
 import sys
@@ -9,10 +9,13 @@ from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-sys.path.insert(0, str(ROOT / "tests" / "report"))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "report")]
 
 from report_helpers import gpu_samples, report_from, training  # noqa: E402 - found in the line above
 
+from benchmarks.fleet import write_fleet  # noqa: E402 - as above
+from sm_profiler.fleet.building import build_fleet  # noqa: E402 - as above
+from sm_profiler.fleet.page import render_html as render_fleet  # noqa: E402 - as above
 from sm_profiler.report import build_report  # noqa: E402 - as above
 from sm_profiler.report.page import render_html  # noqa: E402 - as above
 from sm_profiler.source import open_source  # noqa: E402 - as above
@@ -47,57 +50,87 @@ def hostile() -> str:
     return render_html(report_from(rows, samples, rules, name=NASTY * 3))
 
 
+Page = tuple[str, int, int, str]  # HTML, width, height, colour scheme
+
+
+def fleet(folder: Path, count: int) -> str:
+    """The page of a made-up fleet."""
+    jobs = folder / f"fleet-{count}"
+    write_fleet(jobs, count)
+    return render_fleet(build_fleet([str(jobs)], progress=False), jobs)
+
+
+def fleets(folder: Path) -> dict[str, Page]:
+    """Pages of fleets of three sizes."""
+    return {
+        "fleet-light": (fleet(folder, 300), 1200, 1500, "light"),
+        "fleet-dark": (fleet(folder, 3), 1200, 1500, "dark"),
+        "fleet-phone": (fleet(folder, 10_000), 390, 1500, "light"),
+    }
+
+
+def reports(folder: Path) -> dict[str, Page]:
+    """Pages of jobs."""
+    return {
+        "report-light": (
+            job(folder, "resnet-training", "--scenario", "dataloader-slow", "--gpus", "4", "--cpus", "16"),
+            1200,
+            1500,
+            "light",
+        ),
+        "report-dark": (
+            job(folder, "bert-finetuning", "--scenario", "step-outliers", "--gpus", "2"),
+            1200,
+            1500,
+            "dark",
+        ),
+        "report-phone": (
+            job(folder, "fluctuating", "--scenario", "cpu-bottleneck", "--gpus", "2", "--minutes", "20"),
+            390,
+            1500,
+            "light",
+        ),
+        "report-cpu-only": (job(folder, "cpu-training", "--scenario", "cpu-only", "--cpus", "8"), 1200, 1500, "light"),
+        "report-day-long": (
+            job(
+                folder,
+                "day-long",
+                "--minutes",
+                "1440",
+                "--steps-per-second",
+                "2",
+                "--interval-ms",
+                "5000",
+                "--gpus",
+                "1",
+                "--scenario",
+                "dataloader-slow",
+            ),
+            1200,
+            1500,
+            "light",
+        ),
+        "report-hostile": (hostile(), 1200, 1900, "light"),
+    }
+
+
 def main() -> None:
     """Draw them all."""
+    wanted = sys.argv[1:] or ["report", "fleet"]
     with tempfile.TemporaryDirectory() as temporary, sync_playwright() as play:
         folder = Path(temporary)
-        pages = {
-            "light": (
-                job(folder, "resnet-training", "--scenario", "dataloader-slow", "--gpus", "4", "--cpus", "16"),
-                1200,
-                1500,
-                "light",
-            ),
-            "dark": (job(folder, "bert-finetuning", "--scenario", "step-outliers", "--gpus", "2"), 1200, 1500, "dark"),
-            "phone": (
-                job(folder, "fluctuating", "--scenario", "cpu-bottleneck", "--gpus", "2", "--minutes", "20"),
-                390,
-                1500,
-                "light",
-            ),
-            "cpu-only": (job(folder, "cpu-training", "--scenario", "cpu-only", "--cpus", "8"), 1200, 1500, "light"),
-            "day-long": (
-                job(
-                    folder,
-                    "day-long",
-                    "--minutes",
-                    "1440",
-                    "--steps-per-second",
-                    "2",
-                    "--interval-ms",
-                    "5000",
-                    "--gpus",
-                    "1",
-                    "--scenario",
-                    "dataloader-slow",
-                ),
-                1200,
-                1500,
-                "light",
-            ),
-            "hostile": (hostile(), 1200, 1900, "light"),
-        }
+        pages = {**(fleets(folder) if "fleet" in wanted else {}), **(reports(folder) if "report" in wanted else {})}
         chromium = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
         for name, (html, width, height, scheme) in pages.items():
             page = chromium.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
             (folder / f"{name}.html").write_text(html, encoding="utf-8")
             page.goto((folder / f"{name}.html").as_uri())
             page.wait_for_timeout(300)
-            page.screenshot(path=str(HERE / f"report-{name}.png"))
+            page.screenshot(path=str(HERE / f"{name}.png"))
             print(
                 name,
                 f"{len(html) // 1024} kB page",
-                f"{(HERE / f'report-{name}.png').stat().st_size // 1024} kB picture",
+                f"{(HERE / f'{name}.png').stat().st_size // 1024} kB picture",
             )
         chromium.close()
 

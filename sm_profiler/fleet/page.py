@@ -83,7 +83,7 @@ def render_html(fleet: Fleet, out: str | os.PathLike[str] = "") -> str:
 class _Page:
     def __init__(self, fleet: Fleet, out: str) -> None:
         self._fleet, self._out = fleet, out
-        self._amounts = Amounts(fleet.totals.priced > 0)
+        self._amounts = Amounts.of(fleet.totals)
 
     def render(self) -> str:
         fleet, totals = self._fleet, self._fleet.totals
@@ -147,7 +147,7 @@ class _Page:
         judged = "All were judged" if totals.judged == totals.jobs else f"{totals.judged:,} were judged"
         found = [judged] if totals.jobs else []
         if totals.failed:
-            found.append(f"{totals.failed:,} failed or stopped")
+            found.append(f"{totals.failed:,} failed")
         if totals.running:
             found.append(f"{totals.running:,} still running")
         if totals.unreadable:
@@ -223,7 +223,7 @@ class _Page:
         if amounts.priced and totals.saved_usd > 0:
             found.append(("Saved by spot machines", money(totals.saved_usd), ""))
         if amounts.priced and totals.failed_usd > 0:
-            found.append(("Spent on failed or stopped jobs", money(totals.failed_usd), plural(totals.failed, "job")))
+            found.append(("Spent on failed jobs", money(totals.failed_usd), plural(totals.failed, "job")))
         return found
 
     def _ranking(self) -> list[Step]:

@@ -161,5 +161,5 @@ def _rounded(value: float | None) -> float | int | None:
     """Return a number with no more digits than the table and its sums show."""
     if value is None:
         return None
-    found = round(value, 3 if value < 1 else 2 if value < WHOLE_FROM else 1)
+    found = round(value, 5 if value < 1 else 2 if value < WHOLE_FROM else 1)
     return int(found) if found == int(found) else found

@@ -14,6 +14,8 @@ from sm_profiler.fleet.rows import FAILURE, LABELS
 _KEYS = {"instance-type": "machine type", "git": "code version"}
 WHOLE_FROM = 100  # amounts from here on have no decimals
 MINUTES_BELOW = 60
+SECONDS_BELOW = 60
+LEAST_BILL_USD = 1.0  # of all jobs: time shows more than cents
 STAGES = {
     "waiting": "Waiting for a machine",
     "image": "Loading the image",
@@ -39,12 +41,14 @@ def money(usd: float) -> str:
 
 
 def hours(count: float) -> str:
-    """Format hours: `1,240 h`, `3.4 h`, `12 min`."""
+    """Format hours: `1,240 h`, `3.4 h`, `12 min`, `40 s`."""
     if round(count, 1) >= WHOLE_FROM:
         return f"{count:,.0f} h"
     if round(count * 60) >= MINUTES_BELOW:
         return f"{count:,.1f} h"
-    return f"{count * 60:.0f} min" if round(count * 60) > 0 else "<1 min" if count > 0 else "0 h"
+    if round(count * 3600) >= SECONDS_BELOW:
+        return f"{count * 60:.0f} min"
+    return f"{count * 3600:.0f} s" if round(count * 3600) > 0 else "<1 s" if count > 0 else "0 h"
 
 
 def label(cause: str) -> str:
@@ -105,9 +109,14 @@ def monday(week: str) -> str:
 
 @attrs.frozen
 class Amounts:
-    """Writes dollars, or hours of machines if no price is known."""
+    """Writes dollars, or hours of machines if no price is known or all jobs cost next to nothing."""
 
     priced: bool
+
+    @classmethod
+    def of(cls, totals: Sums) -> Amounts:
+        """Return the amounts for a fleet with these sums."""
+        return cls(totals.priced > 0 and totals.bill_usd >= LEAST_BILL_USD)
 
     @property
     def noun(self) -> str:

@@ -60,6 +60,11 @@ def test_hours_replace_unknown_prices():
     ] * 2
 
 
+def test_time_replaces_cents():
+    shown = visible(render_html(made_up_fleet(3, price=0.001)))
+    assert "of machine time was wasted" in shown
+
+
 def test_jobs_without_a_price_are_counted():
     jobs = [made_up_job(number) for number in range(10)] + [made_up_job(99, price=None)]
     shown = visible(render_html(fleet_of(jobs)))
@@ -85,9 +90,10 @@ def test_numbers_of_the_page():
         "$100",
         "$12,346",
     ]
-    assert [hours(value) for value in (0, 0.001, 0.2, 0.999, 3.44, 99.97, 1234)] == [
+    assert [hours(value) for value in (0, 0.0001, 0.01, 0.2, 0.999, 3.44, 99.97, 1234)] == [
         "0 h",
-        "<1 min",
+        "<1 s",
+        "36 s",
         "12 min",
         "1.0 h",
         "3.4 h",

@@ -17,7 +17,7 @@
   };
   const grouped = (value, digits) => value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
   const dollars = (value) => (value >= 99.995 ? "$" + grouped(value, 0) : value >= 0.005 ? "$" + grouped(value, 2) : value > 0 ? "<$0.01" : "$0");
-  const hours = (value) => (value >= 99.95 ? grouped(value, 0) + " h" : value >= 0.995 ? grouped(value, 1) + " h" : value * 60 >= 0.95 ? grouped(value * 60, 0) + " min" : value > 0 ? "<1 min" : "0 h");
+  const hours = (value) => (value >= 99.95 ? grouped(value, 0) + " h" : value * 60 >= 59.5 ? grouped(value, 1) + " h" : value * 3600 >= 59.5 ? grouped(value * 60, 0) + " min" : value * 3600 >= 0.5 ? grouped(value * 3600, 0) + " s" : value > 0 ? "<1 s" : "0 h");
   const shown = {
     usd: dollars,
     hours,
