@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import socket
 from collections.abc import Callable, Sequence
@@ -15,6 +17,7 @@ from sm_profiler.errors import ConfigError
 DEFAULT_PORT = 8899
 MAX_CONNECTIONS = 256
 QUIET_S = 15  # an idle connection is closed
+ARENA_MAX, ARENAS = -8, 2  # mallopt's number of the limit, and the limit
 LEAVE_S = 1  # streams are cut at the end
 
 
@@ -75,6 +78,8 @@ def clean_base(path: str) -> str:
 
 def run(app: ASGIApp, sockets: Sequence[socket.socket], on_end: Callable[[], object]) -> None:
     """Serve until interrupted."""
+    with contextlib.suppress(AttributeError, OSError):  # of glibc; each thread would keep what it freed
+        ctypes.CDLL(None).mallopt(ARENA_MAX, ARENAS)
     config = uvicorn.Config(
         app, log_level="error", access_log=False, lifespan="off", ws="none", server_header=False, proxy_headers=False,
         limit_concurrency=MAX_CONNECTIONS, timeout_keep_alive=QUIET_S, timeout_graceful_shutdown=LEAVE_S, backlog=128,

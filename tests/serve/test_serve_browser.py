@@ -144,7 +144,7 @@ def job(tmp_path_factory):
 def test_a_job_is_watched_from_start_to_end_behind_a_proxy(job, proxy, tmp_path):
     folder, files = tmp_path / "jobs" / NASTY, data_files(job)
     (folder / "system").mkdir(parents=True)
-    third = len(files) // 3
+    first, second = len(files) // 2, len(files) * 3 // 4  # each part ends a minute later than the one before
     with chromium() as page:
         with served(tmp_path / "jobs") as port:
             proxy.target = port
@@ -154,7 +154,7 @@ def test_a_job_is_watched_from_start_to_end_behind_a_proxy(job, proxy, tmp_path)
             page.get_by_text("waiting for the first data").wait_for()
             page.evaluate("window.kept = true")  # a reload would lose it
 
-            copy_files(job, folder, files[:third])
+            copy_files(job, folder, files[:first])
             page.locator("#verdict").wait_for()
             page.locator("#chart svg").first.wait_for()
             page.locator("#state", has_text="running").wait_for()
@@ -163,7 +163,7 @@ def test_a_job_is_watched_from_start_to_end_behind_a_proxy(job, proxy, tmp_path)
 
             proxy.drop()
             page.locator("#lost", has_text="cannot be reached").wait_for()
-            copy_files(job, folder, files[third : 2 * third])
+            copy_files(job, folder, files[first:second])
             proxy.down = False
             until(lambda: page.evaluate(f"{length} > {before}"), LONG_MS / 1000)
             page.locator("#lost").wait_for(state="hidden")
@@ -172,7 +172,7 @@ def test_a_job_is_watched_from_start_to_end_behind_a_proxy(job, proxy, tmp_path)
         page.locator("#lost").wait_for()  # the server is gone
         with served(tmp_path / "jobs", port) as again:
             assert again == port
-            copy_files(job, folder, files[2 * third :])
+            copy_files(job, folder, files[second:])
             until(lambda: page.evaluate(f"{length} > {before}"), LONG_MS / 1000)
             end(folder)
             page.locator("#state", has_text="ended").wait_for()
