@@ -22,7 +22,7 @@ from sm_profiler.serve.pages import state_line
 
 LOOK_S = 0.25
 LINE_S = 10.0  # between two lines if there is no terminal
-MAX_WIDTH = 100
+MAX_WIDTH, WIDE = 100, 60
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-=+*#@"
 ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -33,7 +33,9 @@ def frame(title: str, snapshot: Snapshot, *, size: tuple[int, int], colour: bool
     width, height = min(size[0], MAX_WIDTH), size[1]
     lines = [shorten(printable(title), width), ""]
     if snapshot.report is not None:
-        lines += terminal_summary(snapshot.report, colour, width=width).splitlines()
+        colour = colour and width >= WIDE  # cutting a line would cut its colours
+        summary = terminal_summary(snapshot.report, colour, width=width).splitlines()
+        lines += summary if colour else [shorten(line, width) for line in summary]
         lines += ["", *(shorten(f"  {line}", width) for line in measures(snapshot, blocks, width))]
     return "\n".join([*lines[: max(height - 2, 1)], "", "q quits; the job goes on"][:height])
 
@@ -80,11 +82,9 @@ def line_of(snapshot: Snapshot) -> str:
     parts = [state_line(snapshot)]
     if snapshot.report is not None:
         main = snapshot.report.verdict.main
-        parts += [f"{main.kind.value} ({main.confidence} confidence)", printable(main.headline)]
-        parts += [text for text in measures(snapshot, "")[-1:] if not snapshot.spark]
-        if snapshot.spark:
-            parts.append(f"step time {duration(snapshot.spark[-1])}")
-            parts.append(use_of_machines(snapshot.report))
+        parts += [f"{main.kind.value} ({main.confidence} confidence)", printable(main.headline).rstrip(".")]
+        parts += [f"step time {duration(snapshot.spark[-1])}"] if snapshot.spark else []
+        parts.append(use_of_machines(snapshot.report))
     return "; ".join(part for part in parts if part)
 
 
@@ -111,14 +111,15 @@ def _look(job: LiveJob) -> Snapshot:
 
 
 def _in_lines(job: LiveJob, out: TextIO) -> None:
-    last, printed_at = "", 0.0
+    last, printed_at, before = "", 0.0, ""
     while True:
         snapshot = _look(job)
-        line = line_of(snapshot)
-        due = time.monotonic() - printed_at >= LINE_S or snapshot.state == "ended" or not printed_at
-        if line != last and due:
+        line, now = line_of(snapshot), snapshot.state
+        if snapshot.report is not None:
+            now += snapshot.report.verdict.kind.value
+        if snapshot.version and line != last and (now != before or time.monotonic() - printed_at >= LINE_S):
             print(f"{time.strftime('%H:%M:%S')} {line}", file=out, flush=True)
-            last, printed_at = line, time.monotonic()
+            last, printed_at, before = line, time.monotonic(), now
         if snapshot.state == "ended":
             return
         time.sleep(LOOK_S)
