@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sm_profiler.compact import compact
 from sm_profiler.errors import SourceError
-from sm_profiler.report import build_report
+from sm_profiler.report import build_report, step_fold, step_sample
 from sm_profiler.report.scaling import codec, folding, part
 from sm_profiler.report.scaling.plan import plan_parts
 from sm_profiler.report.write import to_json
@@ -98,6 +98,16 @@ def folded(where, executor, **options):
 def test_every_scenario_has_the_digits_of_one_process(make_job, scenario):
     job = make_job("--minutes", "20", "--scenario", scenario, *SPARSE)
     assert text(job, executor=AnyOrder(1)) == text(job)
+
+
+def test_sampled_steps_have_the_digits_of_one_process(make_job, monkeypatch):
+    job = make_job("--minutes", "26", "--nodes", "2", "--horovod", "--start-epoch", "1700000017", *SPARSE)
+    for module in (step_sample, step_fold):
+        monkeypatch.setattr(module, "MAX_STEPS", 200)
+    monkeypatch.setattr(step_sample, "MIN_STEPS", 16)
+    whole = text(job)
+    assert "judged_steps" in whole
+    assert text(job, executor=AnyOrder(3)) == whole
 
 
 def check(make_job, monkeypatch, drawn):
