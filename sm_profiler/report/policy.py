@@ -70,7 +70,7 @@ TINY_COMPILED_MS = T(0.4, "one call of a function of jax.jit takes 0.03 to 0.2 m
 TINY_GRAPH_MS = T(
     1.0, "one call of a tf.function takes 0.2 to 0.5 ms beside its operators, which C++ launches in 1 to 3 µs each"
 )
-ONE_CALL = T(0.5, "of an iteration in compiled functions: its step is one call instead of hundreds of operators")
+ONE_CALL = T(0.5, "of the phases in compiled functions: a step is one call instead of hundreds of operators")
 TINY_STEP_MIN_LOSS = T(0.3, "share; the least that overhead takes of a step this short")
 TINY_STEP_MAX_LOSS = T(0.9, "share; some of even the smallest step is arithmetic")
 GC_SHARE = T(0.06, "generations 0 and 1 cost under 1 %; several percent need full collections over many objects")

@@ -86,6 +86,24 @@ def test_a_step_of_one_call_is_tiny_below_the_cost_of_a_call(framework, step_ms,
     assert verdict_of(compiled(steps, call=step_ms / 1e3), metadata=({"framework": framework},)).kind is kind
 
 
+def test_compiled_steps_are_not_tiny_because_other_work_takes_most_of_the_loop():
+    rows, now = [], 1.0
+    for step in range(2000):
+        rows.append((event_names.COMPILED_STEP, "train_step", now, 0.001, "algo-1-0", step))
+        rows.append(("Step:ModeKeys.TRAIN", "Step:ModeKeys.TRAIN", now, 0.001, "algo-1-0", step))
+        now += 0.04 if step % 20 == 19 else 0.0012
+    verdict = verdict_of(rows, metadata=JAX)
+    assert verdict.kind is not Class.HOST_BOUND
+    assert Class.HOST_BOUND not in {one.kind for one in verdict.also}
+
+
+def test_advice_for_jax_names_nothing_of_pytorch():
+    for rows in (compiled(600, read=0.4), compiled(2000, call=0.0001)):
+        advice = verdict_of(rows, metadata=JAX).main.next_step
+        assert "jax.jit" in advice
+        assert "torch" not in advice
+
+
 def test_recompilations_by_jax_get_advice_for_jax():
     rows = compiled(300, call=0.01, outside=0.02)
     args = {

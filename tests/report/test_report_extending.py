@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from report_helpers import metrics_of, report_from, training
 
-from sm_profiler.report import Class, parts, policy, terminal_summary
+from sm_profiler.report import Class, parts, policy, step_fold, step_rows, terminal_summary
 from sm_profiler.report.compare import compare
 from sm_profiler.report.page import render_html
 from sm_profiler.report.write import to_json
@@ -21,7 +21,19 @@ CHECKPOINT = parts.Part(
 
 @pytest.fixture
 def with_checkpoint_part(monkeypatch):
-    monkeypatch.setattr(parts, "PARTS", (*parts.PARTS[:-1], CHECKPOINT, parts.PARTS[-1]))
+    with monkeypatch.context() as patched:
+        patched.setattr(parts, "PARTS", (*parts.PARTS[:-1], CHECKPOINT, parts.PARTS[-1]))
+        forget_parts()
+        yield
+    forget_parts()
+
+
+def forget_parts():
+    """Clear what was cached of the list of parts."""
+    for module in (parts, step_rows, step_fold):
+        for one in vars(module).values():
+            if hasattr(one, "cache_clear"):
+                one.cache_clear()
 
 
 def with_checkpoints(length, *, every=1, steps=200):

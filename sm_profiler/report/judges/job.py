@@ -94,8 +94,8 @@ def judge_evaluation(context: JudgeContext) -> Finding | None:
         Class.EVALUATION_BOUND,
         f"Evaluation takes {percent(share)} of the training loop ({duration(seconds)}).",
         (Evidence("time in evaluation", round(share, 4), policy.EVALUATION, unit="share"),),
-        "Evaluate less often or on a fixed sample, with a larger batch (no gradients are kept) under torch.inference_mode(), or "
-        "in a separate job on checkpoints.",
+        "Evaluate less often or on a fixed sample, with a larger batch (no gradients are kept)"
+        f"{'' if context.compiler == 'jax.jit' else ' under torch.inference_mode()'}, or in a separate job on checkpoints.",
         share,
         confidence=context.confidence(share, policy.EVALUATION),
     )

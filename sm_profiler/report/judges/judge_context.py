@@ -52,6 +52,12 @@ class JudgeContext:
         return self.mean(of)
 
     @property
+    def compiler(self) -> str:
+        """Name of what compiles functions in the framework whose steps were recorded."""
+        frameworks = {one.get("framework") for one in self.metrics.metadata}
+        return "jax.jit" if frameworks == {"jax"} else "torch.compile"
+
+    @property
     def core_wait(self) -> float:
         """Share of the loop in which the main threads are ready to run and have no core; 0 if it was not recorded."""
         return self.mean(self.core_wait_of)

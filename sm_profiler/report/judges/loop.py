@@ -112,8 +112,10 @@ def is_tiny(context: JudgeContext) -> bool:
 
 
 def tiny_ms(context: JudgeContext) -> float:
-    """Return the milliseconds below which launching dominates a step: less if a step is one compiled call."""
-    compiled = context.mean(lambda rank: rank.share_of_iterations("compiled")) >= policy.ONE_CALL
+    """Return the milliseconds below which launching dominates a step: less if its phases are compiled calls."""
+    phases = context.mean(lambda rank: sum(rank.share_of_iterations(part.key) for part in parts.phases()))
+    of_calls = context.mean(lambda rank: rank.share_of_iterations("compiled"))
+    compiled = 0 < policy.ONE_CALL * phases <= of_calls
     one_by_one = any(one.get("framework") in _RUN_OPERATORS for one in context.metrics.metadata)
     if not compiled:
         return float(policy.TINY_STEP_MS)
@@ -182,8 +184,12 @@ def _launches(context: JudgeContext) -> Finding | None:
 
 _SMALL_STEPS_ADVICE = (
     "Give each step more work: a larger batch (and a larger learning rate), several batches per step, or fewer launches "
-    "with torch.compile or CUDA graphs. A GPU does not speed up a model this small."
+    "with {}. A GPU does not speed up a model this small."
 )
+_FEWER_LAUNCHES = {
+    "torch.compile": "torch.compile or CUDA graphs",
+    "jax.jit": "jax.jit over the whole step, or jax.lax.scan over several",
+}
 
 
 def _measured_launches(context: JudgeContext, launches: Launches) -> Finding | None:
@@ -202,7 +208,7 @@ def _measured_launches(context: JudgeContext, launches: Launches) -> Finding | N
             Evidence("operators a step", round(launches.operators)),
             Evidence("fixed cost of an operator on this machine", round(launches.fixed * 1e3, 5), unit="ms"),
         ),
-        _SMALL_STEPS_ADVICE,
+        _SMALL_STEPS_ADVICE.format(_FEWER_LAUNCHES[context.compiler]),
         share,
         confidence=context.confidence(share, limit, error=policy.LAUNCHES_ERROR * share),
     )
@@ -226,7 +232,7 @@ def _tiny_steps(context: JudgeContext) -> Finding | None:
             ),
             Evidence("steps per second", round(rate, 1)),
         ),
-        _SMALL_STEPS_ADVICE,
+        _SMALL_STEPS_ADVICE.format(_FEWER_LAUNCHES[context.compiler]),
         min(max(overhead, policy.TINY_STEP_MIN_LOSS), policy.TINY_STEP_MAX_LOSS),
         confidence=context.confidence(limit / max(iteration * 1e3, 1e-6), 1.0, sure=False),
     )  # fmt: skip
