@@ -292,6 +292,9 @@ def test_states_are_data_and_not_code():
     again = codec.decode(codec.encode(value))
     np.testing.assert_array_equal(again["a", 1][0], np.arange(3))
     assert again["a", 1][1:] == [(1.5, None), {2, 3}, 1 << 80]
+    numbers = [8 * number for number in range(40)]
+    backwards = numbers[::-1]
+    assert codec.encode(set(numbers)) == codec.encode(set(backwards))
     for bad in (object(), open, np.asarray([object()])):
         with pytest.raises(TypeError):
             codec.encode(bad)

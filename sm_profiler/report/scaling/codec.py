@@ -49,11 +49,10 @@ def _packed(value: Any) -> Any:  # noqa: PLR0911 - one a type
         return ["a", value.dtype.str, list(value.shape), np.ascontiguousarray(value).tobytes()]
     if isinstance(value, np.generic):
         return ["g", value.dtype.str, value.tobytes()]
-    if kind in {list, tuple, set, frozenset}:
-        return [
-            {"list": "l", "tuple": "t", "set": "s", "frozenset": "f"}[kind.__name__],
-            [_packed(one) for one in value],
-        ]
+    if kind in {list, tuple}:
+        return ["l" if kind is list else "t", [_packed(one) for one in value]]
+    if kind in {set, frozenset}:  # in an order that does not depend on how the set was made
+        return ["s" if kind is set else "f", sorted((_packed(one) for one in value), key=msgspec.msgpack.encode)]
     if kind in {dict, Counter}:
         pairs = [[_packed(key), _packed(one)] for key, one in value.items()]
         return ["d" if kind is dict else "c", pairs]
