@@ -47,6 +47,10 @@ def test_no_stage_dominates():
     assert "slowest stage of the input pipeline" not in {one.metric for one in evidence}
 
 
+def test_to_prefetch_is_no_work():
+    assert "prefetch takes" not in verdict_of(waiting(SLOW | {"stage": "prefetch", "us": 22.0})).main.headline
+
+
 def test_the_record_with_the_most_batches_counts():
     rows = waiting(SLOW)
     args = {"batches": 2, "stages": [SLOW | {"stage": "shuffle"}]}

@@ -118,8 +118,8 @@ def slowest(about: Mapping[str, Any]) -> Stage | None:
     if worst is None or total <= 0:
         return None
     share = _number(worst.get("batch_us")) / total
-    if share < policy.SLOW_STAGE:
-        return None
+    if share < policy.SLOW_STAGE or str(worst.get("stage", "")).startswith("prefetch"):
+        return None  # to hand over what is ready is no work
     file, line, function = (worst.get(name) for name in ("file", "line", "function"))
     known_place = isinstance(file, str) and isinstance(line, int) and isinstance(function, str)
     if not known_place and str(worst.get("stage", "")).startswith(_CALLS_PYTHON):
