@@ -10,7 +10,7 @@ from sm_profiler.fleet import description as descriptions
 from sm_profiler.fleet import report_json, texts
 from sm_profiler.fleet.candidate import Candidate, Loaded
 from sm_profiler.fleet.model import FleetJob
-from sm_profiler.fleet.places import Place, find_places
+from sm_profiler.fleet.places import PAGE, Place, find_places
 from sm_profiler.storage import FileInfo, LocalStorage, Storage
 
 
@@ -54,7 +54,7 @@ def load(storage: Storage, place: Place, name: str) -> Loaded:
     row = FleetJob(
         texts.name(name),
         source=texts.sentence(profile or _join(storage.uri, place.folder)),
-        report=texts.sentence(_join(storage.uri, above)) if place.report else "",
+        report=texts.sentence(_join(storage.uri, above)) if _has_page(storage, place, above) else "",
     )
     return Loaded(
         descriptions.read_description(found) if found is not None else {},
@@ -65,6 +65,11 @@ def load(storage: Storage, place: Place, name: str) -> Loaded:
         place.report.mtime if place.report else 0.0,
         place.identity,
     )
+
+
+def _has_page(storage: Storage, place: Place, above: str) -> bool:
+    """Return whether there is a page beside a job's report.json, for a link to it."""
+    return place.report is not None and storage.exists(_join(above, PAGE) if above else PAGE)
 
 
 def _read(storage: Storage, info: FileInfo | None, most: int) -> bytes | None:

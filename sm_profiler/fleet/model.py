@@ -76,7 +76,7 @@ class FleetJob:
     Attributes:
         name: name of the job; not unique if several sources are read.
         source: location of its profile, or of its report.json if that is all there is; "" if it has neither.
-        report: location of its report's folder; "" if it was judged here.
+        report: folder of its report's page; "" if there is none.
         judged: origin of the verdict: `report` (its report.json), `profile` (judged here), or "" (not judged).
         error: why it could not be read or judged, in one line; "" if it could.
         lost_records: records of its profile that could not be read.

@@ -24,12 +24,12 @@ from sm_profiler.fleet.page_words import (
     money,
     result,
 )  # fmt: skip
+from sm_profiler.fleet.places import PAGE
 from sm_profiler.report.svg import clean, shorten
 
 PLAIN_ROWS = 100  # rows that the page has without its script
 ADVICE_BYTES = 400_000  # of all advice texts together; the most expensive jobs have theirs
 NAME = 90
-REPORT_PAGE = "profiler-report.html"
 _HOLE = "\0"  # takes the place of the job's name in an address
 
 
@@ -139,10 +139,10 @@ def link(job: FleetJob, out: str) -> str:
     if not job.report:
         return ""
     if re.match(r"https?://", job.report):
-        return quote(f"{job.report.rstrip('/')}/{REPORT_PAGE}", safe="/:?=&%-._~")
+        return quote(f"{job.report.rstrip('/')}/{PAGE}", safe="/:?=&%-._~")
     if "://" in job.report or "://" in out:
         return ""  # a browser opens no s3:// address
-    path = os.path.join(job.report, REPORT_PAGE)  # noqa: PTH118 - text, which relpath returns as well
+    path = os.path.join(job.report, PAGE)  # noqa: PTH118 - text, which relpath returns as well
     return quote(os.path.relpath(path, out or os.curdir), safe="/-._~")
 
 

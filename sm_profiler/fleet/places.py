@@ -13,7 +13,7 @@ from sm_profiler.printable import printable
 from sm_profiler.source.parquet.paths import Part
 from sm_profiler.storage import FileInfo, Storage
 
-REPORT, DESCRIPTION = "report.json", "job.json"
+REPORT, PAGE, DESCRIPTION = "report.json", "profiler-report.html", "job.json"
 RULES = "rule-output"  # folder of the rules' results in a job's folder
 OUTPUTS = ("profiler-output", "profiler", "output")  # folders of a profile in its job's folder
 MAX_KEYS = 20_000_000  # of a source: a listing of hours

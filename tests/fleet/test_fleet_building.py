@@ -19,6 +19,7 @@ from sm_profiler.fleet.index import NAME
 from sm_profiler.fleet.model import Fleet
 from sm_profiler.fleet.places import find_places
 from sm_profiler.fleet.writing import write_fleet
+from sm_profiler.report.write import HTML
 from sm_profiler.storage import LocalStorage
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "fleet.schema.json"
@@ -312,3 +313,9 @@ def test_an_interrupted_run_keeps_what_it_has_read(jobs, tmp_path, monkeypatch):
     read = unread(monkeypatch)
     build(jobs, tmp_path / "out")
     assert read == []
+
+
+def test_jobs_are_linked_to_pages_that_exist(jobs):
+    (jobs / "a/b/job-1" / HTML).write_text("<!doctype html>")
+    linked = {job.name for job in build(jobs).jobs if job.report}
+    assert linked == {"job-1"}
