@@ -20,6 +20,7 @@ VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5  # wire types
 _MAX_VARINT = 10  # bytes
 _MORE = 0x80  # a byte that another one follows
 _MASK64 = (1 << 64) - 1
+_MAX_NUMBER = (1 << 29) - 1  # of a field
 
 
 class Field(NamedTuple):
@@ -67,6 +68,8 @@ def fields(data: memoryview, at: int, end: int) -> Iterator[Field]:
     while at < end:
         tag, at = varint(data, at, end)
         number, wire = tag >> 3, tag & 7
+        if not 0 < number <= _MAX_NUMBER:
+            raise DamagedMessageError
         if wire == VARINT:
             value, at = varint(data, at, end)
             yield Field(number, wire, value, at)

@@ -134,14 +134,19 @@ class _Origins:
     def __init__(self, programs: Mapping[int, bytes]) -> None:
         self._names = {number: op_names(program) for number, program in programs.items()}
         self._modules = {number: module_name(program) for number, program in programs.items()}
+        self._by_module: dict[str, dict[str, str]] = {}
+        for number, name in self._modules.items():
+            known = self._by_module.setdefault(name, {})
+            for op, origin in self._names[number].items():
+                known.setdefault(op, origin)
 
     def __call__(self, op: str, module: str, program: int) -> str:
         """Return it; "" if no program has it.  JAX on a CPU numbers programs and their events differently."""
         if module and self._modules.get(program) != module:
-            candidates = [number for number, name in self._modules.items() if name == module]
+            names = self._by_module.get(module, {})
         else:
-            candidates = [program]
-        return next((self._names[one][op] for one in candidates if op in self._names.get(one, ())), "")
+            names = self._names.get(program, {})
+        return names.get(op, "")
 
 
 def read_xplane(data: bytes | memoryview) -> tuple[XplaneTrace, Outcome]:

@@ -24,6 +24,8 @@ from sm_profiler.formats.xplane_reader import HOST, XplaneTrace, read_xplane
 from sm_profiler.hook.conversion import carry_out, write_events
 
 _TENSORFLOW_OPERATOR = re.compile(r"[\w./<>-]+:_?[A-Z]\w*")  # name:Type, as TensorFlow's executor names its work
+_WORK = ("Stream", "XLA Ops")  # starts of the names of a device's rows that show what ran; without any, all rows do
+_JIT = "jit_"  # starts JAX's names of modules, before that of the compiled function
 
 
 def is_operator(trace: XplaneTrace) -> Mask:
@@ -32,19 +34,20 @@ def is_operator(trace: XplaneTrace) -> Mask:
     by_compiler = events.hlo_op.mask(lambda text: text != "")
     by_executor = events.name.mask(lambda text: _TENSORFLOW_OPERATOR.fullmatch(text) is not None)
     on_host = np.array([line.device == HOST for line in lines] or [False])
-    wanted = np.array([_is_work(trace, number) for number in range(len(lines))] or [False])
+    wanted = _is_work(trace)
     found: Mask = np.where(on_host[events.line], by_compiler | by_executor, wanted[events.line])
     return found
 
 
-def _is_work(trace: XplaneTrace, number: int) -> bool:
-    """Return whether a row of a device shows what ran: a stream of a GPU, the operations of a TPU."""
-    line = trace.lines[number]
-    rows = [one.name for one in trace.lines if one.plane == line.plane]
-    for wanted in ("Stream", "XLA Ops"):
-        if any(name.startswith(wanted) for name in rows):
-            return line.name.startswith(wanted)
-    return True
+def _is_work(trace: XplaneTrace) -> Mask:
+    """Return which rows of devices show what ran: the streams of a GPU, the operations of a TPU."""
+    best: dict[str, int] = {}  # of each plane, the kind of its rows to take
+    kinds = [
+        next((at for at, kind in enumerate(_WORK) if line.name.startswith(kind)), len(_WORK)) for line in trace.lines
+    ]
+    for line, kind in zip(trace.lines, kinds, strict=True):
+        best[line.plane] = min(best.get(line.plane, kind), kind)
+    return np.array([kind == best[line.plane] for line, kind in zip(trace.lines, kinds, strict=True)] or [False])
 
 
 def operators(trace: XplaneTrace, steps: list[tuple[int, int]], pid: int, framework: str = "") -> Iterator[TraceEvent]:
@@ -62,8 +65,9 @@ def operators(trace: XplaneTrace, steps: list[tuple[int, int]], pid: int, framew
     start_us = trace.base_ns // 1000 + np.floor(events.start_ns / 1000).astype(np.int64)
     place = np.searchsorted(np.array([start for _, start in steps]), start_us, side="right") - 1
     step = np.array([*(number for number, _ in steps), -1])[place]
+    compiled = (events.hlo_op.decode(), events.hlo_module.decode())
     columns = (events.name.decode(), start_us, np.round(events.duration_ns / 1000).astype(np.int64), events.line, step)
-    for row, (name, start, duration, line, number) in enumerate(zip(*columns, strict=True)):
+    for row, (name, start, duration, line, number, op, module) in enumerate(zip(*columns, *compiled, strict=True)):
         device = trace.lines[line].device
         args: dict[str, Any] = {
             "pid": pid,
@@ -77,8 +81,21 @@ def operators(trace: XplaneTrace, steps: list[tuple[int, int]], pid: int, framew
             args["phase"] = part
         if number >= 0:
             args["step_num"] = int(number)
-        phase = CPU_OPERATORS if device == HOST else gpu_operators(device)
-        yield TraceEvent(phase, str(name), int(start), int(duration), json.dumps(args))
+        if op:
+            args["hlo_op"] = str(op)
+        phase, shown = gpu_operators(device), str(name)
+        if device == HOST:
+            phase, shown = CPU_OPERATORS, _operator_name(shown, origin, str(op), str(module))
+        yield TraceEvent(phase, shown, int(start), int(duration), json.dumps(args))
+
+
+def _operator_name(name: str, origin: str, op: str, module: str) -> str:
+    """Return the framework's name of what the host ran: the compiler's own (`fusion.3`) means nothing to the script's author."""
+    if not op:
+        return name
+    if not origin and module.startswith(_JIT):
+        return f"jit({module.removeprefix(_JIT)})/{op}"
+    return origin or name
 
 
 def _text(texts: Category, row: int) -> str:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from xplane_maker import Plane, content, large, number, program, space
+from xplane_maker import Plane, content, large, number, program, space, varint
 
 from sm_profiler.formats.hlo_reader import op_names
+from sm_profiler.formats.protobuf import DamagedMessageError, fields
 from sm_profiler.formats.xplane_reader import read_xplane
 
 DATA = Path(__file__).parents[1] / "data" / "xplane"
@@ -138,7 +139,16 @@ def test_a_cut_file_gives_a_prefix_and_counts_the_loss(name):
         content(1, content(4, number(1, 1) + content(2, b"\xff\xff"))),
         content(1, content(3, content(4, b"\x0b\x0c"))),
         content(1, content(3, content(4, b"\x22\xff\xff\xff\xff\xff\xff\xff\xff\x7f\x00"))),
+        gzip.compress(content(1, b"")),
+        b"\x00" * 20_000_000,
+        content(1, b"\x00" * 1_000_000),
+        content(1, content(3, b"\x00" * 1_000_000)),
+        b"\x08" + b"\xff" * 1_000,
+        number(1 << 29, 1),
+        number(1, 1) + varint(2 << 3 | 3) * 1_000,
+        varint(1 << 3 | 5) + b"\x00",
     ],
+    ids=lambda data: data[:12].hex() or "empty",
 )
 def test_what_is_no_trace_is_refused_with_one_line(data):
     trace, outcome = read_xplane(data)
@@ -146,6 +156,24 @@ def test_what_is_no_trace_is_refused_with_one_line(data):
     assert outcome.status == "refused"
     assert outcome.reason
     assert "\n" not in outcome.reason
+
+
+def test_nothing_is_read_behind_a_field_that_cannot_be():
+    data = memoryview(b"\x08\x01\x00\x00\x08\x02")
+    left = fields(data, 0, len(data))
+    assert next(left)[:3] == (1, 0, 1)
+    with pytest.raises(DamagedMessageError):
+        next(left)
+
+
+def test_many_planes_and_programs_are_read_in_proportion():
+    plane = Plane("/host:CPU").line("a", [("x", 0, 1, {"hlo_op": "dot", "hlo_module": "jit_f"})])
+    many = [Plane(f"/device:GPU:{at}").line("Stream #1", [("y", 0, 1, {})]) for at in range(1_000)]
+    for at in range(1_000):
+        plane.program(f"program {at}", program("jit_f", {"dot": f"jit(f)/dot {at}"}))
+    trace, outcome = read_xplane(space(plane, *many))
+    assert (len(trace.events), outcome.status) == (1_001, "read")
+    assert trace.origins().decode()[0] == "jit(f)/dot 0"
 
 
 def test_times_that_cannot_be_are_dropped():

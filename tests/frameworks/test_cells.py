@@ -66,8 +66,28 @@ def test_each_part_has_its_steps(column):
 def test_waits_are_those_of_a_loader_and_of_a_generator(column):
     *_, rows, parts = column
     for part in parts:
-        waited = sum(one["dur"] for one in during(rows, part, "DataLoaderWait")) / 1e6
-        assert 0.8 * part["loading"] <= waited <= part["ended"] - part["began"]  # the first may be loaded before
+        steps, waits = (spans(during(rows, part, phase)) for phase in ("Step:ModeKeys.TRAIN", "DataLoaderWait"))
+        first, last = min(steps)[0], max(steps)[0]
+        loading = [
+            (max(start, first), min(end, last)) for start, end in part["loading"] if start < last and end > first
+        ]
+        # What is loaded while the loop computes need not be waited for: on a busy machine, that may be all.
+        idle = length(loading) - overlap(loading, steps)
+        assert overlap(loading, waits) >= 0.7 * idle - 0.02
+        assert length(waits) <= part["ended"] - part["began"]
+
+
+def spans(rows):
+    return [(one["start"], one["start"] + one["dur"] / 1e6) for one in rows]
+
+
+def length(found):
+    return sum(end - start for start, end in found)
+
+
+def overlap(some, others):
+    """Return the seconds in which both have a span; those of one kind do not overlap each other."""
+    return sum(max(min(end, to) - max(start, since), 0.0) for start, end in some for since, to in others)
 
 
 def test_a_python_window_lies_between_the_marks_of_steps(column):

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from xplane_maker import Plane, space
 
 from sm_profiler.formats.op_phases import phase_of
 from sm_profiler.formats.xplane_reader import read_xplane
@@ -37,6 +38,30 @@ def test_operators_carry_step_phase_and_name(name):
     phases = Counter(args.get("phase") for _, args in found)
     assert {"forward", "backward"} <= set(phases)
     assert ("optimizer" in phases) is (name != "jax")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("jax", {"jit(train_step)/transpose(jvp(model))/transpose", "jit(train_step)/wrapped_reduce-window"}),
+        ("tensorflow_xla", {"sequential_1/out_1/MatMul", "adam/AssignAddVariableOp_2", "copy.1"}),
+        ("tensorflow", {"StatefulPartitionedCall/adam/Add_2:AddV2"}),
+    ],
+)
+def test_operators_of_the_host_have_the_names_of_functions_and_layers(name, expected):
+    found = events_of(name)
+    assert expected <= {event.name for event, _ in found}
+    compiled = [args["hlo_op"] for _, args in found if "hlo_op" in args]
+    assert bool(compiled) is (name != "tensorflow")
+
+
+def test_kernels_keep_their_names():
+    kernel = {"hlo_op": "dot", "hlo_module": "jit_f", "tf_op": "jit(f)/dot"}
+    device = Plane("/device:GPU:1").line("Stream #13(Compute)", [("gemm", 0, 10, kernel)])
+    device.line("XLA Modules", [("jit_f", 0, 10, {})])
+    trace, _ = read_xplane(space(device, Plane("/device:GPU:0").line("Steps", [("other", 0, 10, {})])))
+    found = [(event.phase, event.name) for event in operators(trace, [(4, 0), (-1, 10**9)], 7, "jax")]
+    assert found == [("gpu_functions-dev:1", "gemm"), ("gpu_functions-dev:0", "other")]
 
 
 @pytest.mark.parametrize(
