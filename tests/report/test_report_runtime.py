@@ -51,6 +51,19 @@ def test_first_compilations_belong_to_the_start():
     assert judged(rows).kind is Class.BALANCED
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_step_that_compiles_a_function_for_the_first_time_is_no_outlier(again):
+    rows = training(100)
+    end = rows[-1][2] + rows[-1][3]
+    rows += training(1, forward=0.5, at=end + 0.0002, number=100)
+    rows += training(200, at=end + 0.512, number=101)
+    assert judged(rows).kind is Class.STEP_OUTLIERS
+    compiled = (event_names.COMPILE, "evaluate", end + 0.0015, 0.49, "algo-1-0", 100, {"again": again, **LINE})
+    verdict = judged([*rows, compiled])
+    assert verdict.kind is (Class.RECOMPILATION if again else Class.BALANCED)
+    assert verdict.also == ()
+
+
 def threads(count, *, switches, waited):
     """Return a loop with an event about threads on four cores."""
     args = {"threads": count + 3, "library_threads": count, "cores": 4.0, "switches": switches * 5 * 4}

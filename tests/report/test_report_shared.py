@@ -74,6 +74,18 @@ def test_batches_of_a_generator_are_input():
     assert decide(judged(rows, beside, stack("forward", 2.0, 21))).kind is Class.SYNC_BOUND
 
 
+@pytest.mark.parametrize("phase", ["compiled", "between"])
+def test_batches_of_a_generator_are_input_of_a_compiled_step_too(phase):
+    making, call = stack("outside", 6.0, 20, (8, "batches")), stack(phase, 0.2, 21)
+    rows = training(400, wait=0, outside=0.008)
+    main = decide(judged(rows, making, call, metadata=({"framework": "jax"},))).main
+    assert main.kind is Class.INPUT_BOUND
+    assert "batches() makes in the training process" in main.headline
+    assert "grain" in main.next_step
+    assert "Dataset" in main.next_step
+    assert decide(judged(rows, making, stack("start", 0.2, 21))).kind is Class.SYNC_BOUND
+
+
 def test_a_loop_outside_the_training_loop_is_no_iterator():
     nested = stack("outside", 6.0, (20, "report"), (8, "rows"))
     verdict = decide(judged(training(400, wait=0, outside=0.008), nested, stack("forward", 2.0, 21)))

@@ -22,6 +22,11 @@ from sm_profiler.report.where import STEPS, WAIT, WORKER, lines_of_samples
 
 NEXT_BATCH = re.compile(r"^\s*(async\s+)?for\b.*\bin\b|\bnext\(")  # the line from which a loop calls its iterator
 
+IN_A_COMPILED_STEP = (
+    "compiled",
+    "between",
+)  # the call of its function returns at once; the loop waits for results behind it
+
 
 def judge_input(context: JudgeContext) -> Finding | None:
     """Find waiting for batches; without recorded waits, the making of batches or its footprint in the system metrics."""
@@ -149,12 +154,26 @@ def _cause(context: JudgeContext) -> _Cause:
     )
 
 
+_GENERATORS = {
+    "torch.compile": (
+        "turn {}() into a Dataset (an IterableDataset if it is a stream) and read it with DataLoader(…, num_workers=2, "
+        "persistent_workers=True)."
+    ),
+    "jax.jit": (
+        "move what {}() does for a batch into a source of grain or a Dataset of torch, and read it with worker processes "
+        "(grain.DataLoader(…, worker_count=2), or torch's DataLoader(…, num_workers=2, persistent_workers=True))."
+    ),
+}
+
+
 def _by_own_iterator(context: JudgeContext) -> Finding | None:
     """Find batches that the script's own generator or iterator makes, in the training process: no loader's waits show it."""
     if any(rank.has_waits for rank in context.ranks):
         return None
     samples = context.metrics.samples
-    loops = {(one.file, one.function) for stack in samples.stacks if stack.phase in STEPS for one in stack.places}
+    stacks = samples.stacks
+    phases = STEPS if any(one.phase in STEPS for one in stacks) else IN_A_COMPILED_STEP
+    loops = {(one.file, one.function) for stack in stacks if stack.phase in phases for one in stack.places}
 
     def maker(one: Sampled) -> Place | None:
         """Return the function from which the loop's header gets its next batch."""
@@ -168,7 +187,7 @@ def _by_own_iterator(context: JudgeContext) -> Finding | None:
             None,
         )
 
-    beside = [one for one in samples.stacks if one.places and not one.long and one.phase in BESIDE_THE_PHASES]
+    beside = [one for one in stacks if one.places and not one.long and one.phase in BESIDE_THE_PHASES]
     making = [one for one in beside if maker(one) is not None]
     if sum(one.count for one in beside) < policy.OUTSIDE_SAMPLES or not making:
         return None
@@ -181,6 +200,7 @@ def _by_own_iterator(context: JudgeContext) -> Finding | None:
     place = maker(longest)
     function = shorten(place.function, MAX_NAME) if place else ""
     iteration = context.mean(lambda rank: rank.mean("length"))
+    repair = _GENERATORS[context.compiler].format(function)
     return Finding(
         Class.INPUT_BOUND,
         f"The loop waits {percent(share)} of the time for its next batch, which {function}() makes in the training process: "
@@ -189,8 +209,7 @@ def _by_own_iterator(context: JudgeContext) -> Finding | None:
             Evidence("time in which the next batch is made", round(share, 4), policy.INPUT_WAIT, unit="share"),
             Evidence("the same in a typical step", round(mean * 1e3, 3), policy.INPUT_WAIT_MS, unit="ms"),
         ),
-        f"Let other processes make the batches: turn {function}() into a Dataset (an IterableDataset if it is a stream) and read it "
-        "with DataLoader(…, num_workers=2, persistent_workers=True). If it makes the same batches in each epoch, make them once.",
+        f"Let other processes make the batches: {repair} If it makes the same batches in each epoch, make them once.",
         share,
         confidence=context.confidence(
             share, policy.INPUT_WAIT, error=context.share_error(lambda one: one.iterations.of("outside"))

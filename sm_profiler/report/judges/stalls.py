@@ -10,6 +10,7 @@ from sm_profiler.report.formatting import duration, percent
 from sm_profiler.report.job_metrics import Rank
 from sm_profiler.report.judges.judge_context import JudgeContext, input_bursts
 from sm_profiler.report.judges.loop import MAX_NAME
+from sm_profiler.report.judges.occurrences import time_spent
 from sm_profiler.report.model import Evidence, Finding
 from sm_profiler.report.svg import shorten
 
@@ -116,13 +117,21 @@ def _without_core(rank: Rank, context: JudgeContext) -> float:
     return min(max(stalls.excess - max(own, 0.0) * rest / worked, 0.0), long) / rank.loop
 
 
+def _first_compilations(context: JudgeContext) -> float:
+    """Return the share of the loop by which steps are long because a function was compiled for the first time.
+
+    A longer job has no more of them: they belong to its start, as the compilations of its first step do.
+    """
+    return time_spent(context, event_names.COMPILE, lambda one: one.args.get("again") is not True).in_long
+
+
 def judge_outliers(context: JudgeContext) -> Finding | None:
     """Find rare long steps without a period."""
     rank = _worst(context)
     if (
         rank is None
         or rank.stalls.period is not None
-        or rank.stall_share - _by_others(context) < policy.OUTLIER_COST
+        or rank.stall_share - _by_others(context) - _first_compilations(context) < policy.OUTLIER_COST
         or not rank.stalls.is_rare
         or rank.stalls.typical < policy.OUTLIER_LENGTH * rank.stalls.median
         or rank.stalls.agreement < policy.SAME_PART
