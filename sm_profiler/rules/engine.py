@@ -99,6 +99,7 @@ def windows(
         cutter.service_limit_us = service_limit_us(source, interval_us)
         for batch in source.batches(unsettled=not following):
             cutter.add(batch)
+            del batch  # its rows are freed as soon as no window needs them
             yield from cutter.ready()
         if not following or (finished and not others_may_follow(source)) or following.stop():
             break
@@ -241,6 +242,7 @@ def run_sliced(
             tree.add(0, number, state)
             state, number = Slice(folds()), number + 1
         state.update(window)
+        del window  # before the next is cut
     tree.add(0, number, state)
     whole = tree.whole()
     return whole if whole is not None else state

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from sm_profiler.formats.columns import Floats, Ints
 
@@ -74,7 +76,7 @@ class QuantileSketch:
         self.count = 0
         self._dropped_bits = 0
         self._values: Floats = np.empty(0)
-        self._counts: Ints = np.empty(0, np.int64)
+        self._counts: NDArray[np.integer[Any]] = np.empty(0, np.uint8)  # as few bytes as they need
         self._pending: list[Floats] = []
         self._pending_count = 0
 
@@ -98,7 +100,7 @@ class QuantileSketch:
     def quantiles(self, shares: Sequence[float]) -> list[float]:
         """Return quantiles, interpolated linearly as numpy.quantile does; the sketch must not be empty."""
         self._compact()
-        ends = np.cumsum(self._counts)
+        ends = np.cumsum(self._counts, dtype=np.int64)
         found = []
         for share in shares:
             place = (self.count - 1) * share
@@ -128,22 +130,24 @@ class QuantileSketch:
     def values_and_counts(self) -> tuple[Floats, Ints]:
         """Return the distinct values in ascending order, and how often each occurred."""
         self._compact()
-        return self._values, self._counts
+        return self._values, self._counts.astype(np.int64)
 
     def _compact(self) -> None:
         if self._pending:
             pending, self._pending, self._pending_count = np.concatenate(self._pending), [], 0
             self._absorb(*np.unique(pending, return_counts=True), 0)
 
-    def _absorb(self, values: Floats, counts: Ints, dropped_bits: int) -> None:
+    def _absorb(self, values: Floats, counts: NDArray[np.integer[Any]], dropped_bits: int) -> None:
         bits = max(self._dropped_bits, dropped_bits)
         together = _without_low_bits(np.concatenate([self._values, values]), bits)
-        weights = np.concatenate([self._counts, counts])
+        weights = np.concatenate([self._counts, counts], dtype=np.int64)
         self._values, self._counts = _grouped(together, weights)
         while self.limit is not None and len(self._values) > self.limit and bits < MANTISSA_BITS:
             bits += 1
             self._values, self._counts = _grouped(_without_low_bits(self._values, bits), self._counts)
         self._dropped_bits = bits
+        if len(self._counts):  # many sketches wait to be merged
+            self._counts = self._counts.astype(np.min_scalar_type(int(self._counts.max())))
 
 
 def histogram(values: Floats, bins: int, weights: Ints | None = None) -> tuple[Ints, Floats]:
@@ -164,7 +168,7 @@ def _without_low_bits(values: Floats, bits: int) -> Floats:
     return (values.view(np.int64) & kept).view(np.float64)
 
 
-def _grouped(values: Floats, counts: Ints) -> tuple[Floats, Ints]:
+def _grouped(values: Floats, counts: NDArray[np.integer[Any]]) -> tuple[Floats, Ints]:
     distinct, inverse = np.unique(values, return_inverse=True)
     sums = np.zeros(len(distinct), np.int64)
     np.add.at(sums, inverse, counts)

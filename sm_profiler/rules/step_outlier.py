@@ -80,12 +80,26 @@ class _Phase:
     """The steps of one process and phase; durations in seconds."""
 
     durations: QuantileSketch = attrs.field(factory=QuantileSketch)
-    longest: list[tuple[float, float, int]] = attrs.field(factory=list)  # minus duration, start, step: sorts by itself
+    longest: Floats = attrs.field(factory=lambda: np.empty((2, 0)))  # durations, and starts in µs; the longest first
+    numbers: Ints = attrs.field(factory=lambda: np.empty(0, np.int64))  # of the longest
     broken_down: list[_LongStep] = attrs.field(factory=list)
 
-    def min_listed_s(self) -> float:
-        """Return the duration below which a step cannot be among the listed ones."""
-        return -self.longest[-1][0] if len(self.longest) >= MAX_LISTED else -np.inf
+    def add(self, events: EventColumns, steps: Ints) -> None:
+        """Add the durations of some steps."""
+        durations_s = events.duration_us[steps] / 1e6
+        self.durations.add(durations_s)
+        if len(self.numbers) >= MAX_LISTED:  # most are shorter than those that are listed
+            long = durations_s >= self.longest[0, -1]
+            steps, durations_s = steps[long], durations_s[long]
+        self._list(np.stack([durations_s, events.start_us[steps]]), events.step[steps])
+
+    def _list(self, longest: Floats, numbers: Ints) -> None:
+        """Add steps to the longest, and keep MAX_LISTED of them; of equal ones the earliest."""
+        if len(numbers):
+            longest = np.concatenate([self.longest, longest], axis=1)
+            numbers = np.concatenate([self.numbers, numbers])
+            order = np.lexsort((numbers, longest[1], -longest[0]))[:MAX_LISTED]
+            self.longest, self.numbers = longest[:, order], numbers[order]
 
     def candidates(self, durations_us: Floats, steps: Ints) -> list[int]:
         """Return those of the new steps that may be among the longest."""
@@ -104,17 +118,14 @@ class _Phase:
                 self.broken_down.append(attrs.evolve(each, breakdown=breakdown))
 
     def keep_longest(self) -> None:
-        """Drop the steps that are not among the longest any more."""
-        if len(self.longest) >= MAX_LISTED:
-            self.longest.sort()
-            del self.longest[MAX_LISTED:]
+        """Drop what ran in steps that are not among the longest any more."""
         self.broken_down.sort(key=lambda each: each.order)
         del self.broken_down[MAX_BROKEN_DOWN:]
 
     def merge(self, other: _Phase) -> None:
         """Add the steps of another part of the job."""
         self.durations.merge(other.durations)
-        self.longest += other.longest
+        self._list(other.longest, other.numbers)
         self.broken_down += other.broken_down
         self.keep_longest()
 
@@ -133,7 +144,8 @@ class _Phase:
         stats = {"mean": float(np.average(values, weights=counts)), "max": self.durations.max, "p99": p99, "p95": p95}
         usual = values < limit_s
         probs, edges = histogram(values[usual], BINS, counts[usual])
-        listed = sorted((start, step) for minus_duration, start, step in self.longest if -minus_duration > limit_s)
+        listed = np.flatnonzero(self.longest[0] > limit_s)
+        listed = listed[np.lexsort((self.numbers[listed], self.longest[1, listed]))]
         return StepStatistics(
             {**stats, "p50": p50, "min": self.durations.min},
             int(counts[values > limit_s].sum()),
@@ -141,7 +153,7 @@ class _Phase:
             float(np.round(deviation, 2)),
             probs.tolist(),
             edges.tolist(),
-            [str(step) for _, step in listed],
+            [str(step) for step in self.numbers[listed].tolist()],
         )
 
 
@@ -182,16 +194,12 @@ class StepOutlier(BuiltinRule):
         for steps in np.split(rows[order], np.flatnonzero(np.diff(groups[order])) + 1) if len(rows) else []:
             process, name = (each.values[each.codes[steps[0]]] for each in (events.node, events.name))
             phase = self._phases.setdefault(process, {}).setdefault(name, _Phase())
-            durations_s = events.duration_us[steps] / 1e6
-            phase.durations.add(durations_s)
-            long = steps[durations_s >= phase.min_listed_s()]
-            columns = (events.duration_us[long] / -1e6, events.start_us[long], events.step[long])
-            phase.longest += zip(*(column.tolist() for column in columns), strict=True)
+            phase.add(events, steps)
             candidates = phase.candidates(events.duration_us, steps)
             if candidates:
                 by_process = by_process or _EventsByProcess(window.events)
                 phase.break_down(events, candidates, process, by_process)
-            phase.keep_longest()
+                phase.keep_longest()
         return False
 
     def _is_step(self, events: EventColumns) -> Mask:

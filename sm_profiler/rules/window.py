@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import EventColumns, Floats, Mask, SystemColumns
+from sm_profiler.formats.packed import Packed
 
 MINUTE_US = 60_000_000
 MAX_PLAUSIBLE_US = 1e17  # three thousand years
@@ -91,7 +92,7 @@ def _rank(kind: str) -> int:
 
 @attrs.define(eq=False)
 class _Rows:
-    """Rows of one batch that windows still need.
+    """Rows of one batch that windows still need; those of several minutes wait at any time.
 
     Attributes:
         table: the rows.
@@ -99,7 +100,7 @@ class _Rows:
         counted: True for each row that a window has counted; None if none has been.
     """
 
-    table: Any
+    table: Packed
     starts_us: Floats
     ends_us: Floats
     counted: Mask | None = None
@@ -140,8 +141,8 @@ class _Rows:
         return float(left.min()) if len(left) else None
 
 
-def _chosen(rows: Any, mask: Mask) -> Any:
-    return rows if mask.all() else rows[mask]
+def _chosen(rows: Packed, mask: Mask) -> Any:
+    return rows[:] if mask.all() else rows[mask]
 
 
 class WindowCutter:
@@ -178,13 +179,14 @@ class WindowCutter:
         )
         if len(system):
             moments_us = system.timestamp * 1e6
-            part = _Rows(system, moments_us, moments_us)
+            part = _Rows(Packed(system), moments_us, moments_us)
             self._system.append(part)
             minute_us = int(part.last_us // MINUTE_US * MINUTE_US) if batch.minute_us is None else batch.minute_us
             self._last_minute_us = max(minute_us, self._last_minute_us or 0)
             self._begin(part.first_us)
         if len(events):
-            part = _Rows(events, events.start_us, events.end_us)
+            packed = Packed(events)
+            part = _Rows(packed, packed.floats("start_us"), events.end_us)
             self._events.append(part)
             self._last_event_us = max(part.last_us, self._last_event_us or 0.0)
             self._begin(part.first_us)
@@ -248,6 +250,10 @@ class WindowCutter:
             self._next_us = start_us + empty * self.length_us
             return
         self._empty_windows += empty > 0
+        yield self._window(start_us, end_us)
+
+    def _window(self, start_us: int, end_us: int) -> EvaluationWindow:
+        """Return the window; what making it needs is freed before anybody reads it."""
         self._windows += 1
         if self._windows * self.length_us > MAX_SPAN_US:
             last_us = max((part.last_us for part in (*self._system, *self._events)), default=0.0)
@@ -261,7 +267,7 @@ class WindowCutter:
         window_events, new_events = _joined(EventColumns, events)
         ordered = in_timeline_order(window_events)
         new_events = ordered if new_events is window_events else in_timeline_order(new_events)
-        yield EvaluationWindow(start_us, end_us, inside, ordered, new_rows, new_events, self._by_service(start_us))
+        return EvaluationWindow(start_us, end_us, inside, ordered, new_rows, new_events, self._by_service(start_us))
 
     def _next_data_us(self) -> float | None:
         """Return the time of the earliest row that has not been counted; None if all have."""

@@ -9,11 +9,11 @@ import attrs
 from sm_profiler.formats.assemble import EventAssembler, SystemAssembler
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.outcome import Outcome
+from sm_profiler.formats.packed import Packed
 from sm_profiler.formats.system_reader import SystemRows
 from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent, TraceRows
 from sm_profiler.source.cache import Copy, Reading
 from sm_profiler.source.item import Item
-from sm_profiler.source.packed import Packed
 from sm_profiler.source.streams import Streams
 from sm_profiler.source.wire import Rows
 
@@ -125,11 +125,12 @@ class ColumnBuilder:
             self._span = (file.copy, file.start, file.stop)
 
     def columns(self) -> Any:
-        """Return all rows, without copying them if they are consecutive in a copy."""
+        """Return all rows, without copying them if they are consecutive in a copy; the builder is empty then."""
         self._close_span()
         self._close_rows()
         kind: Any = SystemColumns if self._is_system else EventColumns
-        return kind.concat(self._tables)
+        tables, self._tables = self._tables, []
+        return kind.concat(tables)
 
     def _assemble(self) -> None:
         if self._assembler is None:

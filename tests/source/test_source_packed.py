@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from sm_profiler.formats.columns import Category, EventColumns
-from sm_profiler.source.packed import Packed
+from sm_profiler.formats.packed import Packed
 
 
 def columns(count):

@@ -116,6 +116,7 @@ def _folded(task: Task) -> Answer:
             state, number = Slice(new_folds(task.parameters)), number + 1
         state.update(window)
         rows += len(window.new_system) + len(window.new_events)
+        del window
     tree.add(0, number, state)
     own = set(task.own)
     quality = [(one.path, one.status, one.lost, one.reason) for one in source.quality() if one.path in own]
@@ -133,6 +134,7 @@ def _windows(source: ProfileSource, task: Task) -> Iterator[EvaluationWindow]:
         for batch in source.batches(unsettled=True):
             _check(batch)
             cutter.add(batch)
+            del batch
             yield from cutter.ready()
         if task.first and source.joins_failed:
             raise _IrregularError("events begin in files of long before their end")
@@ -146,6 +148,7 @@ def _windows(source: ProfileSource, task: Task) -> Iterator[EvaluationWindow]:
     for window in mine():
         if window.start_us >= task.from_us and (task.until_us is None or window.start_us < task.until_us):
             yield window
+        del window
 
 
 def _check(batch: Batch) -> None:

@@ -11,11 +11,11 @@ import numpy as np
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.outcome import REFUSED, Outcome
+from sm_profiler.formats.packed import Packed
 from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent, TraceRows
 from sm_profiler.source.cache import Copy, Reading
 from sm_profiler.source.column_builder import FileRows
 from sm_profiler.source.item import Item
-from sm_profiler.source.packed import Packed
 from sm_profiler.source.parquet import paths
 from sm_profiler.source.parquet.header import SourceFile
 from sm_profiler.source.parquet.paths import Part

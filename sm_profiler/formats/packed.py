@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from sm_profiler.formats.columns import Category
+from sm_profiler.formats.columns import Category, Floats, Ints, Mask
 
 _KINDS = (np.int8, np.int16, np.int32, np.int64)
 
@@ -33,14 +33,15 @@ class _Narrow:
             column.dtype,
         )
 
-    def __getitem__(self, rows: slice) -> NDArray[Any]:
+    def __getitem__(self, rows: slice | Ints) -> NDArray[Any]:
         if len(self.values) == 1:
-            return np.full(len(range(*rows.indices(self.length))), self.values[0], self.kind)
+            count = len(range(*rows.indices(self.length))) if isinstance(rows, slice) else len(rows)
+            return np.full(count, self.values[0], self.kind)
         return self.values[rows].astype(self.kind)
 
 
 class Packed:
-    """Rows of system metrics or events; a slice returns them as columns again."""
+    """Rows of system metrics or events; a slice or a mask returns them as columns again."""
 
     def __init__(self, columns: Any) -> None:
         """Pack columns."""
@@ -56,9 +57,15 @@ class Packed:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, rows: slice) -> Any:
-        found = {name: column[rows] for name, column in self._columns.items()}
+    def floats(self, name: str) -> Floats:
+        """Return a column of numbers with fractions, as it is kept."""
+        column: Floats = self._columns[name]
+        return column
+
+    def __getitem__(self, rows: slice | Mask) -> Any:
+        at = rows if isinstance(rows, slice) else np.flatnonzero(rows)
+        found = {name: column[at] for name, column in self._columns.items()}
         return self._kind(**{
-            name: Category(column, self._texts[name]) if name in self._texts else column.copy()
+            name: Category(column, self._texts[name]) if name in self._texts else np.array(column, copy=column.base is not None)
             for name, column in found.items()
         })  # fmt: skip
