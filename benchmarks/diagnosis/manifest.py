@@ -203,6 +203,8 @@ CASES = (
     Case("jax_shapes", {"shapes": 25, "width": 400}, ("RECOMPILATION",), "jax.jit, a new shape at most steps"),
     Case("jax_loader", {"share": 0.5}, ("INPUT_BOUND",), "JAX: slow samples, no workers"),
     Case("jax_loader", {"share": 0.35, "batch": 96}, ("INPUT_BOUND",), "JAX: slow samples, no workers"),
+    Case("jax_generator", {"share": 0.5}, ("INPUT_BOUND",), "JAX: a slow generator of the script's own"),
+    Case("jax_generator", {"share": 0.4, "width": 700}, ("INPUT_BOUND",), "JAX: a slow generator of the script's own"),
     Case("jax_metrics", {"share": 0.5}, ("SYNC_BOUND",), "JAX: metrics on the host at each step", diary="metrics"),
     Case("jax_metrics", {"share": 0.35, "width": 700}, ("SYNC_BOUND",), "JAX: metrics on the host at each step", diary="metrics"),
     Case("jax_saving", {"share": 0.4}, SAVING, "JAX: a checkpoint every N steps", diary="saving"),

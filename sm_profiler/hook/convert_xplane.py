@@ -25,6 +25,7 @@ from sm_profiler.hook.conversion import carry_out, write_events
 
 _TENSORFLOW_OPERATOR = re.compile(r"[\w./<>-]+:_?[A-Z]\w*")  # name:Type, as TensorFlow's executor names its work
 _WORK = ("Stream", "XLA Ops")  # starts of the names of a device's rows that show what ran; without any, all rows do
+_CALL = "StatefulPartitionedCall/"  # starts the names of all that a tf.function runs
 _JIT = "jit_"  # starts JAX's names of modules, before that of the compiled function
 
 
@@ -92,7 +93,7 @@ def operators(trace: XplaneTrace, steps: list[tuple[int, int]], pid: int, framew
 def _operator_name(name: str, origin: str, op: str, module: str) -> str:
     """Return the framework's name of what the host ran: the compiler's own (`fusion.3`) means nothing to the script's author."""
     if not op:
-        return name
+        return name.removeprefix(_CALL)
     if not origin and module.startswith(_JIT):
         return f"jit({module.removeprefix(_JIT)})/{op}"
     return origin or name

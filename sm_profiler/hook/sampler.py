@@ -259,6 +259,7 @@ def phase_of(tracker: StepTracker) -> str:
         (tracker.in_backward, "backward"),
         (tracker.forward_key, "forward"),
         (tracker.in_optimizer, "optimizer"),
+        (tracker.in_compiled, "compiled"),
         (training and tracker.is_open and not tracker.after_last_phase, "between"),
     )
     return next((name for active, name in running if active), "outside")

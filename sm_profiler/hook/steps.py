@@ -115,6 +115,7 @@ class StepTracker:
         self.in_backward = 0
         self.optimizer = 0  # id of the outermost optimizer whose step is running, or 0
         self.forward_key = 0  # id of the outermost module that is running, or 0
+        self.in_compiled = False  # a compiled function runs, or the loop waits for its results
         self._ever_forward = False
         self._ever_optimizer = False
         self._backwards = self._forwards = 0  # counted up to MANY

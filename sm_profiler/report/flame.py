@@ -29,7 +29,9 @@ _TITLES = {
     "start": "Before the first step", "worker": "In the loader's workers", "end": "After the last step",
     "gc": "Lines that cause garbage collections", "between": "Between the phases of a step",
 }  # fmt: skip
-_ORDER = ("start", "wait", "worker", "forward", "backward", "optimizer", "between", "outside", "evaluation")
+_ORDER = (
+    "start", "wait", "worker", "forward", "backward", "optimizer", "compiled", "between", "outside", "evaluation",
+)  # fmt: skip
 
 
 @attrs.define(eq=False)

@@ -36,6 +36,7 @@ MAX_PICTURES = 4  # of one kind in a section
 MAX_LINES = 16  # in one workload chart
 MAX_NODE_SENTENCES = 8
 MAX_RULES = 100
+MAX_OPERATOR = 140  # characters; names of TensorFlow and JAX have the layer in their middle
 Rules = Mapping[str, Object]
 
 
@@ -193,7 +194,11 @@ def framework(metrics: JobMetrics, rules: Rules) -> Section:
             totals = totals if isinstance(totals, Mapping) else {}
             order = [name for _, name in sorted((-number(share), str(name)) for name, share in shares.items())]
             rows = [
-                (shorten(name, 90), f"{number(shares.get(name)):.1f} %", duration(number(totals.get(name)) / 1e6))
+                (
+                    shorten(name, MAX_OPERATOR),
+                    f"{number(shares.get(name)):.1f} %",
+                    duration(number(totals.get(name)) / 1e6),
+                )
                 for name in order
             ]
             tables.append(cut_table((f"Operators on the {device}", "Share", "Total time"), rows))

@@ -21,7 +21,7 @@ MAX_LOCATIONS = 5
 # Phases of the hook's samples; all others are declared by the script and lie in the loop.
 WAIT, WORKER = "wait", "worker"
 BESIDE_THE_LOOP = ("start", "end", "gc", WORKER, "evaluation")
-STEPS = ("forward", "backward", "optimizer")
+STEPS = ("forward", "backward", "optimizer", "compiled")
 COLLECTIVES = re.compile(r"^(torch\.distributed|horovod|smdistributed|deepspeed\.comm)\b")  # innermost functions
 MODULE = "<module>"  # function of lines that are in none
 POINTED = frozenset(  # classes whose advice is to look for something

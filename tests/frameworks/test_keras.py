@@ -30,7 +30,7 @@ def run(backend, *loops, folder=None, windows=(), script="keras_loops.py"):
         parameters = {"LocalPath": str(folder), **{name: json.dumps(window) for name, window in dict(windows).items()}}
         environment |= {"SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": json.dumps({"ProfilingParameters": parameters})}
     done = subprocess.run(
-        [PYTHON, HERE / script, *loops], capture_output=True, text=True, check=False, timeout=280, env=environment
+        [PYTHON, HERE / script, *loops], capture_output=True, text=True, check=False, timeout=450, env=environment
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "sm-profiler" not in done.stderr or script == "keras_broken.py"
@@ -67,6 +67,21 @@ def test_a_hook_that_is_broken_at_every_call_changes_nothing(backend, tmp_path):
     broken = run(backend, *loops, folder=tmp_path, script="keras_broken.py")
     same = ("losses", "weights", "iterations")
     assert [[one[key] for key in same] for one in broken] == [[one[key] for key in same] for one in plain]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)  # torch.compile takes minutes on a busy machine
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_results_are_equal_with_jit_on_and_off_and_the_hook_off_on_and_broken(backend, tmp_path):
+    same, loops = ("losses", "weights", "iterations"), ("fit-jit", "fit-plain")
+    plain = run(backend, *loops)
+    profiled = run(backend, *loops, folder=tmp_path / "on")
+    broken = run(backend, *loops, folder=tmp_path / "broken", script="keras_broken.py")
+    for before, on, raising in zip(plain, profiled, broken, strict=True):
+        expected = {key: before[key] for key in same}
+        assert {key: on[key] for key in same} == expected, before["loop"]
+        assert {key: raising[key] for key in same} == expected, before["loop"]
+        assert counted(events(tmp_path / "on"), on) == on["expected"]
 
 
 def check(backend, loops, folder):

@@ -161,7 +161,7 @@ class Machine:
         self.waited = 0  # ns without a core
         self.tracker = SimpleNamespace(
             global_step=-1, step_start=0, mode=ModeKeys.TRAIN, in_fetch=0, in_backward=0, forward_key=0, in_optimizer=False,
-            is_open=False, after_last_phase=False,
+            is_open=False, after_last_phase=False, in_compiled=False,
         )  # fmt: skip
         self.errors = []
         self.sampler = Sampler(
@@ -199,7 +199,8 @@ def test_each_sample_counts_for_the_time_since_the_last_in_the_phase_of_the_trac
     machine.sample(22, 50, in_backward=0)
     machine.sample(23, 60, in_optimizer=True)
     machine.sample(24, 70, in_optimizer=False, after_last_phase=True)
-    machine.sample(25, 80, in_fetch=1, is_open=False)
+    machine.sample(28, 75, in_compiled=True)
+    machine.sample(25, 80, in_compiled=False, in_fetch=1, is_open=False)
     machine.step(1, in_fetch=0, after_last_phase=False)
     machine.sample(26, 90, mode=ModeKeys.EVAL)
     machine.step(2, mode=ModeKeys.TRAIN)
@@ -208,7 +209,7 @@ def test_each_sample_counts_for_the_time_since_the_last_in_the_phase_of_the_trac
     assert machine.result() == {
         ("start", 0, 10): 500, ("forward", 0, 20): 30, ("backward", 0, 21): 40, ("between", 0, 22): 50,
         ("optimizer", 0, 23): 60, ("outside", 0, 24): 70, ("wait", 0, 25): 80, ("evaluation", 0, 26): 90,
-        ("augment", 0, 27): 100,
+        ("compiled", 0, 28): 75, ("augment", 0, 27): 100,
     }  # fmt: skip
 
 

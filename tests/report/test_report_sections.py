@@ -1,13 +1,14 @@
 """Texts of sections: reasons for missing content, units, singular and plural."""
 
 import pytest
-from report_helpers import metrics_of, report_from, training
+from report_helpers import events, metrics_of, report_from, training
 
 from sm_profiler.report import Class
 from sm_profiler.report.page import render_html
 from sm_profiler.report.sections import build_sections
 from sm_profiler.report.timeline_data import MAX_STRETCHES, timeline
 from sm_profiler.report.view import glance
+from sm_profiler.rules.time_breakdown import TimeBreakdown
 
 
 def sections_of(rules):
@@ -87,3 +88,23 @@ def test_each_share_of_the_loop_has_one_definition_on_the_page():
     assert "70.5 %" not in render_html(report)
     without_loop = {one.key: one for one in build_sections(metrics_of(), rules, {})}["framework"]
     assert len(without_loop.pictures) == 3
+
+
+def test_operators_of_detailed_windows_are_listed_with_their_layers():
+    conv = "gradient_tape/sequential_1/convolution_layer_{}/convolution/Conv2DBackpropFilter:_MklNativeConv2DBackpropFilterWithBias"
+    names = {conv.format("a"): 3e-3, conv.format("b"): 2e-3, "jit(train_step)/jvp(head)/dot_general": 1e-3}
+    operators = [
+        ("cpu_functions", name, 1.5 + at, length, "algo-1-0", 20 + at)
+        for name, length in names.items()
+        for at in range(4)
+    ]
+    breakdown = TimeBreakdown()
+    breakdown.add(events(operators))
+    rules = {"OverallFrameworkMetrics": result(9, **breakdown.shares().as_dict())}
+    report = report_from([*training(200), *operators], rules=rules)
+    (section,) = [one for one in build_sections(report.metrics, rules, {}) if one.key == "framework"]
+    (table,) = [one for one in section.tables if "Operators on the CPU" in one.head]
+    assert [row[0] for row in table.rows] == list(names)
+    assert table.rows[0][1:] == ("50.0 %", "12 ms")
+    page = render_html(report)
+    assert all(name in page for name in names)

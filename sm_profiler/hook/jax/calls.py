@@ -178,16 +178,19 @@ class Calls:
             except Exception as error:  # noqa: BLE001 - fail open
                 begun = start
                 session.fail(error)
+            tracker.in_compiled = True
             try:
                 result = made(*args, **kwargs)
             except BaseException:
                 self._inside, compilations.running = False, None
+                tracker.in_compiled = False
                 try:
                     loop.failed(function)
                 except Exception as error:  # noqa: BLE001 - fail open
                     session.fail(error)
                 raise
             end = clock()
+            tracker.in_compiled = False
             try:
                 self._returned(function, result, start, end)
                 if tracker.metering:
@@ -256,17 +259,18 @@ class Calls:
     def wrap_wait(self, name: str, original: Any) -> Any:
         """Return a function that reports how long it blocks."""
         session, loop, get_ident, clock = self._session, self._loop, threading.get_ident, self._clock
+        tracker = session.tracker
 
         def wait(*args: Any, **kwargs: Any) -> Any:
             if self._inside or session.quiet or get_ident() != self._thread:
                 return original(*args, **kwargs)
-            self._inside = True
+            self._inside = tracker.in_compiled = True
             start = clock()
             try:
                 return original(*args, **kwargs)
             finally:
                 end = clock()
-                self._inside = False
+                self._inside = tracker.in_compiled = False
                 try:
                     if end - start >= MIN_WAIT_NS:
                         loop.ended(None, name, start, end)

@@ -225,11 +225,11 @@ class KerasAdapter(FrameworkAdapter):
         def waits(*args: Any, **kwargs: Any) -> Any:
             if not self._owns():
                 return original(*args, **kwargs)
-            start_ns = perf_counter_ns()
+            tracker.in_compiled, start_ns = True, perf_counter_ns()
             try:
                 return original(*args, **kwargs)
             finally:
-                end_ns = perf_counter_ns()
+                tracker.in_compiled, end_ns = False, perf_counter_ns()
                 if tracker.number >= 0 and end_ns - start_ns > RESULTS_NS:
                     self._guarded(tracker.append, (RESULTS, "metrics", start_ns, end_ns, tracker.number, None))
 

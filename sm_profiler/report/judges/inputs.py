@@ -22,10 +22,7 @@ from sm_profiler.report.where import STEPS, WAIT, WORKER, lines_of_samples
 
 NEXT_BATCH = re.compile(r"^\s*(async\s+)?for\b.*\bin\b|\bnext\(")  # the line from which a loop calls its iterator
 
-IN_A_COMPILED_STEP = (
-    "compiled",
-    "between",
-)  # the call of its function returns at once; the loop waits for results behind it
+IN_SHORT_STEPS = ("between",)  # of which no sample fell into a phase
 
 
 def judge_input(context: JudgeContext) -> Finding | None:
@@ -172,7 +169,7 @@ def _by_own_iterator(context: JudgeContext) -> Finding | None:
         return None
     samples = context.metrics.samples
     stacks = samples.stacks
-    phases = STEPS if any(one.phase in STEPS for one in stacks) else IN_A_COMPILED_STEP
+    phases = STEPS if any(one.phase in STEPS for one in stacks) else IN_SHORT_STEPS
     loops = {(one.file, one.function) for stack in stacks if stack.phase in phases for one in stack.places}
 
     def maker(one: Sampled) -> Place | None:
