@@ -7,6 +7,7 @@ the distinct texts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any, TypeAlias
 
 import attrs
@@ -97,16 +98,21 @@ class Category:
         return cls(np.concatenate(coded) if coded else np.empty(0, np.int32), tuple(numbers))
 
 
+@cache
+def _names(table: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in attrs.fields(table))
+
+
 class Table(attrs.AttrsInstance):
     """Length, selection of rows and concatenation of both kinds of columns."""
 
     def __len__(self) -> int:
-        return len(getattr(self, attrs.fields(type(self))[0].name))
+        return len(getattr(self, _names(type(self))[0]))
 
     def __getitem__(self, rows: Rows) -> Any:
         if isinstance(rows, np.ndarray) and rows.dtype == np.bool_ and rows.shape == (len(self),):
             rows = np.flatnonzero(rows)  # one scan of the mask instead of one for each column
-        return type(self)(*(getattr(self, field.name)[rows] for field in attrs.fields(type(self))))
+        return type(self)(*[getattr(self, name)[rows] for name in _names(type(self))])
 
     @classmethod
     def concat(cls, parts: Sequence[Any]) -> Any:

@@ -19,6 +19,7 @@ from sm_profiler.report.model import Report, Verdict
 from sm_profiler.report.prices import cost_of
 from sm_profiler.report.scaling.folding import fold_with
 from sm_profiler.report.scaling.part import new_folds
+from sm_profiler.report.scaling.put_away import put_away
 from sm_profiler.report.verdict import decide
 from sm_profiler.rules import Following, RuleResults, run_rules
 from sm_profiler.rules.engine import run_sliced
@@ -88,7 +89,12 @@ def _built_from_slices(
     interval_us = new_folds(parameters)[0].parameters.scan_interval_us
     whole = fold_with(source, executor, parameters=parameters, interval_us=interval_us) if executor else None
     if whole is None:
-        whole = run_sliced(source, lambda: new_folds(parameters), interval_us=interval_us)
+        whole = run_sliced(
+            source,
+            lambda: new_folds(parameters),
+            interval_us=interval_us,
+            put_away=lambda state: put_away(state, parameters),
+        )
     report, *folds = whole.folds
     results = report.results()
     for index, line in whole.broken.items():

@@ -74,12 +74,13 @@ class _LoopEvents(Table):
     name: Category
     phase: Category
     step: Ints
+    pid: Ints
+    worker_id: NDArray[np.int32]
 
     @classmethod
-    def of(cls, events: EventColumns, rows: NDArray[np.bool_]) -> _LoopEvents:
-        """Return some of the events."""
-        at = np.flatnonzero(rows)
-        return cls(*(getattr(events, field.name)[at] for field in attrs.fields(cls)))
+    def of(cls, events: EventColumns) -> _LoopEvents:
+        """Return the events."""
+        return cls(*(getattr(events, field.name) for field in attrs.fields(cls)))
 
     @property
     def end_us(self) -> Floats:
@@ -158,9 +159,9 @@ class StepFold:
         keep = kinds != _IGNORED
         if not keep.any():
             return
-        modes = _modes(events)
+        modes, loop_events = _modes(events), _LoopEvents.of(events)
         for node, rows in events.node.groups(keep):
-            self._add(node, window.start_us, events[rows], kinds[rows], modes[rows])
+            self._add(node, window.start_us, loop_events[rows], kinds[rows], modes[rows])
         self._bound()
 
     def _remember_loader(self, events: EventColumns, kinds: NDArray[np.int8]) -> None:
@@ -170,7 +171,7 @@ class StepFold:
             self._loader = LoaderSettings(int(events.num_workers[row]), int(events.pin_memory[row]))
 
     def _add(
-        self, node: str, at_us: int, events: EventColumns, kinds: NDArray[np.int8], modes: NDArray[np.int8]
+        self, node: str, at_us: int, events: _LoopEvents, kinds: NDArray[np.int8], modes: NDArray[np.int8]
     ) -> None:
         overhead = kinds == _OVERHEAD
         if overhead.any():
@@ -183,7 +184,9 @@ class StepFold:
         loop &= ~overhead
         if not loop.any():
             return
-        chunk = _chunk(_LoopEvents.of(events, loop), kinds[loop], modes[loop])
+        if not loop.all():
+            events, kinds, modes = events[loop], kinds[loop], modes[loop]
+        chunk = _chunk(events, kinds, modes)
         key = node, at_us
         old = self._chunks.get(key)
         self._chunks[key] = chunk if old is None else _joined([old, chunk])

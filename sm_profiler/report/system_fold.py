@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from sm_profiler.formats.columns import Category, Floats, SystemColumns
+from sm_profiler.formats.columns import Category, Floats, SystemColumns, Table
 from sm_profiler.report import policy
 from sm_profiler.report.formatting import natural_key
 
@@ -204,6 +204,15 @@ class SystemSeries:
         return {(node, device): data for (node, name, device), data in self.series.items() if name == metric}
 
 
+@attrs.frozen(eq=False)
+class _Metrics(Table):
+    """The columns of system metrics that this fold selects from."""
+
+    timestamp: Floats
+    value: Floats
+    name: Category
+
+
 class SystemFold:
     """Collects system metrics window by window; memory is bounded by nodes, GPUs and BUCKETS."""
 
@@ -222,13 +231,14 @@ class SystemFold:
         self._first = min(self._first, float(system.timestamp.min()))
         self._last = max(self._last, float(system.timestamp.max()))
         codes = metric_codes(system)
-        for node, rows in system.node.groups():
-            self._node(node, system[rows], codes[rows])
+        metrics = _Metrics(system.timestamp, system.value, system.name)
+        for node, rows in system.node.groups(codes >= 0):
+            self._node(node, metrics[rows], codes[rows])
 
-    def _node(self, node: str, system: SystemColumns, codes: NDArray[np.int8]) -> None:
-        for number in np.unique(codes[codes >= 0]):
+    def _node(self, node: str, metrics: _Metrics, codes: NDArray[np.int8]) -> None:
+        for number in np.flatnonzero(np.bincount(codes)):
             metric = _METRIC_NAMES[number]
-            rows = system[codes == number]
+            rows = metrics[codes == number]
             if metric in PER_DEVICE:
                 for device, mine in rows.name.groups():
                     self._bucket(node, metric, device).add(rows.timestamp[mine], rows.value[mine])
@@ -237,7 +247,7 @@ class SystemFold:
             else:
                 self._bucket(node, metric, "").add(rows.timestamp, rows.value)
 
-    def _cpu(self, node: str, metric: str, rows: SystemColumns) -> None:
+    def _cpu(self, node: str, metric: str, rows: _Metrics) -> None:
         """Average the cores of each tick; all cores of a tick have its timestamp."""
         self._cores.setdefault(node, set()).update(rows.name.present())
         rows = rows[np.isfinite(rows.value)]

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import attrs
 
+from sm_profiler.heap import trim
 from sm_profiler.rules.builtin import Compat
 from sm_profiler.rules.profiler_report import ProfilerReport, one_line
 from sm_profiler.rules.results import RuleResults
@@ -176,33 +177,45 @@ class SliceTree:
     numbers 2n and 2n + 1 of a level become number n of the next. All ways to fold the slices give the same digits.
     """
 
-    def __init__(self) -> None:
-        self._waiting: dict[tuple[int, int], Slice] = {}
+    def __init__(self, put_away: Callable[[Slice], Callable[[], Slice]] | None = None) -> None:
+        """Create a tree.
+
+        Args:
+            put_away: stores the state of merged slices, which may wait for long, outside of memory, and returns a
+                function that loads it; default: states stay in memory.
+        """
+        self._put_away = put_away
+        self._waiting: dict[tuple[int, int], Callable[[], Slice]] = {}
 
     def add(self, level: int, number: int, state: Slice) -> None:
         """Add a slice (level 0), or a merged pair of the level below."""
-        while (other := self._waiting.pop((level, number ^ 1), None)) is not None:
+        while (load := self._waiting.pop((level, number ^ 1), None)) is not None:
+            other = load()
             first, second = (other, state) if number % 2 else (state, other)
             first.merge(second)
             level, number, state = level + 1, number // 2, first
-        self._waiting[level, number] = state
+        put_away = self._put_away if level else None  # the next slice needs that of a single one
+        self._waiting[level, number] = put_away(state) if put_away is not None else lambda: state
 
-    def parts(self) -> list[tuple[int, int, Slice]]:
-        """Return level, number and state of what is merged so far, in the order of time."""
-        order = sorted(self._waiting, key=lambda place: place[1] << place[0])
-        return [(level, number, self._waiting[level, number]) for level, number in order]
+    def parts(self) -> Iterator[tuple[int, int, Slice]]:
+        """Yield level, number and state of what is merged so far, in the order of time."""
+        for level, number in sorted(self._waiting, key=lambda place: place[1] << place[0]):
+            yield level, number, self._waiting[level, number]()
 
     def whole(self) -> Slice | None:
         """Return the state of all slices; None without any. The numbers must begin with 0 and have no gaps."""
-        states = [state for _, _, state in self.parts()]
-        while len(states) > 1:
-            last = states.pop()
-            states[-1].merge(last)
-        return states[0] if states else None
+        waiting = [self._waiting[place] for place in sorted(self._waiting, key=lambda place: place[1] << place[0])]
+        whole = waiting.pop()() if waiting else None
+        while waiting and whole is not None:
+            earlier = waiting.pop()()
+            earlier.merge(whole)
+            whole = earlier
+        return whole
 
 
 SLICE_WINDOWS = 60  # an hour: of less, more is read twice than folded
 SLICE_BYTES = 1 << 30  # of files in a slice, on average: what a worker folds at least
+TRIM_WINDOWS = 10  # more often takes time to get memory back
 _SHORTER = (2, 4, 12)  # shares of an hour
 
 
@@ -222,7 +235,12 @@ def slice_windows(source: SourceLike, interval_us: int = MINUTE_US) -> int:
 
 
 def run_sliced(
-    source: SourceLike, folds: Callable[[], list[Any]], *, interval_us: int = MINUTE_US, length: int | None = None
+    source: SourceLike,
+    folds: Callable[[], list[Any]],
+    *,
+    interval_us: int = MINUTE_US,
+    length: int | None = None,
+    put_away: Callable[[Slice], Callable[[], Slice]] | None = None,
 ) -> Slice:
     """Feed folds in one pass, new ones for each slice of the job, and return all of them merged.
 
@@ -231,18 +249,21 @@ def run_sliced(
         folds: makes the folds of a slice.
         interval_us: length of a window.
         length: windows of a slice; default: see `slice_windows`.
+        put_away: as of `SliceTree`.
     """
-    tree, state, number = SliceTree(), Slice(folds()), 0
+    tree, state, number = SliceTree(put_away), Slice(folds()), 0
     first_us = source.first_timestamp_us
     begin_us = None if first_us is None else first_us // MINUTE_US * MINUTE_US
     slice_us = (length or slice_windows(source, interval_us)) * interval_us
-    for window in windows(source, interval_us=interval_us):
+    for count, window in enumerate(windows(source, interval_us=interval_us), 1):
         begin_us = window.start_us if begin_us is None else begin_us
         while window.start_us >= begin_us + (number + 1) * slice_us:
             tree.add(0, number, state)
             state, number = Slice(folds()), number + 1
         state.update(window)
         del window  # before the next is cut
+        if not count % TRIM_WINDOWS:
+            trim()
     tree.add(0, number, state)
     whole = tree.whole()
     return whole if whole is not None else state

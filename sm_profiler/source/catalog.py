@@ -7,6 +7,7 @@ import os
 import time
 from bisect import bisect_left
 from collections.abc import Iterable
+from sys import intern
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
@@ -45,8 +46,7 @@ class Catalog:
         self._approximate: dict[str, Item] = {}
         self._clusters = Clusters()
         self._job: Cluster | None = None
-        self._ordered: list[Item] = []
-        self._orders: list[Order] | None = None  # of the items of `_ordered`; None: to be sorted
+        self._ordered: list[Item] | None = None  # None: to be sorted
         self.others: dict[str, FileInfo] = {}
         self._metadata: dict[str, TraceMetadata] = {}
         self._markers: dict[str, FileInfo] = {}
@@ -61,9 +61,8 @@ class Catalog:
     @property
     def ordered(self) -> list[Item]:
         """The data files in reading order."""
-        if self._orders is None:
-            self._ordered = sorted(self.items.values(), key=lambda item: item.order)
-            self._orders = [item.order for item in self._ordered]
+        if self._ordered is None:
+            self._ordered = sorted(self.items.values(), key=_order)
         return self._ordered
 
     def beside(self) -> list[FileInfo]:
@@ -173,7 +172,7 @@ class Catalog:
             back = [item for key, item in job.items.items() if key in self.strays and key not in new]
             moved = [item for cluster in self._clusters if cluster is not job for item in cluster.items.values()]
             self.strays.clear()
-            self._orders = None
+            self._ordered = None
             self._job, self._clusters.joined = job, False
         for item in moved:
             reason = "in the future" if self._clusters.of(item).is_future else "far from the job's other files"
@@ -186,28 +185,24 @@ class Catalog:
 
     def _put_in(self, items: list[Item]) -> None:
         """Keep the reading order; a few new items are cheaper to insert than to sort with all others."""
-        if self._orders is None:
+        if self._ordered is None:
             return
-        if len(items) > max(len(self._orders) // 8, 1):
-            self._orders = None
+        if len(items) > max(len(self._ordered) // 8, 1):
+            self._ordered = None
             return
         for item in items:
-            order = item.order
-            at = bisect_left(self._orders, order)
-            self._orders.insert(at, order)
-            self._ordered.insert(at, item)
+            self._ordered.insert(bisect_left(self._ordered, item.order, key=_order), item)
 
     def _take_out(self, item: Item) -> None:
-        if self._orders is not None:
-            at = bisect_left(self._orders, item.order)
-            del self._orders[at], self._ordered[at]
+        if self._ordered is not None:
+            del self._ordered[bisect_left(self._ordered, item.order, key=_order)]
 
     def _item(self, info: FileInfo) -> Item | None:
         parsed = layout.parse_path(info.key)
         if isinstance(parsed, SystemFile):
             return Item(info, parsed, parsed.at_us, parsed.node, "")
         if isinstance(parsed, TraceFile):
-            return Item(info, parsed, parsed.at_us, parsed.node, parsed.kind)
+            return Item(info, parsed, parsed.at_us, intern(parsed.node), parsed.kind)
         if not isinstance(parsed, DetailedTrace):
             return None
         metadata = self._metadata.get(parsed.folder)
@@ -219,6 +214,10 @@ class Catalog:
         node = layout.shown_node(metadata.source)
         node = node if node != metadata.source else parsed.host
         return Item(info, parsed, metadata.end_us, node, layout.DETAILED_TRACE, metadata.start_us)
+
+
+def _order(item: Item) -> Order:
+    return item.order
 
 
 def _hour_us(hour: str) -> int | None:

@@ -13,7 +13,7 @@ import attrs
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns, SystemColumns
-from sm_profiler.formats.outcome import READ, REFUSED
+from sm_profiler.formats.outcome import READ, REFUSED, Outcome
 from sm_profiler.source.cache import WORTH_BYTES, Cache, Copy, Reading
 from sm_profiler.source.catalog import Catalog
 from sm_profiler.source.column_builder import ColumnBuilder, FileRows
@@ -93,7 +93,8 @@ class ProfileSource:
         self.options = options or Options()
         self.parse: Callable[..., Generator[Parsed, None, None]] = parse_all
         self._catalog = Catalog(storage)
-        self._quality: dict[str, FileQuality] = {}
+        self._quality: dict[str, Outcome] = {}  # most files share one
+        self._outcomes: dict[Outcome, Outcome] = {}
         self._metadata: dict[str, tuple[dict[str, Any], ...]] = {}
         self._pending: dict[str, Item] = {}
         self._delivered: set[str] = set()
@@ -213,7 +214,8 @@ class ProfileSource:
 
     def quality(self) -> list[FileQuality]:
         """Outcomes of the files read so far, by path."""
-        return [self._quality[path] for path in sorted(self._quality)]
+        found = sorted(self._quality.items())
+        return [FileQuality(path, one.status, one.lost, one.reason) for path, one in found]
 
     def metadata(self) -> list[dict[str, Any]]:
         """sm-profiler's own metadata records of the trace files read so far, each with the `node` that wrote it."""
@@ -244,7 +246,7 @@ class ProfileSource:
         """
         self._note_strays()
         for each in quality:
-            self._quality[each.path] = each
+            self._quality[each.path] = self._shared(Outcome(each.status, each.lost, each.reason))
             self._pending.pop(each.path, None)
             self._delivered.add(each.path)
             if self.options.strict and (each.lost or each.status == REFUSED):
@@ -318,7 +320,7 @@ class ProfileSource:
     def _note_strays(self) -> None:
         unreadable: dict[str, str] = getattr(self.storage, "unreadable", {})
         for key, reason in (self._catalog.strays | unreadable).items():
-            self._quality.setdefault(key, FileQuality(key, REFUSED, 0, reason))
+            self._quality.setdefault(key, Outcome(REFUSED, 0, reason))
             if self.options.strict:
                 raise SourceError(f"{key}: not read ({reason})")
 
@@ -332,13 +334,16 @@ class ProfileSource:
         """Return whether a file is complete: while the job runs, a damaged one may still be in transfer."""
         return piece.outcome.status == READ or self.finished or time.time() - piece.item.info.mtime > SETTLED_S
 
+    def _shared(self, outcome: Outcome) -> Outcome:
+        return self._outcomes.setdefault(outcome, outcome)
+
     def _note(self, piece: FileRows, streams: Streams) -> FileRows:
         """Join events that span files, and note the outcome of the file."""
         piece = piece.joined(streams)
         key, outcome = piece.item.info.key, piece.outcome
         if piece.metadata:
             self._metadata[key] = piece.metadata
-        self._quality[key] = FileQuality(key, outcome.status, outcome.lost, outcome.reason)
+        self._quality[key] = self._shared(outcome)
         if self.options.strict and (outcome.lost or outcome.status == REFUSED):
             raise SourceError(f"{key}: {outcome.lost} records lost ({outcome.reason})")
         return piece

@@ -13,6 +13,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.executors import Meter, Pool, open_pool, run_tasks
 from sm_profiler.report.scaling.part import Answer, Task, decode_answer, decode_slice, fold_part
 from sm_profiler.report.scaling.plan import Part, plan_parts
+from sm_profiler.report.scaling.put_away import put_away
 from sm_profiler.rules import engine
 from sm_profiler.rules.engine import Slice, SliceTree
 from sm_profiler.source.listed import listed, place_of
@@ -67,7 +68,7 @@ def fold_with(  # noqa: PLR0913 - keyword arguments, one an independent choice
             )
             for one in planned
         ]  # fmt: skip
-        tree = SliceTree()
+        tree = SliceTree(lambda state: put_away(state, parameters))
         quality: list[FileQuality] = []
         metadata: dict[str, tuple[dict[str, Any], ...]] = {}
         for answer in _answers(pool, planned, tasks, source):  # merged while the workers fold the next parts

@@ -163,14 +163,15 @@ def _check(batch: Batch) -> None:
 def encode_slice(state: Slice) -> bytes:
     """Return the state of a slice as bytes."""
     report, *folds = state.folds
-    rules = {name: _state(rule) for name, rule in report.rules.items()}
+    rules = {name: rule_state(rule) for name, rule in report.rules.items()}
     return codec.encode([
         rules, dict(report.broken), dict(report.first_met), report.windows, [dict(vars(fold)) for fold in folds],
         dict(state.broken),
     ])  # fmt: skip
 
 
-def _state(rule: Any) -> dict[str, Any]:
+def rule_state(rule: Any) -> dict[str, Any]:
+    """Return the state of a rule, without what its constructor sets."""
     return {key: value for key, value in vars(rule).items() if key not in _SET_UP}
 
 
