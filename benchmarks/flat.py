@@ -41,9 +41,10 @@ RUN = """
 import json, resource, sys
 from sm_profiler.report import build_report
 from sm_profiler.source import open_source
-build_report(open_source(sys.argv[1], cache=False, progress=False))
+source = open_source(sys.argv[1], cache=False, progress=False)
+build_report(source)
 used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-print(json.dumps({"own_mb": used[0].ru_maxrss / 1024, "helper_mb": used[1].ru_maxrss / 1024,
+print(json.dumps({"files": len(source.files), "own_mb": used[0].ru_maxrss / 1024, "helper_mb": used[1].ru_maxrss / 1024,
                   "cpu_s": sum(one.ru_utime + one.ru_stime for one in used)}))
 """
 
@@ -167,7 +168,8 @@ def measure(label: str, where: Path) -> None:
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])
     found = json.loads(done.stdout.splitlines()[-1])
-    print(f"| {label} | {found['own_mb']:.0f} | {found['helper_mb']:.0f} | {found['cpu_s']:.1f} |", flush=True)
+    sizes = f"{found['files']:,} | {found['own_mb']:.0f} | {found['helper_mb']:.0f}"
+    print(f"| {label} | {sizes} | {found['cpu_s']:.1f} |", flush=True)
 
 
 def main() -> None:
@@ -181,7 +183,7 @@ def main() -> None:
         folder = options.keep or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
         hours = sorted(map(int, options.hours.split(",")))
-        print("| job | MiB | largest helper, MiB | CPU seconds |\n|---|---|---|---|")
+        print("| job | files | MiB | largest helper, MiB | CPU seconds |\n|---|---|---|---|---|")
         if "json" in options.formats:
             whole = make_job(folder / f"json-{hours[-1]}", hours[-1])
             for each in hours:
@@ -193,7 +195,7 @@ def main() -> None:
                 three = make_job(folder / "three", 3)
                 command = [sys.executable, "-m", "sm_profiler", "compact", str(three), "--out", str(hour)]
                 subprocess.run(command, check=True, capture_output=True)
-            for each, nodes in [*((each, 1) for each in hours), (hours[-1], options.nodes)]:
+            for each, nodes in dict.fromkeys([*((each, 1) for each in hours), (hours[-1], options.nodes)]):
                 job = repeat(hour, folder / f"parquet-{each}-{nodes}", each, nodes)
                 measure(f"{each} h of {GPUS * nodes} GPUs, Parquet", job)
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -175,3 +176,19 @@ class Helper:
             self.requests.close()
         self.answers.close()
         self.process.wait()
+
+
+def trim_heap() -> None:
+    """Return freed memory to the system: glibc keeps it in pieces between the arrays that are still used."""
+    if (trim := _malloc_trim()) is not None:
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    import ctypes  # noqa: PLC0415 - only readers of long jobs need it
+
+    with suppress(OSError, AttributeError, TypeError):  # another C library than glibc
+        function: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+        return function
+    return None

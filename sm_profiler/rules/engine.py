@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from sm_profiler.heap import trim
+from sm_profiler.processes import trim_heap
 from sm_profiler.rules.builtin import Compat
 from sm_profiler.rules.profiler_report import ProfilerReport, one_line
 from sm_profiler.rules.results import RuleResults
@@ -263,7 +263,7 @@ def run_sliced(
         state.update(window)
         del window  # before the next is cut
         if not count % TRIM_WINDOWS:
-            trim()
+            trim_heap()
     tree.add(0, number, state)
     whole = tree.whole()
     return whole if whole is not None else state
