@@ -32,6 +32,26 @@ for kind in (StepTracker, callbacks.Callbacks, inputs.Inputs):
             setattr(kind, name, breaking(name, method))
 for name in ("_begin", "_end", "_finish", "_settle", "_epoch_begins", "_epoch_ends", "_correct", "_count"):
     setattr(adapter.KerasAdapter, name, breaking(name, getattr(adapter.KerasAdapter, name)))
+if keras.backend.backend() == "tensorflow":
+    from sm_profiler.hook.tensorflow import retracing, stages, stopwatch
+
+    parts = {
+        stopwatch.Stopwatch: ("rows", "batches", "_find_graph", "_create", "_record", "_variables"),
+        retracing.Retracing: ("_describe", "start"),
+        stages.Stages: ("beat", "iterator_ended", "batch", "close", "_look"),
+    }
+elif keras.backend.backend() == "jax":
+    from sm_profiler.hook.jax import compilations, loop
+
+    parts = {
+        kind: [name for name in vars(kind) if callable(getattr(kind, name)) and name[:2] != "__" and name != "reset"]
+        for kind in (loop.Loop, compilations.Compilations)
+    }
+else:
+    parts = {}
+for kind, names in parts.items():
+    for name in names:
+        setattr(kind, name, breaking(name, vars(kind)[name]))
 Session.fail = lambda _session, _error: None  # nothing is switched off, so that all calls break
 Session.switch_off = lambda _session, _collector, _error: None
 Guard.is_off = lambda _guard, _collector: False
