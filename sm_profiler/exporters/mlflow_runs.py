@@ -134,7 +134,7 @@ def series_of(report: Report) -> Iterator[tuple[str, Floats, Floats]]:
             values = rows.of(key) * 1e3
             if len(rows) and values.any():
                 label = "step_time_ms" if key == parts.WHOLE else "data_wait_ms"
-                yield f"sm_profiler/{_safe(rank.name)}/{label}", *_thinned(rows.start, values)
+                yield f"sm-profiler/{_safe(rank.name)}/{label}", *_thinned(rows.start, values)
 
 
 def _safe(name: str) -> str:

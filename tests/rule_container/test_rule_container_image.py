@@ -237,6 +237,6 @@ def test_image_is_unprivileged_and_small(buildah, container):
     size = int(
         run(*buildah, "run", "--isolation", "chroot", container, "--", "du", "-sm", "/opt/sm-profiler").split()[0]
     )
-    assert size < 100
+    assert size < 250  # MB, most of it Arrow, which Dask's workers need for profiles in Parquet
     found = run(*buildah, "run", "--isolation", "chroot", container, "--", "ls", "/opt/sm-profiler")
     assert "pandas" not in found
