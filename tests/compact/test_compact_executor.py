@@ -1,12 +1,10 @@
 """Parts written by the workers of an executor: the same bytes as in one process."""
 
 import json
-import random
 import shutil
-import threading
-from concurrent.futures import Executor, Future
 
 import pytest
+from shuffled_executor import ShuffledExecutor
 
 from sm_profiler.cli.main import main
 from sm_profiler.compact import compact
@@ -19,32 +17,6 @@ from sm_profiler.storage import LocalStorage
 START_US = 1_700_000_000_000_000
 
 
-class Shuffled(Executor):
-    """Runs tasks in this process, in an order of its own; each of them `times` times."""
-
-    _max_workers = 3
-
-    def __init__(self, seed=1, times=1):
-        self.waiting, self.lock, self.seed, self.times = [], threading.Lock(), seed, times
-        self.parts = []
-
-    def submit(self, fn, /, *args):
-        future = Future()
-        with self.lock:
-            self.waiting.append((future, fn, args))
-            if len(self.waiting) == 1:
-                threading.Timer(0.01, self.run).start()
-        return future
-
-    def run(self):
-        with self.lock:
-            tasks, self.waiting = self.waiting, []
-        random.Random(self.seed).shuffle(tasks)  # noqa: S311 - an order, not a secret
-        for future, fn, args in tasks:
-            future.set_result([fn(*args) for _ in range(self.times)][-1])
-            self.parts.append(codec.decode(args[0]).part)
-
-
 def files_of(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.parquet"))}
 
@@ -55,10 +27,10 @@ def written(job, folder, **options):
 
 
 def test_dataset_has_the_same_bytes_although_each_task_runs_twice(two_nodes, tmp_path):
-    executor = Shuffled(2, times=2)
+    executor = ShuffledExecutor(2, times=2)
     assert written(two_nodes, tmp_path / "there", executor=executor) == written(two_nodes, tmp_path / "here")
-    assert len(set(executor.parts)) >= 8
-    again, _ = written(two_nodes, tmp_path / "there", executor=Shuffled())
+    assert len({codec.decode(task).part for (task,) in executor.given}) >= 8
+    again, _ = written(two_nodes, tmp_path / "there", executor=ShuffledExecutor())
     assert (again.files, again.parts) == (0, 0)
 
 
@@ -78,9 +50,11 @@ def test_events_over_hours_and_damage(two_nodes, tmp_path):
     for file in sorted(job.rglob("*.json"))[::6]:
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     (job / "END_OF_JOB.ts").touch()
-    executor = Shuffled(3)
+    executor = ShuffledExecutor(3)
     assert written(job, tmp_path / "there", executor=executor) == written(job, tmp_path / "here")
-    assert len(executor.parts) > len(set(executor.parts))  # some were written by a second task
+    assert len(executor.given) > len(
+        {codec.decode(task).part for (task,) in executor.given}
+    )  # some were written by a second task
 
 
 def test_new_files_in_old_parts(two_nodes, tmp_path):
@@ -88,11 +62,11 @@ def test_new_files_in_old_parts(two_nodes, tmp_path):
     late = sorted(job.rglob("*.json"))[1::3]
     for file in late:
         file.rename(file.with_name(file.name + ".later"))
-    for name, options in (("here", {}), ("there", {"executor": Shuffled()})):
+    for name, options in (("here", {}), ("there", {"executor": ShuffledExecutor()})):
         written(job, tmp_path / name, **options)
     for file in late:
         file.with_name(file.name + ".later").rename(file)
-    there = written(job, tmp_path / "there", executor=Shuffled(2))
+    there = written(job, tmp_path / "there", executor=ShuffledExecutor(2))
     assert there == written(job, tmp_path / "here")
     assert there[0].files == len(late)
 
@@ -109,13 +83,13 @@ def test_command_uses_processes(two_nodes, tmp_path, capsys):
 def test_worker_that_cannot_write_ends_in_one_line(two_nodes, tmp_path):
     (tmp_path / "system").write_text("in the way")
     with pytest.raises(SourceError, match="system"):
-        written(two_nodes, tmp_path, executor=Shuffled())
+        written(two_nodes, tmp_path, executor=ShuffledExecutor())
 
 
 def test_other_version_is_refused(two_nodes, tmp_path, monkeypatch):
     monkeypatch.setattr("sm_profiler.compact.compacting.__version__", "0.0.1")
     with pytest.raises(SourceError, match=r"sm-profiler is 0\.0\.1 where the command runs"):
-        written(two_nodes, tmp_path, executor=Shuffled())
+        written(two_nodes, tmp_path, executor=ShuffledExecutor())
     with pytest.raises(ValueError, match="not a state"):
         rewrite_part(b"\xc1")
 
@@ -123,7 +97,7 @@ def test_other_version_is_refused(two_nodes, tmp_path, monkeypatch):
 def test_dataset_in_s3(two_nodes, tmp_path, bucket):
     from sm_profiler.storage import open_storage
 
-    compact(open_source(two_nodes), open_storage("s3://profiles-here/root"), job="j", executor=Shuffled())
+    compact(open_source(two_nodes), open_storage("s3://profiles-here/root"), job="j", executor=ShuffledExecutor())
     written(two_nodes, tmp_path)
     found = bucket.list_objects_v2(Bucket="profiles-here", Prefix="root/")["Contents"]
     assert {one["Key"].removeprefix("root/") for one in found} == set(files_of(tmp_path))

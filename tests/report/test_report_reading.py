@@ -1,14 +1,12 @@
 """Files parsed by the workers of an executor: the same rows in the same order."""
 
-import random
 import shutil
 import subprocess
 import sys
-import threading
-from concurrent.futures import Executor, Future
 from pathlib import Path
 
 import pytest
+from shuffled_executor import ShuffledExecutor
 
 from sm_profiler.cli.main import main
 from sm_profiler.errors import SourceError
@@ -17,34 +15,6 @@ from sm_profiler.report.timeline_export import export_timeline
 from sm_profiler.source import open_source
 
 MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
-
-
-class Shuffled(Executor):
-    """Runs tasks in this process, in an order of its own."""
-
-    _max_workers = 3
-
-    def __init__(self):
-        self.waiting, self.lock = [], threading.Lock()
-
-    def submit(self, fn, /, *args):
-        future = Future()
-        with self.lock:
-            self.waiting.append((future, fn, args))
-            if len(self.waiting) == 1:
-                threading.Timer(0.01, self.run).start()
-        return future
-
-    def run(self):
-        with self.lock:
-            tasks, self.waiting = self.waiting, []
-        random.Random(1).shuffle(tasks)  # noqa: S311 - an order, not a secret
-        for future, fn, args in tasks:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(fn(*args))
-                except Exception as error:
-                    future.set_exception(error)
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +38,7 @@ def test_timeline_has_the_same_bytes(job, tmp_path, ending):
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     here, there = open_source(damaged), open_source(damaged)
     expected = export_timeline(here, tmp_path / f"here.{ending}")
-    assert export_timeline(there, tmp_path / f"there.{ending}", executor=Shuffled()) == expected
+    assert export_timeline(there, tmp_path / f"there.{ending}", executor=ShuffledExecutor()) == expected
     assert (tmp_path / f"here.{ending}").read_bytes() == (tmp_path / f"there.{ending}").read_bytes()
     assert here.quality() == there.quality()
     assert {one.status for one in here.quality()} > {"read"}
@@ -85,7 +55,7 @@ def test_command_uses_processes(job, tmp_path, capsys):
 def test_source_parses_here_again_afterwards(job):
     source = open_source(job)
     here = source.parse
-    with reading.reading_with(source, Shuffled()):
+    with reading.reading_with(source, ShuffledExecutor()):
         assert source.parse is not here
     assert source.parse is here
 
@@ -98,10 +68,10 @@ def test_worker_of_another_version_ends_in_one_line(job, tmp_path, monkeypatch):
 
     monkeypatch.setattr(reading.codec, "encode", older)
     with pytest.raises(SourceError, match=r"sm-profiler is 0\.0\.1 where the command runs"):
-        export_timeline(open_source(job), tmp_path / "out.json", executor=Shuffled())
+        export_timeline(open_source(job), tmp_path / "out.json", executor=ShuffledExecutor())
 
 
 def test_worker_that_fails_ends_in_one_line(job, tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "parse_group", lambda _: 1 / 0)
     with pytest.raises(SourceError, match="the workers failed: ZeroDivisionError"):
-        export_timeline(open_source(job), tmp_path / "out.json", executor=Shuffled())
+        export_timeline(open_source(job), tmp_path / "out.json", executor=ShuffledExecutor())

@@ -1,18 +1,16 @@
 """A job folded in parts has the digits of one process, for all executors and all orders of arrival."""
 
 import json
-import random
 import shutil
 import subprocess
 import sys
-import threading
-from concurrent.futures import Executor, Future
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from shuffled_executor import ShuffledExecutor
 
 from sm_profiler.compact import compact
 from sm_profiler.errors import SourceError
@@ -31,32 +29,6 @@ SCENARIOS = [
 ]  # fmt: skip
 QUICK = ("healthy", "dataloader-slow", "no-framework")
 SPARSE = ("--interval-ms", "8000", "--steps-per-second", "0.6", "--gpus", "2", "--cpus", "2")
-
-
-class AnyOrder(Executor):
-    """Runs tasks in this process, in an order of its own."""
-
-    _max_workers = 3
-
-    def __init__(self, seed=0):
-        self.waiting, self.seed = [], seed
-        self.lock = threading.Lock()
-
-    def submit(self, fn, /, *args):
-        future = Future()
-        with self.lock:
-            self.waiting.append((future, fn, args))
-            if len(self.waiting) == 1:
-                threading.Timer(0.01, self.run).start()
-        return future
-
-    def run(self):
-        with self.lock:
-            tasks, self.waiting = self.waiting, []
-        random.Random(self.seed).shuffle(tasks)  # noqa: S311 - an order, not a secret
-        for future, fn, args in tasks:
-            if future.set_running_or_notify_cancel():
-                future.set_result(fn(*args))
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +69,7 @@ def folded(where, executor, **options):
 )
 def test_every_scenario_has_the_digits_of_one_process(make_job, scenario):
     job = make_job("--minutes", "20", "--scenario", scenario, *SPARSE)
-    assert text(job, executor=AnyOrder(1)) == text(job)
+    assert text(job, executor=ShuffledExecutor(1)) == text(job)
 
 
 def test_sampled_steps_have_the_digits_of_one_process(make_job, monkeypatch):
@@ -107,7 +79,7 @@ def test_sampled_steps_have_the_digits_of_one_process(make_job, monkeypatch):
     monkeypatch.setattr(step_sample, "MIN_STEPS", 16)
     whole = text(job)
     assert "judged_steps" in whole
-    assert text(job, executor=AnyOrder(3)) == whole
+    assert text(job, executor=ShuffledExecutor(3)) == whole
 
 
 def check(make_job, monkeypatch, drawn):
@@ -117,7 +89,7 @@ def check(make_job, monkeypatch, drawn):
     monkeypatch.setattr(engine, "SLICE_WINDOWS", length)
     monkeypatch.setattr(folding, "PARTS_PER_WORKER", parts)
     parameters = {"scan_interval_us": interval}
-    assert text(job, parameters=parameters, executor=AnyOrder(seed)) == text(job, parameters=parameters)
+    assert text(job, parameters=parameters, executor=ShuffledExecutor(seed)) == text(job, parameters=parameters)
 
 
 DRAWN = st.tuples(
@@ -142,8 +114,8 @@ def test_many_parts_in_any_order(make_job, monkeypatch, drawn):
 def test_profile_in_parquet(make_job, tmp_path):
     job = make_job("--minutes", "26", "--nodes", "2", "--horovod", "--start-epoch", "1700000017", *SPARSE)
     compact(open_source(job), LocalStorage(tmp_path), job="j")
-    assert folded(tmp_path, AnyOrder()) is not None
-    assert text(tmp_path, executor=AnyOrder()) == text(job)
+    assert folded(tmp_path, ShuffledExecutor()) is not None
+    assert text(tmp_path, executor=ShuffledExecutor()) == text(job)
 
 
 def test_damaged_files_are_counted_once(make_job, tmp_path):
@@ -153,7 +125,7 @@ def test_damaged_files_are_counted_once(make_job, tmp_path):
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     for file in files[3::11]:
         file.write_bytes(b"nothing")
-    found = json.loads(text(job, executor=AnyOrder()))["data_quality"]
+    found = json.loads(text(job, executor=ShuffledExecutor()))["data_quality"]
     assert found == json.loads(text(job))["data_quality"]
     assert found["states"]["refused"] > 1
 
@@ -166,8 +138,8 @@ def test_job_whose_files_have_wrong_names_is_read_in_one_process(make_job, tmp_p
     file.rename(
         file.with_name(f"{int(minute) + 60 * shift}.{rest}x".replace(".jsonx", ".json").replace("algo-1", "algo-7"))
     )
-    assert folded(job, AnyOrder()) is None
-    assert text(job, executor=AnyOrder()) == text(job)
+    assert folded(job, ShuffledExecutor()) is None
+    assert text(job, executor=ShuffledExecutor()) == text(job)
 
 
 def test_late_and_long_events_count_in_the_same_window(make_job, tmp_path):
@@ -187,8 +159,8 @@ def test_late_and_long_events_count_in_the_same_window(make_job, tmp_path):
             },
         ]
         next((job / "framework/pevents").iterdir()).joinpath(name).write_text(json.dumps(rows))
-    assert folded(job, AnyOrder()) is not None
-    assert text(job, executor=AnyOrder()) == text(job)
+    assert folded(job, ShuffledExecutor()) is not None
+    assert text(job, executor=ShuffledExecutor()) == text(job)
 
 
 def test_events_across_files_and_parts(make_job, tmp_path):
@@ -202,7 +174,7 @@ def test_events_across_files_and_parts(make_job, tmp_path):
             {"name": "NCCL_ALLREDUCE", "ph": kind, "pid": 1, "ts": at_s * 10**6},
         ]
         (folder / f"{start + at_s * 10**6}_0-algo-1_horovod_timeline.json").write_text(json.dumps(rows))
-    assert text(job, executor=AnyOrder()) == text(job)
+    assert text(job, executor=ShuffledExecutor()) == text(job)
 
 
 def test_hours_of_many_ranks_are_cut_into_shorter_slices(make_job, monkeypatch):
@@ -218,7 +190,7 @@ def test_hours_of_many_ranks_are_cut_into_shorter_slices(make_job, monkeypatch):
     assert engine.slice_windows(source, 30_000_000) == 1
     monkeypatch.setattr(engine, "SLICE_BYTES", 4 * minute)
     monkeypatch.setattr(folding, "PART_BYTES", 6 * minute)
-    assert text(job, executor=AnyOrder()) == text(job)
+    assert text(job, executor=ShuffledExecutor()) == text(job)
     planned = plan_parts(source.files, 6, interval_us=60_000_000, slice_windows=3)
     assert max(sum(item.info.size for item in one.own) for one in planned) < 8 * minute
 
@@ -230,7 +202,7 @@ def test_file_that_arrives_while_workers_read_changes_nothing(make_job, tmp_path
     late.unlink()
     expected = text(job)
 
-    class Arriving(AnyOrder):
+    class Arriving(ShuffledExecutor):
         def run(self):
             late.write_bytes(data)
             super().run()
@@ -239,14 +211,14 @@ def test_file_that_arrives_while_workers_read_changes_nothing(make_job, tmp_path
     found = json.loads(to_json(build_report(source, executor=Arriving())))
     del found["generated"]
     assert json.dumps(found) == expected
-    assert text(job, executor=AnyOrder()) == text(job) != expected
+    assert text(job, executor=ShuffledExecutor()) == text(job) != expected
 
 
 def test_tasks_that_run_twice_change_nothing(make_job):
     job = make_job("--minutes", "24", "--scenario", "healthy", *SPARSE)
     ran = []
 
-    class Twice(AnyOrder):
+    class Twice(ShuffledExecutor):
         def submit(self, fn, /, *args):
             return super().submit(lambda data: (ran.append(fn(data)), fn(data))[1], *args)
 
@@ -258,7 +230,7 @@ def test_files_that_leave_before_a_worker_reads_them_are_counted(make_job, tmp_p
     job = shutil.copytree(make_job("--minutes", "31", *SPARSE), tmp_path / "job")
     gone = sorted(job.glob("system/**/*.json"))[9]
 
-    class Leaving(AnyOrder):
+    class Leaving(ShuffledExecutor):
         def run(self):
             gone.unlink()
             super().run()
@@ -284,7 +256,7 @@ def test_parts_cover_all_files_once(make_job):
 def test_other_version_is_refused_in_one_line(make_job, monkeypatch):
     monkeypatch.setattr(folding, "__version__", "0.0.1")
     with pytest.raises(SourceError, match=r"sm-profiler is 0\.0\.1 where the report is made and .* on a worker"):
-        text(make_job("--minutes", "24", "--scenario", "healthy", *SPARSE), executor=AnyOrder())
+        text(make_job("--minutes", "24", "--scenario", "healthy", *SPARSE), executor=ShuffledExecutor())
 
 
 def test_states_are_data_and_not_code():
