@@ -396,7 +396,7 @@ def main():
     stop = threading.Event()
     if MODE == "threads":
         for _ in range(3): threading.Thread(target=spin, args=(stop,), daemon=True).start()
-    for epoch in range(2):
+    for epoch in range(4):  # seconds: the first source texts may cost the sampler one second's budget
         for number, batch in enumerate(DataLoader(Squares(), 2, num_workers=WORKERS, shuffle=True)):
             loss = run(batch).square().mean()
             loss.backward()
