@@ -47,7 +47,7 @@ def replaced(value, changes):
         try:
             for key in path[:-1]:
                 inner = inner[key]
-            inner[path[-1]] = odd
+            inner[path[-1]] = copy.deepcopy(odd)  # which a later change may reach into
         except (IndexError, KeyError, TypeError):
             continue  # the place went with an earlier change
     return found
