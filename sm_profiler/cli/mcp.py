@@ -47,12 +47,12 @@ class Command:
             if options.http:
                 from sm_profiler.exporters.mcp.http import serve
 
-                serve(server, options.port, tell)
+                serve(server, options.port, print_address)
             else:
                 server.run("stdio")
         return DONE
 
 
-def tell(address: str) -> None:
-    """Print where the server listens."""
+def print_address(address: str) -> None:
+    """Print the address of the server."""
     print(f"sm-profiler: MCP server at {address} (Ctrl-C stops)", file=sys.stderr, flush=True)

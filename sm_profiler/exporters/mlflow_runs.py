@@ -12,8 +12,9 @@ import attrs
 import numpy as np
 
 from sm_profiler.errors import SourceError
+from sm_profiler.exporters.series import group_means
 from sm_profiler.formats.columns import Floats
-from sm_profiler.printable import printable
+from sm_profiler.printable import one_line, printable
 from sm_profiler.report import Report, parts, write_report
 
 try:
@@ -68,7 +69,7 @@ class Tracking:
                 write_report(report, Path(scratch, ARTIFACTS))
                 self.client.log_artifacts(run, str(Path(scratch, ARTIFACTS)), ARTIFACTS)
         except (MlflowException, OSError) as error:
-            raise SourceError(f"MLflow: {' '.join(str(error).split())[:300]}") from error
+            raise SourceError(f"MLflow: {one_line(error)[:300]}") from error
         return f"tags, {len(batch)} values and the report to run {run}"
 
     def _run(self, report: Report) -> str:
@@ -146,11 +147,10 @@ def _thinned(seconds: Floats, values: Floats) -> tuple[Floats, Floats]:
     """Return the means of equal groups, at most MAX_POINTS, without values that are not finite."""
     good = np.isfinite(values) & np.isfinite(seconds)
     seconds, values = seconds[good], values[good]
-    starts = np.arange(0, len(values), max(-(-len(values) // MAX_POINTS), 1))
-    counts = np.diff(np.append(starts, len(values)))
-    if not len(starts):
+    if not len(values):
         return np.zeros(1), np.zeros(1)
-    return seconds[starts], np.add.reduceat(values, starts) / counts
+    starts, means = group_means(values, MAX_POINTS)
+    return seconds[starts], means
 
 
 def open_exporter(place: str) -> Tracking:
@@ -162,4 +162,4 @@ def open_exporter(place: str) -> Tracking:
     try:
         return Tracking(MlflowClient(tracking_uri=place or None))
     except MlflowException as error:
-        raise SourceError(f"MLflow: {' '.join(str(error).split())[:300]}") from error
+        raise SourceError(f"MLflow: {one_line(error)[:300]}") from error

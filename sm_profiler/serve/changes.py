@@ -14,6 +14,7 @@ import attrs
 from sm_profiler.config import load_profile
 from sm_profiler.config.profile import COLLECTORS
 from sm_profiler.errors import ConfigError, SourceError
+from sm_profiler.printable import one_line
 from sm_profiler.serve.reading import local_folder
 from sm_profiler.storage import LocalStorage
 
@@ -155,7 +156,7 @@ class JobTarget:
         try:
             client.update_training_job(TrainingJobName=self.name, ProfilerConfig=update)
         except (BotoCoreError, ClientError, ValueError) as error:
-            raise SourceError(f"UpdateTrainingJob: {' '.join(str(error).split())}") from error
+            raise SourceError(f"UpdateTrainingJob: {one_line(error)}") from error
 
 
 def target_of(where: str, name: str) -> Target:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
-import numpy as np
-
 from sm_profiler.errors import ConfigError
+from sm_profiler.exporters.series import group_length, group_means
 from sm_profiler.fleet.model import Fleet
 from sm_profiler.formats.columns import Floats
 from sm_profiler.report import Report, parts
@@ -189,15 +187,9 @@ def _where(rows: list[dict[str, Any]], *, source_lines: bool) -> list[dict[str, 
 
 
 def _group(count: int, points: int) -> int:
-    """Return how many values become one, so that at most `points` are left."""
-    return max(math.ceil(count / max(min(points, MAX_POINTS), 1)), 1)
+    return group_length(count, min(points, MAX_POINTS))
 
 
 def _thinned(values: Floats, points: int) -> list[float]:
-    """Return the means of equal groups of values, the last one of what is left."""
-    group = _group(len(values), points)
-    starts = np.arange(0, len(values), group)
-    if not len(starts):
-        return []
-    means = np.add.reduceat(values, starts) / np.diff(np.append(starts, len(values)))
-    return [float(f"{value:.5g}") for value in means]
+    """Return the means of equal groups of values, with five digits."""
+    return [float(f"{value:.5g}") for value in group_means(values, min(points, MAX_POINTS))[1]]

@@ -53,24 +53,24 @@ class Tools:
 
     def list_jobs(self) -> dict[str, Any]:
         """List the jobs, the newest first."""
-        with told():
+        with tool_errors():
             jobs = self.library.jobs()
         rows = [{"name": job.name, "where": job.where, "changed": job.changed or None} for job in jobs[:LISTED]]
         return answers.as_data({"jobs": rows, "of": len(jobs)})
 
     def verdict(self, job: JobName) -> dict[str, Any]:
         """Return why a job is slow: class, headline, confidence, lines of code, gain, next step, and other findings."""
-        with told():
+        with tool_errors():
             return answers.as_data(answers.verdict(self.library.report(job), source_lines=self.source_lines))
 
     def evidence(self, job: JobName) -> dict[str, Any]:
         """Return the measured numbers behind each finding with their limits, the rules' states, and what is missing."""
-        with told():
+        with tool_errors():
             return answers.as_data(answers.evidence(self.library.report(job)))
 
     def where(self, job: JobName) -> dict[str, Any]:
         """Return the lines of code that each finding points to, with their share of the lost time."""
-        with told():
+        with tool_errors():
             return answers.as_data(answers.where(self.library.report(job), source_lines=self.source_lines))
 
     def steps(
@@ -82,7 +82,7 @@ class Tools:
         points: Points = 100,
     ) -> dict[str, Any]:
         """Return the length of training steps and of their parts over time, in milliseconds."""
-        with told():
+        with tool_errors():
             return answers.as_data(answers.steps(self.library.report(job), rank, first, count, points))
 
     def system_series(
@@ -92,12 +92,12 @@ class Tools:
         points: Points = 100,
     ) -> dict[str, Any]:
         """Return a metric of the machines over time, for each node and device."""
-        with told():
+        with tool_errors():
             return answers.as_data(answers.system_series(self.library.report(job), metric, points))
 
     def compare_jobs(self, before: JobName, after: JobName) -> dict[str, Any]:
         """Compare the steps of two jobs, part by part, each change with a 95 % interval."""
-        with told():
+        with tool_errors():
             return answers.as_data(answers.comparison(self.library.report(before), self.library.report(after)))
 
     def fleet(
@@ -108,7 +108,7 @@ class Tools:
     ) -> dict[str, Any]:
         """Return what all jobs together cost and lose: sums, causes, jobs that lose most, slow hosts, regressions."""
         keys = [key.strip() for key in group_by.split(",") if key.strip()]
-        with told():
+        with tool_errors():
             return answers.as_data(answers.fleet(self.library.fleet(keys)))
 
 
@@ -155,8 +155,8 @@ def build_server(library: Library, *, source_lines: bool = False) -> MCPServer[A
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
-    """Turn the package's errors into the tool's, one line each."""
+def tool_errors() -> Iterator[None]:
+    """Raise the package's errors as errors of the tool, one line each."""
     try:
         yield
     except ProfilerError as error:
