@@ -15,6 +15,7 @@ import contextlib
 import json
 import sys
 import time
+from concurrent.futures import as_completed
 from pathlib import Path
 
 import attrs
@@ -22,7 +23,7 @@ import attrs
 from benchmarks.diagnosis import table
 from benchmarks.diagnosis.adapters import PROFILERS, FailedRunError
 from benchmarks.diagnosis.manifest import CASES, Case
-from benchmarks.diagnosis.running import busy, run_case, twice_the_cores
+from benchmarks.diagnosis.running import busy, lanes, run_case, twice_the_cores
 from benchmarks.diagnosis.scoring import BUSY, QUIET, Score, score
 
 
@@ -32,6 +33,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--cases", default="", help="parts of names, separated by commas; `sample` for the sample")
     parser.add_argument("--repeat", type=int, default=1, help="runs of every case")
     parser.add_argument("--seed", type=int, default=0, help="vary all sizes; the same seed gives the same sizes")
+    parser.add_argument("--lanes", type=int, default=1, help="cases at once, each on its own share of the cores")
     parser.add_argument("--busy", action="store_true", help="keep twice as many processes busy as there are cores")
     parser.add_argument("--plain", action="store_true", help="also run without a profiler, for its overhead")
     parser.add_argument("--json", type=Path, help="write the scores to this file, after every case")
@@ -71,22 +73,26 @@ def line(one: Score, seconds: float) -> str:
 
 def measure(args: argparse.Namespace) -> list[Score]:
     profiler, scores = PROFILERS[args.profiler](), []
-    with busy(twice_the_cores()) if args.busy else contextlib.nullcontext():
-        for turn in range(args.repeat):
-            for case in chosen(args):
-                if case.ranks and not profiler.follows_ranks:
-                    continue
-                started = time.monotonic()
-                varied = case.varied(args.seed + turn) if args.seed else case
-                try:
-                    outcome = score(run_case(varied, profiler, plain=args.plain))
-                    scores.append(attrs.evolve(outcome, machine=BUSY if args.busy else QUIET, run=turn))
-                except FailedRunError as error:
-                    print(f"{case.name}: the script itself fails and is left out: {error}", file=sys.stderr)
-                    continue
-                print(line(scores[-1], time.monotonic() - started), flush=True)
-                if args.json:
-                    args.json.write_text(json.dumps([one.as_dict() for one in scores], indent=1))
+    cases = [case for case in chosen(args) if profiler.follows_ranks or not case.ranks]
+    turns = [(turn, case) for turn in range(args.repeat) for case in cases]
+
+    def measured(turn: int, case: Case) -> tuple[Score, float]:
+        started = time.monotonic()
+        outcome = score(run_case(case.varied(args.seed + turn) if args.seed else case, profiler, plain=args.plain))
+        machine = BUSY if args.busy else QUIET
+        return attrs.evolve(outcome, machine=machine, run=turn), time.monotonic() - started
+
+    with busy(twice_the_cores()) if args.busy else contextlib.nullcontext(), lanes(args.lanes) as pool:
+        for done in as_completed([pool.submit(measured, *one) for one in turns]):
+            try:
+                one, seconds = done.result()
+            except FailedRunError as error:
+                print(f"a script fails by itself and is left out: {error}", file=sys.stderr)
+                continue
+            scores.append(one)
+            print(line(one, seconds), flush=True)
+            if args.json:
+                args.json.write_text(json.dumps([one.as_dict() for one in scores], indent=1))
     return scores
 
 
@@ -96,8 +102,7 @@ def kept(files: list[Path]) -> list[Score]:
         rows = [Score(**row) for row in json.loads(path.read_text())]
         scores += [attrs.evolve(row, run=runs + row.run) for row in rows]
         runs += max((row.run for row in rows), default=-1) + 1
-    order = {case.script: number for number, case in enumerate(CASES)}
-    return sorted(scores, key=lambda one: order.get(one.script, 0))
+    return scores
 
 
 def main() -> None:
@@ -105,7 +110,9 @@ def main() -> None:
     if args.list:
         print("\n".join(f"{case.name:60} {case.expected[0]:22} {case.about}" for case in chosen(args)))
         return
+    order = {case.script: number for number, case in enumerate(CASES)}
     scores = kept(args.sources) if args.sources else measure(args)
+    scores.sort(key=lambda one: order.get(one.script, 0))
     print(table.runs_sentence(scores))
     print(table.classes_table(scores), table.reliability_table(scores), sep="\n\n")
     if args.markdown:

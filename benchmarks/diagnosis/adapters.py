@@ -83,8 +83,9 @@ class Profiler(Protocol):
 
 
 def interpreter(script: Path) -> str:
-    """Return the Python with the frameworks that a script imports."""
-    return str(FRAMEWORKS) if _FRAMEWORK.search(script.read_text(encoding="utf-8")) else sys.executable
+    """Return the Python with the frameworks that a script imports: this one, unless the repository has one for them."""
+    apart = FRAMEWORKS.exists() and _FRAMEWORK.search(script.read_text(encoding="utf-8"))
+    return str(FRAMEWORKS) if apart else sys.executable
 
 
 def environment() -> dict[str, str]:

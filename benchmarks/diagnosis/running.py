@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -104,4 +106,17 @@ def busy(processes: int) -> Iterator[None]:
 
 def twice_the_cores() -> int:
     """Return the number of processes that make this machine busy."""
-    return 2 * (os.cpu_count() or 1)
+    return 2 * len(os.sched_getaffinity(0))
+
+
+def lanes(number: int) -> ThreadPoolExecutor:
+    """Return a pool of threads whose processes run on different cores, the same number for each thread."""
+    cores = sorted(os.sched_getaffinity(0))
+    each = len(cores) // number
+    if not each:
+        raise SystemExit(f"{number} lanes need {number} cores; there are {len(cores)}")
+    shares: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+    for lane in range(number):
+        shares.put(cores[lane * each : (lane + 1) * each])
+    # A child inherits the cores of the thread that starts it; one lane keeps all of them.
+    return ThreadPoolExecutor(number, initializer=lambda: os.sched_setaffinity(0, shares.get()))

@@ -2,6 +2,8 @@
 
 import ast
 import json
+import os
+import threading
 
 import attrs
 import pytest
@@ -10,7 +12,7 @@ from benchmarks.diagnosis import table
 from benchmarks.diagnosis.__main__ import kept
 from benchmarks.diagnosis.adapters import Diagnosis, Named, Place, TraceML, instrumented
 from benchmarks.diagnosis.manifest import CASES, PROBLEMS
-from benchmarks.diagnosis.running import Outcome
+from benchmarks.diagnosis.running import Outcome, lanes
 from benchmarks.diagnosis.scoring import BUSY, reliability, score
 from sm_profiler.report import Class
 
@@ -162,3 +164,20 @@ def test_reads_a_summary_of_traceml():
     found = TraceML().read({"primary_diagnosis": main, "system": {"issues": [other]}, "step_time": {"issues": [main]}})
     assert found.main.kind == "SYNC_BOUND"
     assert [one.kind for one in found.also] == ["HIGH_CPU"]
+
+
+def test_lanes_share_the_cores():
+    cores = os.sched_getaffinity(0)
+    number = min(2, len(cores))
+    together = threading.Barrier(number)
+
+    def share() -> set[int]:
+        together.wait()  # no thread serves two lanes
+        return os.sched_getaffinity(0)
+
+    with lanes(number) as pool:
+        shares = [one.result() for one in [pool.submit(share) for _ in range(number)]]
+    assert len(set.union(*shares)) == sum(map(len, shares)) == number * (len(cores) // number)
+    assert os.sched_getaffinity(0) == cores
+    with pytest.raises(SystemExit, match="need"):
+        lanes(len(cores) + 1)

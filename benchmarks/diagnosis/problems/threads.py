@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 run = Run(steps=100, factor=8, width=512, batch=96)
 if not run.repaired:
-    torch.set_num_threads(run.factor * os.cpu_count())  # GUILTY
+    torch.set_num_threads(run.factor * len(os.sched_getaffinity(0)))  # GUILTY
 
 model = nn.Sequential(nn.Linear(run.width, 800), nn.ReLU(), nn.Linear(800, 800), nn.ReLU(), nn.Linear(800, 10))
 optimizer = torch.optim.Adam(model.parameters())
