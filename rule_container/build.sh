@@ -67,15 +67,18 @@ esac
 
 context="$(mktemp -d)"
 trap 'rm -rf "$context"' EXIT
-cp "$here/Dockerfile" "$here/requirements.lock" "$context/"
+cp "$here/Dockerfile" "$context/"
+"$python" "$here/locked.py" "$python_version" <"$here/requirements.lock" >"$context/requirements.lock"
 mkdir "$context/wheels"
 
-# Wheels are collected here, and checked against the lock file twice: now, and when the image installs them.
+# Wheels are collected here, and checked against the lock file twice: now, and when the image installs them. The lock file
+# in the image is that of its version of Python, and complete, so that pip evaluates no markers here.
 tags=()
 for glibc in 2_28 2_27 2_17; do tags+=(--platform "manylinux_${glibc}_$platform"); done
-"$python" -m pip download --quiet --disable-pip-version-check --dest "$context/wheels" --require-hashes --only-binary :all: \
+"$python" -m pip download --quiet --disable-pip-version-check --no-deps --dest "$context/wheels" --require-hashes \
+    --only-binary :all: \
     --implementation cp --python-version "$python_version" "${tags[@]}" --platform "manylinux2014_$platform" \
-    -r "$here/requirements.lock"
+    -r "$context/requirements.lock"
 # The same source gives the same image: times are those of the last commit, and the build tools have hashes too.
 export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2>/dev/null || echo 1767225600)}"
 tools="$(mktemp -d)"

@@ -18,40 +18,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from locked import locked, version_of
+
 HERE = Path(__file__).parent
-_ENTRY = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)(?: *; *(?P<marker>[^\\]+?))? *\\$")
-_HASH = re.compile(r"--hash=(?P<algorithm>[a-z0-9]+):(?P<content>[0-9a-f]+)")
-_MARKER = re.compile(r"python(?:_full)?_version (?P<operator><|>=) '(?P<version>[0-9.]+)'")
 _VERSION = re.compile(r'__version__ = "(.+)"')
-
-
-def locked(text: str, python: tuple[int, ...]) -> list[tuple[str, str, list[str]]]:
-    """Return (name, version, SHA-256 hashes) of each package that a lock file installs on a version of Python."""
-    packages: list[tuple[str, str, list[str]]] = []
-    current: list[str] | None = None
-    for line in text.splitlines():
-        if entry := _ENTRY.match(line):
-            current = []
-            if applies(entry["marker"], python):
-                packages.append((entry["name"], entry["version"], current))
-        elif current is not None and (found := _HASH.search(line)):
-            current.append(found["content"])
-    return packages
-
-
-def applies(marker: str | None, python: tuple[int, ...]) -> bool:
-    """Return True if a package's environment marker is met.
-
-    Raises:
-        ValueError: the marker is about something else than the version of Python.
-    """
-    if marker is None:
-        return True
-    parts = _MARKER.fullmatch(marker.strip())
-    if parts is None:
-        raise ValueError(f"cannot evaluate the marker {marker!r}")
-    limit = tuple(map(int, parts["version"].split(".")))
-    return python < limit if parts["operator"] == "<" else python >= limit
 
 
 def component(name: str, version: str, hashes: list[str]) -> dict[str, Any]:
@@ -114,7 +84,7 @@ def main() -> None:
     parser.add_argument("--lock", type=Path, default=HERE / "requirements.lock")
     options = parser.parse_args()
     version = _VERSION.search((HERE.parent / "sm_profiler/_version.py").read_text("utf-8"))
-    python = tuple(map(int, options.python.split(".")))
+    python = version_of(options.python)
     document = bill_of_materials(options.lock.read_text("utf-8"), version[1] if version else "", options.base, python)
     json.dump(document, sys.stdout, indent=1)
     sys.stdout.write("\n")

@@ -77,6 +77,21 @@ def test_base_without_digest_is_warned_about_or_refused(build):
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
+@pytest.mark.parametrize("version", ["3.11", "3.12"])
+def test_packages_are_those_of_the_python_in_the_image(build, tmp_path, version):
+    assert build(PYTHON_VERSION=version).returncode == 0
+    lock = (tmp_path / "context/requirements.lock").read_text()
+    assert ";" not in lock  # pip would evaluate markers with the Python that it runs on
+    (numpy,) = re.findall(r"^numpy==(\S+) \\$", lock, re.MULTILINE)
+    bill = json.loads((tmp_path / "context/sbom.cdx.json").read_text())
+    assert [each["version"] for each in bill["components"] if each["name"] == "numpy"] == [numpy]
+    assert ("importlib-metadata==" in lock) == (version == "3.11")
+    calls = (tmp_path / "python").read_text().splitlines()
+    download, *_ = [call for call in calls if call.startswith("-m pip download ")]
+    assert "--no-deps" in download
+    assert f"--python-version {version} " in download
+
+
 def test_build_tools_are_pinned(build, tmp_path):
     assert build().returncode == 0
     calls = (tmp_path / "python").read_text().splitlines()
