@@ -18,7 +18,7 @@ from sm_profiler.rules.grouping import (
     sums_per_moment,
     values_per_gpu,
 )
-from sm_profiler.rules.parameters import count, percentile
+from sm_profiler.rules.parameters import count, length, percentile
 from sm_profiler.rules.quantile_sketch import Box
 from sm_profiler.rules.results import RuleResult
 from sm_profiler.rules.rolling_series import Chunk, GrowingArray, RollingCondition, RollingSeries, merge_series
@@ -35,7 +35,7 @@ class BatchSizeParameters:
     gpu_threshold_p95: float = percentile(70)
     gpu_memory_threshold_p95: float = percentile(70)
     patience: int = count(1000)
-    window: int = count(500)
+    window: int = length(500)
 
 
 class _Underutilized(RollingCondition):

@@ -291,7 +291,7 @@ class ServiceBottleneck(Bottleneck):
     """The service's computation.
 
     One data point for all nodes: they multiply on several nodes, and a slow sample makes two. Idle GPUs and hot cores
-    are remembered by time, so nodes that share a time share both. Labels of CPU and GPU time are swapped.
+    are remembered by time, so those of nodes that share a time count together. Labels of CPU and GPU time are swapped.
     """
 
     def start(self) -> None:
@@ -299,8 +299,8 @@ class ServiceBottleneck(Bottleneck):
         super().start()
         self._triggered = 0
         self._last_start_s = 0.0  # of the last data point
-        self._idle_at: dict[float, set[str]] = {}
-        self._hot_at: dict[float, set[str]] = {}
+        self._idle_at: dict[float, set[tuple[str, str]]] = {}  # node and GPU
+        self._hot_at: dict[float, set[tuple[str, str]]] = {}
         self._breakdown = SwappedTimeBreakdown()
         self._order = KeyOrder()
         self._order.add(("low_gpu_utilization", "bottlenecks"))
@@ -311,10 +311,9 @@ class ServiceBottleneck(Bottleneck):
         (point_of_row, times, opened), self._last_start_s = service_points(rows.timestamp, self._last_start_s)
         self._datapoints += opened
         for mask, known in zip(self._idle_and_hot(rows), (self._idle_at, self._hot_at), strict=True):
-            width = len(rows.name.values) + 1
-            for pair in np.unique(point_of_row[mask] * width + rows.name.codes[mask]).tolist():
-                point, name = divmod(pair, width)
-                known.setdefault(float(times[point]), set()).add(rows.name.values[name])
+            devices = np.stack([point_of_row[mask], rows.node.codes[mask], rows.name.codes[mask]])
+            for point, node, name in np.unique(devices, axis=1).T.tolist():
+                known.setdefault(float(times[point]), set()).add((rows.node.values[node], rows.name.values[name]))
         both = [
             time_s for time_s in dict.fromkeys(times.tolist()) if time_s in self._idle_at and time_s in self._hot_at
         ]

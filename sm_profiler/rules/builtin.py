@@ -86,7 +86,7 @@ class BuiltinRule(Rule):
 
     def read_parameters(self, values: Mapping[str, object]) -> Any:
         """Build the rule's parameters."""
-        return params.build(self.Parameters, self.name(), self.accepted(values))
+        return params.build(self.Parameters, self.name(), self.accepted(values), self.compat)
 
     @classmethod
     def accepted(cls, values: Mapping[str, object]) -> dict[str, object]:

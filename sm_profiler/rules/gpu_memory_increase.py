@@ -9,7 +9,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from sm_profiler.formats.columns import Floats, Ints
 from sm_profiler.rules.gpu_rule import VALUES, GpuRule, ServiceGpuRule
 from sm_profiler.rules.grouping import GPU_MEMORY, values_per_gpu
-from sm_profiler.rules.parameters import count, positive
+from sm_profiler.rules.parameters import count, length, positive
 from sm_profiler.rules.quantile_sketch import Box, QuantileSketch
 from sm_profiler.rules.rolling_series import Chunk, GrowingArray, RollingCondition
 from sm_profiler.rules.window import EvaluationWindow
@@ -21,7 +21,7 @@ class GPUMemoryIncreaseParameters:
 
     increase: float = positive(5)
     patience: int = count(1000)
-    window: int = count(10)
+    window: int = length(10)
 
 
 class _Increase(RollingCondition):
@@ -82,7 +82,7 @@ class ServiceGPUMemoryIncrease(ServiceGpuRule, GPUMemoryIncrease, service_of=GPU
     def _increases(self, values: Floats, before: int) -> tuple[Ints, Floats]:
         """Return the number of values seen at each hit, and its increase."""
         size, first = self.parameters.window, max(self.parameters.patience, self.parameters.window + 1, before) + 1
-        if len(values) < first or size == 1:  # with size 1 the slice [-2:-2] is empty, and its mean is not a number
+        if len(values) < first or size <= 1:  # [-2:-2] and [-1:-2] are empty, and their means not numbers
             return np.empty(0, np.int64), np.empty(0)
         lengths = np.arange(first, len(values) + 1)
         last = sliding_window_view(values, size)[lengths - size].mean(axis=-1)

@@ -8,7 +8,7 @@ import numpy as np
 from sm_profiler.formats.columns import Floats
 from sm_profiler.rules.gpu_rule import VALUES, GpuRule, ServiceGpuRule
 from sm_profiler.rules.grouping import GPU_UTILIZATION, values_per_gpu
-from sm_profiler.rules.parameters import count, percentile
+from sm_profiler.rules.parameters import count, length, percentile
 from sm_profiler.rules.quantile_sketch import Box, QuantileSketch
 from sm_profiler.rules.rolling_series import Chunk, GrowingArray, RollingCondition
 from sm_profiler.rules.window import EvaluationWindow
@@ -20,7 +20,7 @@ class LowGPUUtilizationParameters:
 
     threshold_p95: float = percentile(70)
     threshold_p5: float = percentile(10)
-    window: int = count(500)
+    window: int = length(500)
     patience: int = count(1000)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, TypeVar
 
 import attrs
 
@@ -35,20 +35,30 @@ def _check_number(field: attrs.Attribute[Any], value: object) -> float:
     raise ConfigError(f"{field.name} must be a number, not {str(value)[:60]!r}")
 
 
-def _is_percentile(_: object, field: attrs.Attribute[Any], value: object) -> None:
+def _is_percentile(field: attrs.Attribute[Any], value: object) -> None:
     if not 0 <= _check_number(field, value) <= 100:  # noqa: PLR2004 - percent
         raise ConfigError(f"{field.name} must be a valid percentile!")
 
 
-def _is_positive(_: object, field: attrs.Attribute[Any], value: object) -> None:
+def _is_positive(field: attrs.Attribute[Any], value: object) -> None:
     if _check_number(field, value) <= 0:
         raise ConfigError(f"{field.name} must be a positive integer!")
 
 
-def _is_count(_: object, field: attrs.Attribute[Any], value: object) -> None:
-    _is_positive(_, field, value)
-    if not float(str(value)).is_integer():
+def _is_whole(field: attrs.Attribute[Any], value: object) -> None:
+    if not _check_number(field, value).is_integer():
         raise ConfigError(f"{field.name} must be a positive integer!")
+
+
+def _is_count(field: attrs.Attribute[Any], value: object) -> None:
+    _is_positive(field, value)
+    _is_whole(field, value)
+
+
+def _is_whole_length(field: attrs.Attribute[Any], value: object) -> None:
+    _is_whole(field, value)
+    if _check_number(field, value) < 0:
+        raise ConfigError(f"{field.name} must not be negative")
 
 
 def _as_count(value: object) -> object:
@@ -60,29 +70,41 @@ def _as_text(value: object) -> object:
     return None if value is None or (isinstance(value, str) and value in {"", "None"}) else value
 
 
-def _is_text(_: object, field: attrs.Attribute[Any], value: object) -> None:
+def _is_text(field: attrs.Attribute[Any], value: object) -> None:
     if value is not None and not isinstance(value, str):
         raise ConfigError(f"{field.name} must be a string, not {str(value)[:60]!r}")
 
 
+Check: TypeAlias = "Callable[[attrs.Attribute[Any], object], object]"
+
+
+def _field(default: object, converter: Callable[[object], object], check: Check, in_service: Check) -> Any:
+    return attrs.field(default=default, converter=converter, metadata={None: check, "service": in_service})
+
+
 def percentile(default: float) -> Any:
     """Declare a field for a percentage, 0 to 100."""
-    return attrs.field(default=default, converter=as_number, validator=_is_percentile)
+    return _field(default, as_number, _is_percentile, _check_number)
 
 
 def positive(default: float) -> Any:
     """Declare a field for a number above zero."""
-    return attrs.field(default=default, converter=as_number, validator=_is_positive)
+    return _field(default, as_number, _is_positive, _check_number)
 
 
 def count(default: int) -> Any:
     """Declare a field for a whole number above zero."""
-    return attrs.field(default=default, converter=_as_count, validator=_is_count)
+    return _field(default, _as_count, _is_count, _is_whole)
+
+
+def length(default: int) -> Any:
+    """Declare a field for a number of latest values, above zero; for the service, zero means all values."""
+    return _field(default, _as_count, _is_count, _is_whole_length)
 
 
 def text(default: str | None = None) -> Any:
     """Declare a field for a text or None."""
-    return attrs.field(default=default, converter=_as_text, validator=_is_text)
+    return _field(default, _as_text, _is_text, _is_text)
 
 
 def interval(value: object) -> int:
@@ -99,18 +121,29 @@ def interval(value: object) -> int:
     return min(number, MAX_INTERVAL_US)
 
 
-def build(kind: type[P], rule: str, values: Mapping[str, object]) -> P:
+def build(kind: type[P], rule: str, values: Mapping[str, object], compat: str | None = None) -> P:
     """Build the parameters of a rule.
+
+    Args:
+        kind: attrs class with the fields that this module declares.
+        rule: name for messages.
+        values: what was given; strings are converted.
+        compat: "service" accepts numbers outside a parameter's range, as the service's container did: the SDK refused
+            them before.
 
     Raises:
         ConfigError: an unknown name or a bad value; one line with the rule's name.
     """
-    known = {field.name for field in attrs.fields(kind)}
+    fields = attrs.fields(kind)
+    known = {field.name for field in fields}
     unknown = [name for name in values if name not in known]
     if unknown:
         offered = ", ".join(sorted(known)) or "none"
         raise ConfigError(f"{rule} has no parameter {unknown[0]!r}; it has: {offered}")
+    built = kind(**values)
     try:
-        return kind(**values)
+        for field in fields:
+            field.metadata[compat](field, getattr(built, field.name))
     except ConfigError as error:
         raise ConfigError(f"{rule}: {error}") from None
+    return built

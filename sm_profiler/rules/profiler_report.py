@@ -13,7 +13,7 @@ from sm_profiler.printable import printable
 from sm_profiler.rules import parameters as params
 from sm_profiler.rules.batch_size import BatchSize
 from sm_profiler.rules.bottleneck import CPUBottleneck, IOBottleneck
-from sm_profiler.rules.builtin import BuiltinRule
+from sm_profiler.rules.builtin import BuiltinRule, Compat
 from sm_profiler.rules.dataloader import Dataloader
 from sm_profiler.rules.gpu_memory_increase import GPUMemoryIncrease
 from sm_profiler.rules.load_balancing import LoadBalancing
@@ -56,7 +56,7 @@ class ReportParameters:
     scan_interval_us: int = MINUTE_US
 
     @classmethod
-    def parse(cls, values: Mapping[str, object] | None) -> ReportParameters:
+    def parse(cls, values: Mapping[str, object] | None, compat: Compat = None) -> ReportParameters:
         """Parse `<RuleName>_<parameter>` keys; case in the rule's name is ignored.
 
         Raises:
@@ -86,7 +86,7 @@ class ReportParameters:
             of_rules.setdefault(by_name[rule_name.lower()].name(), {})[parameter] = value
         parsed = cls(of_rules, interval_us)
         for rule in RULES:
-            params.build(rule.Parameters, rule.name(), rule.accepted(parsed.of_rules.get(rule.name(), {})))
+            params.build(rule.Parameters, rule.name(), rule.accepted(parsed.of_rules.get(rule.name(), {})), compat)
         return parsed
 
 
@@ -113,7 +113,7 @@ class ProfilerReport(BuiltinRule):
 
     def read_parameters(self, values: Mapping[str, object]) -> ReportParameters:
         """Parse the parameters of all rules."""
-        return ReportParameters.parse(values)
+        return ReportParameters.parse(values, self.compat)
 
     def shown_parameters(self) -> dict[str, object]:
         """Return the parameters that were given."""
