@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from sm_profiler.cli.arguments import last_written
+from sm_profiler.cli.live_view import LiveView
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.monitor.run_state import remove_state, write_state
@@ -52,7 +53,9 @@ class Command:
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the arguments."""
         parser.epilog = EXAMPLES
-        parser.usage = "sm-profiler run [--config FILE] [--no-monitor] [-m MODULE | SCRIPT | -- COMMAND] [ARGS]"
+        parser.usage = (
+            "sm-profiler run [--config FILE] [--no-monitor] [--watch] [--open] [-m MODULE | SCRIPT | -- COMMAND] [ARGS]"
+        )
         parser.add_argument(
             "--config",
             type=Path,
@@ -60,6 +63,12 @@ class Command:
             help="a profilerconfig.json; the profile goes to its LocalPath (default: ./sm-profiler/<script>-<time>)",
         )
         parser.add_argument("--no-monitor", action="store_true", help="do not sample the machine")
+        parser.add_argument("--watch", action="store_true", help="show verdict and step time below the script's output")
+        parser.add_argument(
+            "--open",
+            action="store_true",
+            help="serve the live page meanwhile, and open it in a browser, if there is one",
+        )
         parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
         parser.add_argument(
             "words", nargs=argparse.REMAINDER, metavar="…", help="the script and its arguments, or -- and any command"
@@ -71,6 +80,8 @@ class Command:
         from sm_profiler.container import AUTO_VARIABLE, rooted
         from sm_profiler.formats.trace_writer import recover_traces
 
+        view = LiveView(options.watch, options.open)
+        view.check()
         command, name = find_command(options)
         config = find_configuration(options.config, name)
         profile = load_profile(config.text)
@@ -82,8 +93,9 @@ class Command:
         environment = {**os.environ, AUTO_VARIABLE: "1", **config.variables}
         registration = start_monitor(profile, name, sample=not options.no_monitor)
         write_state(root)
+        view.start(root)
         started = time.monotonic()
-        code, by_itself = 1, False
+        code, by_itself, recorded = 1, False, False
         try:
             code, by_itself = run_command(command, environment)
         finally:
@@ -96,7 +108,8 @@ class Command:
             recover_traces(root)
             if by_itself and not registration and root.is_dir():
                 mark_end(root)
-            if last_written(root):
+            recorded = bool(last_written(root))
+            if recorded:
                 write_state(root, code)
                 hint = f"next: sm-profiler report {quoted(shown(root))}"
             else:
@@ -104,6 +117,7 @@ class Command:
                 hint = f"nothing was recorded in {printable(shown(root))}"
         except (OSError, ProfilerError) as error:  # the exit code stays the script's
             hint = f"the profile cannot be read: {printable(error)}"
+        view.finish(recorded=recorded)
         print(f"sm-profiler: exit code {code}; {hint}", file=sys.stderr)
         return code
 

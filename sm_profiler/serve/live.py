@@ -14,6 +14,7 @@ from sm_profiler.errors import ProfilerError
 from sm_profiler.printable import printable
 from sm_profiler.report.model import Report
 from sm_profiler.report.page import page_parts
+from sm_profiler.serve.ending import Ending
 from sm_profiler.serve.reading import JobReader, local_folder
 from sm_profiler.source.opening import NoProfilerDataError
 
@@ -24,6 +25,8 @@ FIRST_S = 2.0  # a job that is read faster is shown as a whole
 REPORT_SHARE = 0.25  # of the time may be spent on reports
 LARGE_BYTES, LARGE_S = 30_000, 5.0  # larger parts of the page are renewed at most this often
 LONGEST_RETRY_S = 60.0
+RESUMED_S = 3.0  # between two looks for a job that has ended and may be resumed
+REMOTE_RESUMED_S = 60.0
 SPARK_POINTS = 60
 
 _one_at_a_time = threading.Semaphore(2)  # reports that are computed, of all jobs together
@@ -88,6 +91,8 @@ class LiveJob:
         self._dirty = False
         self._next_report = self._show_early = 0.0
         self._failures = 0
+        self._ending: Ending | None = None
+        self._looked_again = 0.0
 
     @property
     def snapshot(self) -> Snapshot:
@@ -109,7 +114,7 @@ class LiveJob:
         """Note that there is a viewer, follow the job unless it is followed already, and return the latest state."""
         with self._lock:
             self._watched = self._clock()
-            if self._thread is None and not self._stop.is_set() and self._snapshot.state != "ended":
+            if self._thread is None and not self._stop.is_set() and self._is_worth_a_look():
                 self._thread = threading.Thread(target=self._run, name="sm-profiler-live", daemon=True)
                 self._thread.start()
         return self._snapshot
@@ -117,6 +122,13 @@ class LiveJob:
     def close(self) -> None:
         """Stop following."""
         self._stop.set()
+
+    def _is_worth_a_look(self) -> bool:
+        """Return whether the job runs, or it is time to look whether it has been resumed."""
+        if self._snapshot.state != "ended":
+            return True
+        pause_s = RESUMED_S if local_folder(self.where) else REMOTE_RESUMED_S
+        return self._watched - self._looked_again >= pause_s
 
     def _run(self) -> None:
         self.poll()
@@ -139,6 +151,12 @@ class LiveJob:
 
     def poll(self) -> None:
         """Read what is new; publish a report if there is anything, and if the last one did not cost too much."""
+        if self._ending is not None:
+            self._looked_again = self._clock()
+            if self._ending.is_final:
+                return
+            self._ending = None
+            self._publish(state="running", note="")
         try:
             self._show_early = self._clock() + FIRST_S
             if self._reader.read(self._progress):
@@ -152,6 +170,8 @@ class LiveJob:
         except NoProfilerDataError:
             outcome = self._reader.outcome
             note = f"the run {outcome} and recorded nothing" if outcome else "waiting for the first data"
+            if outcome:
+                self._ended()
             self._publish(state="ended" if outcome else "waiting", note=note)
         except ProfilerError as error:
             self._failed(printable(error))
@@ -191,17 +211,23 @@ class LiveJob:
             parts[key] = Part("", version, now)
         self._dirty = kept
         over = self._reader.over
+        files, outcome = self._reader.files, self._reader.outcome
+        if over:
+            self._ended()
         self._publish(
             state=state or ("ended" if over else "running"),
-            note=self._reader.outcome if over else "",
+            note=outcome if over else "",
             parts=parts,
             report=report,
             spark=sparkline(report),
-            files=self._reader.files,
+            files=files,
             data_at=report.metrics.end if report.metrics.duration > 0 else None,
         )
-        if over:
-            self._reader = JobReader(self.where)  # its folds are not needed any more
+
+    def _ended(self) -> None:
+        """Forget the folds, which are not needed any more, but not how to notice that the job is resumed."""
+        self._ending, self._looked_again = self._reader.ending, self._clock()
+        self._reader = JobReader(self.where)
 
     def _publish(self, **changes: Any) -> None:
         new = attrs.evolve(self._snapshot, **changes)

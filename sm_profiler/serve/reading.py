@@ -18,6 +18,7 @@ from sm_profiler.report.model import Report
 from sm_profiler.rules import ProfilerReport
 from sm_profiler.rules.engine import Slice, others_may_follow
 from sm_profiler.rules.window import WindowCutter
+from sm_profiler.serve.ending import Ending
 from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.source.open_files import copy_readable, open_files, profile_folder
 from sm_profiler.source.opening import NoProfilerDataError
@@ -76,6 +77,11 @@ class JobReader:
     def folder(self) -> Path | None:
         """The folder of a local profile; None for anything else."""
         return local_folder(self.where)
+
+    @property
+    def ending(self) -> Ending:
+        """The end of the job, once it is over."""
+        return Ending.of(self.folder, self._source)
 
     def read(self, progress: Callable[[], object] = bool) -> bool:
         """Read what is new, and return whether there was anything; `progress` is called after each minute of data.

@@ -6,6 +6,7 @@ import contextlib
 import select
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any, TextIO
@@ -19,6 +20,7 @@ from sm_profiler.report.svg import shorten
 from sm_profiler.report.terminal import terminal_summary
 from sm_profiler.serve.live import LiveJob, Snapshot
 from sm_profiler.serve.pages import state_line
+from sm_profiler.signals import StopEvent
 
 LOOK_S = 0.25
 LINE_S = 10.0  # between two lines if there is no terminal
@@ -98,7 +100,7 @@ def watch(job: LiveJob, name: str, *, out: TextIO = sys.stdout, colour: bool = F
         if out.isatty() and sys.stdin is not None and sys.stdin.isatty():
             _on_terminal(job, name, out, colour=colour)
         else:
-            _in_lines(job, out)
+            in_lines(job, out)
     finally:
         job.close()
 
@@ -110,19 +112,21 @@ def _look(job: LiveJob) -> Snapshot:
     return snapshot
 
 
-def _in_lines(job: LiveJob, out: TextIO) -> None:
+def in_lines(job: LiveJob, out: TextIO, prefix: str = "", stop: StopEvent | None = None) -> None:
+    """Print a line when state or verdict change, else every ten seconds at most, until the job has ended or `stop` is set."""
+    stop = stop or threading.Event()
     last, printed_at, before = "", 0.0, ""
-    while True:
+    while not stop.is_set():
         snapshot = _look(job)
         line, now = line_of(snapshot), snapshot.state
         if snapshot.report is not None:
             now += snapshot.report.verdict.kind.value
         if snapshot.version and line != last and (now != before or time.monotonic() - printed_at >= LINE_S):
-            print(f"{time.strftime('%H:%M:%S')} {line}", file=out, flush=True)
+            print(f"{prefix}{time.strftime('%H:%M:%S')} {line}", file=out, flush=True)
             last, printed_at, before = line, time.monotonic(), now
         if snapshot.state == "ended":
             return
-        time.sleep(LOOK_S)
+        stop.wait(LOOK_S)
 
 
 def _on_terminal(job: LiveJob, name: str, out: TextIO, *, colour: bool) -> None:

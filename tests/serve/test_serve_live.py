@@ -5,6 +5,7 @@ from serve_helpers import copy_files, data_files, end, make_job, until
 
 from sm_profiler.report import build_report
 from sm_profiler.report.page import page_parts
+from sm_profiler.serve.ending import Ending
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.reading import JobReader
 from sm_profiler.source import open_source
@@ -144,3 +145,38 @@ def test_a_thread_follows_while_there_is_a_viewer(job, tmp_path):
         assert not live.is_followed
     finally:
         live.close()
+
+
+def test_a_resumed_job_is_followed_again(job, tmp_path):
+    folder, files, now = tmp_path / "job", data_files(job), [0.0]
+    copy_files(job, folder, files[: len(files) // 2])
+    end(folder)
+    live = LiveJob(str(folder), clock=lambda: now[0])
+    live.poll()
+    before = live.snapshot
+    assert before.state == "ended"
+    assert live.watch().state == "ended"
+    assert not live.is_followed  # it looks again after some seconds
+    live.poll()
+    assert live.snapshot is before
+    for marker in folder.rglob("training_job_end.ts"):  # as the monitor of the next attempt does
+        marker.unlink()
+    copy_files(job, folder, files[len(files) // 2 :])
+    now[0] = 100.0
+    live.poll()
+    assert live.snapshot.state == "running"
+    assert steps(live.snapshot.report) > steps(before.report)
+    end(folder)
+    now[0] = 200.0
+    live.poll()
+    assert live.snapshot.state == "ended"
+
+
+def test_later_files_end_the_end_of_a_job_on_s3(job, tmp_path):
+    folder, files = tmp_path / "job", data_files(job)
+    copy_files(job, folder, files[: len(files) // 2])
+    end(folder)
+    ending = Ending.of(None, open_source(folder, cache=False))
+    assert ending.is_final
+    copy_files(job, folder, files[len(files) // 2 :])
+    assert not ending.is_final

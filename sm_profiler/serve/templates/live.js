@@ -2,7 +2,7 @@
   const root = document.getElementById("live");
   if (!root) return;
   const host = document.getElementById("parts"), state = document.getElementById("state"), age = document.getElementById("age"), lost = document.getElementById("lost");
-  const SILENT_MS = 15000, POLL_MS = 3000, RETRY_MS = 30000;
+  const SILENT_MS = 15000, POLL_MS = 3000, RETRY_MS = 30000, RESUMED_MS = 10000;
   const waiting = new Map(); // parts that came while the reader was in them
   let version = root.dataset.version, dataAt = +root.dataset.dataAt || 0, seen = Date.now(), stream = null, polling = false, closedAt = 0, over = root.dataset.state === "ended";
 
@@ -32,6 +32,7 @@
     version = news.version;
     dataAt = news.data_at || 0;
     over = news.state === "ended";
+    if (!over && !stream && !polling) connect(); // it was resumed
     root.dataset.state = news.state;
     if (state.textContent !== news.line) state.textContent = news.line;
     let place = host.firstElementChild;
@@ -61,17 +62,18 @@
   const poll = async () => {
     try {
       const answer = await fetch(`${root.dataset.id}/updates?since=${encodeURIComponent(version)}`, { cache: "no-store" });
-      if (answer.status === 403) { lost.textContent = "The server was restarted: open the address that it printed."; lost.hidden = false; return; }
+      if (answer.status === 403 && !over) { lost.textContent = "The server was restarted: open the address that it printed."; lost.hidden = false; return; }
       if (!answer.ok) throw new Error(String(answer.status));
       apply(await answer.json());
       heard();
-    } catch { lost.textContent = "The server cannot be reached; trying again."; lost.hidden = false; }
+    } catch { if (over) return; lost.textContent = "The server cannot be reached; trying again."; lost.hidden = false; }
   };
   let polled = 0;
   setInterval(() => {
     const now = Date.now(), seconds = Math.max(Math.round(now / 1000 - dataAt), 0);
     age.textContent = dataAt && !over ? `latest data ${seconds < 120 ? seconds + " s" : Math.round(seconds / 60) + " min"} ago` : "";
-    if (document.hidden || over) return;
+    if (document.hidden) return;
+    if (over) { polling = false; if (now - polled > RESUMED_MS) { polled = now; poll(); } return; }
     if (stream && now - seen > SILENT_MS) { close(); polling = true; }
     if (polling && now - polled > POLL_MS) { polled = now; poll(); }
     if (polling && !stream && now - closedAt > (seen > closedAt ? POLL_MS : RETRY_MS)) connect();
