@@ -13,6 +13,7 @@ FORWARD = "Forward"
 BACKWARD = "Backward(post-forward)"
 OPTIMIZER = "Optimizer"
 COMPILED_STEP = "sm_profiler/compiled_step"  # a whole step as one function: its forward and backward cannot be seen
+QUEUED = "sm_profiler/queued"  # a call of a compiled function waits for those before it, which still run
 RESULTS = "sm_profiler/results"  # waiting for results of compiled functions, which run while the script goes on; name: the call
 FORWARD_MODULE = "Forward-SubModuleInternal"
 BACKWARD_MODULE = "Backward-SubModuleInternal"

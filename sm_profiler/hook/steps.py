@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from sm_profiler.formats.event_names import BACKWARD, COMPILED_STEP, DATALOADER_WAIT, FORWARD, OPTIMIZER, RESULTS
+from sm_profiler.formats.event_names import BACKWARD, COMPILED_STEP, DATALOADER_WAIT, FORWARD, OPTIMIZER
 from sm_profiler.hook.modes import STEP, ModeKeys
 
 # A span as recorded on the training thread and turned into an event elsewhere: phase, name, start and end
@@ -94,6 +94,11 @@ class StepTracker:
         self.owner = ""
         self.has_optimizer = False
         self.reset(append)
+
+    @property
+    def train_number(self) -> int:
+        """Number of the latest training step, also during an evaluation."""
+        return self.number if self.mode is ModeKeys.TRAIN else self.counts[ModeKeys.TRAIN] - 1
 
     def reset(self, append: Callable[[Record], None]) -> None:
         """Start over, in a forked child."""
@@ -358,10 +363,10 @@ class StepTracker:
         return True
 
     def call_ended(self, name: str, start_ns: int, end_ns: int, phase: str = COMPILED_STEP) -> None:
-        """Note the end of such a call, or (phase RESULTS) of waiting for results, which belongs to the steps before it."""
+        """Note the end of such a call, or (phases RESULTS and QUEUED) of waiting for what earlier steps compute."""
         self._last_end = end_ns
         self._saw_optimizer = True  # so that the next fetch ends the step
-        if self.number >= 0 and (self.keep_phases or phase is RESULTS):
+        if self.number >= 0 and (self.keep_phases or phase is not COMPILED_STEP):
             self.append((phase, name, start_ns, end_ns, self.number, None))
 
     def call_trains(self) -> None:

@@ -208,7 +208,7 @@ class TimedCalls(Collector):
         imported = len(sys.modules) - self._modules
         if imported >= MANY_MODULES:
             args["imported"] = imported
-        record = (phase, title, start, end, session.tracker.number, args)
+        record = (phase, title, start, end, session.tracker.train_number, args)
         if not paths:
             session.append(record)
             return

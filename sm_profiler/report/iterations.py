@@ -9,7 +9,7 @@ from sm_profiler.formats.columns import Floats, Ints, Mask
 from sm_profiler.report import parts, policy
 from sm_profiler.report.attempts import same_attempt
 from sm_profiler.report.part_table import PartTable
-from sm_profiler.report.step_fold import GC, OWN, OWN_IN_STEP, RESULTS, TRAIN, StepRows, column
+from sm_profiler.report.step_fold import GC, OWN, OWN_IN_STEP, QUEUED, RESULTS, TRAIN, StepRows, column
 
 _ANY = 1e-7  # seconds; less is rounding
 
@@ -74,7 +74,8 @@ def iterations_of(
     seconds = {part.key: steps.seconds(part.key)[rows] for part in parts.phases()}
     phases = np.sum(list(seconds.values()), axis=0)
     step = steps.duration[rows] / 1e6 - steps.seconds(OWN_IN_STEP)[rows]
-    called = phases - steps.seconds(RESULTS)[rows]  # waiting for results is recorded for every step
+    # waiting for results is recorded for every step
+    called = phases - steps.seconds(RESULTS)[rows] - steps.seconds(QUEUED)[rows]
     known = (called > _ANY) | ((waits[rows] > 0) & (not on_device))
     if not known.any():
         known = phases > 0

@@ -25,6 +25,7 @@ from sm_profiler.report.step_rows import (
     MODES,
     OWN,
     OWN_IN_STEP,
+    QUEUED,
     RESULTS,
     TRAIN,
     StepRows,
@@ -45,7 +46,7 @@ from sm_profiler.report.step_sample import (
 )
 
 __all__ = [
-    "COMMUNICATION", "DECLARED_IN_STEP", "EVAL", "GC", "LOADER", "MODES", "OWN", "OWN_IN_STEP", "RESULTS", "TRAIN",
+    "COMMUNICATION", "DECLARED_IN_STEP", "EVAL", "GC", "LOADER", "MODES", "OWN", "OWN_IN_STEP", "QUEUED", "RESULTS", "TRAIN",
     "EventWindow", "LoaderSettings", "StepFold", "StepRows", "StepSummary", "classify", "column", "columns", "each_process",
     "spread_results",
 ]  # fmt: skip
@@ -271,7 +272,10 @@ class StepFold:
 
 _STEP, _OVERHEAD, _OWN, _DECLARED, _IGNORED = 100, 101, 102, 103, -1
 _BEGINNINGS = {event_names.STEP: _STEP, event_names.OVERHEAD: _OVERHEAD, event_names.PROFILING: _OWN}
-_OTHER_COLUMNS = {event_names.GARBAGE_COLLECTION: GC, event_names.DATALOADER_ITER: LOADER, event_names.RESULTS: RESULTS}
+_OTHER_COLUMNS = {
+    event_names.GARBAGE_COLLECTION: GC, event_names.DATALOADER_ITER: LOADER,
+    event_names.RESULTS: RESULTS, event_names.QUEUED: QUEUED,
+}  # fmt: skip
 
 
 def classify(events: EventColumns) -> NDArray[np.int8]:
@@ -352,7 +356,7 @@ def _chunk(events: _LoopEvents, kinds: NDArray[np.int8], modes: NDArray[np.int8]
     begin = _counted_once(others, kinds)
     times = others.end_us - begin - np.where(late, 0.0, by_profiler.within(begin, others.end_us))
     np.add.at(padded, (row, kinds), np.maximum(times, 0.0))
-    padded[:, column("compiled")] += padded[:, column(RESULTS)]
+    padded[:, column("compiled")] += padded[:, column(RESULTS)] + padded[:, column(QUEUED)]
     _add_own(padded, by_profiler, steps, first)
     found = _add_declared(padded, declared, by_profiler, steps, others[np.isin(kinds, _recorded_columns())])
     gc_in_wait = _overlap_with_waits(others, kinds, steps.start_us)

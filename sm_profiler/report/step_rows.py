@@ -19,6 +19,7 @@ TRAIN, EVAL = MODES.index("TRAIN"), MODES.index("EVAL")  # as in StepRows.mode
 # its step; of the script's own phases inside the step
 GC, OWN, OWN_IN_STEP, DECLARED_IN_STEP = "gc", "own", "own in step", "declared in step"
 LOADER, COMMUNICATION = "loader", "communication"
+QUEUED = "queued"  # waiting for earlier calls of compiled functions, included in the compiled step
 RESULTS = "results"  # waiting for results of compiled functions, included in the compiled step
 
 
@@ -34,6 +35,7 @@ def columns() -> tuple[str, ...]:
         DECLARED_IN_STEP,
         LOADER,
         RESULTS,
+        QUEUED,
         COMMUNICATION,
         *on_device,
     )

@@ -25,6 +25,7 @@ from sm_profiler.report.step_rows import (
     LOADER,
     OWN,
     OWN_IN_STEP,
+    QUEUED,
     RESULTS,
     TRAIN,
     StepRows,
@@ -36,6 +37,7 @@ MAX_STEPS = 1 << 17  # of all processes of a job together; of more, each process
 MIN_STEPS = 1 << 10  # of a process, however many there are
 FIRST = 32  # steps that are always kept: the warm-up
 LONGEST = 64  # steps that are always kept, each with the one before: pauses, interruptions
+QUEUE = 64  # steps: twice the computations that JAX lets wait for a CPU
 WHOLE = 4  # halvings that leave whole stretches
 LONGEST_STRETCH = 26  # 2 ** 26 µs: 67 s
 _STEPS = 512  # of a minute whose stretches are that long
@@ -347,7 +349,7 @@ def judged_all(rows: StepRows) -> Judged:
 
 def _spread_in_stretches(rows: StepRows, follows: Mask, chosen: Mask) -> tuple[StepRows, Mask]:
     """Divide the waiting for results within each stretch; steps whose results were read outside it are not judged."""
-    reads = rows.parts[:, column(RESULTS)] > 0
+    reads = _settled(rows)
     if not reads.any() or bool(reads[rows.mode == TRAIN].all()):
         return rows, chosen
     stretch = np.cumsum(~(follows & chosen))
@@ -367,30 +369,52 @@ def _spread_in_stretches(rows: StepRows, follows: Mask, chosen: Mask) -> tuple[S
         return values
 
     divided = {}
-    for place in (column("compiled"), column(RESULTS)):
+    for place in (column("compiled"), column(RESULTS), column(QUEUED)):
         divided[place] = rows.parts[:, place].copy()
         divided[place][at] = spread.parts[:, place]
     table = rows.parts.with_columns(divided)
     return attrs.evolve(rows, start=written("start"), duration=written("duration"), parts=table), known & chosen
 
 
+def _settled(rows: StepRows) -> Mask:
+    """Return which steps end with results: those that read them, and, while calls wait for earlier ones, each 64th.
+
+    Such a call waits until one of the earlier computations has run, not all: only over many steps is that their length.
+    """
+    reads: Mask = rows.parts[:, column(RESULTS)] > 0
+    queued: Mask = rows.parts[:, column(QUEUED)] > 0
+    if not queued.any():
+        return reads
+    group: Ints = np.cumsum(reads) - reads
+    count = np.bincount(group)
+    place = np.arange(len(rows)) - (np.cumsum(count) - count)[group]
+    ends: Mask = reads | ((np.bincount(group, queued) > 0)[group] & (place % QUEUE == QUEUE - 1))
+    ends[-1] |= bool(queued[group == group[-1]].any())
+    return ends
+
+
 def spread_results(rows: StepRows) -> StepRows:
     """Divide the waiting for results among the steps that computed them: those since the results before.
 
     JAX returns from a compiled function before it has run, so that a script which reads its loss every 20 steps waits for
-    20 steps at once.
+    20 steps at once.  If too many computations wait to run, a call waits for earlier ones before it returns.
     """
     table = PartTable.of(rows.parts)
-    waited = table[:, column(RESULTS)]
-    reads = waited > 0
+    waited = table[:, column(RESULTS)] + table[:, column(QUEUED)]
+    reads = _settled(rows)
     group: Ints = np.cumsum(reads) - reads  # number of the reading step that ends it
     if not reads.any() or bool(reads.all()):
         return rows
     count = np.bincount(group)
     each = (np.bincount(group, waited) / np.maximum(count, 1))[group]
     first = np.cumsum(count) - count
-    before = (np.arange(len(rows)) - first[group]) * each
+    waited_before = np.cumsum(waited) - waited
+    before = (np.arange(len(rows)) - first[group]) * each - (waited_before - waited_before[first[group]])
     table = table.with_columns(
-        {column("compiled"): table[:, column("compiled")] + each - waited, column(RESULTS): each}
+        {
+            column("compiled"): table[:, column("compiled")] + each - waited,
+            column(RESULTS): each,
+            column(QUEUED): np.zeros(len(rows)),
+        }
     )
     return attrs.evolve(rows, start=rows.start + before, duration=rows.duration + each - waited, parts=table)

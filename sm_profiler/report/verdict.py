@@ -93,7 +93,7 @@ def _healthy(context: JudgeContext) -> Finding | None:
     label = Class.BALANCED.label
     text = f"No bottleneck found: the job computes {percent(phases + evaluation)} of the time."
     advice = (
-        f"Nothing needs repair. To go faster, try mixed precision, {context.compiler}, a larger batch, or faster hardware, and "
+        f"Nothing needs repair. To go faster, try mixed precision, {context.stack.compiler}, a larger batch, or faster hardware, and "
         "compare the runs with 'sm-profiler compare'."
     )
     if unexplained >= policy.UNEXPLAINED:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from sm_profiler.hook.jax.calls import MIN_QUEUED_NS, _first_leaf, _queued
 from sm_profiler.hook.jax.compilations import COMPILED, LOWERED, TRACED, Compilations, difference
 from sm_profiler.hook.jax.loop import Compiled, Loop
 from sm_profiler.hook.steps import StepTracker, Stream
@@ -301,3 +302,19 @@ def test_differences_are_few_and_short():
     assert difference(before, now).count("→") == 5
     assert difference({"a": "1"}, {"b": "1"}) == "b is new, a is gone"
     assert not difference(before, before)
+
+
+def test_a_call_waits_for_the_one_before_while_that_still_runs():
+    function = Compiled("train_step")
+    assert _queued(function, 200_000, behind=True) == 0  # the first: nothing to compare with
+    assert _queued(function, 9_000_000, behind=False) == 0  # it computed by itself
+    assert _queued(function, 9_000_000, behind=True) == 8_800_000
+    assert _queued(function, 200_000 + MIN_QUEUED_NS // 2, behind=True) == 0
+
+
+def test_looks_at_one_leaf_of_the_results():
+    loss = Array()
+    assert _first_leaf(({"loss": loss}, [Array()])) is loss
+    assert _first_leaf(([], (), loss)) is loss
+    assert _first_leaf(loss) is loss
+    assert _first_leaf({}) is None

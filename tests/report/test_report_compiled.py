@@ -43,6 +43,34 @@ def test_steps_after_the_last_results_keep_their_length():
     assert rank.steps.duration[40:] / 1e6 == pytest.approx(0.0001)
 
 
+def queued(steps, *, burst=32, compute=0.004, call=0.0001):
+    """Return a loop that reads no results: when too many computations wait, a call waits until they have run."""
+    rows, now = [], 1.0
+    for step in range(steps):
+        begin = now
+        rows.append((event_names.COMPILED_STEP, "train_step", now, call, "algo-1-0", step))
+        now += call
+        if step % burst == burst - 1:
+            waited = burst * (compute - call)
+            rows.append((event_names.QUEUED, "train_step", now, waited, "algo-1-0", step))
+            now += waited
+        rows.append(("Step:ModeKeys.TRAIN", "Step:ModeKeys.TRAIN", begin, now - begin, "algo-1-0", step))
+    return rows
+
+
+def test_waiting_for_earlier_calls_is_divided_among_the_steps():
+    for burst in (2, 32):
+        (rank,) = metrics_of(queued(640, burst=burst), metadata=JAX).ranks
+        lengths = rank.iterations.length
+        assert lengths[rank.iterations.known] == pytest.approx(0.004, rel=1e-3)
+        assert (np.diff(rank.steps.start) > 0).all()
+        assert rank.slices["compiled"] == pytest.approx(rank.loop, rel=1e-3)
+
+
+def test_a_queue_of_calls_is_healthy():
+    assert verdict_of(queued(1920), metadata=JAX).kind is Class.BALANCED
+
+
 def test_reading_the_loss_now_and_then_is_healthy():
     assert verdict_of(compiled(600, read=0.4), metadata=JAX).kind is Class.BALANCED
 

@@ -117,6 +117,21 @@ def test_garbage_collection_leads_over_its_symptoms():
     assert verdict.kind is Class.GC_BOUND
 
 
+def test_collections_while_functions_are_compiled_are_no_finding():
+    rows = training(200)
+    first = next(row for row in rows if row[0] == "Forward")
+    rows += [("GC", "GC", first[2] + 0.001 * one, 0.001, "algo-1-0", -1) for one in range(2)]
+    slow = [(*row[:3], row[3] + (1.0 if row is first else 0), *row[4:]) if row[0] == "Forward" else row for row in rows]
+    start = first[2]
+    rows = [(*row[:2], row[2] + (1.0 if row[2] > start + 0.003 else 0), *row[3:]) for row in slow]
+    rows = [(*row[:3], 1.009, *row[4:]) if row[0].startswith("Step") and row[5] == 0 else row for row in rows]
+    rows += [("GC", "GC", start + 0.1 + 0.1 * one, 0.08, "algo-1-0", -1) for one in range(8)]
+    compiled = (event_names.COMPILE, "train_step", start, 1.0, "algo-1-0", 0, {"again": False})
+    assert verdict_of(rows).kind is Class.GC_BOUND
+    verdict = verdict_of([*rows, compiled])
+    assert Class.GC_BOUND not in {verdict.kind, *(one.kind for one in verdict.also)}
+
+
 def test_collections_lead_only_if_they_cost_more_than_what_remains_of_the_others():
     rows = training(200, wait=0.03)
     rows += [
@@ -223,6 +238,18 @@ def test_short_steps_without_counted_operators_are_never_certain():
 def test_finds_long_evaluation():
     rows = training(100) + training(300, at=2.5, forward=0.008, backward=0, optimizer=0, mode="EVAL")
     assert verdict_of(rows).kind is Class.EVALUATION_BOUND
+
+
+def test_compiling_for_evaluation_is_no_evaluation():
+    def loop(compiling):
+        rows = training(100) + training(300, at=2.5, forward=0.004, backward=0, optimizer=0, mode="EVAL")
+        first = next(row for row in rows if row[1].endswith("EVAL"))
+        return [*rows, (event_names.COMPILE, "test_step", first[2], compiling, "algo-1-0", 0, {"again": False})]
+
+    short = verdict_of(loop(0.2))
+    assert short.kind is Class.EVALUATION_BOUND
+    assert "without 200 ms of compiling for it" in short.main.headline
+    assert verdict_of(loop(1.6)).kind is not Class.EVALUATION_BOUND
 
 
 def test_initialization_counts_beyond_its_allowance():

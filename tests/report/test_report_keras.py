@@ -21,6 +21,9 @@ def fed(rows, kind, **args):
     return [(event_names.INPUT, kind, 1.0, 0.0, "algo-1-0", -1, {"kind": kind, "backend": "jax", **args}), *rows]
 
 
+KERAS = ({"framework": "keras"},)
+
+
 def test_a_compiled_step_is_no_time_between_phases():
     verdict = verdict_of(compiled(300, wait=0.0002))
     assert verdict.kind is Class.BALANCED
@@ -58,3 +61,20 @@ def test_other_inputs_keep_their_usual_advice():
     verdict = verdict_of(fed(compiled(300, wait=0.02), "arrays"))
     assert verdict.kind is Class.INPUT_BOUND
     assert "PyDataset" not in verdict.main.next_step
+
+
+@pytest.mark.parametrize("framework", ["keras", "tensorflow", "jax"])
+def test_no_advice_names_another_framework(framework):
+    metadata = ({"framework": framework},)
+    slow = compiled(100, wait=0) + training(300, at=2.5, forward=0.008, backward=0, optimizer=0, mode="EVAL")
+    saved = [(event_names.SAVE, "save", 1.05 + 0.1 * one, 0.05, "algo-1-0", 10 * one, {}) for one in range(20)]
+    rows = (slow, compiled(300, wait=0, length=0.0001), [*compiled(300, wait=0, length=0.01), *saved])
+    verdicts = [verdict_of(one, metadata=metadata) for one in rows]
+    kinds = [one.kind for one in verdicts]
+    assert kinds == [Class.EVALUATION_BOUND, Class.HOST_BOUND, Class.CHECKPOINTING]
+    assert all("torch" not in one.main.next_step for one in verdicts)
+
+
+def test_advises_options_of_keras():
+    tiny = verdict_of(compiled(300, wait=0, length=0.0002), metadata=KERAS)
+    assert "steps_per_execution" in tiny.main.next_step

@@ -38,6 +38,7 @@ Place: TypeAlias = tuple[tuple[CodeType, int], ...]  # codes and instructions, t
 _PARTS = 64  # of a call's arguments that are described
 _LONGEST = 40  # characters of a value
 MIN_WAIT_NS = 20_000  # a shorter one found its results ready
+MIN_QUEUED_NS = 100_000  # by which a call is longer than the quickest, if it waits for those before it
 
 
 class Calls:
@@ -55,10 +56,11 @@ class Calls:
         self._runs: Callable[[], bool] = getattr(import_module("jax._src.core"), "trace_state_clean", lambda: True)
         self._run_compiled: Any = None  # JAX's own call of a function that was compiled ahead of time
         self._made: dict[Any, Compiled] = {}  # code of a function, and lines that compiled it
+        self._latest: Any = None  # weak reference to a result of the last call
 
     def forked(self) -> None:
         """Forget what runs in the parent."""
-        self._inside, self._results = False, None
+        self._inside, self._results, self._latest = False, None, None
         self._thread = threading.main_thread().ident
         self._loop.reset()
 
@@ -170,10 +172,11 @@ class Calls:
                     self._differentiates()
                 return made(*args, **kwargs)
             self._inside = True
-            start = clock()
+            start, behind, compiled = clock(), False, 0
             try:
-                compilations.running = function, (args, kwargs)
+                compilations.running, compiled = (function, (args, kwargs)), compilations.finished
                 loop.begins(function, start, (args, kwargs))
+                behind = self._is_behind()
                 begun = clock()
             except Exception as error:  # noqa: BLE001 - fail open
                 begun = start
@@ -192,7 +195,8 @@ class Calls:
             end = clock()
             tracker.in_compiled = False
             try:
-                self._returned(function, result, start, end)
+                queued = compiled == compilations.finished and _queued(function, end - begun, behind=behind)
+                self._returned(function, result, start, end, queued)
                 if tracker.metering:
                     tracker.own_ns += min(begun - start, METER_MAX_NS) + min(clock() - end, METER_MAX_NS)
             except Exception as error:  # noqa: BLE001 - fail open
@@ -202,9 +206,18 @@ class Calls:
 
         return call
 
-    def _returned(self, function: Compiled, result: Any, start_ns: int, end_ns: int) -> None:
+    def _is_behind(self) -> bool:
+        """Return whether the call before is still computed: this one may have to wait for it."""
+        array = None if self._latest is None else self._latest()
+        return array is not None and not array.is_deleted() and not array.is_ready()
+
+    def _returned(self, function: Compiled, result: Any, start_ns: int, end_ns: int, queued_ns: int) -> None:
         self._compilations.running = None
-        self._loop.ended(function, function.name, start_ns, end_ns)
+        self._loop.ended(function, function.name, start_ns, end_ns - queued_ns)
+        if queued_ns:
+            self._loop.queued(function, end_ns - queued_ns, end_ns)
+        leaf = _first_leaf(result)
+        self._latest = weakref.ref(leaf) if isinstance(leaf, self._jax.Array) else None
         if not function.settled:
             self._loop.returned(function, result)
         if self._results is not None:
@@ -281,6 +294,28 @@ class Calls:
             if isinstance(text := getattr(original, attribute, None), str):
                 setattr(wait, attribute, text)
         return wait
+
+
+def _queued(function: Compiled, length_ns: int, *, behind: bool) -> int:
+    """Return the ns that a call has waited for those before it: what it takes beyond the quickest one.
+
+    JAX limits the computations that wait to run, and a CPU runs small ones inside the call, after those before it.
+    """
+    function.quickest_ns = min(function.quickest_ns, length_ns)
+    queued = length_ns - function.quickest_ns
+    return queued if behind and queued >= MIN_QUEUED_NS else 0
+
+
+def _first_leaf(tree: Any) -> Any:
+    """Return a leaf of a tree of results, without a look at the others."""
+    for _ in range(MAX_DEPTH):
+        if isinstance(tree, dict):
+            tree = next(iter(tree.values()), None)
+        elif isinstance(tree, tuple | list):
+            tree = next((one for one in tree if not (isinstance(one, dict | tuple | list) and not one)), None)
+        else:
+            break
+    return tree
 
 
 def users_place(frame: FrameType | None) -> Place:

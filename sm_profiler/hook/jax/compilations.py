@@ -26,6 +26,7 @@ class Compilations(Collector):
 
     Attributes:
         running: the function of the script that is called, with its arguments.
+        finished: compilations so far.
     """
 
     name = "compilations"
@@ -51,6 +52,7 @@ class Compilations(Collector):
         self._clock = clock
         self._early: list[Record] | None = []  # before recording starts
         self.running: tuple[Compiled, Any] | None = None
+        self.finished = 0
         self._before: dict[str, float] = {}  # function → seconds it was traced and lowered since it was last compiled
         self._known: dict[tuple[Any, ...], int] = {}  # function and line → compilations
 
@@ -64,6 +66,7 @@ class Compilations(Collector):
             if len(self._before) < MAX_NAMES:
                 self._before[name] = self._before.get(name, 0.0) + seconds
             return
+        self.finished += 1
         now = self._clock()
         seconds += self._before.pop(name, 0.0)
         line = user_line()

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from sm_profiler.formats.event_names import COMPILED_STEP, RESULTS
+from sm_profiler.formats.event_names import COMPILED_STEP, QUEUED, RESULTS
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.steps import StepTracker
 
@@ -49,6 +49,7 @@ class Compiled:
         joined: turns that began with it and did.
         signature: types of its arguments when it was last compiled.
         compilations: how often it was compiled.
+        quickest_ns: its quickest call that compiled nothing.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Compiled:
     joined: int = 0
     signature: dict[str, str] = attrs.field(factory=dict)
     compilations: int = 0
+    quickest_ns: int = 1 << 62
     _arguments: list[Any] = attrs.field(factory=list)  # weak references, of the last call
 
     def __attrs_post_init__(self) -> None:
@@ -193,6 +195,11 @@ class Loop:
             self._tracker.call_ended(name, start_ns, end_ns, RESULTS if function is None else COMPILED_STEP)
         else:
             self._turn.append(_Call(function, name, start_ns, end_ns))
+
+    def queued(self, function: Compiled, start_ns: int, end_ns: int) -> None:
+        """Note that a call has waited for those before it."""
+        if self._turn is None or self._tracker.manual:
+            self._tracker.call_ended(function.name, start_ns, end_ns, QUEUED)
 
     def failed(self, function: Compiled) -> None:
         """Forget a call that raised an error, and the step if it began with this call."""

@@ -323,7 +323,7 @@ class KerasAdapter(FrameworkAdapter):
                 f"epoch {number}",
                 start_ns,
                 perf_counter_ns(),
-                self.session.tracker.number,
+                self.session.tracker.train_number,
                 {"epoch": number},
             )
             self.session.append(record)

@@ -172,7 +172,7 @@ class Callbacks(Collector):
                 else:
                     self._long += 1
                     args_of = {"calls": 1, **method.args}
-                    session.append((CALLBACK, method.name, start, end, session.tracker.number, args_of))
+                    session.append((CALLBACK, method.name, start, end, session.tracker.train_number, args_of))
 
         return timed
 

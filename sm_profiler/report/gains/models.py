@@ -142,11 +142,12 @@ def _stalls(_: Finding, context: JudgeContext, table: LoopTable) -> Claim | None
     return Claim(table.placed(iterations.index, beyond) * value, least / value, 1 / value, where)
 
 
-def _evaluation(_: Finding, __: JudgeContext, table: LoopTable) -> Claim:
-    """Evaluate less."""
+def _evaluation(finding: Finding, context: JudgeContext, table: LoopTable) -> Claim:
+    """Evaluate less; compiling for it stays."""
     value = policy.EVALUATION_SAVED
     low, high = policy.EVALUATION_SAVED_LEAST / value, policy.EVALUATION_SAVED_MOST / value
-    return Claim(table.of(EVALUATION) * value, low, high, (EVALUATION,), strict=True)
+    evaluating = min(finding.share_of_time / max(context.metrics.average_share("evaluation"), 1e-9), 1.0)
+    return Claim(table.of(EVALUATION) * evaluating * value, low, high, (EVALUATION,), strict=True)
 
 
 def _optimizer(_: Finding, __: JudgeContext, table: LoopTable) -> Claim:

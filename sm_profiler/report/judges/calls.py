@@ -64,9 +64,8 @@ def judge_saving(context: JudgeContext) -> Finding | None:
         f"Training stops for {name} {how_often}, {duration(usual)} each time"
         f"{f' for {size(bytes_each)}' if written else ''}; this costs {percent(spent.share)} of the loop.",
         tuple(evidence),
-        "Save in the background: copy the state to the CPU and write it in a thread, or use "
-        "torch.distributed.checkpoint.async_save. Save less often, to a local disk first, and only from rank 0; leave out "
-        "what can be recomputed.",
+        f"{context.stack.saving} Save less often, to a local disk first, and only from rank 0; leave out what can be "
+        "recomputed.",
         spent.share,
         confidence=context.confidence(spent.share, policy.SAVING),
         where=lines_of(spent.records),

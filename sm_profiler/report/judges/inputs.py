@@ -151,18 +151,6 @@ def _cause(context: JudgeContext) -> _Cause:
     )
 
 
-_GENERATORS = {
-    "torch.compile": (
-        "turn {}() into a Dataset (an IterableDataset if it is a stream) and read it with DataLoader(…, num_workers=2, "
-        "persistent_workers=True)."
-    ),
-    "jax.jit": (
-        "move what {}() does for a batch into a source of grain or a Dataset of torch, and read it with worker processes "
-        "(grain.DataLoader(…, worker_count=2), or torch's DataLoader(…, num_workers=2, persistent_workers=True))."
-    ),
-}
-
-
 def _by_own_iterator(context: JudgeContext) -> Finding | None:
     """Find batches that the script's own generator or iterator makes, in the training process: no loader's waits show it."""
     if any(rank.has_waits for rank in context.ranks):
@@ -197,7 +185,7 @@ def _by_own_iterator(context: JudgeContext) -> Finding | None:
     place = maker(longest)
     function = shorten(place.function, MAX_NAME) if place else ""
     iteration = context.mean(lambda rank: rank.mean("length"))
-    repair = _GENERATORS[context.compiler].format(function)
+    repair = context.stack.generators.format(function)
     return Finding(
         Class.INPUT_BOUND,
         f"The loop waits {percent(share)} of the time for its next batch, which {function}() makes in the training process: "

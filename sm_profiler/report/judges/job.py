@@ -10,12 +10,14 @@ import numpy as np
 from sm_profiler.formats import event_names
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
+from sm_profiler.report.covered import Covered
 from sm_profiler.report.formatting import duration, percent, size
-from sm_profiler.report.job_metrics import JobMetrics
+from sm_profiler.report.job_metrics import JobMetrics, Rank
 from sm_profiler.report.judges.judge_context import JudgeContext
 from sm_profiler.report.judges.objects import growing_lines, grown_objects
 from sm_profiler.report.model import Evidence, Finding
 from sm_profiler.report.startup import ADVICE, before_profile, in_first_steps, largest, start_parts
+from sm_profiler.report.step_fold import TRAIN
 
 if TYPE_CHECKING:
     from sm_profiler.formats.columns import Floats
@@ -86,19 +88,38 @@ def judge_initialization(context: JudgeContext) -> Finding | None:
 
 def judge_evaluation(context: JudgeContext) -> Finding | None:
     """Find a loop that spends much of its time in evaluation."""
-    share = context.metrics.average_share("evaluation")
+    ranks = [rank for rank in context.metrics.ranks if rank.loop > 0]
+    if not ranks:
+        return None
+    compiling = [_compiling_for_evaluation(rank, context.metrics) for rank in ranks]
+    spent = [max(rank.slices["evaluation"] - once, 0.0) for rank, once in zip(ranks, compiling, strict=True)]
+    share = float(np.mean([one / rank.loop for one, rank in zip(spent, ranks, strict=True)]))
     if share < policy.EVALUATION:
         return None
-    seconds = float(np.mean([rank.slices["evaluation"] for rank in context.metrics.ranks]))
+    once = float(np.mean(compiling))
     return Finding(
         Class.EVALUATION_BOUND,
-        f"Evaluation takes {percent(share)} of the training loop ({duration(seconds)}).",
+        f"Evaluation takes {percent(share)} of the training loop ({duration(float(np.mean(spent)))})"
+        f"{f', without {duration(once)} of compiling for it' if once > 0 else ''}.",
         (Evidence("time in evaluation", round(share, 4), policy.EVALUATION, unit="share"),),
-        "Evaluate less often or on a fixed sample, with a larger batch (no gradients are kept)"
-        f"{'' if context.compiler == 'jax.jit' else ' under torch.inference_mode()'}, or in a separate job on checkpoints.",
+        f"{context.stack.evaluation}, or in a separate job on checkpoints.",
         share,
         confidence=context.confidence(share, policy.EVALUATION),
     )
+
+
+def _compiling_for_evaluation(rank: Rank, metrics: JobMetrics) -> float:
+    """Return the seconds in which functions were compiled during evaluation, which evaluating less often does not save."""
+    found = metrics.records.get(event_names.COMPILE)
+    own = [one for one in found.of(rank.name) if rank.start <= one.start <= rank.end] if found else []
+    if not own or not len(rank.steps):
+        return 0.0
+    # Between two training steps nothing is evaluated.
+    train, ends = np.equal(rank.steps.mode, TRAIN), np.array([one.end for one in own])
+    before = np.searchsorted(rank.steps.start, ends * 1e6, side="right") - 1
+    evaluates = ~train[np.maximum(before, 0)] | ~train[np.minimum(before + 1, len(train) - 1)]
+    starts, ends = np.array([one.start for one in own])[evaluates], ends[evaluates]
+    return float(Covered.by(starts, ends).before[-1])
 
 
 @attrs.frozen

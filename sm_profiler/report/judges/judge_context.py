@@ -11,6 +11,7 @@ import numpy as np
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
 from sm_profiler.report.job_metrics import JobMetrics, Rank
+from sm_profiler.report.judges.stack import Stack, stack_of
 from sm_profiler.report.model import Finding
 
 if TYPE_CHECKING:
@@ -52,10 +53,9 @@ class JudgeContext:
         return self.mean(of)
 
     @property
-    def compiler(self) -> str:
-        """Name of what compiles functions in the framework whose steps were recorded."""
-        frameworks = {one.get("framework") for one in self.metrics.metadata}
-        return "jax.jit" if frameworks == {"jax"} else "torch.compile"
+    def stack(self) -> Stack:
+        """Names of repairs in the framework whose steps were recorded."""
+        return stack_of(self.metrics.metadata)
 
     @property
     def core_wait(self) -> float:

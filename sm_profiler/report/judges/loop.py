@@ -16,12 +16,12 @@ from sm_profiler.report.job_metrics import Rank
 from sm_profiler.report.judges.judge_context import JudgeContext, declared_shares, mean_or_none
 from sm_profiler.report.judges.written import BESIDE_THE_PHASES
 from sm_profiler.report.model import Evidence, Finding
+from sm_profiler.report.step_fold import GC
 from sm_profiler.report.svg import shorten
 from sm_profiler.report.where import lines_of_samples
 
 MAX_NAME = 40  # of a phase, in a sentence
 UPDATES = re.compile(r"\.grad\b|\bgrads?\b|\.(add|sub|mul|addcdiv|addcmul|lerp|copy|zero)_\(")  # of parameters, by hand
-_RUN_OPERATORS = ("keras", "tensorflow")  # their compiled functions launch one operator after the other
 
 
 def outside_share(context: JudgeContext) -> float:
@@ -116,10 +116,9 @@ def tiny_ms(context: JudgeContext) -> float:
     phases = context.mean(lambda rank: sum(rank.share_of_iterations(part.key) for part in parts.phases()))
     of_calls = context.mean(lambda rank: rank.share_of_iterations("compiled"))
     compiled = 0 < policy.ONE_CALL * phases <= of_calls
-    one_by_one = any(one.get("framework") in _RUN_OPERATORS for one in context.metrics.metadata)
     if not compiled:
         return float(policy.TINY_STEP_MS)
-    return float(policy.TINY_GRAPH_MS if one_by_one else policy.TINY_COMPILED_MS)
+    return float(policy.TINY_GRAPH_MS if context.stack.one_by_one else policy.TINY_COMPILED_MS)
 
 
 def _typical(context: JudgeContext, key: str) -> float:
@@ -186,10 +185,6 @@ _SMALL_STEPS_ADVICE = (
     "Give each step more work: a larger batch (and a larger learning rate), several batches per step, or fewer launches "
     "with {}. A GPU does not speed up a model this small."
 )
-_FEWER_LAUNCHES = {
-    "torch.compile": "torch.compile or CUDA graphs",
-    "jax.jit": "jax.jit over the whole step, or jax.lax.scan over several",
-}
 
 
 def _measured_launches(context: JudgeContext, launches: Launches) -> Finding | None:
@@ -208,7 +203,7 @@ def _measured_launches(context: JudgeContext, launches: Launches) -> Finding | N
             Evidence("operators a step", round(launches.operators)),
             Evidence("fixed cost of an operator on this machine", round(launches.fixed * 1e3, 5), unit="ms"),
         ),
-        _SMALL_STEPS_ADVICE.format(_FEWER_LAUNCHES[context.compiler]),
+        _SMALL_STEPS_ADVICE.format(context.stack.fewer_launches),
         share,
         confidence=context.confidence(share, limit, error=policy.LAUNCHES_ERROR * share),
     )
@@ -232,7 +227,7 @@ def _tiny_steps(context: JudgeContext) -> Finding | None:
             ),
             Evidence("steps per second", round(rate, 1)),
         ),
-        _SMALL_STEPS_ADVICE.format(_FEWER_LAUNCHES[context.compiler]),
+        _SMALL_STEPS_ADVICE.format(context.stack.fewer_launches),
         min(max(overhead, policy.TINY_STEP_MIN_LOSS), policy.TINY_STEP_MAX_LOSS),
         confidence=context.confidence(limit / max(iteration * 1e3, 1e-6), 1.0, sure=False),
     )  # fmt: skip
@@ -268,7 +263,7 @@ def gpu_idle_in_phases(context: JudgeContext) -> Finding | None:
         f"The GPU is busy only {gpu:.0f} % of the time although the loop hardly waits for data: each step gives it too little "
         "work, or the host stops to read results.",
         tuple(evidence),
-        f"{first}, then torch.compile or CUDA graphs; a detailed window shows the gaps between kernels.",
+        f"{first}, then {context.stack.fewer_launches}; a detailed window shows the gaps between kernels.",
         1 - gpu / 100,
         confidence=context.confidence(policy.PHASES_GPU_LOW / max(gpu, 1.0), 1.0, sure=False),
     )
@@ -291,10 +286,12 @@ def _never_used(context: JudgeContext) -> Finding | None:
 
 def judge_gc(context: JudgeContext) -> Finding | None:
     """Find pauses by Python's garbage collector."""
-    share = context.mean(lambda rank: rank.gc / rank.loop if rank.loop else 0.0)
+    spent = context.mean(lambda rank: rank.gc - _collected_while_compiling(rank, context))
+    share = context.mean(
+        lambda rank: (rank.gc - _collected_while_compiling(rank, context)) / rank.loop if rank.loop else 0.0
+    )
     if share < policy.GC_SHARE:
         return None
-    spent = context.mean(lambda rank: rank.gc)
     return Finding(
         Class.GC_BOUND,
         f"Python's garbage collector pauses the loop {percent(share)} of the time ({duration(spent)} in total).",
@@ -304,6 +301,17 @@ def judge_gc(context: JudgeContext) -> Finding | None:
         share,
         confidence=context.confidence(share, policy.GC_SHARE, error=context.share_error(lambda one: one.iterations.gc)),
     )
+
+
+def _collected_while_compiling(rank: Rank, context: JudgeContext) -> float:
+    """Return the seconds of collections in steps that compiled a function, at most as long as that took."""
+    found = context.metrics.records.get(event_names.COMPILE)
+    own = [one for one in found.of(rank.name) if one.seconds > 0] if found else []
+    if not own or not len(rank.steps):
+        return 0.0
+    row = np.searchsorted(rank.steps.start, [one.start * 1e6 for one in own], side="right") - 1
+    compiled = np.bincount(np.maximum(row, 0), [one.seconds for one in own], len(rank.steps))
+    return min(float(np.minimum(rank.steps.seconds(GC), compiled).sum()), rank.gc)
 
 
 def judge_optimizer(context: JudgeContext) -> Finding | None:

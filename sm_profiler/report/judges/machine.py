@@ -212,7 +212,7 @@ def judge_batch(context: JudgeContext) -> Finding | None:
         )
         advice = (
             f"Double the batch size until a step takes clearly longer (at least {times} times fits), and scale the learning rate. "
-            "Where the batch must stay small: torch.compile or CUDA graphs."
+            f"Where the batch must stay small: {context.stack.fewer_launches}."
         )
     else:
         headline = f"The GPU is busy {gpu:.0f} % of the time, but its memory ({used:.0f} % in use) does not hold a larger batch."
