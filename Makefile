@@ -30,7 +30,7 @@ test: $(ENVS)/dev.done $(ENVS)/sdk3.done $(ENVS)/smdebug.done $(ENVS)/frameworks
 
 test-all: test test-long ## the test suite, then what takes minutes: soak, chaos, a thousand damaged jobs
 
-test-long: $(ENVS)/dev.done $(ENVS)/frameworks.done $(ENVS)/frameworks-old.done $(ENVS)/mlflow.done
+test-long: $(ENVS)/dev.done $(ENVS)/frameworks.done $(ENVS)/frameworks-old.done $(ENVS)/mlflow.done $(ENVS)/toolkit.done
 	@SM_PROFILER_FRAMEWORKS_ENV=frameworks-old $(BIN)/python -m pytest tests/frameworks/test_keras.py $(PYTEST_ARGS)
 	@$(BIN)/python -m pytest -m 'long and alone' $(MEASURED) $(PYTEST_ARGS)
 	@$(BIN)/python -m pytest -m 'long and not alone' -n 2 --dist worksteal $(PYTEST_ARGS)
@@ -146,6 +146,15 @@ $(ENVS)/mlflow.done: pyproject.toml
 	@$(PYTHON) -m venv $(ENVS)/mlflow
 	@$(ENVS)/mlflow/bin/pip install $(PIP_QUIET) --upgrade pip
 	@$(ENVS)/mlflow/bin/pip install $(PIP_QUIET) -e '.[mlflow]' --group mlflow
+	@touch $@
+
+# AWS's training toolkit, which starts scripts in AWS's containers; what sm-profiler's wheel needs, but not sm-profiler
+$(ENVS)/toolkit.done: pyproject.toml
+	@echo "preparing $(ENVS)/toolkit: sagemaker-training, PyTorch (CPU) …"
+	@$(PYTHON) -m venv $(ENVS)/toolkit
+	@$(ENVS)/toolkit/bin/pip install $(PIP_QUIET) --upgrade pip
+	@$(ENVS)/toolkit/bin/pip install $(PIP_QUIET) torch==$(TORCH_VERSION) $(TORCH_INDEX)
+	@$(ENVS)/toolkit/bin/pip install $(PIP_QUIET) --group toolkit
 	@touch $@
 
 $(ENVS)/smdebug.done: pyproject.toml

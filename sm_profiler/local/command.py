@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from sm_profiler.container import CODE, INPUT_DATA
 from sm_profiler.errors import ProfilerError
 from sm_profiler.local.host import Host, arguments_of, decode, user_hyperparameters
 from sm_profiler.local.records import JsonDict
+from sm_profiler.local.toolkit import toolkit_command
 from sm_profiler.local.transfer import download, unpack
 
 DRIVERS = "sm_drivers"  # channel with the scripts by which SDK v3 starts the user's script
@@ -20,11 +22,19 @@ PIPE = "Pipe"
 
 @attrs.frozen
 class Program:
-    """A command, its working directory, and requirements to install first."""
+    """A command to run.
+
+    Attributes:
+        command: program and arguments.
+        folder: its working directory.
+        installs: what pip installs first, as its arguments; empty for nothing.
+        by_toolkit: AWS's toolkit starts the script, and sets the script's variables itself.
+    """
 
     command: list[str]
     folder: Path
-    requirements: Path | None = None
+    installs: tuple[str, ...] = ()
+    by_toolkit: bool = False
 
 
 def fetch_channels(s3: Any, host: Host, request: JsonDict) -> list[str]:
@@ -63,8 +73,18 @@ def rewrite_drivers(folder: Path, host: Host) -> None:
             path.write_text(re.sub(r"(?m)^SM_MASTER_PORT = \d+$", f"SM_MASTER_PORT = {host.port}", text), "utf-8")
 
 
-def program_of(s3: Any, host: Host, request: JsonDict, python: Path, gpus: int) -> Program:
+def program_of(  # noqa: PLR0913 - what a command depends on
+    s3: Any, host: Host, request: JsonDict, python: Path, gpus: int, *, toolkit: bool = False
+) -> Program:
     """Return the command of a job; downloads the source code that hyperparameters name.
+
+    Args:
+        s3: a client.
+        host: the machine.
+        request: as the client sent it.
+        python: the job's python.
+        gpus: number of GPUs of the machine.
+        toolkit: let AWS's training toolkit download and start the code.
 
     Raises:
         ProfilerError: the request names nothing that runs without a container, or a script outside the source code.
@@ -82,19 +102,25 @@ def program_of(s3: Any, host: Host, request: JsonDict, python: Path, gpus: int) 
             " scripts (sagemaker_submit_directory and sagemaker_program, which an Estimator with entry_point sends)"
             " and jobs with a ContainerEntrypoint"
         )
+    if toolkit:
+        return Program(toolkit_command(python, host), host.ml, by_toolkit=True)
     code = host.path(CODE)
     fetched = host.folder / "sourcedir"
     download(s3, directory, fetched)
     unpack(next(path for path in fetched.rglob("*") if path.is_file()), code)
     if not _is_file_below(code, script):
         raise ProfilerError(f"the source code has no file {script}")
-    requirements = code / "requirements.txt"
     arguments = arguments_of(user_hyperparameters(hyperparameters))
-    return Program(
-        [*launcher(host, hyperparameters, script, python, gpus), script, *arguments],
-        code,
-        requirements if requirements.is_file() else None,
-    )
+    is_package = (code / "setup.py").is_file() and not script.endswith(".sh")
+    if not is_package and not script.endswith(".py"):
+        (code / script).chmod(0o755)
+        return Program(["/bin/sh", "-c", shlex.join([f"./{script}", *arguments])], code)
+    installs = ["."] if is_package else []
+    if (code / "requirements.txt").is_file():
+        installs += ["-r", str(code / "requirements.txt")]
+    words = ["-m", script.removesuffix(".py")] if is_package else [script]
+    command = [*launcher(host, hyperparameters, python, gpus), *words, *arguments]
+    return Program(command, code, tuple(installs))
 
 
 def _is_file_below(folder: Path, name: str) -> bool:
@@ -105,10 +131,17 @@ def _is_file_below(folder: Path, name: str) -> bool:
         return False
 
 
-def launcher(host: Host, hyperparameters: JsonDict, script: str, python: Path, gpus: int) -> list[str]:
-    """Return the words before the script: python, a shell, or torchrun if the request enables it."""
-    if script.endswith(".sh"):
-        return ["/bin/sh"]
+def launcher(host: Host, hyperparameters: JsonDict, python: Path, gpus: int) -> list[str]:
+    """Return the words before the script: python, or torchrun if the request enables it.
+
+    Raises:
+        ProfilerError: the request enables MPI.
+    """
+    if decode(hyperparameters.get("sagemaker_mpi_enabled", "false")):
+        raise ProfilerError(
+            "MPI needs AWS's training toolkit: start the endpoint with SM_PROFILER_LOCAL_TOOLKIT, the python of an"
+            " environment that has sagemaker-training"
+        )
     torchrun = decode(hyperparameters.get("sagemaker_torch_distributed_enabled", "false"))
     ddp = decode(hyperparameters.get("sagemaker_pytorch_ddp_enabled", "false"))
     if not (torchrun or ddp):

@@ -23,6 +23,21 @@ FOLDERS = (
     container.OUTPUT_INTERMEDIATE,
     container.CHECKPOINTS,
 )
+# Hyperparameters that the toolkit keeps for itself, and those by which the SDK requests a distribution.
+SAGEMAKER_HYPERPARAMETERS = frozenset(
+    {
+        *(f"sagemaker_{name}" for name in ("program", "submit_directory", "enable_cloudwatch_metrics", "region")),
+        *("sagemaker_container_log_level", "sagemaker_job_name", "sagemaker_s3_output"),
+        *("default_user_module_name", "_tuning_objective_metric"),
+    }
+)
+DISTRIBUTIONS = tuple(
+    f"sagemaker_{name}_enabled"
+    for name in (
+        *("mpi", "parameter_server", "distributed_dataparallel", "pytorch_ddp", "torch_distributed"),
+        *("pytorch_xla_multi_worker", "multi_worker_mirrored_strategy"),
+    )
+)
 MAX_HOSTS = 8  # of a job; each is a process on this machine
 # Inherited from the endpoint's environment: variables that make this machine's GPUs and libraries usable.
 MACHINE_VARIABLES = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TZ", "LANG")
@@ -151,79 +166,102 @@ def base_environment(host: Host, python: Path, client: Mapping[str, str]) -> dic
     }
 
 
-def sagemaker_environment(host: Host, request: JsonDict, arn: str, gpus: int) -> dict[str, str]:
-    """Return the variables that the service and its training toolkit set."""
-    raw = {name: decode(value) for name, value in request.get("HyperParameters", {}).items()}
-    framework = {name: value for name, value in raw.items() if name.startswith("sagemaker_")}
-    user = {name: value for name, value in raw.items() if not name.startswith("sagemaker_")}
-    channels = [channel["ChannelName"] for channel in request.get("InputDataConfig", ())]
-    program = str(framework.get("sagemaker_program", ""))
-    paths = {
-        "SM_MODEL_DIR": container.MODEL,
-        "SM_MODULE_DIR": container.CODE,
-        "SM_INPUT_DIR": container.INPUT,
-        "SM_INPUT_CONFIG_DIR": container.INPUT_CONFIG,
-        "SM_OUTPUT_DIR": container.OUTPUT,
-        "SM_OUTPUT_DATA_DIR": container.OUTPUT_DATA,
-        "SM_OUTPUT_INTERMEDIATE_DIR": container.OUTPUT_INTERMEDIATE,
-    }
-    found = {name: str(host.path(path)) for name, path in paths.items()}
-    found |= {f"SM_CHANNEL_{name.upper()}": str(host.path(container.INPUT_DATA) / name) for name in channels}
-    found |= {f"SM_HP_{name.upper()}": as_text(value) for name, value in user.items()}
-    found |= {
+def service_environment(host: Host, request: JsonDict, arn: str) -> dict[str, str]:
+    """Return the variables that the service sets, however the script is started."""
+    return {
         container.JOB_NAME_VARIABLE: request["TrainingJobName"],
         "TRAINING_JOB_ARN": arn,
         container.TOOLKIT_JOB_NAME_VARIABLE: request["TrainingJobName"],
-        "SM_HOSTS": json.dumps(host.hosts),
-        "SM_CURRENT_HOST": host.name,
+        "CURRENT_HOST": host.name,
         "SM_HOST_COUNT": str(len(host.hosts)),
         "SM_CURRENT_HOST_RANK": str(host.rank),
         "SM_MASTER_ADDR": "127.0.0.1",
         "SM_MASTER_PORT": str(host.port),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(host.port),
-        "SM_NETWORK_INTERFACE_NAME": "lo",
-        "SM_CURRENT_INSTANCE_TYPE": host.instance_type,
-        "SM_CURRENT_INSTANCE_GROUP": "homogeneousCluster",
-        "SM_NUM_CPUS": str(os.cpu_count() or 1),
-        "SM_NUM_GPUS": str(gpus),
-        "SM_NUM_NEURONS": "0",
-        "SM_CHANNELS": json.dumps(sorted(channels)),
-        "SM_HPS": json.dumps(user),
-        "SM_FRAMEWORK_PARAMS": json.dumps(framework),
-        "SM_INPUT_DATA_CONFIG": json.dumps(input_data_config(request)),
-        "SM_RESOURCE_CONFIG": json.dumps(host.resource_config()),
-        "SM_USER_ENTRY_POINT": program,
-        "SM_MODULE_NAME": program.removesuffix(".py"),
-        "SM_USER_ARGS": json.dumps(arguments_of(user)),
-        "SM_LOG_LEVEL": str(framework.get("sagemaker_container_log_level", 20)),
     }
-    found[container.TOOLKIT_VARIABLE] = json.dumps(
-        {
-            "channel_input_dirs": {name: found[f"SM_CHANNEL_{name.upper()}"] for name in channels},
-            "current_host": host.name,
-            "hosts": list(host.hosts),
-            "hyperparameters": user,
-            "input_config_dir": found["SM_INPUT_CONFIG_DIR"],
-            "input_data_config": input_data_config(request),
-            "job_name": request["TrainingJobName"],
-            "model_dir": found["SM_MODEL_DIR"],
-            "module_dir": found["SM_MODULE_DIR"],
-            "num_cpus": os.cpu_count() or 1,
-            "num_gpus": gpus,
-            "output_data_dir": found["SM_OUTPUT_DATA_DIR"],
-            "resource_config": host.resource_config(),
-            "user_entry_point": program,
-        }
-    )
-    return found
+
+
+def toolkit_environment(host: Host, request: JsonDict, gpus: int) -> dict[str, str]:
+    """Return the variables that AWS's training toolkit sets, in the notation it uses."""
+    raw = {name: decode(value) for name, value in request.get("HyperParameters", {}).items()}
+    user = user_hyperparameters(request.get("HyperParameters", {}))
+    framework = {
+        name: value for name, value in raw.items() if name not in user and name not in SAGEMAKER_HYPERPARAMETERS
+    }
+    channels = {
+        channel["ChannelName"]: str(host.path(container.INPUT_DATA) / channel["ChannelName"])
+        for channel in request.get("InputDataConfig", ())
+    }
+    resources, program = host.resource_config(), str(raw.get("sagemaker_program", ""))
+    groups = resources["instance_groups"]
+    distributed = [resources["current_group_name"]] if any(framework.get(name) for name in DISTRIBUTIONS) else []
+    found: dict[str, Any] = {
+        "current_host": host.name,
+        "current_instance_group": resources["current_group_name"],
+        "current_instance_group_hosts": list(host.hosts),
+        "current_instance_type": host.instance_type,
+        "distribution_instance_groups": raw.get("sagemaker_distribution_instance_groups", distributed),
+        "framework_module": None,
+        "hosts": list(host.hosts),
+        "input_config_dir": str(host.path(container.INPUT_CONFIG)),
+        "input_data_config": input_data_config(request),
+        "input_dir": str(host.path(container.INPUT)),
+        "instance_groups": [group["instance_group_name"] for group in groups],
+        "instance_groups_dict": {group["instance_group_name"]: group for group in groups},
+        "is_hetero": len(groups) > 1,
+        "log_level": raw.get("sagemaker_container_log_level", 20),
+        "model_dir": str(host.path(container.MODEL)),
+        "module_dir": str(raw.get("sagemaker_submit_directory", host.path(container.CODE))),
+        "module_name": program.removesuffix(".py"),
+        "network_interface_name": resources["network_interface_name"],
+        "num_cpus": os.cpu_count() or 1,
+        "num_gpus": gpus,
+        "num_neurons": 0,
+        "output_data_dir": str(host.path(container.OUTPUT_DATA)),
+        "output_dir": str(host.path(container.OUTPUT)),
+        "output_intermediate_dir": str(host.path(container.OUTPUT_INTERMEDIATE)),
+        "resource_config": resources,
+        "user_entry_point": program,
+    }
+    whole = {
+        **found,
+        "additional_framework_parameters": framework,
+        "channel_input_dirs": channels,
+        "distribution_hosts": list(host.hosts) if found["distribution_instance_groups"] else [],
+        "hyperparameters": user,
+        "is_master": host.rank == 0,
+        "is_modelparallel_enabled": None,
+        "is_smddpmprun_installed": False,
+        "is_smddprun_installed": False,
+        "job_name": request["TrainingJobName"],
+        "master_hostname": host.hosts[0],
+        "topology": [],
+    }
+    found |= {f"channel_{name}": path for name, path in channels.items()}
+    found |= {f"hp_{name}": value for name, value in user.items()}
+    found |= {
+        "channels": sorted(channels),
+        "framework_params": framework,
+        "hps": user,
+        "training_env": whole,
+        "user_args": arguments_of(user),
+    }
+    return {f"SM_{name.upper()}": as_variable(value) for name, value in found.items()}
+
+
+def as_variable(value: Any) -> str:
+    """Return a value as the toolkit writes it into a variable: text as it is, everything else as compact JSON."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def as_text(value: Any) -> str:
-    """Return a hyperparameter as one argument: text unquoted, mappings as a=1,b=2, others as Python prints them."""
+    """Return a hyperparameter as one argument: text unquoted, mappings as a=1,b=2, null as "", others as Python prints them."""
     if isinstance(value, Mapping):
         return ",".join(f"{key}={part}" for key, part in sorted(value.items()))
-    return value if isinstance(value, str) else str(value)
+    return "" if value is None else str(value)
 
 
 def arguments_of(user: Mapping[str, Any]) -> list[str]:
@@ -235,8 +273,12 @@ def arguments_of(user: Mapping[str, Any]) -> list[str]:
 
 
 def user_hyperparameters(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
-    """Return the user's own hyperparameters; those of the SDK and the toolkit start with `sagemaker_`."""
-    return {name: decode(value) for name, value in hyperparameters.items() if not name.startswith("sagemaker_")}
+    """Return the user's own hyperparameters, without those of the SDK, the toolkit and a tuning job."""
+    return {
+        name: decode(value)
+        for name, value in hyperparameters.items()
+        if not name.startswith("sagemaker_") and name not in SAGEMAKER_HYPERPARAMETERS
+    }
 
 
 def host_names(count: int) -> Sequence[str]:

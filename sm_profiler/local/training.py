@@ -15,7 +15,15 @@ from boto3.exceptions import S3UploadFailedError
 from sm_profiler.container import AUTO_VARIABLE, CHECKPOINTS, FAILURE
 from sm_profiler.errors import ProfilerError
 from sm_profiler.local.command import Program, fetch_channels, program_of
-from sm_profiler.local.host import MAX_HOSTS, Host, base_environment, free_port, host_names, sagemaker_environment
+from sm_profiler.local.host import (
+    MAX_HOSTS,
+    Host,
+    base_environment,
+    free_port,
+    host_names,
+    service_environment,
+    toolkit_environment,
+)
 from sm_profiler.local.logs import TRAINING_GROUP, LogStream
 from sm_profiler.local.metrics import MetricMatcher
 from sm_profiler.local.overlay import create_overlay, install_command, pip_environment
@@ -24,6 +32,7 @@ from sm_profiler.local.processing import RuleRun
 from sm_profiler.local.profiling import Profiling
 from sm_profiler.local.records import MAX_REASON, TrainingJobRecord, now
 from sm_profiler.local.services import Services
+from sm_profiler.local.toolkit import start_environment, toolkit_python
 from sm_profiler.local.transfer import download, open_uploader, pack, s3_keys, upload_file
 
 POLL_S = 0.2
@@ -49,6 +58,8 @@ class TrainingRun(threading.Thread):
         self.rules: list[RuleRun] = []
         self.streams: list[LogStream] = []
         self.hosts: list[Host] = []
+        self.pythons: list[Path] = []  # of each host
+        self.programs: list[Program] = []
         self.profiling: Profiling | None = None
         self.metrics: MetricMatcher | None = None
         self.closing = threading.Event()
@@ -77,17 +88,17 @@ class TrainingRun(threading.Thread):
         self.hosts = self._make_hosts()
         started = int(time.time())
         self.streams = [LogStream(logs, TRAINING_GROUP, f"{job.name}/{host.name}-{started}") for host in self.hosts]
-        python = create_overlay(job.folder / "env")
+        self._make_pythons()
         job.move("Downloading")
-        programs = [self._prepare_host(s3, number, python) for number in range(len(self.hosts))]
+        self.programs = [self._prepare_host(s3, number) for number in range(len(self.hosts))]
         self._check_stop(0, float("inf"))
         job.move("Training")
         self._start_profiling(s3)
         limit = request.get("StoppingCondition", {}).get("MaxRuntimeInSeconds", DEFAULT_MAX_RUNTIME_S)
         try:
-            if programs[0].requirements is not None:
-                self._install(programs[0], python)
-            self._run_script(programs, python, time.monotonic(), limit)
+            if self.programs[0].installs:
+                self._install(self.programs[0])
+            self._run_script(time.monotonic(), limit)
         except Exception:
             self._end_profiling()
             with contextlib.suppress(Exception):  # the script's failure is the one to report
@@ -112,7 +123,15 @@ class TrainingRun(threading.Thread):
         temporary = self.services.temporary_folder
         return [Host(name, names, self.job.folder / name, kind, temporary(), port) for name in names]
 
-    def _prepare_host(self, s3: Any, number: int, python: Path) -> Program:
+    def _make_pythons(self) -> None:
+        """Create one environment for all hosts, or, since the toolkit installs on each host, one for each."""
+        toolkit = toolkit_python()
+        if toolkit is None:
+            self.pythons = [create_overlay(self.job.folder / "env")] * len(self.hosts)
+        else:
+            self.pythons = [create_overlay(host.folder / "env", toolkit) for host in self.hosts]
+
+    def _prepare_host(self, s3: Any, number: int) -> Program:
         host, request = self.hosts[number], self.job.request
         try:
             with self.job.lock:  # an update either precedes this and is in the config, or finds the folder
@@ -122,15 +141,20 @@ class TrainingRun(threading.Thread):
             checkpoints = request.get("CheckpointConfig", {}).get("S3Uri")
             if checkpoints and s3_keys(s3, checkpoints):
                 download(s3, checkpoints.rstrip("/") + "/", host.path(CHECKPOINTS))
-            return program_of(s3, host, request, python, gpu_count())
+            toolkit = toolkit_python() is not None
+            return program_of(s3, host, request, self.pythons[number], gpu_count(), toolkit=toolkit)
         except (ProfilerError, s3.exceptions.ClientError) as error:
             raise ProfilerError(f"ClientError: {error}") from error
 
-    def environment(self, number: int, python: Path) -> dict[str, str]:
+    def environment(self, number: int) -> dict[str, str]:
         """Return all variables of one host's process."""
         host, job = self.hosts[number], self.job
-        found = base_environment(host, python, self.services.environment(job.region))
-        found |= sagemaker_environment(host, job.request, job.arn, gpu_count())
+        found = base_environment(host, self.pythons[number], self.services.environment(job.region))
+        found |= service_environment(host, job.request, job.arn)
+        if self.programs[number].by_toolkit:
+            found = start_environment(host, found)
+        else:
+            found |= toolkit_environment(host, job.request, gpu_count())
         if job.profiling:
             found[AUTO_VARIABLE] = "1"
         own = {
@@ -141,10 +165,9 @@ class TrainingRun(threading.Thread):
         }
         return {**found, **own}
 
-    def _install(self, program: Program, python: Path) -> None:
-        requirements = program.requirements or Path()
-        environment = pip_environment(self.environment(0, python))
-        pip = JobProcess(install_command(python, requirements), environment, program.folder, self.streams[0].write)
+    def _install(self, program: Program) -> None:
+        command = install_command(self.pythons[0], program.installs)
+        pip = JobProcess(command, pip_environment(self.environment(0)), program.folder, self.streams[0].write)
         self.processes.append(pip)
         while (code := pip.wait(POLL_S)) is None:
             self._check_stop(0, float("inf"))
@@ -177,14 +200,12 @@ class TrainingRun(threading.Thread):
             self.profiling.follow_config()
             self.update_rules()
 
-    def _run_script(self, programs: list[Program], python: Path, start: float, limit: float) -> None:
+    def _run_script(self, start: float, limit: float) -> None:
         definitions = self.job.request["AlgorithmSpecification"].get("MetricDefinitions", [])
         self.metrics = MetricMatcher(definitions, self._record_metric, self.streams[0].write)
         scripts = []
-        for number, program in enumerate(programs):
-            script = JobProcess(
-                program.command, self.environment(number, python), program.folder, self._line_handler(number)
-            )
+        for number, program in enumerate(self.programs):
+            script = JobProcess(program.command, self.environment(number), program.folder, self._line_handler(number))
             scripts.append(script)
             self.processes.append(script)
         while any(script.running for script in scripts):

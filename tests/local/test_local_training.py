@@ -88,7 +88,8 @@ def test_environment_is_built_not_inherited(shown):
     assert environment["SM_PROFILER_AUTO"] == "1"
     assert json.loads(environment["SM_HOSTS"]) == ["algo-1"]
     assert environment["SM_CHANNELS"] == '["train"]'
-    assert found["folder"] == environment["SM_MODULE_DIR"]
+    assert found["folder"] == f"{root}/code"
+    assert environment["SM_MODULE_DIR"].startswith("s3://")  # as AWS's toolkit sets it
 
 
 def test_config_files_are_those_of_the_request(shown):
