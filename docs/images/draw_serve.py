@@ -10,16 +10,21 @@ from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
+HOSTILE = "<img src=x onerror=alert(1)>'\"{{7*7}}\u202etxt.exe"
 JOBS = {
     "bert-finetune-fp16": ("--scenario", "healthy", "--gpus", "2"),
-    "llm-pretrain-8-nodes": ("--scenario", "step-outliers", "--nodes", "8", "--gpus", "1"),
+    "llm-pretrain-8-nodes": ("--scenario", "step-outliers", "--nodes", "8", "--gpus", "4", "--cpus", "32"),
     "resnet50-imagenet": ("--scenario", "dataloader-slow", "--gpus", "4"),
+    HOSTILE: ("--scenario", "dataloader-slow", "--gpus", "1"),
 }
 PICTURES = (
     ("serve-light.png", "resnet50-imagenet", "light", 1100, 980),
     ("serve-dark.png", "", "dark", 1100, 720),
-    ("serve-phone.png", "llm-pretrain-8-nodes", "light", 390, 844),
+    ("serve-phone.png", "resnet50-imagenet", "light", 390, 844),
+    ("serve-nodes.png", "llm-pretrain-8-nodes", "dark", 1100, 1000),
+    ("serve-hostile.png", HOSTILE, "light", 1100, 720),
 )
+SECTIONS = {"serve-nodes.png": "#heat"}  # shown at the top
 MINUTES = 6
 
 with tempfile.TemporaryDirectory() as scratch:
@@ -37,8 +42,11 @@ with tempfile.TemporaryDirectory() as scratch:
             page.goto(address)
             page.locator(".badge").nth(len(JOBS) - 1).wait_for(timeout=120_000)
             if name:
-                page.get_by_role("link", name=name).click()
-                page.locator("#verdict").wait_for(timeout=120_000)
+                page.get_by_role("link", name=name[:8]).click()
+                page.locator("#heat").wait_for(timeout=120_000)
+            if file in SECTIONS:
+                page.locator(SECTIONS[file]).evaluate("one => one.scrollIntoView({behavior: 'instant'})")
+                page.wait_for_timeout(500)
             page.screenshot(path=HERE / file)
         chromium.close()
         server.terminate()

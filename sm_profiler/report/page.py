@@ -50,9 +50,14 @@ def page_parts(report: Report) -> dict[str, Markup]:
         "code": _part("code", flames=graphs(report.metrics.samples)),
         "sections": _part("sections", sections=sections),
     }
-    content |= {section.key: _part("section", section=section) for section in sections}
+    content |= {section.key: section_part(section) for section in sections}
     content["quality"] = _part("quality", quality=report.quality, not_judged=report.verdict.not_judged)
     return content
+
+
+def section_part(section: Section) -> Markup:
+    """Return a section of the page."""
+    return _part("section", section=section)
 
 
 def _part(name: str, **content: Any) -> Markup:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from markupsafe import Markup, escape
 
 # XML allows no control characters but tab, newline and carriage return
-_CONTROLS = {code: None for code in (*range(32), 127) if code not in (9, 10, 13)} | {0xFFFE: None, 0xFFFF: None}
+_REMOVED = {code: None for code in (*range(32), 127) if code not in (9, 10, 13)} | {0xFFFE: None, 0xFFFF: None}
+# with these, a name would be shown in another order than it has: fdp.exe as exe.pdf
+_REMOVED |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)))
 
 
 def element(tag: str, *children: Markup | str, **attributes: object) -> Markup:
@@ -19,8 +21,8 @@ def element(tag: str, *children: Markup | str, **attributes: object) -> Markup:
 
 
 def clean(text: str) -> str:
-    """Remove the characters that XML and HTML forbid."""
-    return text.translate(_CONTROLS).encode("utf-8", "replace").decode("utf-8")
+    """Remove the characters that XML and HTML forbid, and those that reverse the order of others."""
+    return text.translate(_REMOVED).encode("utf-8", "replace").decode("utf-8")
 
 
 def shorten(text: str, limit: int = 60) -> str:

@@ -26,7 +26,8 @@ from sm_profiler.serve.changes import KINDS, Target, Window, target_of
 from sm_profiler.serve.guard import Guard, refuse
 from sm_profiler.serve.jobs import Found, Jobs, TooManyJobsError
 from sm_profiler.serve.live import Snapshot
-from sm_profiler.serve.pages import POLICY, job_row, render, render_page, state_line
+from sm_profiler.serve.pages import POLICY, job_row, render_page, state_line
+from sm_profiler.serve.parts import render
 
 MAX_STREAMS = 100  # open at a time; other viewers poll
 FOLLOWED_IN_LIST = 8  # running jobs that the list of jobs follows, for their verdicts and step times

@@ -13,8 +13,11 @@ import numpy as np
 from sm_profiler.errors import ProfilerError
 from sm_profiler.printable import printable
 from sm_profiler.report.model import Report
-from sm_profiler.report.page import page_parts
+from sm_profiler.report.page import page_parts, section_part
 from sm_profiler.serve.ending import Ending
+from sm_profiler.serve.heat_map import heat_section
+from sm_profiler.serve.logs import LogTail
+from sm_profiler.serve.parts import log_part
 from sm_profiler.serve.reading import JobReader, local_folder
 from sm_profiler.source.opening import NoProfilerDataError
 
@@ -91,6 +94,7 @@ class LiveJob:
         self._dirty = False
         self._next_report = self._show_early = 0.0
         self._failures = 0
+        self._log = LogTail.of(where, clock)
         self._ending: Ending | None = None
         self._looked_again = 0.0
 
@@ -164,19 +168,28 @@ class LiveJob:
             caught_up = self._reader.over or self._snapshot.state != "running"  # that must not wait for its turn
             if self._dirty and (caught_up or self._clock() >= self._next_report):
                 self._publish_report()
-            elif not self._dirty and not self._snapshot.parts:
+            elif not self._dirty and self._snapshot.report is None:
                 self._publish(state="waiting", note="waiting for the first data")
             self._failures = 0
+            self._read_log(last=self._snapshot.state == "ended")
         except NoProfilerDataError:
             outcome = self._reader.outcome
             note = f"the run {outcome} and recorded nothing" if outcome else "waiting for the first data"
             if outcome:
                 self._ended()
             self._publish(state="ended" if outcome else "waiting", note=note)
+            self._read_log()
         except ProfilerError as error:
             self._failed(printable(error))
         except Exception as error:  # noqa: BLE001 - of this job; the others and the page go on
             self._failed(printable(f"{type(error).__name__}: {error}"))
+
+    def _read_log(self, *, last: bool = False) -> None:
+        """Show the end of the log, also while there is no other data."""
+        if self._log.read(last=last):
+            parts = dict(self._snapshot.parts)
+            parts["log"] = Part(log_part(self._log.streams), self._snapshot.version + 1, self._clock())
+            self._publish(parts=parts)
 
     def _failed(self, line: str) -> None:
         """Show the error; if data was half counted, begin anew at the next attempt."""
@@ -195,7 +208,7 @@ class LiveJob:
         begun = self._clock()
         with _one_at_a_time:
             report = self._reader.report()
-            rendered = page_parts(report)
+            rendered = self._rendered(report)
         now, version = self._clock(), self._snapshot.version + 1
         self._next_report = now + max((now - begun) / REPORT_SHARE, LOCAL_POLL_S / 2)
         before, parts, kept = self._snapshot.parts, dict[str, Part](), False
@@ -223,6 +236,18 @@ class LiveJob:
             files=files,
             data_at=report.metrics.end if report.metrics.duration > 0 else None,
         )
+
+    def _rendered(self, report: Report) -> dict[str, str]:
+        """Return the parts of the page: those of the report, with the heat map after the timeline."""
+        parts = dict[str, str]()
+        for key, html in page_parts(report).items():
+            parts[key] = html
+            if key == "timeline":
+                section = heat_section(self._reader.heat, report.metrics.start)
+                parts["heat"] = section_part(section) if section else ""
+        if self._log.streams:
+            parts["log"] = log_part(self._log.streams)
+        return parts
 
     def _ended(self) -> None:
         """Forget the folds, which are not needed any more, but not how to notice that the job is resumed."""

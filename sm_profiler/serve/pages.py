@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
-from sm_profiler._version import __version__
 from sm_profiler.report import charts
 from sm_profiler.report.formatting import duration
-from sm_profiler.report.page import new_environment, page_script, page_style
+from sm_profiler.report.page import page_script, page_style
 from sm_profiler.serve.jobs import Found
 from sm_profiler.serve.live import Snapshot
+from sm_profiler.serve.parts import asset, render
 
 REFRESH_S = 10  # of a page without script
 POLICY = (
@@ -23,19 +20,14 @@ POLICY = (
 )
 
 
-def render(template: str, **content: Any) -> str:
-    """Return a fragment of a page."""
-    return _environment().get_template(template).render(version=__version__, **content)
-
-
 def render_page(template: str, nonce: str, *, refresh: bool = False, **content: Any) -> str:
     """Return a page; `refresh` reloads it regularly if there is no script."""
     return render(
         template,
         nonce=nonce,
         refresh=REFRESH_S if refresh else 0,
-        style=Markup(page_style() + _asset("serve.css")),  # noqa: S704 - our own files
-        script=Markup(page_script() + _asset("live.js")),  # noqa: S704 - our own files
+        style=Markup(page_style() + asset("serve.css")),  # noqa: S704 - our own files
+        script=Markup(page_script() + asset("live.js")),  # noqa: S704 - our own files
         **content,
     )
 
@@ -72,12 +64,3 @@ def state_line(snapshot: Snapshot) -> str:
     if snapshot.state == "reading":
         return "reading what is there"
     return f"{snapshot.state}: {snapshot.note}" if snapshot.note else snapshot.state
-
-
-def _asset(name: str) -> str:
-    return (files("sm_profiler.serve") / "templates" / name).read_text("utf-8")
-
-
-@cache
-def _environment() -> jinja2.Environment:
-    return new_environment(_asset)

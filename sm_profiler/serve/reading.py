@@ -19,6 +19,7 @@ from sm_profiler.rules import ProfilerReport
 from sm_profiler.rules.engine import Slice, others_may_follow
 from sm_profiler.rules.window import WindowCutter
 from sm_profiler.serve.ending import Ending
+from sm_profiler.serve.heat import HeatFold
 from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.source.open_files import copy_readable, open_files, profile_folder
 from sm_profiler.source.opening import NoProfilerDataError
@@ -42,6 +43,11 @@ class _WithOpenFiles:
         return self._source.metadata() + (self._opened.metadata() if self._opened else [])
 
 
+def new_state() -> Slice:
+    """Return the folds of a job without data: the rules, those of the report, and the heat map's."""
+    return Slice([ProfilerReport(), *MetricFolds().all(), HeatFold()])
+
+
 def local_folder(where: str) -> Path | None:
     """Return the folder of a local profile; None for anything else."""
     folder = Path(where)
@@ -58,6 +64,7 @@ class JobReader:
         files: number of files that are read.
         last_us: latest time in the names of the files; None without any.
         outcome: how the run ended; "" if that is not known.
+        heat: use of cores and GPUs, as of the last report.
         is_intact: False after an error that left some of the data half counted.
     """
 
@@ -67,6 +74,7 @@ class JobReader:
     last_us: int | None = None
     outcome: str = ""
     is_intact: bool = True
+    heat: HeatFold = attrs.field(factory=HeatFold)
     _source: ProfileSource | None = None
     _state: Slice = attrs.field(init=False)
     _cutter: WindowCutter = attrs.field(init=False)
@@ -101,9 +109,8 @@ class JobReader:
                 if stopped:
                     raise
                 return self._changed_open_files()
-            report = ProfilerReport()
-            self._state = Slice([report, *MetricFolds().all()])
-            self._cutter = WindowCutter(self._source.first_timestamp_us, report.parameters.scan_interval_us)
+            self._state = new_state()
+            self._cutter = WindowCutter(self._source.first_timestamp_us, ProfilerReport().parameters.scan_interval_us)
         else:
             self._source.refresh()
         finished = stopped or (self._source.finished and not others_may_follow(self._source))
@@ -135,7 +142,7 @@ class JobReader:
             if self._source is None:
                 if opened is None:
                     raise NoProfilerDataError("no whole record yet")
-                state, cutter = Slice([ProfilerReport(), *MetricFolds().all()]), WindowCutter(opened.first_timestamp_us)
+                state, cutter = new_state(), WindowCutter(opened.first_timestamp_us)
             else:
                 state, cutter = copy.deepcopy((self._state, self._cutter))
             for batch in opened.batches(unsettled=True) if opened else ():
@@ -143,7 +150,7 @@ class JobReader:
             for window in cutter.rest():
                 state.update(window)
             source = opened if self._source is None else _WithOpenFiles(self._source, opened)
-            rules, *folds = state.folds
+            rules, *folds, self.heat = state.folds
             results = rules.results()
             for index, line in state.broken.items():
                 results.broken[type(state.folds[index]).__name__] = line

@@ -278,3 +278,10 @@ def test_versions_of_other_processes_are_not_numbers_of_this_one():
     site = Site(Jobs([]))
     news = site._news(LiveJob("nothing").snapshot, "other:١٢")
     assert news["version"] == f"{site.boot}:0"
+
+
+def test_names_cannot_reverse_their_own_letters(folder, tmp_path):
+    copy_files(folder / "first", tmp_path / "jobs" / "\u202etxt.exe\u2066", data_files(folder / "first"))
+    answer = client(tmp_path / "jobs").get("/")
+    assert ">txt.exe</a>" in answer.text
+    assert "\u202e" not in answer.text

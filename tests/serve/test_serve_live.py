@@ -116,7 +116,7 @@ def test_only_changed_parts_are_sent_again(job, tmp_path):
     live = LiveJob(str(folder), clock=iter(range(0, 10**6, 100)).__next__)
     live.poll()
     first = live.snapshot
-    assert list(first.parts_since(0)) == [
+    assert [key for key in first.parts_since(0) if key != "heat"] == [
         key for key, html in page_parts(first.report).items() if html or key in first.parts
     ]
     end(folder)

@@ -1,0 +1,101 @@
+"""The last lines of a training job's log in CloudWatch, or on the local endpoint, which has the same API."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from sm_profiler.report.formatting import natural_key
+from sm_profiler.report.metric_folds import job_name
+from sm_profiler.report.svg import clean, shorten
+from sm_profiler.serve.reading import local_folder
+from sm_profiler.storage.s3_client import REQUEST_ERRORS
+
+GROUP = "/aws/sagemaker/TrainingJobs"
+MAX_STREAMS = 8  # one a node; those of the first nodes are shown
+MAX_LINES, MAX_LENGTH = 64, 400  # of all streams together; characters of a line
+PAUSE_S, REFUSED_S = 10.0, 300.0  # between two requests, and after one that was refused
+_JOB = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
+
+
+@attrs.frozen
+class Stream:
+    """The end of one stream: the node's name and its last lines."""
+
+    name: str
+    lines: tuple[str, ...]
+
+
+def new_client(region: str | None) -> Any:
+    """Return a client of CloudWatch Logs."""
+    from sm_profiler.storage.api_client import create_api_client  # noqa: PLC0415 - boto3 takes a third of a second to load
+
+    return create_api_client("logs", region=region)
+
+
+@attrs.define(eq=False)
+class LogTail:
+    """Reads the end of a job's log now and then. Without permission to read it, there is none.
+
+    Attributes:
+        job: name of the training job; "" for anything else.
+        region: its region; default: boto3's.
+        clock: for tests.
+        client_of: makes the client.
+    """
+
+    job: str
+    region: str | None = None
+    clock: Callable[[], float] = time.monotonic
+    client_of: Callable[[str | None], Any] = new_client
+    streams: tuple[Stream, ...] = ()
+    _client: Any = None
+    _next: float = 0.0
+
+    @classmethod
+    def of(cls, where: str, clock: Callable[[], float] = time.monotonic) -> LogTail:
+        """Return the log of a job that is named by itself or by the S3 prefix of its profile."""
+        name = "" if local_folder(where) else job_name(where)
+        is_job = _JOB.fullmatch(name) is not None and (name == where or where.startswith("s3://"))
+        return cls(name if is_job else "", clock=clock)
+
+    def read(self, *, last: bool = False) -> bool:
+        """Read the log if it is time (`last`: in any case), and return whether it has changed."""
+        if not self.job or (self.clock() < self._next and not last):
+            return False
+        self._next = self.clock() + PAUSE_S
+        before = self.streams
+        try:
+            self._client = self._client or self.client_of(self.region)
+            self.streams = self._read()
+        except REQUEST_ERRORS:
+            self._next = self.clock() + REFUSED_S
+        except Exception:  # noqa: BLE001 - no region, no credentials: the page goes on without the log
+            self._next = self.clock() + REFUSED_S
+        return self.streams != before
+
+    def _read(self) -> tuple[Stream, ...]:
+        answer = self._client.describe_log_streams(logGroupName=GROUP, logStreamNamePrefix=f"{self.job}/", limit=50)
+        names = sorted((str(one["logStreamName"]) for one in answer.get("logStreams", ())), key=natural_key)
+        shown = names[:MAX_STREAMS]
+        earlier = {stream.name: stream for stream in self.streams}
+        found = []
+        for name in shown:
+            limit = MAX_LINES // len(shown)
+            page = self._client.get_log_events(logGroupName=GROUP, logStreamName=name, limit=limit, startFromHead=False)
+            node = shorten(name.partition("/")[2], 60)
+            lines = tuple(readable(str(one.get("message", ""))) for one in page.get("events", ())[-limit:])
+            if lines or node in earlier:  # the service may answer with an empty page
+                found.append(Stream(node, lines) if lines else earlier[node])
+        return tuple(found)
+
+
+def readable(line: str) -> str:
+    """Return a line as a terminal would leave it: without colours, and the last state of a progress bar."""
+    last = _ESCAPES.sub("", line[: 50 * MAX_LENGTH]).rstrip().rpartition("\r")[2]
+    return shorten(clean(last).replace("\n", " "), MAX_LENGTH)
