@@ -132,7 +132,7 @@ def _listed(storage: Storage, profiles: dict[tuple[str, str], Place]) -> Iterato
                 continue
             top = _join(place.profile or "", kind)
             counts[top] = counts.get(top, 0) + 1
-            if counts[top] == SKIP_AFTER and (top in ended or _has_ended(storage, place, info)):
+            if counts[top] == SKIP_AFTER and (top in ended or _has_ended(storage, place)):
                 ended.add(top)
                 skip = f"{top}/{_LAST}"
                 break
@@ -141,11 +141,10 @@ def _listed(storage: Storage, profiles: dict[tuple[str, str], Place]) -> Iterato
         after = skip
 
 
-def _has_ended(storage: Storage, place: Place, info: FileInfo) -> bool:
+def _has_ended(storage: Storage, place: Place) -> bool:
     """Return whether a profile has ended, so that its other files need not be listed: none of them will change."""
     if storage.parallel_reads <= 1:  # a folder of this machine, which is listed faster than it is searched
         return False
-    del info
     return any(storage.exists(_join(place.profile or "", marker)) for marker in END_MARKERS)
 
 
