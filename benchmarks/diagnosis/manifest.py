@@ -211,6 +211,8 @@ CASES = (
     Case("jax_saving", {"share": 0.3, "every": 10}, SAVING, "JAX: a checkpoint every N steps", diary="saving"),
     Case("jax_tiny", {"width": 8}, ("HOST_BOUND",), "JAX: tiny steps", line=None),
     Case("jax_tiny", {"width": 16, "batch": 2}, ("HOST_BOUND",), "JAX: tiny steps", line=None),
+    Case("jax_eager", {"layers": 3}, ("HOST_BOUND",), "JAX: a step without jit", line=None),
+    Case("jax_eager", {"layers": 8, "part": 1}, ("HOST_BOUND",), "JAX: only the gradients are compiled", line=None),
     Case("jax_compile", {"layers": 150}, ("INITIALIZATION_BOUND",), "JAX: compiling takes longer than training", line=None, gains=False),
     Case("jax_compile", {"layers": 100, "steps": 90}, ("INITIALIZATION_BOUND",), "JAX: compiling takes longer than training", line=None, gains=False),
     Case("tf_healthy", {"width": 1024}, HEALTHY, "TensorFlow: nothing"),

@@ -53,7 +53,8 @@ COMPILE = f"{OWN}compile"  # one compilation or graph break of torch.compile, tf
 ALLOCATOR = f"{OWN}allocator"  # counters of the device's caching allocator
 # Operators of a training step: `operators` (forward, backward and optimizer, from the autograd graph of that step), and
 # `fixed_us`, the microseconds that one takes at least on this machine; `step_us`, the length of the steps after it
-# without waiting for a core.
+# without waiting for a core. Of JAX, operations of a gradient function that is not compiled, and `call_us`, the length of
+# its call.
 OPERATORS = f"{OWN}operators"
 # A method of a training callback; name: `Class.method`. A long call is an event of its own, short ones are summed up:
 # `calls`, and the `file` and `line` that define the method.

@@ -25,6 +25,7 @@ from sm_profiler.report.step_fold import (
     LOADER,
     OWN,
     OWN_IN_STEP,
+    RESULTS,
     TRAIN,
     LoaderSettings,
     StepRows,
@@ -433,9 +434,16 @@ def _slices(rows: StepRows, waits: Floats, iterations: Iterations, *, on_device:
     slices = dict.fromkeys((part.key for part in parts.PARTS), 0.0)
     slices["wait"] = float(waits[train].sum()) * scale
     slices |= {key: float(seconds[train].sum()) * scale for key, seconds in phases.items()}
+    results = rows.seconds(RESULTS)  # waiting for them is recorded for every step
+    slices["compiled"] -= min(float(results[train].sum()) * (scale - 1), slices["compiled"])
     if not on_device:  # what a GPU did between its phases is not recorded
         between = np.maximum(steps - in_phases - rows.seconds(DECLARED_IN_STEP), 0.0)
-        slices["between"] = float(between[train & (in_phases > 0)].sum()) * scale
+        called = train & (in_phases - results > 0)
+        slices["between"] = float(between[called if called.any() else train & (in_phases > 0)].sum()) * scale
+        if results.any():  # a call that computes at once has none, and calls are recorded for some steps only
+            found = sum(slices[key] for key in (*phases, "between"))
+            fits = min(float(steps[train].sum()) / max(found, 1e-12), 1.0)
+            slices |= {key: slices[key] * fits for key in (*phases, "between")}
     slices[parts.DECLARED] = float(rows.seconds(parts.DECLARED)[train].sum())
     if not (in_phases[train] > 0).any():  # only steps were recorded: all of a step counts as work
         slices["forward"] = float(steps[train].sum())

@@ -63,6 +63,11 @@ LAUNCHES = T(
 )
 LAUNCHES_TINY = T(0.12, "as LAUNCHES, in steps of TINY_STEP_MS: what lies beside the operators is Python, too")
 LAUNCHES_ERROR = T(0.15, "of the calibrated cost; operators differ in it, and so do moments on a busy machine")
+ONE_BY_ONE = T(
+    0.25,
+    "of the loop: JAX launches an operation from Python in 10 to 100 µs, and of a compiled step in a microsecond or two",
+)
+ONE_BY_ONE_SAMPLES = T(20, "samples of JAX's own Python; fewer do not show a share of the loop")
 TINY_STEP_MS = T(
     3.0, "launching a few hundred operators from Python takes 1 to 3 ms: shorter steps are mostly overhead"
 )

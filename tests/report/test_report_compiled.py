@@ -101,6 +101,25 @@ def test_steps_without_phases_are_not_judged_by_their_results_alone(every):
     assert verdict_of(rows, metadata=JAX).kind is Class.INPUT_BOUND
 
 
+def test_waits_for_results_are_not_scaled_as_calls_that_were_recorded_for_some_steps_only():
+    """Calls of the first steps compute at once, those of all others in the background."""
+    rows, now = [], 1.0
+    for step in range(800):
+        begin = now
+        call = 0.002 if step < 100 else 0.0001
+        if step < 100 or step % 16 == 0:
+            rows.append((event_names.COMPILED_STEP, "train_step", now, call, "algo-1-0", step))
+        now += call
+        if step >= 100:
+            rows.append((event_names.RESULTS, "block_until_ready", now, 0.002, "algo-1-0", step))
+            now += 0.002
+        rows.append(("Step:ModeKeys.TRAIN", "Step:ModeKeys.TRAIN", begin, now - begin, "algo-1-0", step))
+        now += 0.001
+    (rank,) = metrics_of(rows, metadata=JAX).ranks
+    assert rank.share("outside") == pytest.approx(1 / 3.1, rel=0.05)
+    assert rank.share("compiled") == pytest.approx(2.1 / 3.1, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("framework", "step_ms", "kind"),
     [

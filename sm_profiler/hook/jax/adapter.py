@@ -46,9 +46,12 @@ class JaxAdapter(FrameworkAdapter):
             functools.partial(describe, tree.tree_flatten_with_path, tree.keystr),
         )
         loop = Loop(tracker, lambda: session.lead(self), tree.tree_leaves)
-        self._calls = Calls(session, self._jax, loop, self._compilations)
-        self._watch = _Watch(self._calls)
         self._patches = Patches(session.fail)
+        core = import_module("jax._src.core")
+        self._calls = Calls(
+            session, self._jax, loop, self._compilations, lambda one_by_one: one_by_one.watch(self._patches, core)
+        )
+        self._watch = _Watch(self._calls)
         self._listens = False
         self._detailed = XplaneWindow(session, JaxProfiler(self._calls))
 

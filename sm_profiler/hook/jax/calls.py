@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sm_profiler.hook.caller import MAX_DEPTH, is_library
 from sm_profiler.hook.jax.loop import Compiled, Loop
+from sm_profiler.hook.jax.one_by_one import OneByOne
 from sm_profiler.hook.steps import METER_MAX_NS
 
 if TYPE_CHECKING:
@@ -44,7 +45,18 @@ MIN_QUEUED_NS = 100_000  # by which a call is longer than the quickest, if it wa
 class Calls:
     """Wraps what `jax.jit` returns, and what blocks until results are there."""
 
-    def __init__(self, session: Session, jax: Any, loop: Loop, compilations: Compilations) -> None:
+    def __init__(
+        self, session: Session, jax: Any, loop: Loop, compilations: Compilations, watch: Callable[[OneByOne], None]
+    ) -> None:
+        """Create the wrappers.
+
+        Args:
+            session: the session.
+            jax: the module.
+            loop: finds steps in calls.
+            compilations: what JAX compiles.
+            watch: called when the script has gradients that it does not compile.
+        """
         self._session = session
         self._loop = loop
         self._compilations = compilations
@@ -57,11 +69,14 @@ class Calls:
         self._run_compiled: Any = None  # JAX's own call of a function that was compiled ahead of time
         self._made: dict[Any, Compiled] = {}  # code of a function, and lines that compiled it
         self._latest: Any = None  # weak reference to a result of the last call
+        self._one_by_one = OneByOne(session.append)
+        self._watch = watch
 
     def forked(self) -> None:
         """Forget what runs in the parent."""
         self._inside, self._results, self._latest = False, None, None
         self._thread = threading.main_thread().ident
+        self._one_by_one.forked()
         self._loop.reset()
 
     def keep_results(self, *, on: bool) -> None:
@@ -102,7 +117,7 @@ class Calls:
             made = original(*args, **kwargs)
             try:
                 if not (self._session.quiet or self._inside) and (place := users_place(sys._getframe(1))):  # noqa: SLF001
-                    return self._wrap(made, place)
+                    return self._wrap(made, place, is_compiled=False)
             except Exception as error:  # noqa: BLE001 - fail open
                 self._session.guard.failed("grad", error)
             return made
@@ -139,21 +154,21 @@ class Calls:
 
         return decorator
 
-    def _function(self, made: Any, place: Place) -> Compiled:
+    def _function(self, made: Any, place: Place, *, is_compiled: bool) -> Compiled:
         """Return what is known of a function: a loop that compiles it in each turn calls the same function again."""
         code = getattr(getattr(made, "__wrapped__", None), "__code__", None)
         key = code, place
         function = self._made.get(key)
         if function is None or not function.calls:
-            function = Compiled(str(getattr(made, "__name__", "") or "jit"))
+            function = Compiled(str(getattr(made, "__name__", "") or "jit"), is_compiled=is_compiled)
             if code is not None and any(one.gradients for (same, _), one in self._made.items() if same is code):
                 self._loop.computes_gradients(function)  # JAX does not trace it again
             if len(self._made) < MAX_FUNCTIONS:
                 self._made[key] = function
         return function
 
-    def _wrap(self, made: Any, place: Place) -> Any:
-        function = self._function(made, place)
+    def _wrap(self, made: Any, place: Place, *, is_compiled: bool = True) -> Any:
+        function = self._function(made, place, is_compiled=is_compiled)
         call = functools.update_wrapper(self._caller(function, made), made)
         for attribute in _ATTRIBUTES:
             if hasattr(made, attribute):
@@ -164,7 +179,8 @@ class Calls:
 
     def _caller(self, function: Compiled, made: Any) -> Any:
         session, loop, compilations, tracker = self._session, self._loop, self._compilations, self._session.tracker
-        get_ident, clock, runs = threading.get_ident, self._clock, self._runs
+        get_ident, clock, runs, one_by_one = threading.get_ident, self._clock, self._runs, self._one_by_one
+        starts = _nothing if function.is_compiled else self._measures
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._inside or session.quiet or get_ident() != self._thread or not runs():
@@ -178,6 +194,7 @@ class Calls:
                 loop.begins(function, start, (args, kwargs))
                 behind = self._is_behind()
                 begun = clock()
+                starts()
             except Exception as error:  # noqa: BLE001 - fail open
                 begun = start
                 session.fail(error)
@@ -186,6 +203,7 @@ class Calls:
                 result = made(*args, **kwargs)
             except BaseException:
                 self._inside, compilations.running = False, None
+                one_by_one.failed()
                 tracker.in_compiled = False
                 try:
                     loop.failed(function)
@@ -206,6 +224,12 @@ class Calls:
 
         return call
 
+    def _measures(self) -> None:
+        """Measure what the operations of this call cost, if the hook's own time is measured, too."""
+        if self._session.tracker.metering:
+            self._watch(self._one_by_one)
+            self._one_by_one.begins()
+
     def _is_behind(self) -> bool:
         """Return whether the call before is still computed: this one may have to wait for it."""
         array = None if self._latest is None else self._latest()
@@ -213,6 +237,8 @@ class Calls:
 
     def _returned(self, function: Compiled, result: Any, start_ns: int, end_ns: int, queued_ns: int) -> None:
         self._compilations.running = None
+        if not function.is_compiled:
+            self._one_by_one.ended(end_ns - start_ns, self._session.tracker.number)
         self._loop.ended(function, function.name, start_ns, end_ns - queued_ns)
         if queued_ns:
             self._loop.queued(function, end_ns - queued_ns, end_ns)
@@ -303,7 +329,7 @@ def _queued(function: Compiled, length_ns: int, *, behind: bool) -> int:
     """
     function.quickest_ns = min(function.quickest_ns, length_ns)
     queued = length_ns - function.quickest_ns
-    return queued if behind and queued >= MIN_QUEUED_NS else 0
+    return queued if behind and function.is_compiled and queued >= MIN_QUEUED_NS else 0
 
 
 def _first_leaf(tree: Any) -> Any:
@@ -316,6 +342,10 @@ def _first_leaf(tree: Any) -> Any:
         else:
             break
     return tree
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def users_place(frame: FrameType | None) -> Place:

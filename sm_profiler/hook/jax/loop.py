@@ -39,6 +39,7 @@ class Compiled:
 
     Attributes:
         name: its name.
+        is_compiled: it is; else it is what `jax.grad` returned.
         calls: its outermost calls.
         gradients: it computes gradients.
         mode: what follows from its arguments and results for a step that begins with it.
@@ -53,6 +54,7 @@ class Compiled:
     """
 
     name: str
+    is_compiled: bool = attrs.field(default=True, kw_only=True)
     calls: int = 0
     gradients: bool = False
     mode: ModeKeys = ModeKeys.TRAIN

@@ -14,6 +14,7 @@ from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, number, percent
 from sm_profiler.report.job_metrics import Rank
 from sm_profiler.report.judges.judge_context import JudgeContext, declared_shares, mean_or_none
+from sm_profiler.report.judges.one_by_one import judge_one_by_one
 from sm_profiler.report.judges.written import BESIDE_THE_PHASES
 from sm_profiler.report.model import Evidence, Finding
 from sm_profiler.report.step_fold import GC
@@ -151,7 +152,7 @@ def launches_of(context: JudgeContext) -> Launches | None:
     found = []
     for record in records.longest if records else ():
         count, fixed_us = number(record.args.get("operators")), number(record.args.get("fixed_us"))
-        if count > 0 and fixed_us > 0:
+        if count > 0 and fixed_us > 0 and "call_us" not in record.args:
             found.append(Launches(count, fixed_us / 1e6, number(record.args.get("step_us")) / 1e6 or None))
     if not found:
         return None
@@ -170,7 +171,7 @@ def judge_host(context: JudgeContext) -> Finding | None:
     """Find steps dominated by Python and operator launches, and GPUs that the host does not keep busy."""
     if not context.ranks:
         return None
-    return _never_used(context) or _launches(context) or gpu_idle_in_phases(context)
+    return _never_used(context) or judge_one_by_one(context) or _launches(context) or gpu_idle_in_phases(context)
 
 
 def _launches(context: JudgeContext) -> Finding | None:
