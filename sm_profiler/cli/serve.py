@@ -14,6 +14,7 @@ EXAMPLES = """\
 examples:
   sm-profiler serve sm-profiler                          all local runs
   sm-profiler serve s3://bucket/training-jobs            all jobs below a prefix
+  sm-profiler serve account:us-east-1                    the newest jobs of the account
   sm-profiler serve sm-profiler --base-url /proxy/8899   behind the proxy of JupyterLab or code-server
 """
 
@@ -28,7 +29,7 @@ class Command:
             "sources",
             metavar="SOURCE",
             nargs="+",
-            help="a folder or s3:// prefix of one or many profiles, or a training job's name",
+            help="a folder or s3:// prefix of one or many profiles, a training job's name, or account:REGION",
         )
         parser.add_argument("--port", type=int, help="port (default: 8899, or any if that is taken)")
         parser.add_argument(

@@ -24,6 +24,8 @@ from sm_profiler.report.svg import clean, shorten
 from sm_profiler.report.timeline_data import timeline
 from sm_profiler.report.view import finding_view, glance, pictures
 
+PAGE = "page.html"
+
 
 def render_html(report: Report) -> str:
     """Return the page of a report."""
@@ -152,8 +154,15 @@ def _environment() -> jinja2.Environment:
 
 
 def new_environment(load: Callable[[str], str]) -> jinja2.Environment:
-    """Return an environment that escapes everything and has the filters of the pages; `load` returns a template."""
-    loader = jinja2.FunctionLoader(load)
+    """Return an environment that escapes everything and has the filters of the pages; `load` returns a template.
+
+    The frame of all pages is PAGE.
+    """
+
+    def shared(name: str) -> str | None:
+        return _asset(name) if name == PAGE else None
+
+    loader = jinja2.ChoiceLoader([jinja2.FunctionLoader(shared), jinja2.FunctionLoader(load)])
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         finalize=lambda value: clean(value) if type(value) is str else value,

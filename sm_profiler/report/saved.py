@@ -49,7 +49,15 @@ def saved_verdict(folder: Path) -> SavedVerdict | None:
 @lru_cache(1024)
 def _read(folder: Path, place: str, _changed: int) -> SavedVerdict | None:
     try:
-        found = json.loads(LocalStorage(folder).read(place, end=MAX_BYTES))["verdict"]
+        return verdict_of(LocalStorage(folder).read(place, end=MAX_BYTES))
+    except SourceError:
+        return None
+
+
+def verdict_of(report: bytes) -> SavedVerdict | None:
+    """Return the verdict in a report.json; None if it cannot be read."""
+    try:
+        found = json.loads(report)["verdict"]
         return SavedVerdict(Class[found["class"]], str(found["headline"]))
-    except (SourceError, ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None

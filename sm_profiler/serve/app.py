@@ -23,6 +23,7 @@ from sm_profiler.report.compare import compare, render_comparison
 from sm_profiler.report.page import page_policy
 from sm_profiler.report.write import to_json
 from sm_profiler.serve.changes import KINDS, Target, Window, target_of
+from sm_profiler.serve.fleet_page import FleetPage, policy_of
 from sm_profiler.serve.guard import Guard, refuse
 from sm_profiler.serve.jobs import Found, Jobs, TooManyJobsError
 from sm_profiler.serve.live import Snapshot
@@ -52,8 +53,12 @@ class Site:
     boot: str = attrs.field(factory=lambda: secrets.token_hex(4))
     pause: Callable[[float], Any] = asyncio.sleep
     target_of: Callable[[str, str], Target] = target_of
+    fleet_page: FleetPage = attrs.field(init=False)
     _streams: int = attrs.field(default=0, init=False)
     _csrf: str = attrs.field(factory=secrets.token_urlsafe, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.fleet_page = FleetPage(self.jobs.sources)
 
     def routes(self) -> list[Route]:
         """Return all addresses."""
@@ -61,6 +66,7 @@ class Site:
             Route("/", self.home),
             Route("/list", self.list_of_jobs),
             Route("/compare", self.compare),
+            Route("/fleet", self.fleet),
             Route("/jobs/{id}", self.job),
             Route("/jobs/{id}/updates", self.updates),
             Route("/jobs/{id}/events", self.events),
@@ -71,7 +77,8 @@ class Site:
     def home(self, _request: Request) -> Response:
         """Answer with the list of jobs; with the job itself if a single one is served."""
         jobs = self.jobs.listing()
-        return page("home.html", title="Jobs", refresh=True, list=self._list(jobs), jobs=jobs)
+        fleet = len(jobs) > 1 and bool(self.fleet_page.places())
+        return page("home.html", title="Jobs", refresh=True, list=self._list(jobs), jobs=jobs, fleet=fleet)
 
     def list_of_jobs(self, _request: Request) -> Response:
         """Answer with the list's HTML."""
@@ -169,6 +176,19 @@ class Site:
             reports.append(report)
         policy = page_policy() + "; frame-ancestors 'self'"
         return HTMLResponse(render_comparison(compare(*reports)), headers={"content-security-policy": policy})
+
+    def fleet(self, _request: Request) -> Response:
+        """Answer with the fleet's page of all jobs, once it is made."""
+        html, error = self.fleet_page.page()
+        if html:
+            headers = {"content-security-policy": f"{policy_of(html)}; frame-ancestors 'self'"}
+            return HTMLResponse(html, headers=headers)
+        text = (
+            f"The jobs cannot be read: {error}"
+            if error
+            else "The jobs are read. This page shows what they cost and lose when that is done."
+        )
+        return page("message.html", 502 if error else 202, title="All jobs", refresh=not error, text=text, back="./")
 
     async def windows(self, request: Request) -> Response:
         """Answer with the form that changes a job's windows, ask again, and change them."""

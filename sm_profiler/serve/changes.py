@@ -15,6 +15,7 @@ from sm_profiler.config import load_profile
 from sm_profiler.config.profile import COLLECTORS
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.printable import one_line
+from sm_profiler.serve.account_jobs import is_account, split_place
 from sm_profiler.serve.reading import local_folder
 from sm_profiler.storage import LocalStorage
 
@@ -129,6 +130,7 @@ class JobTarget:
 
     name: str
     client: Any = None
+    region: str | None = None
 
     @property
     def shown(self) -> str:
@@ -147,7 +149,9 @@ class JobTarget:
         from sm_profiler.source.job import describe  # noqa: PLC0415 - as above
         from sm_profiler.storage.api_client import create_api_client  # noqa: PLC0415 - as above
 
-        client = self.client or create_api_client("sagemaker", region=os.environ.get("AWS_REGION") or None)
+        client = self.client or create_api_client(
+            "sagemaker", region=self.region or os.environ.get("AWS_REGION") or None
+        )
         job = describe(self.name, client=client)
         if job.get("TrainingJobStatus") != "InProgress":
             raise SourceError(f"{self.name} is not running")
@@ -169,7 +173,7 @@ def target_of(where: str, name: str) -> Target:
     if folder is None:
         if not _JOB_NAME.fullmatch(name):
             raise ConfigError(f"{name} is not the name of a training job")
-        return JobTarget(name)
+        return JobTarget(name, region=split_place(where)[0] if is_account(where) else None)
     for path in (folder / CONFIG_FILE, folder.resolve().parent / CONFIG_FILE):
         if path.is_file() and not path.is_symlink():
             return FileTarget(path)

@@ -20,6 +20,7 @@ from sm_profiler.monitor.run_state import read_state
 from sm_profiler.printable import printable
 from sm_profiler.report.metric_folds import job_name
 from sm_profiler.report.saved import SavedVerdict, saved_verdict
+from sm_profiler.serve.account_jobs import AccountJobs, is_account
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.source.open_files import profile_folder
 from sm_profiler.storage import open_storage
@@ -160,12 +161,14 @@ class Jobs:
     _found: dict[str, Found] = attrs.field(factory=dict, init=False)
     _live: dict[str, LiveJob] = attrs.field(factory=dict, init=False)
     _listed: float | None = attrs.field(default=None, init=False)
+    _accounts: dict[str, AccountJobs] = attrs.field(factory=dict, init=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     _listing: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     def listing(self) -> list[Found]:
         """Return the jobs, the latest first; the sources are listed again if that was some time ago."""
-        pause_s = REMOTE_LISTING_S if any("://" in one for one in self.sources) else LOCAL_LISTING_S
+        is_remote = any("://" in one or is_account(one) for one in self.sources)
+        pause_s = REMOTE_LISTING_S if is_remote else LOCAL_LISTING_S
         with self._listing:
             if self._listed is None or self.clock() - self._listed >= pause_s:
                 self._list()
@@ -176,7 +179,7 @@ class Jobs:
         found, problems = {}, []
         for source in self.sources:
             try:
-                for one in find_jobs(source):
+                for one in self._find(source):
                     found[one.id] = one
                     if len(found) >= MAX_JOBS:
                         problems.append(f"only the first {MAX_JOBS} jobs are listed")
@@ -185,6 +188,14 @@ class Jobs:
                 problems.append(printable(f"{source}: {error}"))
                 found.update({key: one for key, one in self._found.items() if one.where.startswith(source)})
         self._found, self.problems = found, problems
+
+    def _find(self, source: str) -> Iterator[Found]:
+        if not is_account(source):
+            yield from find_jobs(source)
+            return
+        account = self._accounts.setdefault(source, AccountJobs(source))
+        for one in account.jobs():
+            yield Found(job_id(one.name, one.where), one.name, one.where, one.created, one.state, one.saved)
 
     def known(self, identifier: str) -> Found | None:
         """Return a job by its identifier; the sources are listed again if it is not known yet."""
@@ -226,3 +237,5 @@ class Jobs:
         """Stop following all jobs."""
         for one in self._live.values():
             one.close()
+        for account in self._accounts.values():
+            account.close()

@@ -12,8 +12,8 @@ import attrs
 from sm_profiler.report.formatting import natural_key
 from sm_profiler.report.metric_folds import job_name
 from sm_profiler.report.svg import clean, shorten
+from sm_profiler.serve.account_jobs import is_account, split_place
 from sm_profiler.serve.reading import local_folder
-from sm_profiler.storage.s3_client import REQUEST_ERRORS
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 MAX_STREAMS = 8  # one a node; those of the first nodes are shown
@@ -60,6 +60,9 @@ class LogTail:
     @classmethod
     def of(cls, where: str, clock: Callable[[], float] = time.monotonic) -> LogTail:
         """Return the log of a job that is named by itself or by the S3 prefix of its profile."""
+        if is_account(where):
+            region, name = split_place(where)
+            return cls(name, region, clock)
         name = "" if local_folder(where) else job_name(where)
         is_job = _JOB.fullmatch(name) is not None and (name == where or where.startswith("s3://"))
         return cls(name if is_job else "", clock=clock)
@@ -73,9 +76,7 @@ class LogTail:
         try:
             self._client = self._client or self.client_of(self.region)
             self.streams = self._read()
-        except REQUEST_ERRORS:
-            self._next = self.clock() + REFUSED_S
-        except Exception:  # noqa: BLE001 - no region, no credentials: the page goes on without the log
+        except Exception:  # noqa: BLE001 - no permission, no region, no boto3: the page goes on without the log
             self._next = self.clock() + REFUSED_S
         return self.streams != before
 

@@ -18,6 +18,7 @@ from sm_profiler.report.model import Report
 from sm_profiler.rules import ProfilerReport
 from sm_profiler.rules.engine import Slice, others_may_follow
 from sm_profiler.rules.window import WindowCutter
+from sm_profiler.serve.account_jobs import is_account, split_place
 from sm_profiler.serve.ending import Ending
 from sm_profiler.serve.heat import HeatFold
 from sm_profiler.source import ProfileSource, open_source
@@ -54,12 +55,32 @@ def local_folder(where: str) -> Path | None:
     return folder if "://" not in where and folder.is_dir() else None
 
 
+def open_job(where: str) -> ProfileSource:
+    """Open the profile of a job.
+
+    Args:
+        where: folder, s3:// URI, name of a training job, or one with its account's region.
+
+    Raises:
+        SourceError: it cannot be read.
+    """
+    if not is_account(where):
+        return open_source(where, progress=False)
+    from sm_profiler.source.job import describe, output_of  # noqa: PLC0415 - needs boto3
+
+    region, name = split_place(where)
+    description = describe(name, region=region)
+    source = open_source(output_of(description, name), progress=False)
+    source.description = description
+    return source
+
+
 @attrs.define(eq=False)
 class JobReader:
     """Folds a job's files as they come.
 
     Attributes:
-        where: folder, s3:// URI, or name of a training job.
+        where: as `open_job` takes it.
         over: the job has ended and all of its files have been read.
         files: number of files that are read.
         last_us: latest time in the names of the files; None without any.
@@ -104,7 +125,7 @@ class JobReader:
             self.outcome = state.outcome
         if self._source is None:
             try:
-                self._source = open_source(self.where, progress=False)
+                self._source = open_job(self.where)
             except NoProfilerDataError:
                 if stopped:
                     raise

@@ -96,3 +96,5 @@
     } catch { return; }
   }, 3000);
 })();
+
+if (document.getElementById("again")) setTimeout(() => location.reload(), 3000);

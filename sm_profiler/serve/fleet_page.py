@@ -1,0 +1,124 @@
+"""The fleet's page of what is served, made now and then by a process of its own with low priority."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import html
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import attrs
+
+from sm_profiler.errors import ProfilerError
+from sm_profiler.printable import printable
+from sm_profiler.processes import start_module
+from sm_profiler.serve.account_jobs import is_account
+
+NICENESS = 10
+RENEWED_S = 600.0  # while it is open
+SHOWN_ELSEWHERE = "live://"  # a base for which the page has no links to files of this machine
+MAX_ERROR = 300
+_POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
+
+
+@attrs.define(eq=False)
+class FleetPage:
+    """Makes the page at the first request.
+
+    Attributes:
+        sources: what is served; names of single jobs are left out.
+        clock: for tests.
+    """
+
+    sources: Sequence[str]
+    clock: Callable[[], float] = time.monotonic
+    _scratch: tempfile.TemporaryDirectory[str] | None = None
+    _process: subprocess.Popen[bytes] | None = None
+    _made: float | None = None
+    _lock: threading.Lock = attrs.field(factory=threading.Lock)
+
+    def places(self) -> list[str]:
+        """Return the sources that can hold several jobs."""
+        return [one for one in self.sources if "://" in one or is_account(one) or Path(one).is_dir()]
+
+    def page(self) -> tuple[str, str]:
+        """Return the latest page and the error of the latest attempt; "" for what there is not."""
+        with self._lock:
+            if self._scratch is None:
+                self._scratch = tempfile.TemporaryDirectory(prefix="sm-profiler-")
+                atexit.register(self.close)
+            out = Path(self._scratch.name)
+            if self._process is not None and self._process.poll() is not None:
+                self._process, self._made = None, self.clock()
+            if self._process is None and (self._made is None or self.clock() - self._made > RENEWED_S):
+                arguments = [
+                    str(out),
+                    *(one if "://" in one or is_account(one) else str(Path(one).absolute()) for one in self.places()),
+                ]
+                with (out / "error").open("wb") as errors:
+                    self._process = start_module(
+                        "sm_profiler.serve.fleet_page", arguments, stderr=errors.fileno(), new_session=True
+                    )
+        return _text(out / "fleet.html"), _text(out / "error") if self._process is None else ""
+
+    def close(self) -> None:
+        """Stop, and remove the files."""
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
+                self._process = None
+            if self._scratch is not None:
+                self._scratch.cleanup()
+                self._scratch = None
+
+
+def policy_of(page: str) -> str:
+    """Return the content security policy that a page contains."""
+    found = _POLICY.search(page)
+    return html.unescape(found[1]) if found else "default-src 'none'"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def make(out: Path, sources: Sequence[str]) -> None:
+    """Write the page of a fleet to a folder, which also keeps the index for the next time.
+
+    Raises:
+        ProfilerError: a source cannot be listed.
+    """
+    from sm_profiler.fleet.building import build_fleet  # noqa: PLC0415 - for this process only
+    from sm_profiler.fleet.page import render_html  # noqa: PLC0415 - as above
+    from sm_profiler.storage import open_storage  # noqa: PLC0415 - as above
+
+    fleet = build_fleet(sources, executor="local:1", index=open_storage(str(out)), progress=False)
+    temporary = out / "fleet.tmp"
+    temporary.write_text(render_html(fleet, SHOWN_ELSEWHERE), "utf-8")
+    temporary.replace(out / "fleet.html")
+
+
+def main() -> None:
+    """Make the page: a folder and sources are given on the command line."""
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    try:
+        make(Path(sys.argv[1]), sys.argv[2:])
+    except ProfilerError as error:
+        sys.exit(printable(error)[:MAX_ERROR])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Jobs of an account as a source, and the fleet's page of all that is served."""
+
+import boto3
+import pytest
+from moto import mock_aws
+from serve_helpers import data_files, end, make_job, until
+from starlette.testclient import TestClient
+
+from sm_profiler.serve.app import create_app
+from sm_profiler.serve.changes import target_of
+from sm_profiler.serve.fleet_page import FleetPage, policy_of
+from sm_profiler.serve.jobs import Jobs
+from sm_profiler.serve.logs import LogTail
+from sm_profiler.serve.reading import JobReader
+
+REGION, BUCKET = "eu-central-1", "jobs"
+REPORT = b'{"verdict": {"class": "INPUT_BOUND", "headline": "It waits <b>for data</b>."}}'
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    folder = make_job(tmp_path_factory.mktemp("account") / "job", "--minutes", "2", "--scenario", "dataloader-slow")
+    end(folder)
+    return folder
+
+
+@pytest.fixture
+def account(monkeypatch, job):
+    """Moto's SageMaker in a region that no variable names, with two jobs; one has a profile and a report."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    with mock_aws():
+        sagemaker, s3 = boto3.client("sagemaker", REGION), boto3.client("s3", REGION)
+        s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
+        for name in ("first", "second"):
+            sagemaker.create_training_job(
+                TrainingJobName=name,
+                AlgorithmSpecification={"TrainingImage": "1.dkr.ecr/train:7", "TrainingInputMode": "File"},
+                RoleArn="arn:aws:iam::1:role/x",
+                OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/out"},
+                ResourceConfig={"InstanceType": "ml.g5.xlarge", "InstanceCount": 1, "VolumeSizeInGB": 1},
+                StoppingCondition={"MaxRuntimeInSeconds": 60},
+            )
+        key = "out/first/rule-output/ProfilerReport/profiler-output/report.json"
+        s3.put_object(Bucket=BUCKET, Key=key, Body=REPORT)
+        for path in [*data_files(job), *job.rglob("*.ts")]:
+            s3.put_object(
+                Bucket=BUCKET, Key=f"out/first/profiler-output/{path.relative_to(job)}", Body=path.read_bytes()
+            )
+        yield
+
+
+def test_lists_the_jobs_of_an_account_and_their_verdicts(account):
+    jobs = Jobs([f"account:{REGION}"], clock=iter(range(0, 10**6, 100)).__next__)
+    found = {one.name: one for one in jobs.listing()}
+    assert found.keys() == {"first", "second"}
+    assert found["first"].where == f"account:{REGION}/first"
+    assert found["first"].state in {"running", "ended"}
+    if found["first"].state == "ended":
+        until(lambda: next(one for one in jobs.listing() if one.name == "first").saved)
+        browser = TestClient(create_app(jobs), base_url="http://127.0.0.1:8899")
+        answer = browser.get("/")
+        assert "Waiting for data" in answer.text
+        assert "&lt;b&gt;for data" in answer.text
+    assert jobs.problems == []
+    jobs.close()
+
+
+def test_reads_a_job_of_an_account_in_its_region(account):
+    reader = JobReader(f"account:{REGION}/first")
+    assert reader.read()
+    assert reader.report().verdict.main.kind.name == "INPUT_BOUND"
+    assert reader.over
+
+
+def test_log_and_windows_are_those_of_its_region():
+    where = f"account:{REGION}/first"
+    assert (LogTail.of(where).job, LogTail.of(where).region) == ("first", REGION)
+    assert (target_of(where, "first").name, target_of(where, "first").region) == ("first", REGION)
+
+
+def test_an_account_that_cannot_be_listed_is_a_problem_not_an_error(monkeypatch):
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    jobs = Jobs(["account:no such region"])
+    assert jobs.listing() == []
+    assert len(jobs.problems) == 1
+
+
+def test_the_fleet_has_a_page(tmp_path, job):
+    for name in ("a", "<img src=x>"):
+        copy(job, tmp_path / "jobs" / name)
+    browser = TestClient(create_app(Jobs([str(tmp_path / "jobs")])), base_url="http://127.0.0.1:8899")
+    assert 'href="fleet"' in browser.get("/").text
+    first = browser.get("/fleet")
+    assert first.status_code == 202
+    assert 'id="again"' in first.text
+    answer = until(lambda: one if (one := browser.get("/fleet")).status_code != 202 else None, 200)
+    assert answer.status_code == 200, answer.text
+    assert "2 jobs" in answer.text
+    assert "<img src=x" not in answer.text
+    assert answer.headers["content-security-policy"] == f"{policy_of(answer.text)}; frame-ancestors 'self'"
+    assert "script-src 'sha256-" in policy_of(answer.text)
+
+
+def test_an_error_of_the_fleet_is_one_line():
+    fleet = FleetPage(["account:no such region"])
+    try:
+        fleet.page()
+        page, error = until(lambda: found if (found := fleet.page())[1] else None, 100)
+    finally:
+        fleet.close()
+    assert page == ""
+    assert len(error.splitlines()) == 1
+
+
+def copy(job, to):
+    for path in [*data_files(job), *job.rglob("*.ts")]:
+        target = to / path.relative_to(job)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
