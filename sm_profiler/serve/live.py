@@ -12,6 +12,7 @@ import numpy as np
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.printable import printable
+from sm_profiler.report.formatting import utc
 from sm_profiler.report.model import Report
 from sm_profiler.report.page import page_parts, section_part
 from sm_profiler.serve.ending import Ending
@@ -19,6 +20,7 @@ from sm_profiler.serve.heat_map import heat_section
 from sm_profiler.serve.logs import LogTail
 from sm_profiler.serve.parts import log_part
 from sm_profiler.serve.reading import JobReader, local_folder
+from sm_profiler.serve.remembered import Remembered, recall, remember
 from sm_profiler.source.opening import NoProfilerDataError
 
 LOCAL_POLL_S = 1.0  # listing a folder costs little
@@ -31,6 +33,7 @@ LONGEST_RETRY_S = 60.0
 RESUMED_S = 3.0  # between two looks for a job that has ended and may be resumed
 REMOTE_RESUMED_S = 60.0
 SPARK_POINTS = 60
+KEEP_S = 60.0  # between two times that the page is kept for the next start
 
 _one_at_a_time = threading.Semaphore(2)  # reports that are computed, of all jobs together
 
@@ -89,7 +92,10 @@ class LiveJob:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._watched = clock()
-        self._snapshot = Snapshot()
+        kept = recall(where)
+        self._snapshot = shown_again(kept) if kept else Snapshot()
+        self._is_kept = kept is not None  # what is shown is from an earlier look
+        self._next_keeping = 0.0
         self._reader = JobReader(where)
         self._dirty = False
         self._next_report = self._show_early = 0.0
@@ -201,7 +207,7 @@ class LiveJob:
 
     def _progress(self) -> None:
         """Show the first results while a long job is still read."""
-        if self._clock() >= max(self._next_report, self._show_early):
+        if not self._is_kept and self._clock() >= max(self._next_report, self._show_early):
             self._publish_report(state="reading")
 
     def _publish_report(self, state: str = "") -> None:
@@ -227,6 +233,7 @@ class LiveJob:
         files, outcome = self._reader.files, self._reader.outcome
         if over:
             self._ended()
+        self._is_kept = False
         self._publish(
             state=state or ("ended" if over else "running"),
             note=outcome if over else "",
@@ -236,6 +243,10 @@ class LiveJob:
             files=files,
             data_at=report.metrics.end if report.metrics.duration > 0 else None,
         )
+        if over or (not state and now >= self._next_keeping):
+            self._next_keeping = now + KEEP_S
+            shown = {key: part.html for key, part in parts.items() if key != "log"}
+            remember(self.where, Remembered(shown, self._snapshot.spark, files, time.time()))
 
     def _rendered(self, report: Report) -> dict[str, str]:
         """Return the parts of the page: those of the report, with the heat map after the timeline."""
@@ -258,6 +269,13 @@ class LiveJob:
         new = attrs.evolve(self._snapshot, **changes)
         if any(getattr(new, name) != getattr(self._snapshot, name) for name in changes):
             self._snapshot = attrs.evolve(new, version=self._snapshot.version + 1)
+
+
+def shown_again(kept: Remembered) -> Snapshot:
+    """Return the first state of a job that was shown before."""
+    parts = {key: Part(html, 1, 0.0) for key, html in kept.parts.items()}
+    note = f"as of {utc(kept.at)}; reading what is there"
+    return Snapshot(1, "reading", note, parts, None, kept.spark, kept.files)
 
 
 def sparkline(report: Report, points: int = SPARK_POINTS) -> tuple[float, ...]:

@@ -62,5 +62,5 @@ def state_line(snapshot: Snapshot) -> str:
     if snapshot.state == "unreadable":
         return f"cannot be read, trying again: {snapshot.note}"
     if snapshot.state == "reading":
-        return "reading what is there"
+        return snapshot.note or "reading what is there"
     return f"{snapshot.state}: {snapshot.note}" if snapshot.note else snapshot.state

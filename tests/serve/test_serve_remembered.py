@@ -1,0 +1,92 @@
+"""A job's page is shown at once when it is opened again."""
+
+import zlib
+
+import pytest
+from serve_helpers import data_files, make_job
+
+from sm_profiler.serve import remembered
+from sm_profiler.serve.live import LiveJob
+from sm_profiler.serve.remembered import Remembered, recall, remember
+
+STATE = Remembered({"verdict": "<p>x</p>", "glance": ""}, (0.1, 0.2), 7, 1000.0)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    return make_job(tmp_path_factory.mktemp("kept") / "job", "--minutes", "2", "--scenario", "dataloader-slow")
+
+
+def kept_file(tmp_path, where="s3://bucket/job"):
+    remember(where, STATE)
+    return remembered._path(where)
+
+
+def test_what_is_kept_is_found_again(tmp_path):
+    kept_file(tmp_path)
+    assert recall("s3://bucket/job") == STATE
+    assert recall("s3://bucket/other") is None
+
+
+def test_a_page_shows_the_last_state_until_all_is_read(job):
+    first = LiveJob(str(job))
+    assert first.snapshot.parts == {}
+    first.poll()
+    again = LiveJob(str(job))
+    assert {key: part.html for key, part in again.snapshot.parts.items()} == {
+        key: part.html for key, part in first.snapshot.parts.items()
+    }
+    assert again.snapshot.state == "reading"
+    assert "as of" in again.snapshot.note
+    assert again.snapshot.spark == first.snapshot.spark
+    again._progress()  # a part of the data would be less than what is shown
+    assert again.snapshot.report is None
+    again.poll()
+    assert again.snapshot.state == "running"
+    assert again.snapshot.report is not None
+
+
+def test_a_later_folder_of_the_same_name_is_another_job(tmp_path):
+    folder, other = tmp_path / "job", tmp_path / "other"
+    folder.mkdir()
+    other.mkdir()
+    remember(str(folder), STATE)
+    assert recall(str(folder)) == STATE
+    folder.rmdir()
+    other.rename(folder)
+    assert recall(str(folder)) is None
+
+
+@pytest.mark.parametrize("damage", ["cut", "noise", "text", "version", "bomb", "shared", "link"])
+def test_damage_and_files_that_others_may_write_are_passed_over(tmp_path, monkeypatch, damage):
+    path = kept_file(tmp_path)
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:20])
+    elif damage == "noise":
+        path.write_bytes(b"\xff" * 100)
+    elif damage == "text":
+        path.write_bytes(zlib.compress(b'{"version": []}'))
+    elif damage == "bomb":
+        monkeypatch.setattr(remembered, "MAX_BYTES", 10)
+    elif damage == "version":
+        monkeypatch.setattr(remembered, "__version__", "0.0")
+    elif damage == "shared":
+        path.parent.chmod(0o777)
+    else:
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+    assert recall("s3://bucket/job") is None
+
+
+def test_the_oldest_go_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(remembered, "MAX_FILES", 3)
+    for number in range(5):
+        remember(f"s3://bucket/job-{number}", STATE)
+    assert len(list(kept_file(tmp_path).parent.iterdir())) == 3
+
+
+def test_nothing_is_kept_if_copies_are_switched_off(monkeypatch, job):
+    monkeypatch.setenv("SM_PROFILER_CACHE", "off")
+    remember(str(job), STATE)
+    assert recall(str(job)) is None
+    assert data_files(job)
