@@ -83,7 +83,6 @@ class JobReader:
         where: as `open_job` takes it.
         over: the job has ended and all of its files have been read.
         files: number of files that are read.
-        last_us: latest time in the names of the files; None without any.
         outcome: how the run ended; "" if that is not known.
         heat: use of cores and GPUs, as of the last report.
         is_intact: False after an error that left some of the data half counted.
@@ -92,7 +91,6 @@ class JobReader:
     where: str
     over: bool = False
     files: int = 0
-    last_us: int | None = None
     outcome: str = ""
     is_intact: bool = True
     heat: HeatFold = attrs.field(factory=HeatFold)
@@ -146,8 +144,8 @@ class JobReader:
         for window in self._cutter.ready(eager=True):
             self._state.update(window)
         self.is_intact = True
-        self.last_us = self._source.last_timestamp_us
-        self.files = len(self._source.quality())
+        if found:
+            self.files = len(self._source.files)
         newly_over = finished and not self.over
         self.over = finished
         return self._changed_open_files() or found or newly_over
