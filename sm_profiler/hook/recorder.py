@@ -71,6 +71,7 @@ class Recorder:
         self._overflow = 0
         self._pid = os.getpid()
         self._stop = threading.Event()
+        self._wake = threading.Event()
         self._trimming = threading.Lock()
         self._deadline: float | None = None  # of the disk operation or task that runs
         self._in_flight = 0  # events that are being written
@@ -97,9 +98,23 @@ class Recorder:
                         queue.popleft()
                         self._overflow += 1
 
+    def complete_file(self, seconds: float) -> None:
+        """Finish the open file with all that is queued, and wait for that some seconds; the next records open another."""
+        done = threading.Event()
+
+        def finish() -> None:
+            self.writer.finish()
+            done.set()
+
+        self.tasks.append(finish)
+        self._wake.set()
+        if self._thread is not None and self._thread.is_alive():
+            done.wait(seconds)
+
     def close(self) -> None:
         """Write what is left and finish the file, unless the disk hangs: then count what is lost and give up."""
         self._stop.set()
+        self._wake.set()
         thread = self._thread
         if thread is None or thread is threading.current_thread() or not thread.is_alive():
             self._finish()
@@ -121,9 +136,14 @@ class Recorder:
 
     def _run(self) -> None:
         with self._own.unrecorded():
-            while not self._stop.wait(self._flush_seconds):
+            while not self._stopped():
                 self._guarded(self.beat)
             self._guarded(self._finish)
+
+    def _stopped(self) -> bool:
+        self._wake.wait(self._flush_seconds)
+        self._wake.clear()
+        return self._stop.is_set()
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:

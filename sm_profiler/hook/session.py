@@ -36,6 +36,7 @@ from sm_profiler.hook.windows import Schedule
 from sm_profiler.monitor.limits import memory_total
 
 UNSUPPORTED = "not available in this version"
+THREAD_END_SECONDS = 2.0  # the end of a training thread waits no longer for the disk
 
 
 class Session(StepObserver):
@@ -92,6 +93,7 @@ class Session(StepObserver):
         self._batch_sizes: set[int] = set()
         self._workers = -1  # of the training's loaders, the most; -1 before the first one
         self._started_us = 0
+        self._pid = os.getpid()
         self._loaded_us = self.timebase.now_us()  # the framework has been imported
         self._birth = birth(self._loaded_us)
         self._may_be_helper = parent_process() is not None
@@ -442,6 +444,13 @@ class Session(StepObserver):
         self.guard.failed("hook", error)
         self._notify("failed", also_failed=True)
 
+    def training_thread_ends(self) -> None:
+        """Complete the file: the process may be killed before it can exit, or train again on another thread."""
+        if self.is_recording and os.getpid() == self._pid:
+            with self.guarded("closing"):
+                self.tracker.end_step()
+                self.recorder.complete_file(THREAD_END_SECONDS)
+
     def _forked(self) -> None:
         """Start over in a forked child, with a recorder of its own from its first step on."""
         try:
@@ -450,6 +459,7 @@ class Session(StepObserver):
                 self._recorder = None
             self._events = deque()
             self.tracker.reset(self._record_first)
+            self._pid = os.getpid()
             self.controller.reset()
             self.work.reset()
             self.slowdown.reset()

@@ -73,11 +73,17 @@ def requested_collectors(profile: Profile) -> set[str]:
 
 def rank_from(environment: Mapping[str, str] = os.environ) -> int | None:
     """Return this process's rank from the launcher's variables, or None."""
-    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SMDATAPARALLEL_RANK"):
-        number = environment.get(name, "")
-        if number.isascii() and number.isdigit() and len(number) <= _MAX_DIGITS:
-            return int(number)
-    return None
+    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SMDATAPARALLEL_RANK"):
+        rank = _number(environment, name)
+        if rank is not None:
+            return rank
+    # srun sets its variables in a step of one process, too, which may start ranks by itself
+    return _number(environment, "SLURM_PROCID") if (_number(environment, "SLURM_STEP_NUM_TASKS") or 0) > 1 else None
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
 
 
 def _from_s3(uri: str) -> ConfigText:

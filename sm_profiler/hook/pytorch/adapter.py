@@ -25,6 +25,7 @@ from sm_profiler.hook.pytorch.forward import Forwards, compiling_check
 from sm_profiler.hook.pytorch.loader import DATALOADER, DataLoaderCollector
 from sm_profiler.hook.pytorch.operators import OperatorCount
 from sm_profiler.hook.steps import METER_MAX_NS
+from sm_profiler.hook.thread_end import at_thread_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,11 +153,13 @@ class PyTorchAdapter(FrameworkAdapter):
         return self._detailed
 
     def rank(self) -> int | None:
-        """Return the rank set by the launcher, or that of the initialised process group."""
-        rank = super().rank()
-        if rank is None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        """Return the rank in the initialised process group, or that set by the launcher.
+
+        The group comes first: ranks that a script starts by itself all inherit the variables of its launcher.
+        """
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
             return int(torch.distributed.get_rank())
-        return rank
+        return super().rank()
 
     def training_thread(self) -> int | None:
         """Return the id of the thread that trains."""
@@ -256,7 +259,8 @@ class PyTorchAdapter(FrameworkAdapter):
             try:
                 if session.quiet:
                     return
-                forwards.thread = get_ident()  # the training thread is the one that updates parameters
+                if forwards.thread != get_ident():  # the training thread is the one that updates parameters
+                    self._train_on_this_thread()
                 tracker.optimizer_begins(id(optimizer), start_ns, type(optimizer).__name__)
                 if tracker.metering:
                     tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MAX_NS)
@@ -290,6 +294,8 @@ class PyTorchAdapter(FrameworkAdapter):
             original(optimizer, *args, **kwargs)
             try:
                 session.tracker.has_optimizer = True
+                if session.tracker.global_step < 0 and forwards.thread != threading.get_ident():
+                    self._train_on_this_thread()  # from the first step on
                 known.discard(id(optimizer))  # of a deleted one
                 if not session.quiet:
                     forwards.adopt() if forwards.compiled else forwards.discover()
@@ -297,6 +303,11 @@ class PyTorchAdapter(FrameworkAdapter):
                 session.fail(error)
 
         return __init__
+
+    def _train_on_this_thread(self) -> None:
+        self.forwards.thread = threading.get_ident()
+        if threading.current_thread() is not threading.main_thread():
+            at_thread_end(self.session.training_thread_ends)
 
     def _optimizer_stepped(self, key: int) -> None:
         """End discovery after the first optimizer step; a further optimizer may belong to further models."""
