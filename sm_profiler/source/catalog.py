@@ -5,18 +5,19 @@ from __future__ import annotations
 import calendar
 import os
 import time
-from bisect import bisect_left
-from collections.abc import Iterable
+from itertools import chain
 from sys import intern
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.layout import DetailedTrace, SystemFile, TraceFile, TraceMetadata
 from sm_profiler.source.clusters import Cluster, Clusters, is_future
-from sm_profiler.source.item import Item, Order
+from sm_profiler.source.item import Item
+from sm_profiler.source.item_table import ItemTable, OrderedItems
 from sm_profiler.storage import FileInfo, Storage
 
 TRAILING_US = 5 * layout.MINUTE_US
+_SURELY_S = 3600.0  # an end marker of so long before a listing, by clocks that differ: all files were there
 _CLOCKS_US = layout.MINUTE_US  # tolerated lead of the clock that names files over the clock that dates them
 
 
@@ -42,11 +43,10 @@ class Catalog:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self.strays: dict[str, str] = {}
-        self._known: dict[str, Item] = {}  # strays included
         self._approximate: dict[str, Item] = {}
+        self._timeless: dict[str, Item] = {}  # whose names have no time
         self._clusters = Clusters()
         self._job: Cluster | None = None
-        self._ordered: list[Item] | None = None  # None: to be sorted
         self.others: dict[str, FileInfo] = {}
         self._metadata: dict[str, TraceMetadata] = {}
         self._markers: dict[str, FileInfo] = {}
@@ -54,29 +54,32 @@ class Catalog:
         self._latest_of_host: dict[int, int] = {}
 
     @property
-    def items(self) -> dict[str, Item]:
+    def items(self) -> ItemTable:
         """The data files listed so far, by key."""
-        return self._job.items if self._job else {}
+        return self._job.items if self._job else ItemTable()
 
     @property
-    def ordered(self) -> list[Item]:
+    def ordered(self) -> OrderedItems:
         """The data files in reading order."""
-        if self._ordered is None:
-            self._ordered = sorted(self.items.values(), key=_order)
-        return self._ordered
+        return self.items.ordered()
 
     def beside(self) -> list[FileInfo]:
         """Return the files that are not in `items`, by key."""
-        found = self.others | self._markers | {key: self._known[key].info for key in self.strays}
+        found = self.others | self._markers | {key: self._stray(key) for key in self.strays}
         return [found[key] for key in sorted(found)]
 
-    def refresh(self) -> list[Item]:
+    def _stray(self, key: str) -> FileInfo:
+        return next(cluster.items[key].info for cluster in self._clusters if key in cluster.items)
+
+    def refresh(self) -> OrderedItems:
         """List files that may be new since the last call; return the items that are new or have changed."""
-        was_finished = self.finished
+        was_finished, started = self.finished, time.time()
+        listed_all = not any(self._latest.values())
         found = self._list(everything=False)
-        if self.finished and not was_finished:
-            # This is the last listing, so it leaves nothing out.
-            found += self._list(everything=True)
+        if self.finished and not was_finished and not (listed_all and self._marked_us < (started - _SURELY_S) * 1e6):
+            # This is the last listing, so it leaves nothing out: files may have come while the first was under way.
+            again = self._list(everything=True)
+            found = ItemTable(chain(found, again)).ordered() if len(again) else found
         return found
 
     @property
@@ -87,115 +90,111 @@ class Catalog:
         """
         if not self._markers:
             return False
-        marked_us = max(info.mtime for info in self._markers.values()) * layout.SECOND_US
         latest_us = self._latest_of_host[min(self._latest_of_host)] if self._latest_of_host else 0
-        return latest_us <= marked_us + _CLOCKS_US
+        return latest_us <= self._marked_us + _CLOCKS_US
 
-    def _list(self, *, everything: bool) -> list[Item]:
+    @property
+    def _marked_us(self) -> float:
+        """Time of the last end marker, microseconds since the epoch."""
+        return max(info.mtime for info in self._markers.values()) * layout.SECOND_US
+
+    def _list(self, *, everything: bool) -> OrderedItems:
         trailing = duration_us("TRAILING_DURATION_MICROSECONDS", TRAILING_US)
-        listed: list[FileInfo] = []
+        found, timeless = ItemTable(), list[FileInfo]()
         for part, folder in ((layout.SYSTEM, layout.SYSTEM_FOLDER), (layout.FRAMEWORK, layout.TRACE_FOLDER)):
             from_us = self._latest[part] - trailing
             after = None
             if from_us > 0 and not everything:
                 number = from_us if part == layout.FRAMEWORK else from_us // layout.SECOND_US
                 after = f"{folder}/{layout.hour_folder(from_us)}/{number}"
-            infos = list(self.storage.list(part + "/", after))
-            self._note_others(infos)
-            listed += infos
-        found = self._note_items(listed)
-        for item in found:
+            for info in self.storage.list(part + "/", after):
+                parsed = layout.parse_path(info.key)
+                self._note_other(info, parsed)
+                if isinstance(parsed, DetailedTrace):
+                    timeless.append(info)  # its times are in another file, which may come later
+                elif isinstance(parsed, (SystemFile, TraceFile)):
+                    self._note_new(info, self._clusters.find(info.key, parsed.at_us), found)
+        for info in timeless:
+            self._note_new(info, self._timeless.get(info.key), found)
+        readable = self._without_strays(found)
+        for item in readable.ordered():
             if is_future(item):
                 continue  # files to come have earlier names
             part = layout.SYSTEM if item.is_system else layout.FRAMEWORK
             self._latest[part] = max(self._latest[part], item.at_us)
             self._latest_of_host[item.host] = max(self._latest_of_host.get(item.host, 0), item.at_us)
-        return found + self._correct_times()
+        corrected = self._correct_times()
+        return (
+            ItemTable(chain(readable.ordered(), corrected.ordered())).ordered()
+            if len(corrected)
+            else readable.ordered()
+        )
 
-    def _correct_times(self) -> list[Item]:
+    def _correct_times(self) -> ItemTable:
         """Return the items whose start time was an estimate until their metadata file came."""
         guessed = list(self._approximate.values())
         found = [new for item in guessed if (new := self._item(item.info)) and not new.approximate]
         for item in found:
-            self._note(item)
-        return self._without_strays(found)
+            self._note(item, self._timeless.get(item.info.key))
+        return self._without_strays(ItemTable(found))
 
-    def _note_others(self, infos: Iterable[FileInfo]) -> None:
-        for info in infos:
-            if info.key in layout.END_MARKERS:
-                self._markers[info.key] = info
-            parsed = layout.parse_path(info.key)
-            if isinstance(parsed, TraceMetadata):
-                self._metadata.setdefault(parsed.folder, parsed)
-            if isinstance(parsed, (TraceMetadata, layout.PythonStats)):
-                self.others[info.key] = info
+    def _note_other(self, info: FileInfo, parsed: layout.Parsed | None) -> None:
+        if info.key in layout.END_MARKERS:
+            self._markers[info.key] = info
+        if isinstance(parsed, TraceMetadata):
+            self._metadata.setdefault(parsed.folder, parsed)
+        if isinstance(parsed, (TraceMetadata, layout.PythonStats)):
+            self.others[info.key] = info
 
-    def _note_items(self, infos: Iterable[FileInfo]) -> list[Item]:
-        found = []
-        for info in infos:
-            known = self._known.get(info.key)
-            if known is not None and (known.info.size, known.info.etag) == (info.size, info.etag):
-                continue
-            item = self._item(info)
-            if item is not None:
-                self._note(item)
-                found.append(item)
-        return self._without_strays(found)
+    def _note_new(self, info: FileInfo, known: Item | None, found: ItemTable) -> None:
+        if known is not None and (known.info.size, known.info.etag) == (info.size, info.etag):
+            return
+        item = self._item(info)
+        if item is not None:
+            self._note(item, known)
+            found.add(item)
 
-    def _note(self, item: Item) -> None:
+    def _note(self, item: Item, known: Item | None) -> None:
         """Add an item, or replace the one with its key."""
         key = item.info.key
-        known = self._known.get(key)
         if known is not None:
             self._clusters.remove(known)
-            if key not in self.strays:
-                self._take_out(known)
-        self._known[key] = item
         self._approximate.pop(key, None)
+        if isinstance(item.file, DetailedTrace):
+            self._timeless[key] = item
         if item.approximate:
             self._approximate[key] = item
         self._clusters.add(item)
 
-    def _without_strays(self, found: list[Item]) -> list[Item]:
+    def _without_strays(self, found: ItemTable) -> ItemTable:
         """Separate the items with an impossible time in their name; return the readable ones of `found` and of before.
 
         The times of a job lie close together. One far-off file would make readers walk years of empty minutes, and
         hide new files from the next listing.
         """
         job = self._clusters.job()
-        if not found or job is None:
-            return []
-        moved = [item for item in found if item.info.key not in job.items]
+        if not len(found) or job is None:
+            return ItemTable()
+        others = [cluster for cluster in self._clusters if cluster is not job]
+        if not others and not self.strays:
+            self._job, self._clusters.joined = job, False
+            return found
+        moved = [item for item in found.ordered() if item.info.key not in job.items] if others else []
         back: list[Item] = []
         if job is not self._job or self._clusters.joined:
-            new = {item.info.key for item in found}
-            back = [item for key, item in job.items.items() if key in self.strays and key not in new]
-            moved = [item for cluster in self._clusters if cluster is not job for item in cluster.items.values()]
+            back = [job.items[key] for key in self.strays if key not in found and key in job.items]
+            moved = [item for cluster in others for item in cluster.items.ordered()]
             self.strays.clear()
-            self._ordered = None
             self._job, self._clusters.joined = job, False
         for item in moved:
             reason = "in the future" if self._clusters.of(item).is_future else "far from the job's other files"
             self.strays[item.info.key] = f"named by a time {reason}"
-        readable = [item for item in found if item.info.key in job.items]
-        for item in readable:
+            found.discard(item)
+        for item in found.ordered():
             self.strays.pop(item.info.key, None)
-        self._put_in(readable)
-        return readable + back
-
-    def _put_in(self, items: list[Item]) -> None:
-        """Keep the reading order; a few new items are cheaper to insert than to sort with all others."""
-        if self._ordered is None:
-            return
-        if len(items) > max(len(self._ordered) // 8, 1):
-            self._ordered = None
-            return
-        for item in items:
-            self._ordered.insert(bisect_left(self._ordered, item.order, key=_order), item)
-
-    def _take_out(self, item: Item) -> None:
-        if self._ordered is not None:
-            del self._ordered[bisect_left(self._ordered, item.order, key=_order)]
+        for item in back:
+            found.add(item)
+        return found
 
     def _item(self, info: FileInfo) -> Item | None:
         parsed = layout.parse_path(info.key)
@@ -214,10 +213,6 @@ class Catalog:
         node = layout.shown_node(metadata.source)
         node = node if node != metadata.source else parsed.host
         return Item(info, parsed, metadata.end_us, node, layout.DETAILED_TRACE, metadata.start_us)
-
-
-def _order(item: Item) -> Order:
-    return item.order
 
 
 def _hour_us(hour: str) -> int | None:

@@ -10,6 +10,7 @@ import attrs
 
 from sm_profiler.formats import layout
 from sm_profiler.source.item import Item
+from sm_profiler.source.item_table import ItemTable
 
 _DAY_US = 24 * 60 * layout.MINUTE_US
 _FUTURE_US = _DAY_US  # tolerated lead of the clock that names files over the reader's
@@ -29,13 +30,13 @@ class Cluster:
     first_us: int
     last_us: int
     lead_us: float = float("inf")
-    items: dict[str, Item] = attrs.field(factory=dict)
+    items: ItemTable = attrs.field(factory=ItemTable)
 
     def add(self, item: Item) -> None:
         """Add an item, or replace the one with its key."""
         self.first_us, self.last_us = min(self.first_us, item.at_us), max(self.last_us, item.at_us)
         self.lead_us = min(self.lead_us, item.at_us - item.info.mtime * layout.SECOND_US)
-        self.items[item.info.key] = item
+        self.items.add(item)
 
     def is_near(self, at_us: int) -> bool:
         """Return whether a time belongs to this cluster."""
@@ -59,7 +60,14 @@ class Clusters:
 
     def of(self, item: Item) -> Cluster:
         """Return the cluster of an item that has been added."""
-        return self._clusters[bisect_right(self._clusters, item.at_us, key=_first_us) - 1]
+        return self._clusters[self._place(item.at_us)]
+
+    def find(self, key: str, at_us: int) -> Item | None:
+        """Return the item with a key and time; None if there is none."""
+        return self._clusters[self._place(at_us)].items.get(key) if self._clusters else None
+
+    def _place(self, at_us: int) -> int:
+        return bisect_right(self._clusters, at_us, key=_first_us) - 1
 
     def add(self, item: Item) -> None:
         """Add an item to the clusters that its time belongs to, which become one."""
@@ -79,8 +87,8 @@ class Clusters:
     def remove(self, item: Item) -> None:
         """Remove an item that has been added."""
         cluster = self.of(item)
-        del cluster.items[item.info.key]
-        if not cluster.items:
+        cluster.items.discard(item)
+        if not len(cluster.items):
             self._clusters.remove(cluster)
 
     def job(self) -> Cluster | None:

@@ -6,7 +6,7 @@ import fcntl
 import os
 import sys
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from importlib.util import find_spec
@@ -62,8 +62,10 @@ def parse_all(
     Raises:
         SourceError: a file cannot be fetched. One that is too large, must not be read or was removed is refused instead.
     """
-    items, limit = list(items), largest_file_bytes()
-    parsed = _parse(storage, [item for item in items if item.info.size <= limit], processes, ahead_bytes)
+    items, limit = items if isinstance(items, Sequence) else list(items), largest_file_bytes()
+    fits = all(item.info.size <= limit for item in items)
+    usual = items if fits else [item for item in items if item.info.size <= limit]
+    parsed = _parse(storage, usual, processes, ahead_bytes)
     with closing(parsed):
         for item in items:
             if item.info.size <= limit:
@@ -73,7 +75,7 @@ def parse_all(
 
 
 def _parse(
-    storage: Storage, items: list[Item], processes: int | None, ahead_bytes: int
+    storage: Storage, items: Sequence[Item], processes: int | None, ahead_bytes: int
 ) -> Generator[Parsed, None, None]:
     wanted = processes if processes is not None else processors()
     size = sum(item.info.size for item in items)
@@ -91,7 +93,9 @@ def _parse(
         yield _parse_here(item, data)
 
 
-def _in_threads(storage: Storage, items: list[Item], threads: int, ahead_bytes: int) -> Generator[Parsed, None, None]:
+def _in_threads(
+    storage: Storage, items: Sequence[Item], threads: int, ahead_bytes: int
+) -> Generator[Parsed, None, None]:
     """Parse files of system metrics with Arrow, which runs in several threads at once."""
     from sm_profiler.formats.system_table import read_table, release_unused  # noqa: PLC0415 - a process that parses needs no Arrow
 
@@ -128,7 +132,7 @@ def _request(item: Item, path: bytes = b"", size: int = 0) -> Request:
 
 
 def _in_processes(
-    storage: Storage, items: list[Item], processes: int, ahead_bytes: int, *, helps: bool
+    storage: Storage, items: Sequence[Item], processes: int, ahead_bytes: int, *, helps: bool
 ) -> Generator[Parsed, None, None]:
     waiting: deque[tuple[Item, Future[Parsed]]] = deque()
     held = 0

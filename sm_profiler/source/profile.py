@@ -18,6 +18,7 @@ from sm_profiler.source.cache import WORTH_BYTES, Cache, Copy, Reading
 from sm_profiler.source.catalog import Catalog
 from sm_profiler.source.column_builder import ColumnBuilder, FileRows
 from sm_profiler.source.item import Item
+from sm_profiler.source.item_table import ItemTable, OrderedItems
 from sm_profiler.source.parse import AHEAD_BYTES, DENIED, Parsed, parse_all
 from sm_profiler.source.progress import progress_bar
 from sm_profiler.source.streams import Streams
@@ -93,13 +94,12 @@ class ProfileSource:
         self.options = options or Options()
         self.parse: Callable[..., Generator[Parsed, None, None]] = parse_all
         self._catalog = Catalog(storage)
-        self._quality: dict[str, Outcome] = {}  # most files share one
-        self._outcomes: dict[Outcome, Outcome] = {}
+        self._quality: dict[str, Outcome] = {}  # of files with faults
+        self._read = ItemTable()  # the others
         self._metadata: dict[str, tuple[dict[str, Any], ...]] = {}
-        self._pending: dict[str, Item] = {}
-        self._delivered: set[str] = set()
+        self._pending, self._delivered = ItemTable(), ItemTable()
         self._streams = Streams()
-        self._columnar: Callable[[Sequence[Item]], Iterator[FileRows]] | None = getattr(storage, "pieces", None)
+        self._columnar: Callable[..., Iterator[FileRows]] | None = getattr(storage, "pieces", None)
         self._cache = Cache.of(storage.uri, wanted=self.options.cache and self._columnar is None)
         limit = self.options.memory_limit
         self._ahead_bytes = AHEAD_BYTES if limit is None else max(limit // 4, 1 << 20)
@@ -124,18 +124,19 @@ class ProfileSource:
     @property
     def first_timestamp_us(self) -> int | None:
         """Earliest time in the files' names (start of the minute of a system file), microseconds; None without files."""
-        return min((item.at_us for item in self._catalog.items.values()), default=None)
+        times = self._catalog.ordered.at_us
+        return int(times.min()) if len(times) else None
 
     @property
     def last_timestamp_us(self) -> int | None:
         """Latest time in the files' names (end of the minute of a system file), microseconds; None without files."""
-        ends = (item.at_us + layout.MINUTE_US * item.is_system for item in self._catalog.items.values())
-        return max(ends, default=None)
+        ends = self._catalog.ordered.at_us + layout.MINUTE_US * self._catalog.ordered.is_system
+        return int(ends.max()) if len(ends) else None
 
     @property
-    def files(self) -> list[Item]:
+    def files(self) -> OrderedItems:
         """The data files found so far, in reading order."""
-        return list(self._catalog.ordered)
+        return self._catalog.ordered
 
     @property
     def other_files(self) -> list[FileInfo]:
@@ -153,10 +154,11 @@ class ProfileSource:
         Raises:
             SourceError: the folder or bucket cannot be listed.
         """
-        found = {item.info.key: item for item in self._catalog.refresh()}
-        new = {key: item for key, item in found.items() if key not in self._delivered}
-        count = len(new.keys() - self._pending.keys())
-        self._pending.update(new)
+        count = 0
+        for item in self._catalog.refresh():
+            if item.info.key not in self._delivered:
+                count += item.info.key not in self._pending
+                self._pending.add(item)
         for key in self._catalog.strays:
             self._pending.pop(key, None)
         return count
@@ -172,8 +174,8 @@ class ProfileSource:
             SourceError: a file cannot be fetched, none may be read, or `strict` is set and records are lost.
         """
         self._note_strays()
-        items = sorted(self._pending.values(), key=lambda item: item.order)
-        copies = {system: self._copy(system=system) for system in (True, False)} if not self._delivered else {}
+        items = self._pending.ordered()
+        copies = {system: self._copy(system=system) for system in (True, False)} if not len(self._delivered) else {}
         if copied := copies.get(False):
             self._streams = copied.streams
         kept: list[FileRows] | None = [] if self._will_keep(items, copies) else None
@@ -183,8 +185,8 @@ class ProfileSource:
             for piece in group:
                 if not (unsettled or self._is_settled(piece)):
                     continue
-                self._pending.pop(piece.item.info.key, None)
-                self._delivered.add(piece.item.info.key)
+                self._pending.discard(piece.item)
+                self._delivered.add(piece.item)
                 noted = self._note(piece, self._streams)
                 (system if piece.item.is_system else events).add(noted)
                 if kept is not None:
@@ -214,8 +216,9 @@ class ProfileSource:
 
     def quality(self) -> list[FileQuality]:
         """Outcomes of the files read so far, by path."""
-        found = sorted(self._quality.items())
-        return [FileQuality(path, one.status, one.lost, one.reason) for path, one in found]
+        found = [FileQuality(path, one.status, one.lost, one.reason) for path, one in self._quality.items()]
+        found += [FileQuality(item.info.key, READ, 0, "") for item in self._read.ordered()]
+        return sorted(found, key=lambda one: one.path)
 
     def metadata(self) -> list[dict[str, Any]]:
         """sm-profiler's own metadata records of the trace files read so far, each with the `node` that wrote it."""
@@ -246,13 +249,23 @@ class ProfileSource:
         """
         self._note_strays()
         for each in quality:
-            self._quality[each.path] = self._shared(Outcome(each.status, each.lost, each.reason))
-            self._pending.pop(each.path, None)
-            self._delivered.add(each.path)
+            item = self._catalog.items.get(each.path)
+            self._note_outcome(each.path, item, Outcome(each.status, each.lost, each.reason))
+            if item is not None:
+                self._pending.discard(item)
+                self._delivered.add(item)
             if self.options.strict and (each.lost or each.status == REFUSED):
                 raise SourceError(f"{each.path}: {each.lost} records lost ({each.reason})")
         self._metadata.update(metadata)
         self._check_access(self.files)
+
+    def _note_outcome(self, key: str, item: Item | None, outcome: Outcome) -> None:
+        if item is not None and outcome == Outcome():
+            self._quality.pop(key, None)
+            self._read.add(item)
+            return
+        self._quality[key] = outcome
+        self._read.pop(key, None)
 
     def _all(self, *, system: bool) -> Any:
         items = [item for item in self.files if item.is_system == system]
@@ -271,10 +284,10 @@ class ProfileSource:
             self._save(readings, streams, columns)
         return columns
 
-    def _will_keep(self, items: Sequence[Item], copies: dict[bool, Copy | None]) -> bool:
+    def _will_keep(self, items: OrderedItems, copies: dict[bool, Copy | None]) -> bool:
         """Return whether reading by the minute leaves a copy: of a whole, finished job that fits into memory and has none."""
-        whole = not self._delivered and not any(copies.values()) and self.finished
-        return self._cache is not None and whole and sum(item.info.size for item in items) <= self._keep_bytes
+        whole = not len(self._delivered) and not any(copies.values()) and self.finished
+        return self._cache is not None and whole and int(items.sizes.sum()) <= self._keep_bytes
 
     def _save(self, readings: Sequence[Reading], streams: Streams, columns: Any) -> None:
         """Write the copy of all files of a kind, in the order of `_all`."""
@@ -285,17 +298,16 @@ class ProfileSource:
         return sum(item.info.size for item in items) >= WORTH_BYTES
 
     def _copy(self, *, system: bool) -> Copy | None:
-        items = [item for item in self.files if item.is_system == system]
-        if self._cache is None or not self._is_worth(items):
+        if self._cache is None:
             return None
-        return self._cache.load(items, system=system)
+        items = [item for item in self.files if item.is_system == system]
+        return self._cache.load(items, system=system) if self._is_worth(items) else None
 
-    def _pieces(self, items: Iterable[Item], copies: dict[bool, Copy | None]) -> Iterator[FileRows]:
+    def _pieces(self, items: Sequence[Item], copies: dict[bool, Copy | None]) -> Iterator[FileRows]:
         """Yield the rows of files in their order, from the copies if they are in one, else parsed."""
-        items = list(items)
         if self._columnar is not None:
             with progress_bar(items, show=self.options.progress) as advance:
-                for stored in self._columnar(items):
+                for stored in self._columnar(items, by_minute=isinstance(items, OrderedItems)):
                     yield stored
                     advance(stored.item)
             return
@@ -307,7 +319,7 @@ class ProfileSource:
                 at += reading.rows
         parsed = self.parse(
             self.storage,
-            [item for item in items if item.info.key not in ready],
+            [item for item in items if item.info.key not in ready] if ready else items,
             processes=self.options.processes,
             ahead_bytes=self._ahead_bytes,
         )
@@ -320,22 +332,20 @@ class ProfileSource:
     def _note_strays(self) -> None:
         unreadable: dict[str, str] = getattr(self.storage, "unreadable", {})
         for key, reason in (self._catalog.strays | unreadable).items():
-            self._quality.setdefault(key, Outcome(REFUSED, 0, reason))
+            if key not in self._read:
+                self._quality.setdefault(key, Outcome(REFUSED, 0, reason))
             if self.options.strict:
                 raise SourceError(f"{key}: not read ({reason})")
 
     def _check_access(self, items: Sequence[Item]) -> None:
         """Raise an error if none of the files may be read: these credentials are wrong, rather than a file's permissions."""
-        readings = [self._quality.get(item.info.key) for item in items]
-        if readings and all(reading is not None and reading.reason == DENIED for reading in readings):
+        faults = (self._quality.get(item.info.key) for item in items)
+        if len(items) and all(fault is not None and fault.reason == DENIED for fault in faults):
             raise SourceError(f"{self.uri}: access denied to each of its {len(items)} files, which can only be listed")
 
     def _is_settled(self, piece: FileRows) -> bool:
         """Return whether a file is complete: while the job runs, a damaged one may still be in transfer."""
         return piece.outcome.status == READ or self.finished or time.time() - piece.item.info.mtime > SETTLED_S
-
-    def _shared(self, outcome: Outcome) -> Outcome:
-        return self._outcomes.setdefault(outcome, outcome)
 
     def _note(self, piece: FileRows, streams: Streams) -> FileRows:
         """Join events that span files, and note the outcome of the file."""
@@ -343,7 +353,7 @@ class ProfileSource:
         key, outcome = piece.item.info.key, piece.outcome
         if piece.metadata:
             self._metadata[key] = piece.metadata
-        self._quality[key] = self._shared(outcome)
+        self._note_outcome(key, piece.item, outcome)
         if self.options.strict and (outcome.lost or outcome.status == REFUSED):
             raise SourceError(f"{key}: {outcome.lost} records lost ({outcome.reason})")
         return piece

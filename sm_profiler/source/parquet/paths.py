@@ -50,9 +50,7 @@ class Part:
     @classmethod
     def for_item(cls, item: Item, job: str) -> Part:
         """Return the part that the rows of a file belong to."""
-        found = _NODE.match(item.node)
-        node = found[0] if found else item.node or "unknown"
-        return cls(SYSTEM if item.is_system else EVENTS, job, node, layout.hour_folder(item.at_us))
+        return cls(SYSTEM if item.is_system else EVENTS, job, host_of(item.node), layout.hour_folder(item.at_us))
 
     @classmethod
     def parse(cls, key: str) -> Part | None:
@@ -61,6 +59,12 @@ class Part:
         if not found or (found["table"] == FILES) != (found["node"] is None):
             return None
         return cls(found["table"], unquote(found["job"]), unquote(found["node"] or ""), found["hour"] or "")
+
+
+def host_of(node: str) -> str:
+    """Return the node of a node and process: `algo-1` for `algo-1-0`."""
+    found = _NODE.match(node)
+    return found[0] if found else node or "unknown"
 
 
 def folder_of(table: str, job: str) -> str:

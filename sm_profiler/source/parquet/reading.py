@@ -69,13 +69,13 @@ class PartFile:
     Attributes:
         part: whose rows it holds.
         info: the file as listed.
-        header: the footer's account of the files that its rows come from.
+        packed_header: the footer's account of the files that its rows come from, which a long job has a hundred thousand of.
     """
 
     storage: Storage
     part: Part
     info: FileInfo
-    header: Header
+    packed_header: bytes
     _open: tuple[RangeFile, Any] | None = None
 
     @classmethod
@@ -88,7 +88,8 @@ class PartFile:
         """
         _, file = _opened(storage, info)
         try:
-            header = headers.decode((file.metadata.metadata or {})[headers.KEY])
+            packed = (file.metadata.metadata or {})[headers.KEY]
+            header = headers.decode(packed)
         except KeyError:
             raise ValueError("not written by sm-profiler compact") from None
         except SourceError as error:
@@ -105,7 +106,12 @@ class PartFile:
                 counts[each.group] += each.rows
         if header.files and counts != [file.metadata.row_group(group).num_rows for group in range(len(counts))]:
             raise ValueError("its files are not those of its rows")
-        return cls(storage, part, info, header)
+        return cls(storage, part, info, packed)
+
+    @property
+    def header(self) -> Header:
+        """The footer's account of the files that its rows come from."""
+        return headers.decode(self.packed_header)
 
     def columns(self, group: int) -> Any:
         """Return the rows of a row group as columns.

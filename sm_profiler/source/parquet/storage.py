@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from heapq import merge
+from itertools import groupby
 
 import attrs
 import numpy as np
 
 from sm_profiler.errors import SourceError
+from sm_profiler.formats import layout
+from sm_profiler.formats.layout import SystemFile, TraceFile
 from sm_profiler.formats.outcome import REFUSED, Outcome
 from sm_profiler.formats.packed import Packed
 from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent, TraceRows
@@ -25,6 +30,7 @@ from sm_profiler.storage import FileInfo, MissingFileError, Storage
 from sm_profiler.storage.base import UnreadableFileError
 
 _READ_AT_ONCE = 16  # footers
+_MAX_OPEN = 1024  # unpacked accounts of files: of both tables of many nodes, at the turn of an hour
 _TABLES = (paths.SYSTEM, paths.EVENTS, paths.FILES)
 
 
@@ -52,7 +58,8 @@ class ParquetStorage:
         self.base, self.job = base, job
         self.unreadable: dict[str, str] = {}
         self._parts: dict[str, PartFile] = {}
-        self._places: dict[str, Place] = {}
+        self._odd: dict[str, Place] = {}  # files that are in another part than that of their name
+        self._open_parts: dict[str, _OpenPart] = {}  # the last that were used
         self._others: dict[str, tuple[FileInfo, int | None]] = {}  # with the row group of its bytes
         self._files: PartFile | None = None
 
@@ -78,11 +85,22 @@ class ParquetStorage:
             SourceError: the Parquet files cannot be listed, or a newer version wrote one.
         """
         self.load()
-        found = {key: place.file.info for key, place in self._places.items()}
-        found |= {key: info for key, (info, _) in self._others.items()}
-        for key in sorted(found):
-            if key.startswith(prefix) and key > (start_after or ""):
-                yield found[key]
+        others = {key: info for key, (info, _) in self._others.items()}
+        others |= {key: place.file.info for key, place in self._odd.items()}
+        after = start_after or ""
+        beside = sorted(key for key in others if key.startswith(prefix) and key > after)
+        usual = (info for info in self._usual(prefix) if info.key > after and info.key not in others)
+        yield from merge(usual, (others[key] for key in beside), key=_key)
+
+    def _usual(self, prefix: str) -> Iterator[FileInfo]:
+        """Yield the files that are in the part of their name, an hour at a time."""
+        for table, folder in ((paths.EVENTS, layout.TRACE_FOLDER), (paths.SYSTEM, layout.SYSTEM_FOLDER)):
+            if not folder.startswith(prefix) and not prefix.startswith(folder):
+                continue
+            parts = sorted((one for one in self._parts.values() if one.part.table == table), key=_hour)
+            for _, group in groupby(parts, _hour):
+                infos = [each.info for one in group for each in one.header.files if _is_usual(each, one.part)]
+                yield from sorted((info for info in infos if info.key.startswith(prefix)), key=_key)
 
     def load(self) -> None:
         """Look for Parquet files that are new or have changed, and read their footers."""
@@ -103,7 +121,7 @@ class ParquetStorage:
                     self._parts[info.key] = opened
                 else:
                     self.unreadable[info.key] = opened
-        self._places, self._others = {}, {}
+        self._odd, self._open_parts, self._others = {}, {}, {}
         for key in sorted(self._parts):
             self._index(self._parts[key])
 
@@ -125,15 +143,25 @@ class ParquetStorage:
             except (ValueError, KeyError, TypeError) as error:
                 self.unreadable[part.info.key] = str(error)
             return
-        at: Counter[int] = Counter()
-        for file in part.header.files:
-            self._places[file.key] = Place(part, file, at[file.group])
-            at[file.group] += file.rows
+        for place in _places(part):
+            if not _is_usual(place.file, part.part):
+                self._odd[place.file.key] = place
 
     def place(self, item: Item) -> Place | None:
         """Return where the rows of a file are; None if they are not there, or those of another version of the file."""
-        place = self._places.get(item.info.key)
+        place = self._odd.get(item.info.key) or self._found(item)
         return place if place is not None and place.file.is_of(item) else None
+
+    def _found(self, item: Item) -> Place | None:
+        part = self._parts.get(Part.for_item(item, self.job).key)
+        if part is None or not isinstance(item.file, (SystemFile, TraceFile)):
+            return None
+        opened = self._open_parts.get(part.info.key)
+        if opened is None:
+            while len(self._open_parts) >= _MAX_OPEN:
+                self._open_parts.pop(next(iter(self._open_parts)))
+            opened = self._open_parts[part.info.key] = _OpenPart.of(part)
+        return opened.places.get(item.info.key)
 
     @property
     def others(self) -> dict[str, FileInfo]:
@@ -147,31 +175,35 @@ class ParquetStorage:
             if place is not None and (place.file.ends or place.file.begins):
                 yield FileRows(item, place.file.result, loose=_loose(item, place.file))
 
-    def pieces(self, items: Sequence[Item]) -> Iterator[FileRows]:
+    def pieces(self, items: Sequence[Item], *, by_minute: bool = False) -> Iterator[FileRows]:
         """Yield the rows of files in this order. A row group is in memory from its first file to its last.
+
+        Args:
+            items: the files.
+            by_minute: they are in the order of time, so that a group is not needed after its last minute.
 
         Raises:
             SourceError: a Parquet file cannot be fetched.
         """
-        places = [self.place(item) for item in items]
-        left = Counter((place.part.info.key, place.file.group) for place in places if place is not None)
-        waiting = Counter(place.part.info.key for place in places if place is not None)
-        groups: dict[tuple[str, int], Copy | str] = {}
-        for item, place in zip(items, places, strict=True):
+        groups: dict[tuple[str, int], _Group] = {}
+        minute = -1
+        for item in items:
+            place = self.place(item)
+            if by_minute and item.at_us // layout.MINUTE_US > minute:
+                minute = item.at_us // layout.MINUTE_US
+                _free(groups, lambda group: group.last_us // layout.MINUTE_US < minute)  # noqa: B023 - called at once
             if place is None:  # listed, and not compacted
                 yield FileRows(item, Outcome(REFUSED, 0, "its rows are not in the Parquet files"))
                 continue
-            key = place.part.info.key
-            group = key, place.file.group
-            if group not in groups and place.file.rows:
-                groups[group] = _group(place)
-            yield _rows(item, place, groups.get(group))
-            left[group] -= 1
-            if not left[group]:
-                groups.pop(group, None)
-            waiting[key] -= 1
-            if not waiting[key]:
-                place.part.close()
+            key = place.part.info.key, place.file.group
+            if key not in groups and place.file.rows:
+                groups[key] = _Group.of(place)
+            group = groups.get(key) if place.file.rows else None
+            yield _rows(item, place, group.rows if group is not None else None)
+            if group is not None:
+                group.left -= 1
+                _free(groups, lambda group: not group.left, only=key)
+        _free(groups, lambda _: True)
 
     def read(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
         """Return the bytes of a file that is kept as it is.
@@ -199,7 +231,87 @@ class ParquetStorage:
 
     def exists(self, key: str) -> bool:
         """Return whether there is such a file."""
-        return key in self._places or key in self._others
+        return key in self._others or next((True for info in self.list(key) if info.key == key), False)
+
+
+@attrs.define(eq=False)
+class _OpenPart:
+    """A Parquet file with its account of files unpacked."""
+
+    places: dict[str, Place]
+
+    @classmethod
+    def of(cls, part: PartFile) -> _OpenPart:
+        return cls({place.file.key: place for place in _places(part)})
+
+
+@attrs.define(eq=False)
+class _Group:
+    """A row group in memory.
+
+    Attributes:
+        part: its file.
+        rows: its rows, or why they cannot be used.
+        left: number of its files that have not been read.
+        last_us: the latest of their times.
+    """
+
+    part: PartFile
+    rows: Copy | str
+    left: int
+    last_us: int
+
+    @classmethod
+    def of(cls, place: Place) -> _Group:
+        files = [file for file in place.part.header.files if file.group == place.file.group and file.rows]
+        return cls(place.part, _group(place), len(files), max(file.at_us for file in files))
+
+
+def _free(
+    groups: dict[tuple[str, int], _Group], done: Callable[[_Group], bool], only: tuple[str, int] | None = None
+) -> None:
+    """Forget row groups, and close the files of which no other group is in memory."""
+    for key in [only] if only is not None else list(groups):
+        if done(groups[key]):
+            part = groups.pop(key).part
+            if not any(other == part.info.key for other, _ in groups):
+                part.close()
+
+
+def _places(part: PartFile) -> Iterator[Place]:
+    at: Counter[int] = Counter()
+    for file in part.header.files:
+        yield Place(part, file, at[file.group])
+        at[file.group] += file.rows
+
+
+def _is_usual(file: SourceFile, part: Part) -> bool:
+    """Return whether a file is in the part, and has the folder, that follow from its name."""
+    parsed = layout.parse_path(file.key)
+    if not isinstance(parsed, (SystemFile, TraceFile)) or parsed.at_us != file.at_us:
+        return False
+    table, folder = (
+        (paths.SYSTEM, layout.SYSTEM_FOLDER) if isinstance(parsed, SystemFile) else (paths.EVENTS, layout.TRACE_FOLDER)
+    )
+    mine = part.table == table and part.node == paths.host_of(parsed.node) and part.hour == _hour_folder(file.at_us)
+    return mine and file.key.startswith(f"{folder}/{part.hour}/")
+
+
+@lru_cache(64)
+def _hour_name(hour: int) -> str:
+    return layout.hour_folder(hour * 3600 * layout.SECOND_US)
+
+
+def _hour_folder(at_us: int) -> str:
+    return _hour_name(at_us // (3600 * layout.SECOND_US))
+
+
+def _hour(part: PartFile) -> str:
+    return part.part.hour
+
+
+def _key(info: FileInfo) -> str:
+    return info.key
 
 
 def _group(place: Place) -> Copy | str:

@@ -1,0 +1,322 @@
+"""The data files of a long job as columns: about 40 bytes each, instead of a kilobyte as objects."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from typing import Any, TypeAlias, overload
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from sm_profiler.formats import layout
+from sm_profiler.formats.columns import Ints, Mask, Numbering
+from sm_profiler.formats.layout import SystemFile, TraceFile
+from sm_profiler.source.item import Item, Order
+from sm_profiler.storage import FileInfo
+
+_LOOSE = 64  # items that may stay objects when they are put in order
+_PACK_AT, _PACK_MOST = 1024, 1 << 15  # items that may be objects until they are packed: an eighth, within these limits
+_MAX_TAG = 64
+_Stream: TypeAlias = tuple[str, str]  # kind of a trace file, "" for system metrics; node or source in its name
+
+
+@attrs.frozen(eq=False)
+class _Packed:
+    """Items with standard names, sorted by time and stream.
+
+    Attributes:
+        at_us, size, mtime: as in Item and FileInfo.
+        stream, folder: numbers of what the name has beside the time.
+        etag: bytes.
+    """
+
+    at_us: Ints
+    size: Ints
+    mtime: NDArray[np.float64]
+    stream: NDArray[np.int32]
+    folder: NDArray[np.int32]
+    etag: NDArray[np.bytes_]
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[Any, ...]]) -> _Packed:
+        kinds = (np.int64, np.int64, np.float64, np.int32, np.int32, np.bytes_)
+        columns = zip(*rows, strict=True) if rows else [()] * len(kinds)
+        return cls(*(np.array(values, kind) for values, kind in zip(columns, kinds, strict=True)))
+
+    def __len__(self) -> int:
+        return len(self.at_us)
+
+    def __getitem__(self, rows: Any) -> _Packed:
+        return _Packed(*(getattr(self, field.name)[rows] for field in attrs.fields(_Packed)))
+
+    def joined(self, other: _Packed) -> _Packed:
+        """Return the items of both, sorted."""
+        names = [field.name for field in attrs.fields(_Packed)]
+        both = _Packed(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in names))
+        return both[np.lexsort((both.stream, both.at_us))]
+
+
+class _Names:
+    """What the names of files have beside their time."""
+
+    def __init__(self) -> None:
+        self.streams, self.folders = Numbering(), Numbering()
+        self.stream_list: list[_Stream] = []
+        self.folder_list: list[str] = []
+
+    def pack(self, item: Item) -> tuple[Any, ...] | None:
+        """Return an item as numbers; None if its name holds more than these."""
+        info, file = item.info, item.file
+        if not isinstance(file, (SystemFile, TraceFile)) or item.start_us or item.approximate:
+            return None
+        folder, _, name = info.key.rpartition("/")
+        stream = _stream_of(file)
+        if name != _name(stream, file.at_us) or _item(info, file) != item or len(info.etag) > _MAX_TAG:
+            return None
+        if not info.etag.isascii() or "\0" in info.etag or not 0 <= info.size < 1 << 62:
+            return None
+        codes = self.streams[stream], self.folders[folder]
+        if len(self.streams) > len(self.stream_list):
+            self.stream_list.append(stream)
+        if len(self.folders) > len(self.folder_list):
+            self.folder_list.append(folder)
+        return file.at_us, info.size, info.mtime, *codes, info.etag.encode()
+
+    def item(self, values: Sequence[Any]) -> Item:
+        """Return an item again."""
+        at_us, size, mtime, stream, folder, etag = values
+        kind, source = self.stream_list[stream]
+        file = TraceFile(at_us, source, kind) if kind else SystemFile(source, at_us // layout.SECOND_US)
+        key = f"{self.folder_list[folder]}/{_name((kind, source), at_us)}"
+        return _item(FileInfo(key, size, mtime, etag.decode()), file)
+
+
+def _stream_of(file: SystemFile | TraceFile) -> _Stream:
+    return ("", file.node) if isinstance(file, SystemFile) else (file.kind, file.source)
+
+
+def _name(stream: _Stream, at_us: int) -> str:
+    kind, source = stream
+    return f"{at_us}_{source}_{kind}.json" if kind else f"{at_us // layout.SECOND_US}.{source}.json"
+
+
+def _item(info: FileInfo, file: SystemFile | TraceFile) -> Item:
+    return Item(info, file, file.at_us, file.node, "" if isinstance(file, SystemFile) else file.kind)
+
+
+class ItemTable(MutableMapping[str, Item]):
+    """Items by key. Those with standard names are packed; they are made again each time they are read."""
+
+    def __init__(self, items: Iterable[Item] = ()) -> None:
+        """Create a table of some items."""
+        self._names = _Names()
+        self._packed = _Packed.of(())
+        self._alive: Mask = np.ones(0, np.bool_)
+        self._dead = 0
+        self._objects: dict[str, Item] = {}  # not packed yet
+        self._odd: dict[str, Item] = {}  # never packed
+        self._ordered: OrderedItems | None = None
+        for item in items:
+            self.add(item)
+
+    def add(self, item: Item) -> None:
+        """Add an item, or replace the one with its key."""
+        self[item.info.key] = item
+
+    def __setitem__(self, key: str, item: Item) -> None:
+        self._forget(key, item.file)
+        self._objects[key] = item
+        if len(self._objects) > min(max(len(self._packed) // 8, _PACK_AT), _PACK_MOST):
+            self._pack()
+        self._ordered = None
+
+    def __getitem__(self, key: str) -> Item:
+        found = self._objects.get(key) or self._odd.get(key)
+        if found is not None:
+            return found
+        row = self._row(key)
+        if row is None:
+            raise KeyError(key)
+        return self._at(row)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._objects or key in self._odd or (isinstance(key, str) and self._row(key) is not None)
+
+    def __delitem__(self, key: str) -> None:
+        if not self._forget(key):
+            raise KeyError(key)
+
+    def discard(self, item: Item) -> None:
+        """Remove the item with the key of this one, if there is one."""
+        self._forget(item.info.key, item.file)
+
+    def __len__(self) -> int:
+        return len(self._packed) - self._dead + len(self._objects) + len(self._odd)
+
+    def __iter__(self) -> Iterator[str]:
+        for item in self.ordered():
+            yield item.info.key
+
+    def ordered(self) -> OrderedItems:
+        """Return the items in reading order, as they are now."""
+        if self._ordered is None:
+            if len(self._objects) > _LOOSE or self._dead > len(self._packed) // 2:
+                self._pack()
+            self._ordered = OrderedItems.of(
+                self._names, self._packed, self._alive, [*self._objects.values(), *self._odd.values()]
+            )
+        return self._ordered
+
+    def _forget(self, key: str, file: Any = None) -> bool:
+        self._ordered = None
+        if self._objects.pop(key, None) is not None or self._odd.pop(key, None) is not None:
+            return True
+        row = self._row(key, file)
+        if row is None:
+            return False
+        self._alive[row] = False
+        self._dead += 1
+        return True
+
+    def _row(self, key: str, file: Any = None) -> int | None:
+        """Return the place of a packed item; `file` is its parsed name, if that is known."""
+        if not len(self._packed):
+            return None
+        file = layout.parse_path(key) if file is None else file
+        if not isinstance(file, (SystemFile, TraceFile)):
+            return None
+        folder, _, name = key.rpartition("/")
+        stream = _stream_of(file)
+        if stream not in self._names.streams or folder not in self._names.folders or name != _name(stream, file.at_us):
+            return None
+        codes = self._names.streams[stream], self._names.folders[folder]
+        at, packed = file.at_us, self._packed
+        first = int(np.searchsorted(packed.at_us, at))
+        last = int(np.searchsorted(packed.at_us, at, "right"))
+        row = first + int(np.searchsorted(packed.stream[first:last], codes[0]))
+        while row < last and packed.stream[row] == codes[0]:
+            if packed.folder[row] == codes[1] and self._alive[row]:
+                return row
+            row += 1
+        return None
+
+    def _at(self, row: int) -> Item:
+        return self._names.item([getattr(self._packed, field.name)[row].item() for field in attrs.fields(_Packed)])
+
+    def _pack(self) -> None:
+        rows = []
+        for key, item in self._objects.items():
+            packed = self._names.pack(item)
+            if packed is None:
+                self._odd[key] = item
+            else:
+                rows.append(packed)
+        kept = self._packed[self._alive] if self._dead else self._packed
+        self._packed = kept.joined(_Packed.of(rows)) if rows else kept
+        self._alive, self._dead = np.ones(len(self._packed), np.bool_), 0
+        self._objects = {}
+
+
+class OrderedItems(Sequence[Item]):
+    """Items in reading order, which later changes of their table leave as they are.
+
+    Attributes:
+        at_us, sizes, is_system: of each item.
+    """
+
+    def __init__(self, names: _Names, packed: _Packed, objects: Sequence[Item], places: Ints) -> None:
+        """Create a sequence.
+
+        Args:
+            names: of the packed items.
+            packed: items.
+            objects: items that are not packed.
+            places: of each item, in order: the row if it is packed, else -1 minus its number among the objects.
+        """
+        self._names, self._packed, self._objects, self._places = names, packed, objects, places
+        systems = np.asarray([not kind for kind, _ in names.stream_list] or [False], np.bool_)
+
+        def column(values: Any, name: str) -> Any:
+            found = values[np.maximum(places, 0)] if len(values) else np.zeros(len(places), values.dtype)
+            for place in np.flatnonzero(places < 0):
+                item = objects[-1 - int(places[place])]
+                found[place] = item.info.size if name == "size" else getattr(item, name)
+            return found
+
+        self.at_us: Ints = column(packed.at_us, "at_us")
+        self.sizes: Ints = column(packed.size, "size")
+        self.is_system: Mask = column(systems[packed.stream], "is_system")
+
+    @classmethod
+    def of(cls, names: _Names, packed: _Packed, alive: Mask, objects: Sequence[Item]) -> OrderedItems:
+        """Put items in order."""
+        folders = _ranks([f"{folder}/" for folder in names.folder_list])
+        tails = _ranks([_name(stream, 0).lstrip("0") for stream in names.stream_list])
+        traces = np.asarray([bool(kind) for kind, _ in names.stream_list] or [False], np.bool_)[packed.stream]
+        keys = tails[packed.stream], folders[packed.folder], packed.at_us, traces, packed.at_us // layout.MINUTE_US
+        rows = np.lexsort(keys)
+        rows = rows[alive[rows]]
+        loose = sorted(objects, key=_order)
+        view = cls(names, packed, (), rows)
+        orders = _Orders(view)
+        before = [bisect_left(orders, item.order) for item in loose]
+        return cls(names, packed, loose, np.insert(rows, before, -1 - np.arange(len(loose))))
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, at: int) -> Item: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Item]: ...
+    def __getitem__(self, at: int | slice) -> Item | list[Item]:
+        if isinstance(at, slice):
+            return [self[one] for one in range(*at.indices(len(self)))]
+        return next(self._items(self._places[[at]]))
+
+    def __iter__(self) -> Iterator[Item]:
+        for start in range(0, len(self), _PACK_AT):
+            yield from self._items(self._places[start : start + _PACK_AT])
+
+    def chosen(self, rows: Any) -> OrderedItems:
+        """Return some of the items, given by a mask or by their places in ascending order."""
+        return OrderedItems(self._names, self._packed, self._objects, self._places[rows])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(Item.__eq__, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _items(self, places: Ints) -> Iterator[Item]:
+        names, packed = self._names, self._packed
+        columns = (
+            (getattr(packed, field.name)[np.maximum(places, 0)].tolist() if len(packed) else [None] * len(places))
+            for field in attrs.fields(_Packed)
+        )
+        for place, *values in zip(places.tolist(), *columns, strict=True):
+            yield names.item(values) if place >= 0 else self._objects[-1 - place]
+
+
+class _Orders(Sequence[Order]):
+    """The sort keys of items, made when they are asked for."""
+
+    def __init__(self, items: OrderedItems) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._items[at].order
+
+
+def _ranks(texts: list[str]) -> Ints:
+    ranks = np.zeros(max(len(texts), 1), np.int64)
+    ranks[sorted(range(len(texts)), key=texts.__getitem__)] = np.arange(len(texts))
+    return ranks
+
+
+def _order(item: Item) -> Order:
+    return item.order

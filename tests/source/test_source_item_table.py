@@ -1,0 +1,75 @@
+"""A table of packed items does what a dictionary of them does."""
+
+import random
+
+import pytest
+
+from sm_profiler.formats import layout
+from sm_profiler.source.catalog import Catalog
+from sm_profiler.source.item_table import ItemTable
+from sm_profiler.storage import FileInfo
+
+MINUTE = 1_700_000_040
+FOLDERS = ("system/incremental/2023111422", "system/incremental/2023111423", "system/elsewhere")
+TRACES = ("framework/pevents/2023111422", "framework/more/pevents/2023111422")
+
+
+def item_of(draw):
+    at = MINUTE + draw.randrange(90)
+    trace = (
+        f"{draw.choice(TRACES)}/{at * 1_000_000 + draw.randrange(2)}_{draw.randrange(3)}-algo-{draw.randrange(1, 3)}"
+    )
+    key = draw.choice([
+        f"{draw.choice(FOLDERS)}/{at}.algo-{draw.randrange(1, 4)}.json",
+        f"{trace}_model_timeline.json",
+        f"{trace}_pythontimeline.json",
+        f"{trace}_4711_pythontimeline.json",  # not packed: a number that no part of the name is
+        f"framework/pytorch/detailed_profiling/2023111422/{draw.randrange(9):09d}/a.trace.json.gz",
+    ])  # fmt: skip
+    etag = draw.choice(["", "", '"' + "ab" * 16 + '"', "é", "x" * 200])
+    return Catalog(None)._item(FileInfo(key, draw.randrange(1 << 40), at + draw.random(), etag))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_equals_a_dictionary(seed, monkeypatch):
+    monkeypatch.setattr("sm_profiler.source.item_table._PACK_AT", 16)
+    monkeypatch.setattr("sm_profiler.source.item_table._LOOSE", 4)
+    draw, table, expected = random.Random(seed), ItemTable(), {}  # noqa: S311 - no secret
+    for number in range(600):
+        item = item_of(draw)
+        key = item.info.key
+        assert (key in table) == (key in expected)
+        assert table.get(key) == expected.get(key)
+        if draw.random() < 0.7:
+            table.add(item)
+            expected[key] = item
+        elif draw.random() < 0.5:
+            table.discard(item)
+            expected.pop(key, None)
+        else:
+            assert table.pop(key, None) == expected.pop(key, None)
+        assert len(table) == len(expected)
+        if number % 20 == 0:
+            found, wanted = table.ordered(), sorted(expected.values(), key=lambda one: one.order)
+            assert found == wanted
+            assert [found[place] for place in range(len(found))] == wanted
+            assert found.at_us.tolist() == [one.at_us for one in wanted]
+            assert found.sizes.tolist() == [one.info.size for one in wanted]
+            assert found.is_system.tolist() == [one.is_system for one in wanted]
+            half = list(range(0, len(found), 2))
+            assert found.chosen(half) == [wanted[place] for place in half]
+    with pytest.raises(KeyError):
+        del table["missing"]
+
+
+def test_files_of_usual_names_are_no_objects():
+    catalog, table = Catalog(None), ItemTable()
+    for number in range(5000):
+        for path in (
+            layout.SystemFile("algo-1", MINUTE + 60 * number),
+            layout.TraceFile(10**15 + number, "0-algo-1", "trace"),
+        ):
+            table.add(catalog._item(FileInfo(path.path, 1, 2.0, "")))
+    assert len(table.ordered()) == 10_000
+    assert not table._objects
+    assert not table._odd
