@@ -90,11 +90,22 @@ def others_may_follow(source: SourceLike) -> bool:
 
 
 def windows(
-    source: SourceLike, *, follow: bool | Following = False, interval_us: int = MINUTE_US
+    source: SourceLike,
+    *,
+    follow: bool | Following = False,
+    interval_us: int = MINUTE_US,
+    before: Callable[[int], object] = bool,
 ) -> Iterator[EvaluationWindow]:
-    """Cut a source into windows; yield each as soon as its rows are complete."""
+    """Cut a source into windows; yield each as soon as its rows are complete.
+
+    Args:
+        source: the job's data.
+        follow: wait for more data until the job is over.
+        interval_us: length of a window.
+        before: called with the start of each window before it is cut.
+    """
     following = Following() if follow is True else follow
-    cutter = WindowCutter(source.first_timestamp_us, interval_us)
+    cutter = WindowCutter(source.first_timestamp_us, interval_us, before)
     while True:
         finished = source.finished  # before the rows are read: rows written before the end marker are then complete
         cutter.service_limit_us = service_limit_us(source, interval_us)
@@ -137,12 +148,19 @@ def run_folds(
     return state.broken
 
 
+@attrs.frozen
+class Stored:
+    """A fold outside of memory; `load` returns it."""
+
+    load: Callable[[], Any]
+
+
 @attrs.define(eq=False)
 class Slice:
     """Folds of a stretch of a job.
 
     Attributes:
-        folds: the folds.
+        folds: the folds; a stored one is loaded when it is merged.
         broken: index of each fold that raised → one line about the error.
     """
 
@@ -158,14 +176,29 @@ class Slice:
                 except Exception as error:  # noqa: BLE001 - one fold's error must not stop the others
                     self.broken[index] = one_line(error)
 
+    def load(self, index: int) -> Any:
+        """Return a fold, which is in memory from then on."""
+        fold = self.folds[index]
+        if isinstance(fold, Stored):
+            fold = self.folds[index] = fold.load()
+        return fold
+
+    def loaded(self) -> Slice:
+        """Return the slice with all folds in memory."""
+        for index in range(len(self.folds)):
+            self.load(index)
+        return self
+
     def merge(self, later: Slice) -> None:
-        """Absorb the stretch that follows."""
-        for index, fold in enumerate(self.folds):
+        """Absorb the stretch that follows, fold by fold: its folds are gone then."""
+        for index in range(len(self.folds)):
+            fold, other = self.load(index), later.load(index)
+            later.folds[index] = None
             if index in self.broken or index in later.broken:
                 self.broken.setdefault(index, later.broken.get(index, ""))
                 continue
             try:
-                fold.merge(later.folds[index])
+                fold.merge(other)
             except Exception as error:  # noqa: BLE001 - one fold's error must not stop the others
                 self.broken[index] = one_line(error)
 
@@ -200,7 +233,7 @@ class SliceTree:
     def parts(self) -> Iterator[tuple[int, int, Slice]]:
         """Yield level, number and state of what is merged so far, in the order of time."""
         for level, number in sorted(self._waiting, key=lambda place: place[1] << place[0]):
-            yield level, number, self._waiting[level, number]()
+            yield level, number, self._waiting[level, number]().loaded()
 
     def whole(self) -> Slice | None:
         """Return the state of all slices; None without any. The numbers must begin with 0 and have no gaps."""
@@ -210,7 +243,7 @@ class SliceTree:
             earlier = waiting.pop()()
             earlier.merge(whole)
             whole = earlier
-        return whole
+        return whole.loaded() if whole is not None else None
 
 
 SLICE_WINDOWS = 60  # an hour: of less, more is read twice than folded
@@ -255,11 +288,16 @@ def run_sliced(
     first_us = source.first_timestamp_us
     begin_us = None if first_us is None else first_us // MINUTE_US * MINUTE_US
     slice_us = (length or slice_windows(source, interval_us)) * interval_us
-    for count, window in enumerate(windows(source, interval_us=interval_us), 1):
-        begin_us = window.start_us if begin_us is None else begin_us
-        while window.start_us >= begin_us + (number + 1) * slice_us:
+
+    def close(start_us: int) -> None:
+        """End the slices before a window, while its rows are not selected yet."""
+        nonlocal begin_us, state, number
+        begin_us = start_us if begin_us is None else begin_us
+        while start_us >= begin_us + (number + 1) * slice_us:
             tree.add(0, number, state)
             state, number = Slice(folds()), number + 1
+
+    for count, window in enumerate(windows(source, interval_us=interval_us, before=close), 1):
         state.update(window)
         del window  # before the next is cut
         if not count % TRIM_WINDOWS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import attrs
@@ -153,14 +153,18 @@ class WindowCutter:
             from the rows.
     """
 
-    def __init__(self, first_us: int | None = None, length_us: int = MINUTE_US) -> None:
+    def __init__(
+        self, first_us: int | None = None, length_us: int = MINUTE_US, before: Callable[[int], object] = bool
+    ) -> None:
         """Create a cutter.
 
         Args:
             first_us: start of the first window; default: the minute of the first row.
             length_us: length of a window.
+            before: called with the start of each window before it is cut.
         """
         self.length_us = length_us
+        self._before = before
         self.service_limit_us: float | None = None
         self._next_us = None if first_us is None else first_us - first_us % MINUTE_US
         self._system: list[_Rows] = []
@@ -250,6 +254,7 @@ class WindowCutter:
             self._next_us = start_us + empty * self.length_us
             return
         self._empty_windows += empty > 0
+        self._before(start_us)
         yield self._window(start_us, end_us)
 
     def _window(self, start_us: int, end_us: int) -> EvaluationWindow:

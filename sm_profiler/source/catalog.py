@@ -101,6 +101,7 @@ class Catalog:
     def _list(self, *, everything: bool) -> OrderedItems:
         trailing = duration_us("TRAILING_DURATION_MICROSECONDS", TRAILING_US)
         found, timeless = ItemTable(), list[FileInfo]()
+        is_first = not any(self._clusters)
         for part, folder in ((layout.SYSTEM, layout.SYSTEM_FOLDER), (layout.FRAMEWORK, layout.TRACE_FOLDER)):
             from_us = self._latest[part] - trailing
             after = None
@@ -113,9 +114,12 @@ class Catalog:
                 if isinstance(parsed, DetailedTrace):
                     timeless.append(info)  # its times are in another file, which may come later
                 elif isinstance(parsed, (SystemFile, TraceFile)):
-                    self._note_new(info, self._clusters.find(info.key, parsed.at_us), found)
+                    known = None if is_first else self._clusters.find(info.key, parsed)
+                    self._note_new(info, parsed, known, None if is_first else found)
         for info in timeless:
-            self._note_new(info, self._timeless.get(info.key), found)
+            self._note_new(info, None, self._timeless.get(info.key), None if is_first else found)
+        if is_first:
+            found = self._all()
         readable = self._without_strays(found)
         for item in readable.ordered():
             if is_future(item):
@@ -133,7 +137,7 @@ class Catalog:
     def _correct_times(self) -> ItemTable:
         """Return the items whose start time was an estimate until their metadata file came."""
         guessed = list(self._approximate.values())
-        found = [new for item in guessed if (new := self._item(item.info)) and not new.approximate]
+        found = [new for item in guessed if (new := self._item(item.info, item.file)) and not new.approximate]
         for item in found:
             self._note(item, self._timeless.get(item.info.key))
         return self._without_strays(ItemTable(found))
@@ -146,13 +150,21 @@ class Catalog:
         if isinstance(parsed, (TraceMetadata, layout.PythonStats)):
             self.others[info.key] = info
 
-    def _note_new(self, info: FileInfo, known: Item | None, found: ItemTable) -> None:
+    def _all(self) -> ItemTable:
+        """Return all items."""
+        each = [cluster.items for cluster in self._clusters]
+        return each[0].copy() if len(each) == 1 else ItemTable(chain.from_iterable(one.ordered() for one in each))
+
+    def _note_new(
+        self, info: FileInfo, parsed: SystemFile | TraceFile | None, known: Item | None, found: ItemTable | None
+    ) -> None:
         if known is not None and (known.info.size, known.info.etag) == (info.size, info.etag):
             return
-        item = self._item(info)
+        item = self._item(info, parsed or layout.parse_path(info.key))
         if item is not None:
             self._note(item, known)
-            found.add(item)
+            if found is not None:
+                found.put(item)
 
     def _note(self, item: Item, known: Item | None) -> None:
         """Add an item, or replace the one with its key."""
@@ -196,8 +208,7 @@ class Catalog:
             found.add(item)
         return found
 
-    def _item(self, info: FileInfo) -> Item | None:
-        parsed = layout.parse_path(info.key)
+    def _item(self, info: FileInfo, parsed: layout.Parsed | None) -> Item | None:
         if isinstance(parsed, SystemFile):
             return Item(info, parsed, parsed.at_us, parsed.node, "")
         if isinstance(parsed, TraceFile):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import attrs
 
 from sm_profiler.formats import layout
+from sm_profiler.formats.layout import SystemFile, TraceFile
 from sm_profiler.source.item import Item
 from sm_profiler.source.item_table import ItemTable
 
@@ -33,10 +34,10 @@ class Cluster:
     items: ItemTable = attrs.field(factory=ItemTable)
 
     def add(self, item: Item) -> None:
-        """Add an item, or replace the one with its key."""
+        """Add an item, whose key is new."""
         self.first_us, self.last_us = min(self.first_us, item.at_us), max(self.last_us, item.at_us)
         self.lead_us = min(self.lead_us, item.at_us - item.info.mtime * layout.SECOND_US)
-        self.items.add(item)
+        self.items.put(item)
 
     def is_near(self, at_us: int) -> bool:
         """Return whether a time belongs to this cluster."""
@@ -62,9 +63,9 @@ class Clusters:
         """Return the cluster of an item that has been added."""
         return self._clusters[self._place(item.at_us)]
 
-    def find(self, key: str, at_us: int) -> Item | None:
-        """Return the item with a key and time; None if there is none."""
-        return self._clusters[self._place(at_us)].items.get(key) if self._clusters else None
+    def find(self, key: str, file: SystemFile | TraceFile) -> Item | None:
+        """Return the item with a key and its parsed name; None if there is none."""
+        return self._clusters[self._place(file.at_us)].items.find(key, file) if self._clusters else None
 
     def _place(self, at_us: int) -> int:
         return bisect_right(self._clusters, at_us, key=_first_us) - 1
@@ -81,7 +82,7 @@ class Clusters:
         for other in near[1:]:
             self.joined = True
             self._clusters.remove(other)
-            for each in other.items.values():
+            for each in other.items.ordered():
                 near[0].add(each)
 
     def remove(self, item: Item) -> None:

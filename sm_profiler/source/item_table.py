@@ -125,21 +125,42 @@ class ItemTable(MutableMapping[str, Item]):
         """Add an item, or replace the one with its key."""
         self[item.info.key] = item
 
+    def copy(self) -> ItemTable:
+        """Return a table of the same items, which shares what is packed."""
+        made = ItemTable()
+        made._names, made._packed, made._alive, made._dead = self._names, self._packed, self._alive.copy(), self._dead
+        made._objects, made._odd, made._ordered = dict(self._objects), dict(self._odd), self._ordered
+        return made
+
     def __setitem__(self, key: str, item: Item) -> None:
         self._forget(key, item.file)
-        self._objects[key] = item
+        self.put(item)
+
+    def put(self, item: Item) -> None:
+        """Add an item whose key is not in the table, which is not looked up."""
+        self._objects[item.info.key] = item
         if len(self._objects) > min(max(len(self._packed) // 8, _PACK_AT), _PACK_MOST):
             self._pack()
         self._ordered = None
 
     def __getitem__(self, key: str) -> Item:
+        found = self.find(key)
+        if found is None:
+            raise KeyError(key)
+        return found
+
+    def find(self, key: str, file: SystemFile | TraceFile | None = None) -> Item | None:
+        """Return the item with a key; None if there is none.
+
+        Args:
+            key: the key.
+            file: its parsed name, if that is known.
+        """
         found = self._objects.get(key) or self._odd.get(key)
         if found is not None:
             return found
-        row = self._row(key)
-        if row is None:
-            raise KeyError(key)
-        return self._at(row)
+        row = self._row(key, file)
+        return None if row is None else self._at(row)
 
     def __contains__(self, key: object) -> bool:
         return key in self._objects or key in self._odd or (isinstance(key, str) and self._row(key) is not None)

@@ -154,8 +154,11 @@ class ProfileSource:
         Raises:
             SourceError: the folder or bucket cannot be listed.
         """
-        count = 0
-        for item in self._catalog.refresh():
+        count, found = 0, self._catalog.refresh()
+        if not len(self._delivered) and not len(self._pending):
+            self._pending = self._catalog.items.copy()
+            return len(found)
+        for item in found:
             if item.info.key not in self._delivered:
                 count += item.info.key not in self._pending
                 self._pending.add(item)
@@ -186,7 +189,7 @@ class ProfileSource:
                 if not (unsettled or self._is_settled(piece)):
                     continue
                 self._pending.discard(piece.item)
-                self._delivered.add(piece.item)
+                self._delivered.put(piece.item)
                 noted = self._note(piece, self._streams)
                 (system if piece.item.is_system else events).add(noted)
                 if kept is not None:

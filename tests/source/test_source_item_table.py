@@ -27,7 +27,7 @@ def item_of(draw):
         f"framework/pytorch/detailed_profiling/2023111422/{draw.randrange(9):09d}/a.trace.json.gz",
     ])  # fmt: skip
     etag = draw.choice(["", "", '"' + "ab" * 16 + '"', "é", "x" * 200])
-    return Catalog(None)._item(FileInfo(key, draw.randrange(1 << 40), at + draw.random(), etag))
+    return Catalog(None)._item(FileInfo(key, draw.randrange(1 << 40), at + draw.random(), etag), layout.parse_path(key))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -50,6 +50,10 @@ def test_equals_a_dictionary(seed, monkeypatch):
             assert table.pop(key, None) == expected.pop(key, None)
         assert len(table) == len(expected)
         if number % 20 == 0:
+            copied, table = table, table.copy()
+            for key in list(copied):
+                del copied[key]
+            assert len(copied) == 0
             found, wanted = table.ordered(), sorted(expected.values(), key=lambda one: one.order)
             assert found == wanted
             assert [found[place] for place in range(len(found))] == wanted
@@ -69,7 +73,7 @@ def test_files_of_usual_names_are_no_objects():
             layout.SystemFile("algo-1", MINUTE + 60 * number),
             layout.TraceFile(10**15 + number, "0-algo-1", "trace"),
         ):
-            table.add(catalog._item(FileInfo(path.path, 1, 2.0, "")))
+            table.add(catalog._item(FileInfo(path.path, 1, 2.0, ""), path))
     assert len(table.ordered()) == 10_000
     assert not table._objects
     assert not table._odd

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import IO, Any, TypeAlias
 
 import attrs
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 _OURS = "sm_profiler."
 _LIMIT = 1 << 63
 _PLAIN = (str, float, bytes, type(None), bool)
 _KINDS = "fiub"
+_Write: TypeAlias = Callable[[NDArray[Any]], int]
+_Read: TypeAlias = Callable[["np.dtype[Any]", list[int], int], NDArray[Any]]
 
 
 def encode(value: Any) -> bytes:
@@ -25,43 +29,88 @@ def encode(value: Any) -> bytes:
     return msgspec.msgpack.encode(_packed(value))
 
 
-def decode(data: bytes) -> Any:
+def write(value: Any, file: IO[bytes]) -> int:
+    """Write an object to a file, its arrays without a copy of them in memory; return where it begins, for `read`.
+
+    Raises:
+        TypeError: it holds something that is neither data nor of a class of our own.
+        OSError: the file cannot be written.
+    """
+
+    def apart(array: NDArray[Any]) -> int:
+        at = file.tell()
+        file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return at
+
+    rest = msgspec.msgpack.encode(_packed(value, apart))
+    at = file.tell()
+    file.write(len(rest).to_bytes(8, "little") + rest)
+    return at
+
+
+def read(file: IO[bytes], at: int) -> Any:
+    """Return an object from a file that `write` wrote.
+
+    Raises:
+        ValueError: the bytes are damaged.
+    """
+
+    def apart(kind: np.dtype[Any], shape: list[int], place: int) -> NDArray[Any]:
+        array = np.empty(shape, kind)
+        file.seek(place)
+        if file.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:  # type: ignore[attr-defined]
+            raise ValueError("not a state of sm-profiler: too short")
+        return array
+
+    file.seek(at)
+    return decode(file.read(int.from_bytes(file.read(8), "little")), apart)
+
+
+def decode(data: bytes, apart: _Read | None = None) -> Any:
     """Return the object again.
 
     Raises:
         ValueError: the bytes are damaged.
     """
     try:
-        return _unpacked(msgspec.msgpack.decode(data))
+        return _unpacked(msgspec.msgpack.decode(data), apart)
     except (msgspec.MsgspecError, TypeError, AttributeError, KeyError, ImportError, IndexError) as error:
         raise ValueError(f"not a state of sm-profiler: {error}") from error
 
 
-def _packed(value: Any) -> Any:  # noqa: PLR0911 - one a type
+def _packed(value: Any, apart: _Write | None = None) -> Any:  # noqa: PLR0911 - one a type
     kind = type(value)
     if kind in _PLAIN:
         return value
     if kind is int:
         return value if -_LIMIT <= value < _LIMIT else ["n", str(value)]
     if isinstance(value, np.ndarray):
-        if value.dtype.kind not in _KINDS:
-            raise TypeError(f"an array of {value.dtype}")
-        return ["a", value.dtype.str, list(value.shape), np.ascontiguousarray(value).tobytes()]
+        return _array(value, apart)
     if isinstance(value, np.generic):
         return ["g", value.dtype.str, value.tobytes()]
     if kind in {list, tuple}:
-        return ["l" if kind is list else "t", [_packed(one) for one in value]]
+        return ["l" if kind is list else "t", [_packed(one, apart) for one in value]]
     if kind in {set, frozenset}:  # in an order that does not depend on how the set was made
-        return ["s" if kind is set else "f", sorted((_packed(one) for one in value), key=msgspec.msgpack.encode)]
+        return ["s" if kind is set else "f", sorted((_packed(one, apart) for one in value), key=msgspec.msgpack.encode)]
     if kind in {dict, Counter}:
-        pairs = [[_packed(key), _packed(one)] for key, one in value.items()]
+        pairs = [[_packed(key, apart), _packed(one, apart)] for key, one in value.items()]
         return ["d" if kind is dict else "c", pairs]
     name = f"{kind.__module__}:{kind.__qualname__}"
     if not name.startswith(_OURS):
         raise TypeError(f"an object of {name}")
-    own = [[_packed(key), _packed(one)] for key, one in value.items()] if isinstance(value, dict) else None
+    own = (
+        [[_packed(key, apart), _packed(one, apart)] for key, one in value.items()] if isinstance(value, dict) else None
+    )
     fields = {key: getattr(value, key) for key in _fields(value)}
-    return ["o", name, [[key, _packed(one)] for key, one in fields.items()], own]
+    return ["o", name, [[key, _packed(one, apart)] for key, one in fields.items()], own]
+
+
+def _array(array: NDArray[Any], apart: _Write | None) -> list[Any]:
+    if array.dtype.kind not in _KINDS:
+        raise TypeError(f"an array of {array.dtype}")
+    if apart is not None:
+        return ["r", array.dtype.str, list(array.shape), apart(array)]
+    return ["a", array.dtype.str, list(array.shape), np.ascontiguousarray(array).tobytes()]
 
 
 def _fields(value: Any) -> list[str]:
@@ -70,7 +119,7 @@ def _fields(value: Any) -> list[str]:
     return list(getattr(value, "__dict__", {}))
 
 
-def _unpacked(value: Any) -> Any:  # noqa: PLR0911 - one a type
+def _unpacked(value: Any, apart: _Read | None = None) -> Any:  # noqa: PLR0911 - one a type
     if not isinstance(value, list):
         return value
     tag = value[0]
@@ -78,15 +127,17 @@ def _unpacked(value: Any) -> Any:  # noqa: PLR0911 - one a type
         return int(value[1])
     if tag == "a":
         return np.frombuffer(value[3], _dtype(value[1])).reshape(value[2]).copy()
+    if tag == "r" and apart is not None:
+        return apart(_dtype(value[1]), value[2], value[3])
     if tag == "g":
         return np.frombuffer(value[2], _dtype(value[1]))[0]
     if tag == "d":
-        return {_unpacked(key): _unpacked(one) for key, one in value[1]}
+        return {_unpacked(key, apart): _unpacked(one, apart) for key, one in value[1]}
     if tag == "c":
-        return Counter({_unpacked(key): _unpacked(one) for key, one in value[1]})
+        return Counter({_unpacked(key, apart): _unpacked(one, apart) for key, one in value[1]})
     if tag == "o":
-        return _object(value)
-    return {"l": list, "t": tuple, "s": set, "f": frozenset}[tag](_unpacked(one) for one in value[1])
+        return _object(value, apart)
+    return {"l": list, "t": tuple, "s": set, "f": frozenset}[tag](_unpacked(one, apart) for one in value[1])
 
 
 def _dtype(name: str) -> Any:
@@ -96,7 +147,7 @@ def _dtype(name: str) -> Any:
     return kind
 
 
-def _object(value: list[Any]) -> Any:
+def _object(value: list[Any], apart: _Read | None) -> Any:
     module, _, name = value[1].partition(":")
     if not module.startswith(_OURS):
         raise ValueError(f"an object of {value[1]}")
@@ -107,7 +158,7 @@ def _object(value: list[Any]) -> Any:
         raise ValueError(f"an object of {value[1]}")
     made: Any = object.__new__(found) if not issubclass(found, dict) else dict.__new__(found)
     for key, one in value[2]:
-        object.__setattr__(made, key, _unpacked(one))
+        object.__setattr__(made, key, _unpacked(one, apart))
     if value[3] is not None:
-        made.update({_unpacked(key): _unpacked(one) for key, one in value[3]})
+        made.update({_unpacked(key, apart): _unpacked(one, apart) for key, one in value[3]})
     return made

@@ -162,7 +162,7 @@ def _check(batch: Batch) -> None:
 
 def encode_slice(state: Slice) -> bytes:
     """Return the state of a slice as bytes."""
-    report, *folds = state.folds
+    report, *folds = state.loaded().folds
     rules = {name: rule_state(rule) for name, rule in report.rules.items()}
     return codec.encode([
         rules, dict(report.broken), dict(report.first_met), report.windows, [dict(vars(fold)) for fold in folds],
