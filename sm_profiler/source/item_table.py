@@ -28,7 +28,7 @@ class _Packed:
 
     Attributes:
         at_us, size, mtime: as in Item and FileInfo.
-        stream, folder: numbers of what the name has beside the time.
+        stream, folder: numbers of the parts of the name beside the time.
         etag: bytes.
     """
 
@@ -59,7 +59,7 @@ class _Packed:
 
 
 class _Names:
-    """What the names of files have beside their time."""
+    """Parts of the names of files beside their time."""
 
     def __init__(self) -> None:
         self.streams, self.folders = Numbering(), Numbering()
@@ -321,7 +321,7 @@ class OrderedItems(Sequence[Item]):
 
 
 class _Orders(Sequence[Order]):
-    """The sort keys of items, made when they are asked for."""
+    """Sort keys of items, made one by one."""
 
     def __init__(self, items: OrderedItems) -> None:
         self._items = items
