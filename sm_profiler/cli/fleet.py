@@ -60,7 +60,7 @@ class Command:
             "--group-by",
             metavar="KEYS",
             type=_keys,
-            help="user, image, instance-type, git, or names of tags, separated by commas (default: these four)",
+            help="user, image, instance-type, git, tuning-job, or names of tags, separated by commas (default: the first four)",
         )
         parser.add_argument("--executor", metavar="NAME", default="local", help=EXECUTOR_HELP)
         parser.add_argument(

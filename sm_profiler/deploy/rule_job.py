@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 
-from sm_profiler.container import JOB_NAME_VARIABLE, RULE_OUTPUT, SOURCE_VARIABLE
+from sm_profiler.container import JOB_NAME_VARIABLE, KMS_VARIABLE, RULE_OUTPUT, SOURCE_VARIABLE
 from sm_profiler.deploy.aws import one_line_errors
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch.service_model import check_request
@@ -112,7 +113,7 @@ def start_rules(  # noqa: PLR0913 - keyword arguments, each an independent choic
         "RoleArn": role or training["RoleArn"],
         "AppSpecification": {"ImageUri": image},
         "Environment": environment,
-        "ProcessingOutputConfig": {"Outputs": [{"OutputName": "rule", "S3Output": output}]},
+        "ProcessingOutputConfig": {"Outputs": [{"OutputName": "rule", "S3Output": output}], **_key_of(training)},
         "ProcessingResources": {"ClusterConfig": cluster},
         "StoppingCondition": {"MaxRuntimeInSeconds": int(max_hours * 3600)},
         **({"NetworkConfig": {"VpcConfig": training["VpcConfig"]}} if training.get("VpcConfig") else {}),
@@ -123,6 +124,12 @@ def start_rules(  # noqa: PLR0913 - keyword arguments, each an independent choic
         with one_line_errors("the processing job was refused"):
             client.create_processing_job(**request)
     return StartedRules(name, f"{target}/profiler-output/profiler-report.html", request)
+
+
+def _key_of(training: Any) -> dict[str, str]:
+    """Return the key that encrypts the report: SM_PROFILER_KMS_KEY, or else that of the training job's results."""
+    key = os.environ.get(KMS_VARIABLE) or training.get("OutputDataConfig", {}).get("KmsKeyId")
+    return {"KmsKeyId": key} if key else {}
 
 
 def wait_for_end(

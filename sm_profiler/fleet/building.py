@@ -73,7 +73,7 @@ def build_fleet(  # noqa: PLR0913 - keyword arguments, one an independent choice
         sources: folders and s3:// URIs that hold profiles or reports at any depth, and `account:REGION`.
         since: leave out jobs that started before; seconds since the epoch.
         tags: leave out jobs without these tags.
-        group_by: keys of groups: user, image, instance-type, git, or a tag's name.
+        group_by: keys of groups: user, image, instance-type, git, tuning-job, or a tag's name.
         executor: judges jobs from their profiles; see `executors.open_pool`.
         index: where rows are kept for the next time; None: nowhere.
         prices: instance type → dollars an hour, instead of the built-in table.

@@ -55,6 +55,7 @@ class Facts:
     user: str = ""
     image: str = ""
     git: str = ""
+    tuning_job: str = ""
     tags: dict[str, str] = attrs.field(factory=dict)
 
 
@@ -111,6 +112,7 @@ def facts_of(description: Mapping[str, Any]) -> Facts:
         user=texts.name(user.rpartition("/")[2] if user.startswith("arn:") else user),
         image=_text(algorithm, "TrainingImage") or _text(algorithm, "AlgorithmName"),
         git=texts.name(git)[:_SHORT_HASH] if _is_hash(git) else texts.name(git),
+        tuning_job=_text(description, "TuningJobArn").rpartition("/")[2],
         tags=found_tags,
     )
 

@@ -88,6 +88,7 @@ class FleetJob:
         types: type → number of instances, if there are several types.
         spot: it ran on spot instances.
         user, image, git: who started it, from what; "" if unknown.
+        tuning_job: the hyperparameter tuning job whose trial it is; "" if it is none's.
         tags: its tags.
         stem: its name without times, numbers and random endings.
         week: ISO week of its start, `2026-W47`; "" if unknown.
@@ -139,6 +140,7 @@ class FleetJob:
     user: str = ""
     image: str = ""
     git: str = ""
+    tuning_job: str = ""
     tags: dict[str, str] = attrs.field(factory=dict)
     stem: str = ""
     week: str = ""

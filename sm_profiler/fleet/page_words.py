@@ -11,7 +11,7 @@ import attrs
 from sm_profiler.fleet.model import FleetJob, Sums
 from sm_profiler.fleet.rows import FAILURE, LABELS
 
-_KEYS = {"instance-type": "machine type", "git": "code version"}
+_KEYS = {"instance-type": "machine type", "git": "code version", "tuning-job": "tuning job"}
 WHOLE_FROM = 100  # amounts from here on have no decimals
 MINUTES_BELOW = 60
 SECONDS_BELOW = 60

@@ -104,6 +104,7 @@ class Job(msgspec.Struct):
     running: bool = False
     nodes: list[str] = []
     instance_type: str | None = None
+    instance_types: dict[str, int] = {}
     gpus: list[dict[str, Any]] = []
     loop: list[float] | None = None
     steps_per_second: float | None = None

@@ -45,7 +45,7 @@ def row_of(report: ReportJson | None, facts: Facts, place: FleetJob) -> FleetJob
         arn=facts.arn, status=facts.status, failure=facts.failure, created=facts.created, started=facts.started,
         ended=facts.ended, instance_type=facts.instance_type, instances=max(facts.instances, 1),
         types=_several(facts), spot=facts.spot,
-        user=facts.user, image=facts.image, git=facts.git, tags=facts.tags, stages=dict(facts.stages),
+        user=facts.user, image=facts.image, git=facts.git, tuning_job=facts.tuning_job, tags=facts.tags, stages=dict(facts.stages),
         billable_s=facts.billable_s, billed_by="billable time" if facts.billable_s is not None else "",
         interruptions=facts.interruptions,
     )  # fmt: skip
@@ -84,6 +84,7 @@ def _with_report(row: FleetJob, report: ReportJson, facts: Facts) -> FleetJob:
         ended=row.ended or (None if job.running else end),
         instance_type=row.instance_type or texts.name(job.instance_type or ""),
         instances=facts.instances or max(len(job.nodes), 1),
+        types=row.types or _recorded_types(job.instance_types),
         billable_s=known if known is not None else duration,
         billed_by=row.billed_by or ("training time" if known is not None else "profile" if duration is not None else ""),
         verdict=texts.name(verdict.kind),
@@ -108,6 +109,12 @@ def _with_report(row: FleetJob, report: ReportJson, facts: Facts) -> FleetJob:
         interrupted_s=max([0.0, *(_positive(rank.interrupted_s) or 0.0 for rank in job.ranks)]),
         lost_records=_count(report.data_quality.lost) if report.data_quality else 0,
     )  # fmt: skip
+
+
+def _recorded_types(types: dict[str, int]) -> dict[str, int]:
+    """Return those of a report without a description."""
+    found = {texts.name(kind): min(count, 10**6) for kind, count in list(types.items())[:50] if count > 0}
+    return found if len(found) > 1 else {}
 
 
 def _several(facts: Facts) -> dict[str, int]:

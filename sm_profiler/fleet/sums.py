@@ -11,6 +11,7 @@ from sm_profiler.fleet.rows import LABELS
 
 UNFINISHED = frozenset({"InProgress", "Stopping"})
 ATTRIBUTES = {"user": "user", "image": "image", "instance-type": "instance_type", "git": "git"}  # key → of a row
+ON_REQUEST = {"tuning-job": "tuning_job"}  # keys that most jobs have no value for
 TAG = "tag:"
 
 
@@ -74,8 +75,9 @@ def causes_of(jobs: Sequence[FleetJob], whole: Sums) -> tuple[Cause, ...]:
 
 def value_of(job: FleetJob, key: str) -> str:
     """Return the value of a key of --group-by; "" if it is unknown."""
-    if key in ATTRIBUTES:
-        return str(getattr(job, ATTRIBUTES[key]))
+    attribute = {**ATTRIBUTES, **ON_REQUEST}.get(key)
+    if attribute is not None:
+        return str(getattr(job, attribute))
     return job.tags.get(key.removeprefix(TAG), "")
 
 

@@ -23,7 +23,8 @@ _LINE = pa.struct([("file", _TEXT), ("line", _WHOLE), ("function", _TEXT), ("sha
 _NODE = pa.struct([("node", _TEXT), ("host", _TEXT), ("relative", _NUMBER), ("slow", pa.bool_())])
 _RANGE = pa.struct([("low", _NUMBER), ("value", _NUMBER), ("high", _NUMBER)])
 _TEXTS = (
-    "name", "source", "report", "judged", "error", "arn", "status", "failure", "instance_type", "user", "image", "git", "stem",
+    "name", "source", "report", "judged", "error", "arn", "status", "failure", "instance_type", "user", "image", "git",
+    "tuning_job", "stem",
     "week", "billed_by", "price_from", "verdict", "label", "confidence", "headline", "next_step",
 )  # fmt: skip
 _NUMBERS = (

@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from sm_profiler.config import Profile
-from sm_profiler.container import PROFILER_CONFIG, read_resources, rooted
+from sm_profiler.container import JOB_NAME_VARIABLE, PROFILER_CONFIG, read_resources, rooted
 from sm_profiler.monitor.task import Task, destination_of, is_agent_job, job_name
 from sm_profiler.printable import logger_for
 
@@ -48,4 +48,5 @@ def task_of(profile: Profile, job: str, *, sample: bool = True) -> Task:
         kms_key_id=profile.kms_key_id or "",
         first=resources.is_first_node,
         interface=resources.interface,
+        job=os.environ.get(JOB_NAME_VARIABLE, ""),
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from sm_profiler.container import KMS_VARIABLE
 from sm_profiler.debugger.debugger import get_rule_container_image_uri
 from sm_profiler.debugger.images import DEFAULT_IMAGE, DETAILED, registered_image
 from sm_profiler.errors import ConfigError
@@ -77,7 +79,9 @@ def _upload(source: str, name: str, session: Any, s3_output_path: str | None) ->
     try:
         bucket, prefix = _destination(session, s3_output_path)
         key = "/".join(part for part in (prefix, name, str(uuid.uuid4()), path.name) if part)
-        session.client("s3").upload_file(str(path), bucket, key)
+        kms_key = os.environ.get(KMS_VARIABLE)
+        encrypted = {"ExtraArgs": {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key}} if kms_key else {}
+        session.client("s3").upload_file(str(path), bucket, key, **encrypted)
     except Exception as error:  # boto3's errors and S3 transfer's have no common base
         line = " ".join(str(error).split())
         raise ConfigError(f"rule {name}: its source {source} could not be uploaded: {line}") from error

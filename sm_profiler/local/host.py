@@ -52,24 +52,67 @@ def decode(value: str) -> Any:
 
 
 @attrs.frozen
+class Cluster:
+    """A group of equal instances; a job has one, or the groups of a heterogeneous cluster."""
+
+    name: str
+    instance_type: str
+    hosts: tuple[str, ...]
+
+    def as_dict(self) -> JsonDict:
+        """Return the object of resourceconfig.json."""
+        return {
+            "instance_group_name": self.name,
+            "instance_type": self.instance_type,
+            "hosts": list(self.hosts),
+        }
+
+
+def clusters_of(resources: JsonDict, names: Sequence[str]) -> tuple[Cluster, ...]:
+    """Return the groups of a ResourceConfig, with the names of their hosts."""
+    groups = resources.get("InstanceGroups")
+    if not groups:
+        return (Cluster("homogeneousCluster", resources.get("InstanceType", "local"), tuple(names)),)
+    found, begin = [], 0
+    for group in groups:
+        end = begin + group["InstanceCount"]
+        found.append(Cluster(group["InstanceGroupName"], group["InstanceType"], tuple(names[begin:end])))
+        begin = end
+    return tuple(found)
+
+
+@attrs.frozen
 class Host:
     """One machine of a job, represented by a folder.
 
     Attributes:
         name: algo-1 …
-        hosts: all names of the job, in order.
+        clusters: the job's groups of instances, all its hosts in order.
         folder: all files of this host; `ml` in it is the counterpart of /opt/ml.
-        instance_type: as requested.
         tmp: its TMPDIR, a folder with a short path.
         port: a free port on 127.0.0.1, the rendezvous of a distributed job.
     """
 
     name: str
-    hosts: tuple[str, ...]
+    clusters: tuple[Cluster, ...]
     folder: Path
-    instance_type: str
     tmp: Path
     port: int
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """All names of the job, in order."""
+        return tuple(name for cluster in self.clusters for name in cluster.hosts)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The group that this host belongs to."""
+        return next(cluster for cluster in self.clusters if self.name in cluster.hosts)
+
+    @property
+    def instance_type(self) -> str:
+        """Type of the instance, as requested."""
+        return self.cluster.instance_type
 
     @property
     def ml(self) -> Path:
@@ -91,17 +134,12 @@ class Host:
 
     def resource_config(self) -> JsonDict:
         """Return the content of resourceconfig.json."""
-        group = {
-            "instance_group_name": "homogeneousCluster",
-            "instance_type": self.instance_type,
-            "hosts": list(self.hosts),
-        }
         return {
             "current_host": self.name,
             "current_instance_type": self.instance_type,
-            "current_group_name": "homogeneousCluster",
+            "current_group_name": self.cluster.name,
             "hosts": list(self.hosts),
-            "instance_groups": [group],
+            "instance_groups": [cluster.as_dict() for cluster in self.clusters],
             "network_interface_name": "lo",
         }
 
@@ -199,7 +237,7 @@ def toolkit_environment(host: Host, request: JsonDict, gpus: int) -> dict[str, s
     found: dict[str, Any] = {
         "current_host": host.name,
         "current_instance_group": resources["current_group_name"],
-        "current_instance_group_hosts": list(host.hosts),
+        "current_instance_group_hosts": list(host.cluster.hosts),
         "current_instance_type": host.instance_type,
         "distribution_instance_groups": raw.get("sagemaker_distribution_instance_groups", distributed),
         "framework_module": None,

@@ -19,6 +19,7 @@ from sm_profiler.local.host import (
     MAX_HOSTS,
     Host,
     base_environment,
+    clusters_of,
     free_port,
     host_names,
     service_environment,
@@ -114,14 +115,14 @@ class TrainingRun(threading.Thread):
         resources = self.job.request["ResourceConfig"]
         groups = resources.get("InstanceGroups")
         count = sum(group["InstanceCount"] for group in groups) if groups else resources.get("InstanceCount", 1)
-        kind = groups[0]["InstanceType"] if groups else resources.get("InstanceType", "local")
         if count > MAX_HOSTS:
             raise ProfilerError(
                 f"ClientError: {count} instances requested; the local endpoint runs at most {MAX_HOSTS}"
             )
         names, port = tuple(host_names(count)), free_port()
+        clusters = clusters_of(resources, names)
         temporary = self.services.temporary_folder
-        return [Host(name, names, self.job.folder / name, kind, temporary(), port) for name in names]
+        return [Host(name, clusters, self.job.folder / name, temporary(), port) for name in names]
 
     def _make_pythons(self) -> None:
         """Create one environment for all hosts, or, since the toolkit installs on each host, one for each."""

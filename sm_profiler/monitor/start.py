@@ -12,6 +12,7 @@ from pathlib import Path
 import attrs
 
 from sm_profiler.errors import ProfilerError
+from sm_profiler.monitor.earlier_job import set_aside_other_job
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
 from sm_profiler.monitor.task import Task
 from sm_profiler.printable import logger_for
@@ -99,6 +100,8 @@ def join(task: Task, environment: Mapping[str, str] = os.environ) -> Registratio
             is_first = lock.acquire()
             if is_first:
                 registry.forget(registry.dead())  # of an earlier attempt
+                if (task.job or task.destination) and set_aside_other_job(root, task.job or task.destination):
+                    logger.info("sm-profiler: the profile of an earlier job in %s was set aside", root)
             registry.register(registration.pid)
             if is_first:
                 try:

@@ -28,6 +28,7 @@ class Task:
         kms_key_id: the key that encrypts uploads; "" for the bucket's own settings.
         first: whether this is the job's first node, which writes the end markers.
         interface: the network interface that connects the nodes, or "".
+        job: the training job's name, the same for all its attempts; "" outside of the service.
     """
 
     root: str
@@ -37,6 +38,7 @@ class Task:
     kms_key_id: str = ""
     first: bool = True
     interface: str = ""
+    job: str = ""
 
     def to_json(self) -> str:
         """Return the task as text for a command line."""

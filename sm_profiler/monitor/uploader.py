@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, Protocol
 
 import attrs
 
+from sm_profiler.container import KMS_VARIABLE
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS, FRAMEWORK, SYSTEM, SystemFile, is_ignored, parse_path
 from sm_profiler.printable import logger_for, one_line, printable
@@ -51,7 +52,8 @@ def open_destination(uri: str, kms_key_id: str | None = None, client: Any = None
 
     Args:
         uri: `s3://bucket/prefix`.
-        kms_key_id: encrypt objects with this key; default: the bucket's settings apply.
+        kms_key_id: encrypt objects with this key; default: the environment variable SM_PROFILER_KMS_KEY, or else the
+            bucket's settings.
         client: a boto3 S3 client; default: one created from the environment.
 
     Raises:
@@ -66,7 +68,8 @@ def open_destination(uri: str, kms_key_id: str | None = None, client: Any = None
         from sm_profiler.storage.s3 import S3Storage  # noqa: PLC0415 - needs boto3, which sampling does without
     except SourceError as error:
         raise ProfilerError(str(error)) from None
-    return S3Storage(bucket, prefix, client=client, kms_key_id=kms_key_id, attempts=1)
+    key = kms_key_id or os.environ.get(KMS_VARIABLE) or None
+    return S3Storage(bucket, prefix, client=client, kms_key_id=key, attempts=1)
 
 
 def is_profile_key(key: str) -> bool:

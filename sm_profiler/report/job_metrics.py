@@ -173,6 +173,7 @@ class JobMetrics:
         usage: process → its CPU time and page faults over time.
         description: the response of DescribeTrainingJob; empty if unknown.
         functions: the script's functions in the Python window, the most expensive first.
+        types_by_node: node → type of its instance, if they were recorded and none was given.
     """
 
     name: str
@@ -194,6 +195,7 @@ class JobMetrics:
     usage: Mapping[str, Usage] = attrs.field(factory=dict)
     description: Mapping[str, Any] = attrs.field(factory=dict)
     functions: tuple[FunctionTime, ...] = ()
+    types_by_node: Mapping[str, str] = attrs.field(factory=dict)
 
     @property
     def duration(self) -> float:
@@ -232,6 +234,14 @@ class JobMetrics:
         """Number of interruptions, and the downtime in seconds."""
         attempts = [rank.attempts for rank in self.ranks]
         return max((one.count - 1 for one in attempts), default=0), max((one.down_s for one in attempts), default=0.0)
+
+    @property
+    def node_types(self) -> dict[str, int]:
+        """Instance type → number of nodes, of which a heterogeneous cluster has several; empty if unknown."""
+        if not self.instance_type:
+            return {}
+        kinds = [self.types_by_node.get(node, self.instance_type) for node in self.nodes or ("",)]
+        return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
 
     def average_share(self, key: str) -> float:
         """Return a slice as a share of the loop, averaged over ranks."""
@@ -487,6 +497,7 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
     usage: Mapping[str, Usage] | None = None,
     description: Mapping[str, Any] | None = None,
     functions: tuple[FunctionTime, ...] = (),
+    types_by_node: Mapping[str, str] | None = None,
 ) -> JobMetrics:
     """Compute the metrics of a job from the results of the folds."""
     summary, processes = join_successors(summary, metadata)
@@ -529,5 +540,5 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
     return JobMetrics(
         name, start, end, running, tuple(nodes), ranks, gpus, system, _loader(summary.loader, metadata),
         max(overheads, default=None), instance_type, metadata, memory or {}, _batch_size(metadata),
-        records, samples or Samples(), usage or {}, description or {}, functions,
+        records, samples or Samples(), usage or {}, description or {}, functions, types_by_node or {},
     )  # fmt: skip

@@ -79,7 +79,8 @@ class MetricFolds:
 
         records = (one for one in source.metadata() if one.get("name") == event_names.PROCESS)
         metadata = tuple(dict(one["args"]) for one in records if isinstance(one.get("args"), Mapping))
-        recorded_type = next((str(one["instance_type"]) for one in metadata if one.get("instance_type")), None)
+        types = {str(one.get("node")): str(one["instance_type"]) for one in metadata if one.get("instance_type")}
+        recorded_type = next(iter(types.values()), None)
         samples = result(self.samples)
         return measure_job(
             result(self.steps),
@@ -94,6 +95,7 @@ class MetricFolds:
             usage=result(self.usage),
             description=job.description if job.description is not None else getattr(source, "description", None),
             functions=() if samples.stacks else _functions(source, broken),
+            types_by_node={} if job.instance_type else types,
         )
 
 

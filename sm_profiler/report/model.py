@@ -10,6 +10,7 @@ import attrs
 from sm_profiler._version import __version__
 from sm_profiler.report.classes import Class
 from sm_profiler.report.job_metrics import JobMetrics
+from sm_profiler.report.restarts import costs_as_dict
 from sm_profiler.report.startup import start_parts
 
 SCHEMA_VERSION = "1.0"
@@ -228,7 +229,11 @@ class Report:
             "version": __version__,
             "generated": self.generated,
             "source": self.source,
-            "job": {**self.metrics.as_dict(), "startup": [part.as_dict() for part in start_parts(self.metrics)]},
+            "job": {
+                **self.metrics.as_dict(),
+                "startup": [part.as_dict() for part in start_parts(self.metrics)],
+                **costs_as_dict(self.metrics, self.cost["per_hour"] if self.cost else None),
+            },
             "verdict": self.verdict.as_dict(),
             "profiling_cost": self.profiling_cost,
             "rules": self.rules,

@@ -22,20 +22,22 @@ def cost_of(metrics: JobMetrics, verdict: Verdict, prices: Mapping[str, float] |
     """Return the cost per hour and how much of it is lost; None if the instance type or its price is unknown."""
     table = built_in()
     price_of = prices if prices is not None else table["dollars_per_hour"]
-    kind = metrics.instance_type
-    if not kind or kind not in price_of:
+    types = metrics.node_types
+    if not types or any(kind not in price_of for kind in types):
         return None
-    nodes = max(len(metrics.nodes), 1)
-    hourly = float(price_of[kind]) * nodes
+    nodes = sum(types.values())
+    hourly = sum(float(price_of[kind]) * count for kind, count in types.items())
+    kind = " + ".join(types)
+    machines = " + ".join(f"{count} x {kind}" for kind, count in types.items())
     share = verdict.main.share_of_time
     if verdict.main.of == "loop" and metrics.loop and metrics.duration:
         share *= (metrics.loop[1] - metrics.loop[0]) / metrics.duration
     lost = hourly * share
     origin = "your price table" if prices is not None else f"list prices of {table['region']}, {table['as_of']}"
-    sentence = f"Estimate: about ${lost:.2f} of ${hourly:.2f} per hour is lost this way ({nodes} x {kind}; {origin})."
+    sentence = f"Estimate: about ${lost:.2f} of ${hourly:.2f} per hour is lost this way ({machines}; {origin})."
     if verdict.main.kind.is_healthy:
-        sentence = f"Estimate: the job costs about ${hourly:.2f} per hour ({nodes} x {kind}; {origin})."
-    smaller = smaller_instance(metrics, kind, price_of)
+        sentence = f"Estimate: the job costs about ${hourly:.2f} per hour ({machines}; {origin})."
+    smaller = smaller_instance(metrics, kind, price_of) if len(types) == 1 else None
     if smaller:
         used = "GPUs, GPU memory and CPUs" if metrics.gpus else "CPUs and memory"
         sentence += f" Its {used} are less than half used: {smaller} would cost ${float(price_of[smaller]) * nodes:.2f} per hour."

@@ -14,6 +14,7 @@ from sm_profiler.report.gains import gain_of_finding
 from sm_profiler.report.gpu.section import parts_of as gpu_parts
 from sm_profiler.report.model import Evidence, Finding, Location, Report
 from sm_profiler.report.parts import COLOURS
+from sm_profiler.report.restarts import repeated_work
 from sm_profiler.report.slices import loop_slices
 from sm_profiler.report.startup import job_parts
 from sm_profiler.report.svg import shorten
@@ -46,7 +47,10 @@ def terminal_summary(report: Report, colour: bool = False, *, width: int | None 
     count, downtime = report.metrics.interruptions
     if count:
         times = "once" if count == 1 else f"{count} times"
-        lines.append(shorten(f"  interrupted {times} and resumed; {duration(downtime)} of downtime excluded", width))
+        repeated = repeated_work(report.metrics)
+        again = f"; {repeated.steps:,} steps ({duration(repeated.seconds)}) done again" if repeated else ""
+        text = f"  interrupted {times} and resumed; {duration(downtime)} of downtime excluded{again}"
+        lines.append(shorten(text, width))
     last = _also(report.verdict.also, width)
     if report.broken:
         last.append(shorten(printable(f"  {_broken(report.broken)}"), width))

@@ -17,6 +17,7 @@ from sm_profiler.report.gpu import section as gpu_section
 from sm_profiler.report.job_metrics import JobMetrics, Rank
 from sm_profiler.report.judges.judge_context import mean_or_none
 from sm_profiler.report.model import Finding, Report
+from sm_profiler.report.restarts import billed_time, repeated_work
 from sm_profiler.report.slices import loop_slices
 from sm_profiler.report.startup import job_parts
 from sm_profiler.report.svg import shorten
@@ -202,9 +203,14 @@ def glance(report: Report) -> list[tuple[str, str, str]]:
         tiles.append(("Memory", f"{memory:.0f} %", "of the node" if len(metrics.nodes) == 1 else "of the nodes"))
     if metrics.ranks:
         count, downtime = metrics.interruptions
-        tiles.append(
-            ("Interruptions", str(count) if count else "none", f"{duration(downtime)} of downtime" if downtime else "")
-        )
+        repeated = repeated_work(metrics)
+        notes = [f"{duration(downtime)} of downtime"] if downtime else []
+        notes += [f"{plural(repeated.steps, 'step')} done again"] if repeated else []
+        tiles.append(("Interruptions", str(count) if count else "none", ", ".join(notes)))
+    billed = billed_time(metrics.description)
+    if billed is not None:
+        note = f"of {duration(billed.training_s)} of training" + (", spot" if billed.spot else "")
+        tiles.append(("Billed", duration(billed.billable_s), note))
     recorded = metrics.overhead is not None and math.isfinite(metrics.overhead)
     tiles.append(
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from sm_profiler.container import KMS_VARIABLE
 from sm_profiler.errors import SourceError
 from sm_profiler.storage.base import AccessDeniedError, FileInfo, MissingFileError, Storage
 from sm_profiler.storage.download import read_all
@@ -29,6 +30,8 @@ def open_storage(
         requester_pays: agree to pay for requests to a requester-pays bucket; default: the environment variable
             SM_PROFILER_REQUESTER_PAYS, if it is 1.
 
+    Objects are encrypted with the KMS key of the environment variable SM_PROFILER_KMS_KEY, if it is set.
+
     Raises:
         SourceError: the URI is not valid, or boto3 is not installed.
     """
@@ -45,4 +48,5 @@ def open_storage(
 
     if requester_pays is None:
         requester_pays = os.environ.get("SM_PROFILER_REQUESTER_PAYS") == "1"
-    return S3Storage(bucket, prefix, client=client, region=region, requester_pays=requester_pays)
+    key = os.environ.get(KMS_VARIABLE) or None
+    return S3Storage(bucket, prefix, client=client, region=region, requester_pays=requester_pays, kms_key_id=key)

@@ -203,3 +203,17 @@ def test_week_and_order():
     assert fleet.top[0].name == "job-10"  # all that was billed is lost in both, then by name
     assert len(fleet.top) == 10
     assert fleet.totals.instance_hours == pytest.approx(12 * HOUR / 3600)
+
+
+def test_the_trials_of_a_tuning_job_are_a_group():
+    arn = "arn:aws:sagemaker:us-east-1:1:hyper-parameter-tuning-job/tune-lr"
+    jobs = [priced(report_json(f"trial-{n}"), description(f"trial-{n}", TuningJobArn=arn)) for n in range(3)]
+    fleet = assemble([*jobs, priced(report_json("alone"), description("alone"))], group_by=("tuning-job",))
+    assert {(group.value, group.sums.jobs) for group in fleet.groups} == {("tune-lr", 3), ("", 1)}
+
+
+def test_a_report_of_several_instance_types_has_the_price_of_each():
+    types = {"ml.g5.xlarge": 1, "ml.m5.xlarge": 3}
+    job = priced(report_json("mixed", instance_types=types), prices={"ml.g5.xlarge": 1.4, "ml.m5.xlarge": 0.2})
+    assert job.types == types
+    assert job.price == pytest.approx((1.4 + 3 * 0.2) / 4)

@@ -1,0 +1,87 @@
+"""Interruptions, the bill, and instances of several types."""
+
+import attrs
+import pytest
+from report_helpers import START_S, metrics_of, report_from, training
+
+from sm_profiler.formats.event_names import SAVE
+from sm_profiler.report.prices import cost_of
+from sm_profiler.report.restarts import billed_time, costs_as_dict, repeated_work
+from sm_profiler.report.terminal import terminal_summary
+from sm_profiler.report.view import glance
+
+FIRST, SECOND = "algo-1-11", "algo-1-22"
+METADATA = tuple(
+    {"rank": None, "node": "algo-1", "pid": pid, "start_us": (START_S + at) * 1e6}
+    for pid, at in ((11, 0.9), (22, 59.9))
+)
+
+
+def interrupted(*saves):
+    """A job of two attempts of 100 steps of 10 ms each, and its checkpoints."""
+    saved = [(SAVE, "torch.save", at, 0.001, FIRST, 1) for at in saves]
+    return [*training(100, node=FIRST), *saved, *training(100, node=SECOND, at=60.0)]
+
+
+def test_steps_since_the_last_checkpoint_are_done_again():
+    metrics = metrics_of(interrupted(1.2, 1.5), metadata=METADATA)
+    assert metrics.interruptions[0] == 1
+    repeated = repeated_work(metrics)
+    assert repeated.steps == pytest.approx((1.0 + 100 * 0.0102 - 1.501) / 0.0102, abs=1.5)
+    assert repeated.seconds == pytest.approx(1.0 + 100 * 0.0102 - 1.501, abs=0.02)
+
+
+def test_a_checkpoint_after_the_interruption_changes_nothing():
+    before, after = (
+        repeated_work(metrics_of(interrupted(*saves), metadata=METADATA)) for saves in ((1.5,), (1.5, 60.3))
+    )
+    assert before == after
+
+
+@pytest.mark.parametrize("rows", [training(100, node=FIRST), interrupted(), interrupted(60.5)])
+def test_nothing_is_claimed_without_a_checkpoint_or_an_interruption(rows):
+    assert repeated_work(metrics_of(rows, metadata=METADATA)) is None
+
+
+def test_page_terminal_and_json_name_what_an_interruption_cost():
+    report = report_from(interrupted(1.5), metadata=METADATA, instance_type="ml.g5.xlarge")
+    again = repeated_work(report.metrics)
+    tile = next(tile for tile in glance(report) if tile[0] == "Interruptions")
+    assert tile[1] == "1"
+    assert f"{again.steps} steps done again" in tile[2]
+    assert f"{again.steps} steps" in terminal_summary(report, width=100)
+    found = report.as_dict()["job"]["interruptions"]
+    assert found["repeated_steps"] == again.steps
+    assert found["repeated_usd"] == pytest.approx(again.seconds * report.cost["per_hour"] / 3600, abs=1e-4)
+    assert "interruptions" not in report_from(training(100)).as_dict()["job"]
+
+
+def test_the_bill_of_a_spot_job_is_on_the_page():
+    metrics = metrics_of(training(100))
+    description = {"EnableManagedSpotTraining": True, "TrainingTimeInSeconds": 7200, "BillableTimeInSeconds": 2400}
+    metrics = attrs.evolve(metrics, description=description)
+    assert costs_as_dict(metrics, None) == {"billed": {"spot": True, "training_s": 7200.0, "billable_s": 2400.0}}
+    report = attrs.evolve(report_from(training(100)), metrics=metrics)
+    (tile,) = [tile for tile in glance(report) if tile[0] == "Billed"]
+    assert tile[2].endswith("of training, spot")
+
+
+@pytest.mark.parametrize("value", [None, "7200", True, -1, float("nan"), 1e300])
+def test_a_damaged_bill_is_left_out(value):
+    assert billed_time({"TrainingTimeInSeconds": 7200, "BillableTimeInSeconds": value}) is None
+
+
+def test_groups_of_instances_have_their_own_prices():
+    rows = [*training(100, node="algo-1-0"), *training(100, node="algo-2-1"), *training(100, node="algo-3-2")]
+    types = {"algo-1": "ml.p4d.24xlarge", "algo-2": "ml.c5.18xlarge", "algo-3": "ml.c5.18xlarge"}
+    metrics = metrics_of(rows, instance_type="ml.p4d.24xlarge")
+    mixed = attrs.evolve(metrics, types_by_node=types)
+    prices = {"ml.p4d.24xlarge": 30.0, "ml.c5.18xlarge": 4.0}
+    verdict = report_from(rows).verdict
+    assert cost_of(metrics, verdict, prices)["per_hour"] == 90.0
+    cost = cost_of(mixed, verdict, prices)
+    assert (cost["per_hour"], cost["nodes"]) == (38.0, 3)
+    assert cost["instance_type"] == "ml.p4d.24xlarge + ml.c5.18xlarge"
+    assert "1 x ml.p4d.24xlarge + 2 x ml.c5.18xlarge" in cost["sentence"]
+    assert costs_as_dict(mixed, None) == {"instance_types": {"ml.p4d.24xlarge": 1, "ml.c5.18xlarge": 2}}
+    assert cost_of(mixed, verdict, {"ml.p4d.24xlarge": 30.0}) is None
