@@ -56,6 +56,15 @@ KMS_VARIABLE = "SM_PROFILER_KMS_KEY"
 ALLOW_STOP_VARIABLE = "SM_PROFILER_ALLOW_STOP_TRAINING"
 
 DEFAULT_NODE = "algo-1"
+# Number of this node and number of nodes outside of the service: our own variables, then those of Kubernetes' training
+# operator, Slurm and torchrun.
+NODE_VARIABLES = (
+    ("SM_PROFILER_NODE_RANK", "SM_PROFILER_NODES"),
+    ("PET_NODE_RANK", "PET_NNODES"),
+    ("SLURM_NODEID", "SLURM_NNODES"),
+    ("GROUP_RANK", "GROUP_WORLD_SIZE"),
+)
+MAX_DIGITS = 5  # of a number of nodes
 
 
 def relocated(path: str, root: str | os.PathLike[str]) -> Path:
@@ -105,11 +114,16 @@ class Resources:
 
 
 def read_resources(environment: Mapping[str, str] = os.environ, path: str = RESOURCE_CONFIG) -> Resources:
-    """Read resourceconfig.json, by default a training job's; a missing or damaged file, or field, leaves the defaults."""
+    """Read resourceconfig.json, by default a training job's; without one, ask the launcher's variables.
+
+    A damaged file or field leaves the defaults.
+    """
     import json  # noqa: PLC0415 - for a quick import of the facade
 
     try:
         found = json.loads(rooted(path, environment).read_text("utf-8-sig"))
+    except FileNotFoundError:
+        return _from_launcher(environment)
     except (OSError, ValueError, RecursionError):
         return Resources()
     if not isinstance(found, dict) or not isinstance(node := found.get("current_host"), str):
@@ -123,6 +137,23 @@ def read_resources(environment: Mapping[str, str] = os.environ, path: str = RESO
         instance_type=instance_type if isinstance(instance_type, str) else None,
         interface=interface if isinstance(interface, str) else "",
     )
+
+
+def _from_launcher(environment: Mapping[str, str]) -> Resources:
+    """Return this machine's place among the nodes of a launcher outside of the service."""
+    for own, all_nodes in NODE_VARIABLES:
+        rank, count = (_whole(environment.get(name, "")) for name in (own, all_nodes))
+        if rank is not None:
+            hosts = [f"algo-{number}" for number in range(1, max(count or 1, 1) + 1)]
+            node = f"algo-{rank + 1}"
+            return Resources(node, tuple(hosts if node in hosts else [*hosts, node]))
+    return Resources()
+
+
+def _whole(text: str) -> int | None:
+    """Return a number of nodes; for an elastic range such as `2:4` the smaller."""
+    number = text.partition(":")[0]
+    return int(number) if number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS else None
 
 
 def _host_number(host: str) -> tuple[int, str]:

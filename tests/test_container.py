@@ -69,3 +69,20 @@ def test_no_other_module_spells_the_layout():
     ).stdout.split()  # fmt: skip
     others = {"sm_profiler/container.py", "sm_profiler/rules/trial.py"}  # the latter in the old API's signature
     assert set(found) <= others
+
+
+@pytest.mark.parametrize(
+    ("variables", "node", "is_first"),
+    [
+        ({"SLURM_NODEID": "1", "SLURM_NNODES": "4"}, "algo-2", False),
+        ({"SLURM_NODEID": "0", "SLURM_NNODES": "4"}, "algo-1", True),
+        ({"PET_NODE_RANK": "3", "PET_NNODES": "2:4", "GROUP_RANK": "0"}, "algo-4", False),
+        ({"GROUP_RANK": "1"}, "algo-2", False),
+        ({"SM_PROFILER_NODE_RANK": "2", "SM_PROFILER_NODES": "3", "SLURM_NODEID": "0"}, "algo-3", False),
+        ({"SLURM_NODEID": "x"}, "algo-1", True),
+        ({"SLURM_NODEID": "-1", "SLURM_NNODES": "9" * 30}, "algo-1", True),
+    ],
+)
+def test_nodes_outside_of_the_service_are_numbered_by_their_launcher(tmp_path, variables, node, is_first):
+    found = read_resources({"SM_PROFILER_ROOT": str(tmp_path), **variables})
+    assert (found.node, found.is_first_node) == (node, is_first)
