@@ -120,7 +120,7 @@ class Objects(Collector):
 def census(before: dict[int, int]) -> tuple[Census, Any]:
     """Count all objects, and find the list or dict that has gained most since `before`, None if none has grown."""
     types = count_by_type()
-    kinds = {kind for kind in types if f"{kind.__module__}.{kind.__qualname__}" in TENSORS}
+    kinds = {kind for kind in types if _full_name(kind) in TENSORS}
     size = in_graphs = 0
     if kinds:
         with contextlib.suppress(RuntimeError, NotImplementedError):  # sparse tensors have no size
@@ -150,7 +150,7 @@ def _held(one: Any, depth: int) -> tuple[bool, int]:
         each = list(one.values() if kind is dict else one)
         found = [_held(inner, depth - 1) for inner in each[-MAX_ELEMENTS:]]
         return any(graphs for graphs, _ in found), sum(size for _, size in found) * len(each) // len(found)
-    if f"{kind.__module__}.{kind.__qualname__}" in (*TENSORS, "numpy.ndarray"):
+    if _full_name(kind) in (*TENSORS, "numpy.ndarray"):
         with contextlib.suppress(RuntimeError, NotImplementedError):
             return not getattr(one, "is_leaf", True), int(one.nbytes)
     return False, POINTER
@@ -174,5 +174,10 @@ def _describe(container: Any, holder: str, before: int) -> str:
     )
 
 
+def _full_name(kind: type) -> str:
+    """Return module and name; types that C code creates (those of Triton's compiler do) may have no module."""
+    return f"{getattr(kind, '__module__', '')}.{kind.__qualname__}"
+
+
 def _name(kind: type) -> str:
-    return kind.__qualname__ if kind.__module__ in ("builtins", "torch") else f"{kind.__module__}.{kind.__qualname__}"
+    return kind.__qualname__ if getattr(kind, "__module__", "") in ("", "builtins", "torch") else _full_name(kind)

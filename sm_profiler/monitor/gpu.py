@@ -29,6 +29,7 @@ PCIE_RECEIVED, PCIE_SENT = "GPUPCIeReceiveBytesPerSecond", "GPUPCIeTransmitBytes
 # Percent of the time, averaged since the last reading (Hopper and newer)
 SM_ACTIVE, SM_OCCUPANCY = "GPUSMUtilization", "GPUSMOccupancy"
 TENSOR_ACTIVE, DRAM_ACTIVE = "GPUTensorUtilization", "GPUDRAMBandwidthUtilization"
+SINGLE_ACTIVE, DOUBLE_ACTIVE = "GPUFP32Utilization", "GPUFP64Utilization"
 
 DETAILS_EVERY_S = 1.0  # slow values, or values that cost a driver call each, are read no more often
 
@@ -43,6 +44,8 @@ GPM_METRICS = {
     SM_OCCUPANCY: ("NVML_GPM_METRIC_SM_OCCUPANCY", 1.0),
     TENSOR_ACTIVE: ("NVML_GPM_METRIC_ANY_TENSOR_UTIL", 1.0),
     DRAM_ACTIVE: ("NVML_GPM_METRIC_DRAM_BW_UTIL", 1.0),
+    SINGLE_ACTIVE: ("NVML_GPM_METRIC_FP32_UTIL", 1.0),
+    DOUBLE_ACTIVE: ("NVML_GPM_METRIC_FP64_UTIL", 1.0),
     PCIE_SENT: ("NVML_GPM_METRIC_PCIE_TX_PER_SEC", float(MIB)),
     PCIE_RECEIVED: ("NVML_GPM_METRIC_PCIE_RX_PER_SEC", float(MIB)),
 }

@@ -108,3 +108,12 @@ def test_a_look_leaves_the_collector_as_it_was():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_names_types_without_a_module():
+    """Types that C code creates may have none: those of Triton's compiler, on a real GPU."""
+    strange = type("Meta", (type,), {"__module__": property(lambda cls: cls.missing)})("Node", (), {})
+    with pytest.raises(AttributeError):
+        strange.__module__  # noqa: B018 - the point
+    assert objects._name(strange) == "Node"
+    assert objects._held(strange(), 2) == (False, objects.POINTER)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 LASTS, MOST = 3.0, 8  # seconds of healthy steps at least; times the steps at most
 ENOUGH, RARE = 8, 6  # occurrences; times the usual
+TOGETHER = 10  # steps on a GPU timed together, so that the host still runs ahead
 TORCH = sys.modules.get("torch")  # imported by the script, before this module
 if TORCH:
     TORCH.set_num_threads(1)  # the machines differ in cores; a step should not
@@ -38,6 +39,7 @@ class Run:
         self._gaps, self._ended, self._began, self._stepped = defaultdict(list), {}, 0.0, []
         self._started, self._loop = time.perf_counter(), 0.0
         self.repaired, self._usual, self._diary = False, 0.0, ""
+        self._count, self._together = 0, 1
         self.samples = 0  # in all steps, if the repaired twin has other batches
         words = iter(sys.argv[1:])
         for word in words:
@@ -73,7 +75,11 @@ class Run:
     def stepped(self):
         """Note the end of a step, in a script without an optimizer of torch."""
         if self.repaired:
-            self._stepped.append(time.perf_counter())
+            self._count += 1
+            if self._count % self._together == 0:
+                if self._together > 1:
+                    TORCH.cuda.synchronize()
+                self._stepped.append(time.perf_counter())
 
     def usual(self) -> float:
         """Return the seconds of a healthy step."""
@@ -109,13 +115,16 @@ class Run:
     @contextmanager
     def training(self):
         """Time the training loop."""
+        if TORCH and TORCH.cuda.is_initialized():
+            self._together = TOGETHER
+            TORCH.cuda.synchronize()
         self._began = time.perf_counter()
         yield
         self._loop += time.perf_counter() - self._began
 
     def _step(self) -> float:
         """Return the seconds of a healthy step: between calls of the optimizer, the mean without the slow first ones."""
-        gaps = [later - earlier for earlier, later in pairwise(self._stepped)]
+        gaps = [(later - earlier) / self._together for earlier, later in pairwise(self._stepped)]
         if len(gaps) < ENOUGH:
             return self._loop / self.steps
         usual = statistics.median(gaps)
