@@ -22,15 +22,18 @@ import attrs
 
 from benchmarks.diagnosis import table
 from benchmarks.diagnosis.adapters import PROFILERS, FailedRunError
-from benchmarks.diagnosis.manifest import CASES, Case
+from benchmarks.diagnosis.manifest import CASES, GPU_CASES, Case
 from benchmarks.diagnosis.running import busy, lanes, run_case, twice_the_cores
 from benchmarks.diagnosis.scoring import BUSY, QUIET, Score, score
+
+DEVICE = Path("/dev/nvidiactl")  # of NVIDIA's driver
 
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.diagnosis", description=__doc__.splitlines()[0])
     parser.add_argument("--profiler", choices=sorted(PROFILERS), default="ours")
     parser.add_argument("--cases", default="", help="parts of names, separated by commas; `sample` for the sample")
+    parser.add_argument("--gpu", action="store_true", help="the cases for a CUDA device; without one, there are none")
     parser.add_argument("--repeat", type=int, default=1, help="runs of every case")
     parser.add_argument("--seed", type=int, default=0, help="vary all sizes; the same seed gives the same sizes")
     parser.add_argument("--lanes", type=int, default=1, help="cases at once, each on its own share of the cores")
@@ -51,12 +54,15 @@ def options() -> argparse.Namespace:
 
 
 def chosen(args: argparse.Namespace) -> list[Case]:
-    cases = CASES
+    every = GPU_CASES if args.gpu else CASES
+    if args.gpu and not (args.list or args.sources or DEVICE.exists()):
+        sys.exit("not run: no CUDA device")
+    cases = every
     if args.cases == "sample":
         cases = [case for case in cases if case.sample]
     elif args.cases:
         words = args.cases.split(",")
-        cases = [case for word in words for case in CASES if word in case.name]
+        cases = [case for word in words for case in every if word in case.name]
     return [twin for case in cases if (twin := case.twin())] if args.twins else list(cases)
 
 
@@ -116,7 +122,9 @@ def main() -> None:
     print(table.runs_sentence(scores))
     print(table.classes_table(scores), table.reliability_table(scores), sep="\n\n")
     if args.markdown:
-        if args.profiler == "ours":
+        if args.gpu:
+            table.write(args.markdown, "gpu", table.problems_table(scores))
+        elif args.profiler == "ours":
             table.write(args.markdown, "classes", table.classes_table(scores))
             table.write(args.markdown, "problems", table.problems_table(scores))
             table.write(args.markdown, "reliability", table.reliability_table(scores))

@@ -16,7 +16,7 @@ from typing import ClassVar, Protocol
 
 import attrs
 
-from benchmarks.diagnosis.manifest import PROBLEMS
+from benchmarks.diagnosis.manifest import GPU_PROBLEMS, PROBLEMS
 from sm_profiler.report import build_report
 from sm_profiler.source import open_source
 
@@ -91,8 +91,9 @@ def interpreter(script: Path) -> str:
 def environment() -> dict[str, str]:
     """Return the variables of a run: one thread for each operator, no profiler of the caller's."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("SM_PROFILER")}
+    inherited = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     one = {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-    return kept | {"PYTHONPATH": f"{PROBLEMS}", **one}
+    return kept | {"PYTHONPATH": os.pathsep.join([str(PROBLEMS), str(GPU_PROBLEMS), *inherited]), **one}
 
 
 def execute(command: Sequence[str], folder: Path, **variables: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import attrs
 
 PROBLEMS = Path(__file__).parent / "problems"
+GPU_PROBLEMS = Path(__file__).parent / "gpu_problems"  # for a CUDA device
 MARKER = "# GUILTY"
 HEALTHY = ("BALANCED", "COMPUTE_BOUND")
 CLOSE = 1.2  # times the other; either of two problems this close may lead
@@ -64,12 +65,22 @@ class Case:
         return "-".join([self.script, *sizes, *(["repaired"] if self.repaired else [])])
 
     @property
+    def path(self) -> Path:
+        """Return the script's file."""
+        return (GPU_PROBLEMS if self.on_gpu else PROBLEMS) / f"{self.script}.py"
+
+    @property
+    def on_gpu(self) -> bool:
+        """Return True if the script needs a CUDA device."""
+        return self.script.startswith("gpu_")
+
+    @property
     def ranks(self) -> bool:
         """Return True if the script starts several ranks."""
         return "from ranks import" in self._source()
 
     def _source(self) -> str:
-        return (PROBLEMS / f"{self.script}.py").read_text(encoding="utf-8")
+        return self.path.read_text(encoding="utf-8")
 
     @property
     def healthy(self) -> bool:
@@ -91,7 +102,7 @@ class Case:
     def twin(self) -> Case | None:
         """Return the repaired twin as a case of its own; None if a profiler may still find something in it."""
         if (
-            self.healthy or "HOST_BOUND" in self.expected
+            self.healthy or "HOST_BOUND" in self.expected or self.on_gpu
         ):  # larger batches make the fixed cost of an operator smaller, not small
             return None
         return Case(self.script, self.size, HEALTHY, f"repaired: {self.about}", gains=False, repaired=True)
@@ -139,6 +150,7 @@ def _function(source: str, number: int) -> str:
 
 LOGGING = ("LOGGING", "SYNC_BOUND")
 SAVING = ("CHECKPOINTING", "PERIODIC_STALL")
+SMALL_STEPS = ("BATCH_TOO_SMALL", "HOST_BOUND")
 
 CASES = (
     Case("mlp", {"width": 512, "batch": 96}, HEALTHY, "nothing", sample=True),
@@ -253,4 +265,23 @@ CASES = (
     Case("optimizer_and_data", {"optimizing": 0.42, "loading": 0.42}, ("INPUT_BOUND",), "transform, and optimizer", also=("OPTIMIZER_BOUND",), line="loading", diary="loading", second="optimizing"),
     Case("evaluate_and_collect", {"collecting": 0.12, "batches": 150}, ("EVALUATION_BOUND",), "evaluation, and collections", also=("GC_BOUND",), line="evaluating", diary="evaluating", second="collecting"),
     Case("evaluate_and_collect", {"collecting": 0.35, "batches": 90}, ("EVALUATION_BOUND",), "collections, and evaluation", also=("GC_BOUND",), line="evaluating", diary="evaluating", second="collecting"),
+)  # fmt: skip
+
+GPU_CASES = (
+    Case("gpu_transformer", {"width": 1024}, HEALTHY, "GPU: nothing, bf16"),
+    Case("gpu_transformer", {"item": 1}, HEALTHY, "GPU: nothing that matters, `.item()` at each step"),
+    Case("gpu_scaler", {"accumulate": 4}, HEALTHY, "GPU: nothing, fp16 with a GradScaler, four batches a step"),
+    Case("gpu_float32", {"width": 4096}, ("TENSOR_CORES_UNUSED",), "GPU: products in single precision", line=None),
+    Case("gpu_elementwise", {"depth": 12}, ("MEMORY_BANDWIDTH_BOUND",), "GPU: long elementwise chains", line=None),
+    Case("gpu_copies", {"apart": 0}, ("TRANSFER_BOUND",), "GPU: copies from pageable memory"),
+    Case("gpu_copies", {"apart": 1}, ("TRANSFER_BOUND",), "GPU: a copy for each image"),
+    Case("gpu_items", {"width": 1024}, ("SYNC_BOUND",), "GPU: the norm of each gradient is read", gains=False),
+    Case("gpu_tiny", {"depth": 40}, SMALL_STEPS, "GPU: many small layers", line=None, gains=False),
+    Case("gpu_small_batch", {"batch": 2}, SMALL_STEPS, "GPU: two images a batch", line=None, gains=False),
+    Case("gpu_plans", {"width": 768}, ("HOST_BOUND",), "GPU: attention planned anew for each length", line=None, gains=False),
+    Case("gpu_pieces", {"memory": 0.039}, ("ALLOCATOR",), "GPU: memory in pieces", line=None, gains=False),
+    Case("gpu_loader", {"share": 0.45}, ("INPUT_BOUND",), "GPU: slow samples, no workers", diary="loading"),
+    Case("gpu_optimizer", {"width": 256}, ("OPTIMIZER_BOUND", *SMALL_STEPS), "GPU: an optimizer that launches one by one", line=None, gains=False),
+    Case("gpu_recompile", {"shapes": 7}, ("RECOMPILATION",), "GPU: torch.compile, new lengths", line=None),
+    Case("gpu_jax", {"width": 8192}, HEALTHY, "GPU: nothing, JAX"),
 )  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 
 from benchmarks.diagnosis.adapters import Diagnosis, FailedRunError, Plain, Profiler
-from benchmarks.diagnosis.manifest import PROBLEMS, Case
+from benchmarks.diagnosis.manifest import Case
 
 
 @attrs.frozen
@@ -58,7 +58,7 @@ def _per_sample(diary: dict[str, Any]) -> float:
 def _run(case: Case, folder: Path, *options: str) -> tuple[Path, list[str]]:
     """Return a copy of the script with a name that hints at nothing, and its arguments."""
     folder.mkdir()
-    script = Path(shutil.copy(PROBLEMS / f"{case.script}.py", folder / "train.py"))
+    script = Path(shutil.copy(case.path, folder / "train.py"))
     sizes = [word for key, value in case.size.items() for word in (f"--{key}", str(value))]
     return script, [*sizes, *options, "--diary", str(folder / "diary.json")]
 

@@ -125,7 +125,8 @@ def census(before: dict[int, int]) -> tuple[Census, Any]:
     if kinds:
         with contextlib.suppress(RuntimeError, NotImplementedError):  # sparse tensors have no size
             size = sum(map(attrgetter("nbytes"), of_types(kinds)))
-        in_graphs = sum(types[kind] for kind in kinds) - sum(map(attrgetter("is_leaf"), of_types(kinds)))
+        with contextlib.suppress(RuntimeError):  # torch.compile keeps tensors that are not defined
+            in_graphs = sum(types[kind] for kind in kinds) - sum(map(attrgetter("is_leaf"), of_types(kinds)))
     containers = of_types({list, dict})
     long = list(compress(containers, map(LONG.__le__, map(len, containers))))
     del containers

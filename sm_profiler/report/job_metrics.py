@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -10,7 +10,7 @@ import numpy as np
 
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Floats, Mask
-from sm_profiler.report import parts
+from sm_profiler.report import parts, policy
 from sm_profiler.report.attempts import Attempts, evaluation_seconds, find_attempts, join_successors, process_name
 from sm_profiler.report.iterations import Iterations, as_run_on_device, iterations_of
 from sm_profiler.report.left_out import UNDISTURBED, Disturbed, disturbed_spans, keep_undisturbed
@@ -208,6 +208,11 @@ class JobMetrics:
         if not self.ranks:
             return None
         return min(rank.start for rank in self.ranks), max(rank.end for rank in self.ranks)
+
+    @property
+    def gpu_span(self) -> tuple[float, float]:
+        """Start and end of what the use of the GPUs is judged by: the loop without its start."""
+        return _warm_span(self.ranks, self.loop or (self.start, self.end))
 
     @property
     def initialization(self) -> float | None:
@@ -483,6 +488,14 @@ def _loader(recorded: LoaderSettings, metadata: tuple[dict[str, Any], ...]) -> L
     return attrs.evolve(recorded, num_workers=max(known)) if recorded.num_workers < 0 and known else recorded
 
 
+def _warm_span(ranks: Sequence[Rank], span: tuple[float, float]) -> tuple[float, float]:
+    """Return a span without the first steps, which start CUDA's libraries while the GPU is idle, if much is left of it."""
+    steps = int(policy.WARM_UP_STEPS)
+    starts = [float(rank.iterations.start[steps]) for rank in ranks if len(rank.iterations) > steps and not rank.judged]
+    start = max(starts, default=span[0]) + policy.GPU_LAG_S
+    return (start, span[1]) if span[1] - start >= policy.WARM_LEFT * (span[1] - span[0]) else span
+
+
 def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are options
     summary: StepSummary,
     system: SystemSeries,
@@ -522,10 +535,11 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
     edges = [edge for edge in edges if np.isfinite(edge)]
     start, end = (min(edges), max(edges)) if edges else (float("nan"), float("nan"))
     loop = (min(rank.start for rank in ranks), max(rank.end for rank in ranks)) if ranks else (start, end)
+    warm = _warm_span(ranks, loop)
     memories = system.of("gpu_memory")
     gpus = tuple(
         GpuMetrics(
-            node, device, data.mean_within(*loop), data.idle_within(*loop),
+            node, device, data.mean_within(*warm), data.idle_within(*warm),
             memories[node, device].mean_within(*loop) if (node, device) in memories else float("nan"),
             memories[node, device].highest if (node, device) in memories else float("nan"),
         )

@@ -31,6 +31,9 @@ SAMPLE_IDLE = T(10.0, "percent; a GPU sample below it counts as idle, as in the 
 
 SLOWED = T(1.1, "times the usual step; a window that slows steps by more would shift the shares of their parts")
 
+GPU_LAG_S = T(1.0, "second that NVML's use of a GPU looks back over")
+WARM_LEFT = T(0.5, "of the loop; a loop that is hardly longer than its start is judged as a whole")
+
 # Input.
 INPUT_WAIT = T(
     0.15, "share of the loop; a loader that just keeps up costs a few percent, and above 15 % workers pay off"
@@ -188,6 +191,14 @@ CLOCK_LOST = T(0.08, "of the usual clock, while throttled; clocks vary by a few 
 UNDERCLOCKED = T(0.25, "of the usual clock, without throttling by heat or hardware; power limits cost about a tenth")
 SUSTAINED_CLOCK = T(0.8, "of the highest clock; under full load a GPU runs at 80 to 95 % of it")
 POWER_CAPPED = T(0.5, "of the time at the power limit, which explains a low clock then")
+PLAIN_BUSY = T(
+    40.0, "percent of the time in which the units for single or double precision work; products keep them busy for 75 %"
+)
+TENSOR_IDLE = T(5.0, "percent; tensor cores work a fifth of the time and more in usual training in half precision")
+BANDWIDTH = T(65.0, "percent of the memory bandwidth; a transformer in bf16 takes 50 %, and no kernel more than 90 %")
+BANDWIDTH_CLEAR = T(75.0, "percent; products never need this much")
+BANDWIDTH_MOST = T(90.0, "percent; more cannot be reached, so a GPU at this rate does nothing else")
+PLAIN_MOST = T(75.0, "percent; as BANDWIDTH_MOST, for products of single precision")
 BATCH_ROOM = T(45.0, "percent of GPU memory; below, a batch twice as large fits, with a reserve")
 BATCH_FULL = T(90.0, "percent of GPU memory; above, no larger batch fits as it is")
 BATCH_RESERVE = T(10.0, "percent of GPU memory that a batch should leave for fragmentation and longer inputs")
@@ -243,6 +254,19 @@ HIDDEN_ABOVE = {
     Class.SYNC_BOUND: T(80.0, "percent; the GPU is idle for less than OUTSIDE"),
     Class.OPTIMIZER_BOUND: T(80.0, "percent; the host may only wait in the optimizer for the GPU to finish"),
 }
+
+# What the host does can cost no more than the time in which the GPU is idle: these findings count with that at most.
+BESIDE_THE_GPU = (
+    Class.INPUT_BOUND, Class.SYNC_BOUND, Class.USER_PHASE, Class.HOST_BOUND, Class.GC_BOUND, Class.LOGGING,
+    Class.SLOW_CALLBACK, Class.TRANSFER_BOUND, Class.CHECKPOINTING, Class.RECOMPILATION, Class.OVERSUBSCRIBED,
+)  # fmt: skip
+HIDDEN = T(0.5, "of a finding's share; if the GPU is idle for less, most of it is hidden behind the GPU's work")
+IDLE_ERROR = T(0.05, "of the loop; a GPU's use is sampled, and short pauses between kernels count as use")
+LAUNCHES_LATE = T(0.25, "of the loop in which a GPU is idle; less is the lateness of a host that launches ahead")
+LAUNCHES_ON_GPU = T(
+    8.0,
+    "times the calibrated cost of an operator: CUDA's launch, the optimizer and modules; 3.5 to 6 on an H100's host",
+)
 
 # What a repair saves. `REST` numbers are what stays after a good repair; a value between the limits is the usual case.
 GAIN_INTERVAL = T(0.9, "of the intervals contain what a repair really saves")
@@ -306,6 +330,7 @@ UNMODELLED: dict[str, tuple[float, float]] = {  # confidence → least and usual
 }
 
 # Traces of torch.profiler. Shares of the time from the first kernel to the last.
+TRACE_STEPS = T(3, "whole steps; even if they launch little, they show what usual steps do")
 TRACE_LAUNCHES = T(200, "fewer launches are a fraction of a step, which may be unusual")
 TRACE_KERNELS = T(20, "fewer kernels are not a step of any training")
 TRACE_SYNC = T(0.10, "waits for the device are avoidable nearly always; a tenth is worth the change")
@@ -323,8 +348,8 @@ TRACE_REPAIRED = {
     Class.HOST_BOUND: (0.4, 0.65, 0.9),
     Class.COMMUNICATION_BOUND: (0.3, 0.55, 0.8),
     Class.TRANSFER_BOUND: (0.5, 0.8, 1.0),
-    Class.TENSOR_CORES_UNUSED: (0.4, 0.55, 0.75),
-    Class.MEMORY_BANDWIDTH_BOUND: (0.3, 0.5, 0.7),
+    Class.TENSOR_CORES_UNUSED: (0.4, 0.6, 0.85),  # TF32 saved 82 % on an H100
+    Class.MEMORY_BANDWIDTH_BOUND: (0.3, 0.5, 0.9),  # torch.compile saved 83 % of nothing but elementwise operators
     Class.DOMINANT_KERNEL: (0.2, 0.4, 0.7),
     Class.STRAGGLER: (0.7, 0.9, 1.0),
 }

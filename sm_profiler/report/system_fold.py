@@ -168,6 +168,10 @@ METRICS = {
     "GPUThrottledByHeat": "gpu_by_heat",
     "GPUThrottledByHardware": "gpu_by_hardware",
     "GPUTemperatureCelsius": "gpu_temperature",
+    "GPUTensorUtilization": "gpu_tensor",
+    "GPUFP32Utilization": "gpu_single",
+    "GPUFP64Utilization": "gpu_double",
+    "GPUDRAMBandwidthUtilization": "gpu_bandwidth",
     "SwapInBytesPerSecond": "swap_in",
     "SwapOutBytesPerSecond": "swap_out",
     "MajorFaultsPerSecond": "major_faults",
@@ -178,6 +182,7 @@ METRICS = {
 }
 PER_DEVICE = (
     "gpu", "gpu_memory", "gpu_clock", "gpu_clock_max", "gpu_by_power", "gpu_by_heat", "gpu_by_hardware", "gpu_temperature",
+    "gpu_tensor", "gpu_single", "gpu_double", "gpu_bandwidth",
 )  # fmt: skip
 CPU_FAMILY = ("cpu", "io_wait")
 

@@ -37,8 +37,9 @@ def decide(context: JudgeContext, broken: dict[str, str] | None = None) -> Verdi
                 raise
             broken[judge.__name__] = one_line(error)
             continue
-        if finding is not None and not context.gpu_hides(finding.kind):
-            findings.append(finding)
+        seen = context.beside_gpu(finding) if finding is not None else None
+        if seen is not None and not context.gpu_hides(seen.kind):
+            findings.append(seen)
     findings = without_symptoms(findings)
     if all(finding.kind.is_healthy for finding in findings):
         findings.append(_healthy(context) or _inconclusive(context))

@@ -117,3 +117,21 @@ def test_names_types_without_a_module():
         strange.__module__  # noqa: B018 - the point
     assert objects._name(strange) == "Node"
     assert objects._held(strange(), 2) == (False, objects.POINTER)
+
+
+def test_counts_although_a_tensor_is_not_defined(monkeypatch):
+    """Such tensors, which torch.compile keeps, raise at `is_leaf`."""
+
+    class Undefined:
+        nbytes = 8
+
+        @property
+        def is_leaf(self):
+            raise RuntimeError("cannot call get_autograd_meta() on undefined tensor")
+
+    real = objects.of_types
+    monkeypatch.setattr(objects, "of_types", lambda kinds: [Undefined()] if torch.Tensor in kinds else real(kinds))
+    kept = torch.ones(3)
+    found, _ = objects.census({})
+    assert found.tensors_in_graphs == 0
+    assert kept.sum() == 3

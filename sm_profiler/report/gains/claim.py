@@ -27,6 +27,18 @@ class Claim:
     parts: tuple[str, ...] = ()
     strict: bool = False
 
+    def at_most(self, seconds: float) -> Claim:
+        """Return the claim with no more seconds in all than these, in any case."""
+        total = float(self.seconds.sum())
+        if total <= 0 or total * self.high <= seconds:
+            return self
+        part = min(seconds / total, 1.0)
+        value = total * part
+        low = min(self.low * total / value, 1.0) if value > 0 else 1.0
+        return attrs.evolve(
+            self, seconds=self.seconds * part, low=low, high=max(seconds / value, 1.0) if value > 0 else 1.0
+        )
+
     @classmethod
     def of_scenarios(cls, scenarios: Sequence[Floats], parts: tuple[str, ...]) -> Claim:
         """Return the claim of a model's scenarios: what is saved at least, usually, and at most, in these parts only."""

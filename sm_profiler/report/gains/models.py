@@ -35,7 +35,11 @@ def claim_of(finding: Finding, context: JudgeContext, table: LoopTable) -> Claim
     """Return what the repair of a finding about the loop saves."""
     model = MODELS.get(finding.kind)
     claim = model(finding, context, table) if model else None
-    return claim if claim is not None else _lost_share(finding, table)
+    claim = claim if claim is not None else _lost_share(finding, table)
+    beside = (
+        finding.kind in policy.BESIDE_THE_GPU and finding.kind is not Class.HOST_BOUND
+    )  # larger batches fill the GPU
+    return claim.at_most((context.gpu_spare + policy.IDLE_ERROR) * table.total) if beside else claim
 
 
 def lost_share(finding: Finding) -> float:
@@ -328,6 +332,12 @@ def _gc_turns(finding: Finding, context: JudgeContext, table: LoopTable) -> Clai
     return Claim(seconds * scale, policy.GC_SAVED_LEAST / policy.GC_SAVED, policy.GC_UNSEEN / policy.GC_SAVED)
 
 
+def _of_kernels(finding: Finding, _: JudgeContext, table: LoopTable) -> Claim:
+    """Return what usual repairs of slow kernels save, as in traces."""
+    low, value, high = (float(one) for one in policy.TRACE_REPAIRED[finding.kind])
+    return Claim(table.length * lost_share(finding) * value, low / value, high / value)
+
+
 def _own_phase(finding: Finding, _: JudgeContext, table: LoopTable) -> Claim:
     return _lost_share(finding, table, (parts.DECLARED,))
 
@@ -366,6 +376,8 @@ MODELS: dict[Class, Model] = {
     Class.OPTIMIZER_BOUND: _optimizer,
     Class.STRAGGLER: _straggler,
     Class.HOST_BOUND: _host,
+    Class.TENSOR_CORES_UNUSED: _of_kernels,
+    Class.MEMORY_BANDWIDTH_BOUND: _of_kernels,
     Class.USER_PHASE: _own_phase,
     Class.COMMUNICATION_BOUND: _communication,
 }

@@ -52,7 +52,7 @@ def _mean(ranks: Sequence[RankTime], of: Callable[[RankTime], float]) -> float:
 
 
 def _confidence(ranks: Sequence[RankTime], share: float, threshold: float) -> str:
-    enough = min(rank.launches for rank in ranks) >= policy.TRACE_LAUNCHES
+    enough = all(one.launches >= policy.TRACE_LAUNCHES or one.steps >= policy.TRACE_STEPS for one in ranks)
     return "high" if enough and share >= policy.CLEARLY * threshold else "medium" if enough else "low"
 
 

@@ -75,6 +75,7 @@ class RankTime:
         within: copies within the device.
         copies: number of copies between host and device.
         launches: number of launches.
+        steps: number of marked steps.
         short: share of the launches whose kernel is shorter than the call.
         lines: cause (`input`, `sync`, `once`, `launch`, `communication`, `copies`, `plain`, `elementwise`, `dominant`,
             `compute`) → what costs most of it.
@@ -104,6 +105,7 @@ class RankTime:
     within: float
     copies: int
     launches: int
+    steps: int
     short: float
     lines: dict[str, tuple[CodeLine, ...]]
 
@@ -190,7 +192,7 @@ def measure_rank(rank: int, trace: KinetoTrace, of: Lines) -> RankTime:
         float(time[elementwise].sum()), device.name.values[dominant] if spent[dominant] else "", float(spent[dominant]),
         _is_since(properties, _TENSOR_CORES_SINCE), _is_since(properties, _TF32_SINCE), float(time[pageable].sum()),
         float(time[within].sum()), int(between.sum()),
-        int(known.sum()), float(short.mean()) if len(short) else 0.0, lines,
+        int(known.sum()), len(step_rows(events)), float(short.mean()) if len(short) else 0.0, lines,
     )  # fmt: skip
 
 

@@ -99,8 +99,9 @@ def read_windows(source: Any) -> Windows | None:
 def add_windows(report: Report, source: Any) -> Report:
     """Return a report with what the windows of a `ProfileSource` show of the GPUs, if these worked in them.
 
-    Findings about the kernels themselves are added. They have no gain: the others' gains cover the whole loop, and these
-    would claim parts of the same seconds.
+    Findings about the kernels themselves are added. If a loop is limited by its GPU, the first of them leads: it is what
+    the GPU is slow at. Beside other findings they have no gain: the others' gains cover the whole loop, and these would
+    claim parts of the same seconds.
     """
     windows = read_windows(source)
     if windows is None:
@@ -111,11 +112,16 @@ def add_windows(report: Report, source: Any) -> Report:
         return report
     verdict, judged = report.verdict, decide_traces(ranks, windows.gpu)
     known = {verdict.kind, *(finding.kind for finding in verdict.also)}
+    healthy = verdict.main.kind.is_healthy  # no other finding's gain is there to claim the same seconds
     added = tuple(
-        attrs.evolve(finding, gain=None, headline=f"In the detailed windows: {finding.headline}")
+        attrs.evolve(
+            finding, gain=finding.gain if healthy else None, headline=f"In the detailed windows: {finding.headline}"
+        )
         for finding in (judged.main, *judged.also)
         if finding.kind in OF_KERNELS and finding.kind not in known
     )
+    if verdict.main.kind is Class.COMPUTE_BOUND and added and added[0].confidence != "low":
+        return attrs.evolve(report, verdict=attrs.evolve(verdict, main=added[0], also=(*verdict.also, *added[1:])))
     return attrs.evolve(report, verdict=attrs.evolve(verdict, also=(*verdict.also, *added)))
 
 

@@ -1,7 +1,7 @@
 """Judges: functions without state that turn a `JudgeContext` into a finding or None."""
 
 from sm_profiler.report.judges.calls import judge_callbacks, judge_logging, judge_saving
-from sm_profiler.report.judges.devices import judge_compute, judge_unbalanced
+from sm_profiler.report.judges.devices import judge_bandwidth, judge_compute, judge_tensor_cores, judge_unbalanced
 from sm_profiler.report.judges.hang import judge_hang
 from sm_profiler.report.judges.idle import judge_idle
 from sm_profiler.report.judges.inputs import judge_input
@@ -21,6 +21,7 @@ JUDGES: tuple[Judge, ...] = (
     judge_input, judge_sync, judge_declared, judge_host, judge_gc, judge_optimizer, judge_periodic, judge_outliers, judge_evaluation,
     judge_initialization, judge_memory, judge_straggler, judge_turns, judge_gc_turns, judge_communication, judge_unbalanced, judge_compute,
     judge_saving, judge_logging, judge_callbacks, judge_recompilation, judge_threads, judge_transfer, judge_allocator,
+    judge_tensor_cores, judge_bandwidth,
 )  # fmt: skip
 
 __all__ = ["JUDGES", "Judge", "JudgeContext"]

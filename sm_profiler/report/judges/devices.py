@@ -1,4 +1,4 @@
-"""Judges of the accelerators: fully used, or unevenly used."""
+"""Judges of the accelerators: fully used, unevenly used, or busy with what they are slow at."""
 
 from __future__ import annotations
 
@@ -37,6 +37,53 @@ def judge_unbalanced(context: JudgeContext) -> Finding | None:
         1 - mean / high if high else 0.0,
         confidence="high" if gap >= policy.CLEARLY * policy.UNBALANCED else "medium",
     )  # fmt: skip
+
+
+def judge_tensor_cores(context: JudgeContext) -> Finding | None:
+    """Find GPUs that compute all the time with their units for single or double precision."""
+    used = [one for one in ("gpu_single", "gpu_double") if (context.gpu_counter(one) or 0.0) >= policy.PLAIN_BUSY]
+    tensor, gpu = context.gpu_counter("gpu_tensor"), context.gpu_mean
+    if tensor is None or tensor >= policy.TENSOR_IDLE or not used or gpu is None or gpu < policy.COMPUTE:
+        return None
+    plain = context.gpu_counter(used[0]) or 0.0
+    precision = "single" if used[0] == "gpu_single" else "double"
+    return Finding(
+        Class.TENSOR_CORES_UNUSED,
+        f"The GPU computes in {precision} precision {plain:.0f} % of the time, and hardly ever with its tensor cores ({tensor:.0f} %).",
+        (
+            Evidence(f"units for {precision} precision busy", round(plain, 1), policy.PLAIN_BUSY, unit="percent"),
+            Evidence("tensor cores busy", round(tensor, 2), policy.TENSOR_IDLE, unit="percent", held="good from"),
+            Evidence("mean GPU use in the loop", round(gpu, 1), unit="percent"),
+        ),
+        "Use mixed precision (torch.autocast with bfloat16), or at least torch.set_float32_matmul_precision('high'); keep sizes "
+        "multiples of 8.",
+        min(plain / policy.PLAIN_MOST, 1.0) * gpu / 100,
+        confidence=context.confidence(plain, policy.PLAIN_BUSY),
+    )  # fmt: skip
+
+
+def judge_bandwidth(context: JudgeContext) -> Finding | None:
+    """Find GPUs that spend their time on reading and writing their memory."""
+    used, gpu = context.gpu_counter("gpu_bandwidth"), context.gpu_mean
+    if used is None or used < policy.BANDWIDTH or gpu is None or gpu < policy.COMPUTE:
+        return None
+    evidence = [
+        Evidence("memory bandwidth of the GPU in use", round(used, 1), policy.BANDWIDTH, unit="percent"),
+        Evidence("mean GPU use in the loop", round(gpu, 1), unit="percent"),
+    ]
+    tensor = context.gpu_counter("gpu_tensor")
+    if tensor is not None:
+        evidence.append(Evidence("tensor cores busy", round(tensor, 2), unit="percent"))
+    return Finding(
+        Class.MEMORY_BANDWIDTH_BOUND,
+        f"The GPU is limited by its memory: {used:.0f} % of the bandwidth is in use, on average over the loop.",
+        tuple(evidence),
+        "Fuse what reads and writes: torch.compile, fused implementations (scaled_dot_product_attention, fused optimizers and "
+        "norms), in-place operations, channels_last, and half precision, which halves the bytes. A detailed window names the "
+        "operators.",
+        min(used / policy.BANDWIDTH_MOST, 1.0) * gpu / 100,
+        confidence="high" if used >= policy.BANDWIDTH_CLEAR and context.steps >= policy.STEADY_STEPS else "medium",
+    )
 
 
 def judge_compute(context: JudgeContext) -> Finding | None:

@@ -209,7 +209,7 @@ def _by_system(context: JudgeContext) -> Finding | None:
     idle = context.gpu_idle
     if idle is None or not policy.GPU_IDLE <= idle < policy.ALWAYS_IDLE:
         return None
-    cpu, disk = context.rule_share("CPUBottleneck"), context.rule_share("IOBottleneck")
+    cpu, disk = context.busy_cores, context.rule_share("IOBottleneck")
     share = max(cpu, disk)
     if share < policy.INPUT_SYSTEM:
         return None

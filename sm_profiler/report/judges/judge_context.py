@@ -12,7 +12,7 @@ from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
 from sm_profiler.report.job_metrics import JobMetrics, Rank
 from sm_profiler.report.judges.stack import Stack, stack_of
-from sm_profiler.report.model import Finding
+from sm_profiler.report.model import Evidence, Finding
 
 if TYPE_CHECKING:
     from sm_profiler.formats.columns import Floats
@@ -72,6 +72,27 @@ class JudgeContext:
         """Mean use of all GPUs in the loop, percent; None without GPUs."""
         return mean_or_none([gpu.mean for gpu in self.metrics.gpus])
 
+    def gpu_counter(self, metric: str) -> float | None:
+        """Return the mean of a metric of all GPUs in the loop; None if they do not have it."""
+        of_gpus = self.metrics.system.of(metric)
+        return mean_or_none([data.mean_within(*self.metrics.gpu_span) for data in of_gpus.values()])
+
+    @property
+    def gpu_spare(self) -> float:
+        """Share of the loop in which the GPUs are idle; all of it if they were not sampled, or never used."""
+        gpu = self.gpu_mean
+        return 1.0 if gpu is None or gpu <= policy.GPU_NEVER else max(1 - gpu / 100, 0.0)
+
+    def beside_gpu(self, finding: Finding) -> Finding | None:
+        """Return a finding about the host, weighed by the time in which the GPUs are idle; None if that is little."""
+        spare = self.gpu_spare
+        if finding.kind not in policy.BESIDE_THE_GPU or finding.share_of_time <= spare:
+            return finding
+        if spare < policy.HIDDEN * finding.share_of_time:
+            return None
+        idle = Evidence("time in which the GPU is idle", round(spare, 4), unit="share")
+        return attrs.evolve(finding, weight=min(finding.weight, spare), evidence=(*finding.evidence, idle))
+
     def gpu_hides(self, kind: Class) -> bool:
         """Return whether the GPUs are so busy that a finding of this class costs nothing."""
         gpu, limit = self.gpu_mean, policy.HIDDEN_ABOVE.get(kind)
@@ -99,6 +120,13 @@ class JudgeContext:
         found = self.rules.get(rule, {})
         points = found.get("Datapoints", 0)
         return float(found.get("Violations", 0)) / points if points >= policy.MIN_GPU_SAMPLES else 0.0
+
+    @property
+    def busy_cores(self) -> float:
+        """Share of the moments in which CPUs, and not only the core of a recorded training thread, keep GPUs waiting."""
+        cpu = self.metrics.mean_of("cpu")
+        alone = bool(self.ranks) and cpu is not None and cpu < policy.LOADER_HOT_CPU
+        return 0.0 if alone else self.rule_share("CPUBottleneck")
 
     @property
     def steps(self) -> int:

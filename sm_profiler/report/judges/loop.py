@@ -19,10 +19,11 @@ from sm_profiler.report.judges.written import BESIDE_THE_PHASES
 from sm_profiler.report.model import Evidence, Finding
 from sm_profiler.report.step_fold import GC
 from sm_profiler.report.svg import shorten
-from sm_profiler.report.where import lines_of_samples
+from sm_profiler.report.where import BESIDE_THE_LOOP, lines_of_samples
 
 MAX_NAME = 40  # of a phase, in a sentence
 UPDATES = re.compile(r"\.grad\b|\bgrads?\b|\.(add|sub|mul|addcdiv|addcmul|lerp|copy|zero)_\(")  # of parameters, by hand
+READS = re.compile(r"\.(item|cpu|tolist|numpy)\(\)|synchronize\(|\bfloat\(\w*loss")  # and wait for the device
 
 
 def outside_share(context: JudgeContext) -> float:
@@ -49,7 +50,7 @@ def judge_sync(context: JudgeContext) -> Finding | None:
     limit = policy.OUTSIDE_BY_HAND if update is None else policy.OUTSIDE
     share, outside = share * (1 - (update or 0.0)), outside * (1 - (update or 0.0))
     if share < limit or outside * 1e3 < policy.OUTSIDE_MS:
-        return None
+        return _waits_for_gpu(context)
     iteration = context.mean(lambda rank: rank.mean("length"))
     return Finding(
         Class.SYNC_BOUND,
@@ -67,6 +68,37 @@ def judge_sync(context: JudgeContext) -> Finding | None:
             limit,
             sure=context.waits_known,
             error=context.share_error(lambda one: one.iterations.of("outside")),
+        ),
+    )
+
+
+def _waits_for_gpu(context: JudgeContext) -> Finding | None:
+    """Find lines that read results from a GPU which is idle afterwards, because nothing was launched ahead."""
+    spare, gpu = context.gpu_spare, context.gpu_mean
+    if gpu is None or gpu <= policy.GPU_NEVER:
+        return None
+    samples = context.metrics.samples
+    inside = [one for one in samples.stacks if one.places and not one.long and one.phase not in BESIDE_THE_LOOP]
+    reads = [one for one in inside if READS.search(samples.source(one.places[-1]))]
+    total = sum(one.seconds for one in inside)
+    waits = sum(one.seconds for one in reads) / total if total > 0 else 0.0
+    share = min(waits, spare)
+    if share < policy.OUTSIDE or sum(one.count for one in reads) < policy.TRANSFER_SAMPLES:
+        return None
+    return Finding(
+        Class.SYNC_BOUND,
+        f"The training thread waits {percent(waits)} of the loop in lines that read results from the GPU, which is idle "
+        f"{percent(spare)} of the time because nothing is launched ahead.",
+        (
+            Evidence("time of the training thread in these lines", round(waits, 4), policy.OUTSIDE, unit="share"),
+            Evidence("time in which the GPU is idle", round(spare, 4), policy.OUTSIDE, unit="share"),
+        ),
+        "Keep losses, norms and metrics on the device and read them every 50th step, all at once: torch.stack(values).cpu().",
+        share,
+        confidence="medium",  # the part of the idle time that these lines cause is not known
+        where=lines_of_samples(
+            context.metrics,
+            lambda one: bool(one.places) and not one.long and READS.search(samples.source(one.places[-1])) is not None,
         ),
     )
 
@@ -176,7 +208,7 @@ def judge_host(context: JudgeContext) -> Finding | None:
 
 def _launches(context: JudgeContext) -> Finding | None:
     gpu = context.gpu_mean
-    if gpu is not None and gpu >= policy.COMPUTE:
+    if gpu is not None and gpu > policy.GPU_NEVER and context.gpu_spare < policy.LAUNCHES_LATE:
         return None
     launches = launches_of(context)
     return _tiny_steps(context) if launches is None else _measured_launches(context, launches)
@@ -234,6 +266,12 @@ def _tiny_steps(context: JudgeContext) -> Finding | None:
     )  # fmt: skip
 
 
+def launches_may_explain(context: JudgeContext) -> bool:
+    """Return whether launching operators may take the time in which the GPU is idle; True if they were not counted."""
+    launches, step = launches_of(context), _typical(context, "length")
+    return launches is None or launches.seconds * policy.LAUNCHES_ON_GPU >= context.gpu_spare * step
+
+
 def gpu_idle_in_phases(context: JudgeContext) -> Finding | None:
     """Find GPUs that are idle although the loop is nearly always in its phases."""
     gpu, idle = context.gpu_mean, context.gpu_idle
@@ -244,7 +282,7 @@ def gpu_idle_in_phases(context: JudgeContext) -> Finding | None:
     busiest = context.gpu_busiest
     if busiest is not None and busiest >= policy.COMPUTE:
         return None  # one GPU is kept busy, so the load is unbalanced
-    bottleneck = max(context.rule_share("CPUBottleneck"), context.rule_share("IOBottleneck"))
+    bottleneck = max(context.busy_cores, context.rule_share("IOBottleneck"))
     if not context.waits_known and bottleneck >= policy.INPUT_SYSTEM:
         return None  # an input problem
     memory = mean_or_none([one.memory for one in context.metrics.gpus])
@@ -259,12 +297,19 @@ def gpu_idle_in_phases(context: JudgeContext) -> Finding | None:
         if memory is not None and memory < policy.GPU_MEMORY_FREE
         else "Check for blocking calls (.item(), .cpu(), print of tensors)"
     )
+    why = "each step gives it too little work, or the host stops to read results"
+    advice = f"{first}, then {context.stack.fewer_launches}; a detailed window shows the gaps between kernels."
+    if not launches_may_explain(context):
+        why = "the host computes or waits in the phases themselves, far longer than launching their operators takes"
+        advice = (
+            "Look at the lines below: code on the CPU in the model, libraries that prepare each new shape (pad batches to a few "
+            "lengths), blocking calls. A detailed window shows what the host did in the gaps between kernels."
+        )
     return Finding(
         Class.HOST_BOUND,
-        f"The GPU is busy only {gpu:.0f} % of the time although the loop hardly waits for data: each step gives it too little "
-        "work, or the host stops to read results.",
+        f"The GPU is busy only {gpu:.0f} % of the time although the loop hardly waits for data: {why}.",
         tuple(evidence),
-        f"{first}, then {context.stack.fewer_launches}; a detailed window shows the gaps between kernels.",
+        advice,
         1 - gpu / 100,
         confidence=context.confidence(policy.PHASES_GPU_LOW / max(gpu, 1.0), 1.0, sure=False),
     )

@@ -9,7 +9,7 @@ from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, percent, size
 from sm_profiler.report.job_metrics import GpuMetrics, JobMetrics
 from sm_profiler.report.judges.judge_context import JudgeContext, mean_or_none
-from sm_profiler.report.judges.loop import gpu_idle_in_phases
+from sm_profiler.report.judges.loop import gpu_idle_in_phases, launches_may_explain
 from sm_profiler.report.model import Evidence, Finding
 from sm_profiler.report.svg import shorten
 
@@ -192,7 +192,7 @@ def judge_batch(context: JudgeContext) -> Finding | None:
     if idle is None or not fullest or not context.ranks or gpu is None or gpu <= policy.GPU_NEVER:
         return None
     used = max(fullest)
-    if policy.BATCH_ROOM < used < policy.BATCH_FULL:
+    if policy.BATCH_ROOM < used < policy.BATCH_FULL or not launches_may_explain(context):
         return None
     iteration = context.mean(lambda rank: rank.mean("length"))
     evidence = [

@@ -9,7 +9,11 @@ run = Run(lasts=12.0, steps=1500, width=64, depth=40, batch=16)
 
 def main():
     torch.manual_seed(0)
-    layers = [layer for _ in range(run.depth) for layer in (nn.Linear(run.width, run.width), nn.LayerNorm(run.width), nn.ReLU())]
+    layers = [
+        layer
+        for _ in range(run.depth)
+        for layer in (nn.Linear(run.width, run.width), nn.LayerNorm(run.width), nn.ReLU())
+    ]
     model = nn.Sequential(*layers, nn.Linear(run.width, 10)).cuda()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, capturable=True)
     x, y = torch.randn(run.batch, run.width, device="cuda"), torch.randint(0, 10, (run.batch,), device="cuda")

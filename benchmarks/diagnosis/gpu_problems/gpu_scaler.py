@@ -12,7 +12,9 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     scaler = torch.amp.GradScaler("cuda")
     with run.training():
-        for number, (tokens,) in enumerate(texts(run.steps * run.accumulate, run.batch, run.length, num_workers=2)):  # LOOP
+        for number, (tokens,) in enumerate(
+            texts(run.steps * run.accumulate, run.batch, run.length, num_workers=2)
+        ):  # LOOP
             tokens = tokens.to("cuda", non_blocking=True)
             with torch.autocast("cuda", torch.float16):
                 loss = loss_of(model, tokens) / run.accumulate

@@ -1,5 +1,9 @@
 """JAX on the GPU: nothing wrong, one step is one call with large products."""
 
+import os
+
+os.environ["JAX_PLATFORMS"] = "cuda,cpu"
+
 import jax
 import jax.numpy as jnp
 from bench import Run

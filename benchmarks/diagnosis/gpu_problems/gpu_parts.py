@@ -18,7 +18,9 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.inner(self.before(x)).chunk(3, -1))
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.inner(self.before(x)).chunk(3, -1)
+        )
         attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.outer(attended.transpose(1, 2).flatten(2))
         return x + self.down(nn.functional.gelu(self.up(self.between(x))))
