@@ -41,13 +41,13 @@ RECORDED = {
 
 
 @pytest.mark.parametrize("what", RECORDED)
-def test_counters_tell_what_a_busy_gpu_is_slow_at(what):
+def test_counters_show_what_a_busy_gpu_is_slow_at(what):
     samples, kind = RECORDED[what]
     verdict = judged(training(500), samples)
     assert (verdict.kind, verdict.main.confidence) == (kind, "high")
 
 
-def test_counters_of_an_idle_gpu_tell_nothing():
+def test_counters_of_an_idle_gpu_give_no_finding():
     """Copies of images from pageable memory: what runs in between uses little of anything."""
     verdict = judged(training(500), counters(42, tensor=0.0, single=60.0, bandwidth=70.0))
     assert verdict.kind not in (Class.TENSOR_CORES_UNUSED, Class.MEMORY_BANDWIDTH_BOUND)
