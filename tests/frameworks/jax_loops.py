@@ -396,7 +396,7 @@ def run(scenario, folder: Path) -> dict:
 def break_everything() -> None:
     """Make the hook raise at every call."""
     from sm_profiler.hook import recorder, steps, windows, xplane_window
-    from sm_profiler.hook.jax import compilations, loop, profiler
+    from sm_profiler.hook.jax import callbacks, compilations, loop, one_by_one, profiler
 
     def broken(*_args, **_kwargs):
         raise RuntimeError("the hook is broken")
@@ -404,11 +404,11 @@ def break_everything() -> None:
     for name in ("fetch_begins", "fetch_ends", "begin_step", "end_step", "begins_call", "call_ended", "claim"):
         setattr(steps.StepTracker, name, broken)
     for owner in (recorder.Recorder, windows.Window, loop.Loop, compilations.Compilations, profiler.JaxProfiler,
-                  xplane_window.XplaneWindow):  # fmt: skip
+                  xplane_window.XplaneWindow, one_by_one.OneByOne, callbacks.HostCallbacks):  # fmt: skip
         for name in [
             name
             for name in vars(owner)
-            if callable(getattr(owner, name)) and not name.startswith("__") and name != "reset"
+            if callable(getattr(owner, name)) and not name.startswith("__") and name not in ("reset", "wrap")
         ]:
             setattr(owner, name, broken)
 

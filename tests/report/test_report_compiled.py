@@ -168,3 +168,15 @@ def test_recompilations_by_jax_get_advice_for_jax():
     assert verdict.kind is Class.RECOMPILATION
     assert "jax.jit compiles train_step again" in verdict.main.headline
     assert "static_argnums" in verdict.main.next_step
+
+
+def test_a_function_that_is_called_on_the_host_is_named():
+    rows = compiled(400, call=0.02)
+    rows += [
+        (event_names.CALLBACK, "augment.pure_callback", start, 0.01, "algo-1-0", step, {"calls": 1})
+        for step, (_, _, start, *_) in enumerate([row for row in rows if row[0] == event_names.COMPILED_STEP])
+    ]
+    found = verdict_of(rows, metadata=JAX).main
+    assert found.kind is Class.SLOW_CALLBACK
+    assert "The callback augment takes 50 % of the loop" in found.headline
+    assert "jax.numpy" in found.next_step

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sm_profiler.hook.adapter import FrameworkAdapter
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.detailed_window import DETAILED
+from sm_profiler.hook.jax.callbacks import HostCallbacks
 from sm_profiler.hook.jax.calls import Calls, describe
 from sm_profiler.hook.jax.compilations import Compilations
 from sm_profiler.hook.jax.loop import Loop
@@ -52,6 +53,7 @@ class JaxAdapter(FrameworkAdapter):
             session, self._jax, loop, self._compilations, lambda one_by_one: one_by_one.watch(self._patches, core)
         )
         self._watch = _Watch(self._calls)
+        self._callbacks = HostCallbacks(session.append, lambda: tracker.number, session.fail)
         self._listens = False
         self._detailed = XplaneWindow(session, JaxProfiler(self._calls))
 
@@ -79,6 +81,9 @@ class JaxAdapter(FrameworkAdapter):
             put(array, name, calls.wrap_wait(name, getattr(array, name)))
         value = array._value  # noqa: SLF001 - what float(), print() and device_get() read
         put(array, "_value", property(calls.wrap_wait("copy to the host", value.fget)))
+        for kind in ("pure_callback", "io_callback"):
+            self._wrap_callback("jax._src.callback", "jax.experimental" if kind == "io_callback" else "jax", kind)
+        self._wrap_callback("jax._src.debugging", "jax.debug", "debug_callback", "callback")
         annotation = jax.profiler.StepTraceAnnotation
         put(annotation, "__init__", self._wrap_annotation(annotation.__init__))
         put(annotation, "__enter__", self._wrap_enter(annotation.__enter__))
@@ -86,7 +91,21 @@ class JaxAdapter(FrameworkAdapter):
         jax.monitoring.register_event_duration_secs_listener(self._heard)
         self._listens = True
         session.add(self._compilations)
+        session.add(self._callbacks)
         session.add(self._watch)
+
+    def _wrap_callback(self, owner: str, shown: str, name: str, shown_name: str = "") -> None:
+        """Replace a function where JAX defines it and where scripts find it, once that module is imported."""
+        original = getattr(import_module(owner), name)
+        wrapped, shown_name = self._callbacks.wrap(shown_name or name, original), shown_name or name
+        self._patches.put(import_module(owner), name, wrapped)
+
+        def replace() -> None:
+            module = import_module(shown)
+            if getattr(module, shown_name, None) is original:
+                self._patches.put(module, shown_name, wrapped)
+
+        self._patches.when_loaded(shown, replace)
 
     def remove(self) -> None:
         """Restore JAX."""
@@ -94,7 +113,7 @@ class JaxAdapter(FrameworkAdapter):
         if self._listens:
             self._listens = False
             import_module("jax._src.monitoring").unregister_event_duration_listener(self._heard)
-        for collector in (self._compilations, self._watch):
+        for collector in (self._compilations, self._callbacks, self._watch):
             self.session.discard(collector)
         self.session.tracker.release(JAX)
 

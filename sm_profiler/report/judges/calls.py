@@ -15,6 +15,12 @@ from sm_profiler.report.model import Evidence, Finding, Location
 from sm_profiler.report.record_fold import Record
 from sm_profiler.report.where import MODULE, lines_of_samples
 
+HOST_CALLS = ("pure_callback", "io_callback", "callback")  # of JAX: compiled code calls a function on the host
+_HOST_ADVICE = (
+    "The compiled function stops until {} returns, and its arguments are copied to the host. Write it with jax.numpy inside "
+    "the compiled function, do it once before the loop, in the input's workers, or call it after the step with what the step "
+    "returns, every hundredth step."
+)
 FLUSHES = ("os.fsync", "os.fdatasync")
 
 
@@ -167,7 +173,9 @@ def judge_callbacks(context: JudgeContext) -> Finding | None:
             Evidence(f"calls of {event}", calls, None, rank.name),
             Evidence("duration of a call", round(seconds / calls * 1e3, 4), None, rank.name, "ms"),
         ),
-        f"Let {name} work less often: at the end of an epoch instead of each batch, or at every hundredth batch. Move what "
+        _HOST_ADVICE.format(name)
+        if event in HOST_CALLS
+        else f"Let {name} work less often: at the end of an epoch instead of each batch, or at every hundredth batch. Move what "
         "does not change the training (images, statistics, uploads) to a thread, or into a job of its own.",
         share,
         confidence=context.confidence(share, policy.CALLBACK),
