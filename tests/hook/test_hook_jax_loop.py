@@ -318,3 +318,28 @@ def test_looks_at_one_leaf_of_the_results():
     assert _first_leaf(([], (), loss)) is loss
     assert _first_leaf(loss) is loss
     assert _first_leaf({}) is None
+
+
+def test_a_sum_of_gradients_is_part_of_the_step_that_computed_them(script):
+    params = script.call("init", results=4)
+    for _ in range(5):
+        total = script.call("gradients_of", *params, results=4)
+        for _ in range(3):
+            gradients = script.call("gradients_of", *params, results=4)
+            total = script.call("add", *total, *gradients, results=4)
+        params = script.call("apply", *params, *total, results=4)
+    modes = script.modes()
+    assert modes.count("TRAIN") == 20
+    assert modes.count("EVAL") <= 2  # as long as it may be the first steps of an evaluation
+
+
+def test_an_average_of_parameters_is_part_of_the_training(script):
+    params = script.call("init", results=4)
+    average = params
+    for step in range(12):
+        params = script.call("gradients_of", *params, results=4)
+        if step % 3 == 2:
+            average = script.call("average", *average, *params, results=4)
+    modes = script.modes()
+    assert modes.count("TRAIN") == 12
+    assert modes.count("EVAL") <= 1

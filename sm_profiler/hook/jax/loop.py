@@ -45,6 +45,7 @@ class Compiled:
         mode: what follows from its arguments and results for a step that begins with it.
         settled: they were compared.
         recurs: it gets its own results again, perhaps through others.
+        transforms: its results are as many as half of its arguments.
         feeds: functions that got its results.
         alone: turns that began with it and did not train.
         joined: turns that began with it and did.
@@ -60,6 +61,7 @@ class Compiled:
     mode: ModeKeys = ModeKeys.TRAIN
     settled: bool = False
     recurs: bool = False
+    transforms: bool = False
     feeds: set[Compiled] = attrs.field(factory=set, repr=False)
     alone: int = 0
     joined: int = 0
@@ -137,6 +139,7 @@ class Loop:
         self._turn: deque[_Call] | None = None  # a turn that may be no step, after the last step
         self._results: dict[int, tuple[Any, Compiled]] = {}  # of functions whose mode is unknown
         self._unused = 0  # calls since a result was found in an argument
+        self._arguments = 0  # leaves of the latest call
         self._gradients = False  # a function computes gradients
         self._recurs = False  # a function gets its own results again
 
@@ -182,6 +185,8 @@ class Loop:
             return False
         if mode is ModeKeys.TRAIN:
             return not self._is_prepared(function)
+        if function.recurs and function.transforms:  # sums of gradients, moving averages of parameters
+            return False
         return key not in self._parts and (not function.recurs or function.alone > 0)
 
     def _is_prepared(self, function: Compiled) -> bool:
@@ -214,7 +219,9 @@ class Loop:
         """Remember the results of a function whose mode is unknown."""
         if not function.settled and not function.gradients and len(self._results) < MAX_LEAVES:
             self._unused = 0
-            for leaf in self._leaves(result)[:MAX_LEAVES]:
+            leaves = self._leaves(result)[:MAX_LEAVES]
+            function.transforms = len(leaves) >= _SAME * self._arguments > 0
+            for leaf in leaves:
                 reference = _reference(leaf)
                 if reference is not None:
                     self._results[id(leaf)] = reference, function
@@ -233,6 +240,7 @@ class Loop:
 
     def _look_at(self, function: Compiled, arguments: Any) -> None:
         leaves = self._leaves(arguments)[:MAX_LEAVES]
+        self._arguments = len(leaves)
         self._unused += 1
         for leaf in leaves:
             reference, producer = self._results.get(id(leaf), (None, None))
