@@ -3,7 +3,8 @@
 python benchmarks/serve.py [--minutes 60] [--nodes 8] [--gpus 8] [--jobs 10] [--viewers 20]
 
 A synthetic job is read minute by minute, as its files come. CPU seconds are those of one process; they hardly depend on
-what else the machine does. Afterwards `sm-profiler serve` shows the jobs to viewers that poll all of them.
+what else the machine does. The job is then opened by a server that is started twice. Afterwards `sm-profiler serve`
+shows other jobs to viewers that poll all of them. `--minutes 1440` makes a day of it.
 """
 
 from __future__ import annotations
@@ -91,6 +92,29 @@ def serve(folder: Path, viewers: int) -> None:
         server.terminate()
 
 
+def open_again(folder: Path, cache: Path) -> None:
+    """Show a job, start the server anew, and print how soon its page is there."""
+    environment = {**os.environ, "SM_PROFILER_CACHE": str(cache)}
+    command = [sys.executable, "-m", "sm_profiler", "serve", str(folder), "--port", "0"]
+    (job,) = find_jobs(str(folder))
+    for attempt in ("first", "second"):
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+        ) as server:
+            assert server.stdout is not None
+            address = server.stdout.readline().strip()
+            began = time.perf_counter()
+            size = len(opened(f"{address}jobs/{job.id}").read())
+            answered = time.perf_counter() - began
+            while b'"state":"running"' not in opened(f"{address}jobs/{job.id}/updates").read():
+                time.sleep(0.5)
+            read = time.perf_counter() - began
+            print(
+                f"{attempt} start: page of {size / 1e3:.0f} kB after {answered:.2f} s, all files read after {read:.1f} s"
+            )
+            server.terminate()
+
+
 def opened(url: str) -> HTTPResponse:
     """Return the answer of the server that was started here."""
     answer: HTTPResponse = urllib.request.urlopen(url)  # noqa: S310 - the address that it printed
@@ -130,6 +154,7 @@ def main() -> None:
         )
         print(f"{options.minutes} minutes on {options.nodes} nodes with {options.gpus} GPUs each")
         grow(job, Path(scratch, "growing"))
+        open_again(Path(scratch, "growing"), Path(scratch, "cache"))
         for number in range(options.jobs):
             small = [*command, "--minutes", "10", "--gpus", "2"]
             small[small.index(str(job))] = str(served / f"job-{number}")

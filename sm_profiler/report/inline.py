@@ -46,12 +46,12 @@ def show_report(where: str | os.PathLike[str] | Any, *, height: int = HEIGHT, **
     """Judge a job and show its report in a notebook, as the last expression of a cell.
 
     Args:
-        where: a folder, an s3:// URI, the name of a training job, or an open source.
+        where: a folder, an s3:// URI, the name of a training job, a `TrainingJob` of the notebook API, or an open source.
         height: of the frame, in pixels.
         options: of `build_report`.
 
     Raises:
         SourceError: the data cannot be read.
     """
-    source = where if hasattr(where, "batches") else open_source(where)
+    source = where if hasattr(where, "batches") else open_source(getattr(where, "profiler_s3_output_path", where))
     return ShownReport(build_report(source, **options), height)

@@ -2,6 +2,7 @@
 
 import html
 import re
+from types import SimpleNamespace
 
 from report_helpers import make_job, report_from, training
 
@@ -20,6 +21,8 @@ def test_the_page_is_in_a_frame_without_rights(tmp_path):
     assert shown.report.verdict.main.headline in html.unescape(page)
     assert "INPUT_BOUND" in repr(shown) or shown.report.verdict.main.headline in repr(shown)
     assert show_report(open_source(job)).report.verdict.kind is shown.report.verdict.kind
+    of_notebook = SimpleNamespace(name="job", profiler_s3_output_path=str(job))
+    assert show_report(of_notebook).report.verdict.kind is shown.report.verdict.kind
 
 
 def test_names_cannot_leave_the_frame():
