@@ -73,6 +73,7 @@ def test_demo_finds_the_planted_problem_without_network(tmp_path):
     assert "verdict  INPUT_BOUND" in run.stdout
     assert "in SlowImages.__getitem__: time.sleep(self.seconds_an_image)" in run.stdout
     assert "gain     repaired, the loop runs " in run.stdout
+    assert f"sm-profiler serve {out}" in run.stdout
     assert (out / "profiler-output" / "system" / "training_job_end.ts").exists()
     assert f"s3://sagemaker-us-east-1-123456789012/{report_job(run.stdout)}/rule-output/ProfilerReport" in run.stdout
 
