@@ -6,7 +6,7 @@ from serve_helpers import copy_files, data_files, end, make_job, until
 
 NASTY = "<img src=x onerror=alert(1)>"
 
-pytestmark = [pytest.mark.browser, pytest.mark.long]
+pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture

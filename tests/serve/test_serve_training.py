@@ -10,7 +10,7 @@ import pytest
 from browser_helpers import BASE, LONG_MS, Proxy, chromium, served
 from serve_helpers import until
 
-pytestmark = [pytest.mark.browser, pytest.mark.long]
+pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(1800)]
 TRAIN = """
 import pathlib, sys, time
 import torch
