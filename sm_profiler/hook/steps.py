@@ -150,6 +150,8 @@ class StepTracker:
         if self.owner == SCRIPT and owner != SCRIPT:
             return False
         if self.owner != owner:
+            if not self.manual and self._with_gradients and not (self._saw_backward or self._saw_optimizer):
+                self.cancel_step()  # the model was called once to be built
             self.end_step()
             self.owner, self.manual = owner, True
         return True

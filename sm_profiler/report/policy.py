@@ -50,6 +50,9 @@ LOADER_IDLE = T(
     0.5, "of the cores that loading would occupy if it computed; below, it mostly waits for storage or network"
 )
 IDLE_WORKERS = T(32, "workers that mostly wait occupy no core, but each takes the memory of a process")
+OTHERS_CORES = T(
+    0.4, "of the machine's cores in use by other programs while few are free: threads that load have to wait for them"
+)
 LOADER_HOT_CPU = T(75.0, "percent mean CPU use; above it, preprocessing has no cores left while the loop waits")
 IO_WAIT = T(20.0, "percent; with a fifth of the time in I/O wait the loader is limited by the disk, not the CPU")
 NETWORK_BUSY = T(50e6, "bytes a second received throughout the loop: data is streamed during training")

@@ -180,6 +180,22 @@ def mirrored():
     return model, history.history["loss"], {"TRAIN": 10}
 
 
+def distributed(*, split_model):
+    devices = keras.distribution.list_devices("cpu")
+    assert len(devices) == 2
+    if split_model:
+        layout = keras.distribution.LayoutMap(keras.distribution.DeviceMesh((1, 2), ["batch", "model"], devices))
+        layout["dense/kernel"], layout["dense/bias"] = (None, "model"), ("model",)
+        distribution = keras.distribution.ModelParallel(layout_map=layout, batch_dim_name="batch")
+    else:
+        distribution = keras.distribution.DataParallel(devices=devices)
+    keras.distribution.set_distribution(distribution)
+    try:
+        return fit()
+    finally:
+        keras.distribution.set_distribution(None)
+
+
 LOOPS = {
     "fit": fit,
     "fit-jit": lambda: fit(jit_compile=True),
@@ -197,6 +213,8 @@ LOOPS = {
     "tf-data": tf_data,
     "raises": raises,
     "mirrored": mirrored,
+    "data-parallel": lambda: distributed(split_model=False),
+    "model-parallel": lambda: distributed(split_model=True),
 }
 
 

@@ -147,5 +147,11 @@ def test_windows_on_steps_of_keras(backend, tmp_path):
 
 
 @pytest.mark.long
+def test_a_distribution_over_two_devices_counts_each_step_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    check("jax", ("data-parallel", "model-parallel"), tmp_path)
+
+
+@pytest.mark.long
 def test_two_replicas(tmp_path):
     check("tensorflow", ("mirrored",), tmp_path)

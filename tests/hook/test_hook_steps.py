@@ -207,3 +207,19 @@ def test_the_optimizers_work_is_its_own_if_the_next_batch_was_fetched_in_the_ste
     loop = Loop().run("nfnb")
     loop.tracker.optimizer_begins(OPTIMIZER_ID, loop.tick(), "SGD")
     assert loop.tracker.in_optimizer
+
+
+def test_a_call_that_builds_the_model_before_an_owners_loop_is_no_step():
+    loop = Loop().run("f")
+    loop.tracker.claim("keras")
+    loop.tracker.begin_step(loop.tick(), gradients=True)
+    assert loop.tracker.number == 0
+    assert len(loop.steps()) == 1
+
+
+def test_a_step_before_an_owners_loop_counts():
+    loop = Loop().run("nfbo")
+    loop.tracker.claim("keras")
+    loop.tracker.begin_step(loop.tick(), gradients=True)
+    assert loop.tracker.number == 1
+    assert len(loop.steps()) == 2

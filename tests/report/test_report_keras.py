@@ -1,10 +1,16 @@
 """Verdicts on Keras trainings: what their input could do better, and steps whose phases cannot be seen."""
 
+import attrs
+import numpy as np
 import pytest
-from report_helpers import training, verdict_of
+from report_helpers import metrics_of, training, verdict_of
 
 from sm_profiler.formats import event_names
 from sm_profiler.report.classes import Class
+from sm_profiler.report.judges.inputs import judge_input
+from sm_profiler.report.judges.judge_context import JudgeContext
+from sm_profiler.report.judges.written import LOOPS
+from sm_profiler.report.usage_fold import Usage
 
 LINE = {"file": "/opt/ml/code/train.py", "line": 12, "function": "__getitem__"}
 
@@ -78,3 +84,41 @@ def test_no_advice_names_another_framework(framework):
 def test_advises_options_of_keras():
     tiny = verdict_of(compiled(300, wait=0, length=0.0002), metadata=KERAS)
     assert "steps_per_execution" in tiny.main.next_step
+
+
+@pytest.mark.parametrize(("own", "confidence"), [(3.6, "high"), (0.8, "medium")])
+def test_is_not_sure_of_slow_loading_threads_while_others_hold_the_cores(own, confidence):
+    rows = fed(compiled(600, wait=0.01), "arrays")
+    samples = [(at, 97.0, "algo-1", "cpu", f"cpu{core}", "CPUUtilization") for at in range(1, 14) for core in range(4)]
+    metrics = metrics_of(rows, samples)
+    at = np.arange(14.0)
+    usage = {"algo-1-0": Usage(at + metrics.ranks[0].start - 1, at * own, np.zeros(14))}
+    found = judge_input(JudgeContext(attrs.evolve(metrics, usage=usage), {}))
+    assert (found.kind, found.confidence) == (Class.INPUT_BOUND, confidence)
+
+
+def operators(rows, **args):
+    return [(event_names.OPERATORS, "operators", 1.0, 0.0, "algo-1-0", 20, args), *rows]
+
+
+def test_an_eager_loop_is_advised_to_use_tf_function():
+    rows = operators(
+        training(300, wait=0, forward=0.002, backward=0.002, optimizer=0.006),
+        operators=300, fixed_us=20.0, step_us=10_000, eager=True,
+    )  # fmt: skip
+    verdict = verdict_of(rows, metadata=({"framework": "tensorflow"},))
+    assert verdict.kind is Class.HOST_BOUND
+    assert "without tf.function" in verdict.main.headline
+    assert verdict.main.next_step.startswith("Decorate the function of a step with @tf.function")
+    assert Class.OPTIMIZER_BOUND not in {one.kind for one in verdict.also}
+
+
+def test_counted_operators_replace_the_fixed_limit_of_small_steps():
+    for fixed_us, kind in ((0.1, Class.BALANCED), (2.0, Class.HOST_BOUND)):
+        rows = operators(compiled(3000, wait=0, length=0.0007), operators=250, fixed_us=fixed_us, step_us=800)
+        assert verdict_of(rows, metadata=KERAS).kind is kind
+
+
+def test_a_line_that_prints_what_a_whole_loop_returns_writes_nothing():
+    assert LOOPS.search("print(model.fit(x, y).history)")
+    assert LOOPS.search("print(model.predict_proba(x))") is None

@@ -13,6 +13,7 @@ from sm_profiler.hook.adapter import FrameworkAdapter
 from sm_profiler.hook.detailed_window import DETAILED
 from sm_profiler.hook.patches import Patches
 from sm_profiler.hook.tensorflow.loops import Loops
+from sm_profiler.hook.tensorflow.operators import OperatorCount
 from sm_profiler.hook.tensorflow.overlap import Overlap
 from sm_profiler.hook.tensorflow.profiler import TensorFlowProfiler
 from sm_profiler.hook.tensorflow.retracing import Retracing
@@ -50,11 +51,13 @@ class TensorFlowAdapter(FrameworkAdapter):
         self._overlap = Overlap()
         self.loops = Loops(session, self._tf, self.stopwatch, self.stages, lambda: session.lead(self))
         self._retracing = Retracing(session.append, lambda: session.tracker.number)
+        self._operators = OperatorCount(session, self._tf, self.loops, self._retracing)
 
     def install(self) -> None:
         """Patch TensorFlow."""
         self.session.add(self._retracing)
         self.session.add(self.stages)
+        self.session.add(self._operators)
         patches, loops, stopwatch = self._patches, self.loops, self.stopwatch
         for module, name in (
             ("tensorflow.python.data.ops.iterator_ops", "OwnedIterator"),
@@ -101,6 +104,8 @@ class TensorFlowAdapter(FrameworkAdapter):
         self._patches.remove()
         self.session.discard(self._retracing)
         self.session.discard(self.stages)
+        self._operators.stop()
+        self.session.discard(self._operators)
 
     def detailed(self) -> Collector:
         """Return the collector of TensorFlow's own profiler."""

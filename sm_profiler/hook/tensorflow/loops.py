@@ -35,6 +35,7 @@ class Loops:
         thread: id of the training thread.
         leads: the session has been notified that this framework trains.
         fetched: waits for batches that were fetched eagerly inside a step that another adapter marks.
+        ran: outermost functions that ran, while they are counted; else None.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Loops:
         self.thread = threading.main_thread().ident
         self.fetched: list[tuple[int, int]] = []
         self._calls: list[Any] = []  # functions that run or are traced, the outermost first
+        self.ran: list[Any] | None = None  # outermost functions that ran, while they are counted
         self._tape: Any = None  # outermost tape that records
         self._forward = False  # of that tape
 
@@ -258,7 +260,7 @@ class Loops:
         def __call__(function: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - replaces a method of this name
             calls = self._calls
             if session.quiet or get_ident() != self.thread or (tracker.manual and tracker.owner != SCRIPT):
-                return original(function, *args, **kwargs)
+                return self._call_unseen(original, function, args, kwargs)
             outermost = not calls and tracker.in_fetch == 0 and tracker.in_backward == 0 and eager()
             if outermost and not self.leads:
                 self.leads = True
@@ -288,8 +290,27 @@ class Loops:
 
         return __call__
 
+    def _call_unseen(self, original: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function in a step that another adapter marks, or on another thread."""
+        if self._calls or self._session.quiet or get_ident() != self.thread:
+            return original(function, *args, **kwargs)
+        self._calls.append(function)
+        try:
+            return original(function, *args, **kwargs)
+        finally:
+            self._calls.clear()
+            if self.ran is not None:
+                self.ran.append(function)
+
+    @property
+    def running(self) -> Any:
+        """The outermost function that runs or is traced; None outside of all."""
+        return self._calls[0] if self._calls else None
+
     def _called(self, function: Any, start_ns: int, end_ns: int, *, began: bool) -> None:
         tracker = self._session.tracker
+        if self.ran is not None:
+            self.ran.append(function)
         trains = function.__dict__.setdefault(TRAINS, False)
         waits = self._stopwatch.batches()
         name = str(function.__dict__.get("_name") or "tf.function")

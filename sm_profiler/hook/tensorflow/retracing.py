@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 from typing import Any
 
@@ -21,7 +22,11 @@ NEW_OBJECT = "tf.function is created again for the same code: create it once, ou
 
 
 class Retracing(Collector):
-    """Records each trace that runs from Python; a trace inside another is part of it."""
+    """Records each trace that runs from Python; a trace inside another is part of it.
+
+    Attributes:
+        traced: called with the function that a trace on the training thread made.
+    """
 
     name = "tensorflow traces"
 
@@ -34,6 +39,7 @@ class Retracing(Collector):
         self._depth = 0
         self._early: deque[Record] | None = deque(maxlen=MAX_EARLY)  # before the first step, which starts recording
         self._codes: set[Any] = set()  # of the user's functions that were traced
+        self.traced: Callable[[Any], object] = lambda _graph: None
 
     def start(self) -> None:
         """Record the traces before the first step."""
@@ -56,7 +62,10 @@ class Retracing(Collector):
                 about = {"compiler": COMPILER, "again": False}
             self._depth += 1
             try:
-                return original(function_type, type_context, func_graph, options, *args, **kwargs)
+                made = original(function_type, type_context, func_graph, options, *args, **kwargs)
+                if self._depth == 1:
+                    self.traced(made)
+                return made
             finally:
                 self._depth -= 1
                 if about is not None:
@@ -65,6 +74,15 @@ class Retracing(Collector):
                     self._append(record) if self._early is None else self._early.append(record)
 
         return create
+
+    @contextlib.contextmanager
+    def ignored(self) -> Iterator[None]:
+        """Record no traces in the block."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
 
     def _describe(self, function_type: Any, options: Any) -> dict[str, Any]:
         about: dict[str, Any] = {"compiler": COMPILER, "again": False} | user_line()

@@ -6,6 +6,7 @@ import re
 
 import attrs
 
+from sm_profiler.formats import event_names
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, percent, plural
@@ -55,12 +56,29 @@ def _by_waits(context: JudgeContext) -> Finding | None:
         confidence=context.confidence(
             wait,
             policy.INPUT_WAIT,
-            sure=context.waits_known,
+            sure=context.waits_known and not _others_hold_the_cores(context),
             error=context.share_error(lambda one: one.iterations.of("wait")),
         ),
         where=cause.where,
         weight=max(share - context.mean(lambda rank: rank.gc_in_wait / rank.loop if rank.loop else 0.0), 0.0),
     )
+
+
+def _others_hold_the_cores(context: JudgeContext) -> bool:
+    """Return whether threads that load in the training process wait for cores that other programs use."""
+    metrics = context.metrics
+    used, cores = metrics.mean_of("cpu"), sum(metrics.system.cores.values())
+    inputs = metrics.records.get(event_names.INPUT)
+    processes = metrics.loader.num_workers > 0 or any(
+        one.args.get("processes") is True for one in (inputs.longest if inputs else ())
+    )
+    own = [
+        spent for rank in context.ranks if (usage := metrics.usage.get(rank.name)) is not None
+        and (spent := usage.cores(rank.start, rank.end)) is not None
+    ]  # fmt: skip
+    if used is None or used < policy.LOADER_HOT_CPU or not cores or processes or not own:
+        return False
+    return used / 100 * cores - sum(own) >= policy.OTHERS_CORES * cores
 
 
 def _headline(share: float, wait: float, iteration: float) -> str:

@@ -166,11 +166,13 @@ class Launches:
         operators: operators a step.
         fixed: seconds an operator takes at least on this machine.
         step: seconds of the steps beside which it was calibrated, without waiting for a core; None if not recorded.
+        eager: most of the cost is that of operators which Python launches, in a framework that compiles steps.
     """
 
     operators: float
     fixed: float
     step: float | None = None
+    eager: bool = False
 
     @property
     def seconds(self) -> float:
@@ -185,12 +187,13 @@ def launches_of(context: JudgeContext) -> Launches | None:
     for record in records.longest if records else ():
         count, fixed_us = number(record.args.get("operators")), number(record.args.get("fixed_us"))
         if count > 0 and fixed_us > 0 and "call_us" not in record.args:
-            found.append(Launches(count, fixed_us / 1e6, number(record.args.get("step_us")) / 1e6 or None))
+            step = number(record.args.get("step_us")) / 1e6 or None
+            found.append(Launches(count, fixed_us / 1e6, step, record.args.get("eager") is True))
     if not found:
         return None
     operators, fixed = (float(np.median([getattr(one, key) for one in found])) for key in ("operators", "fixed"))
     steps = [one.step for one in found if one.step]
-    return Launches(operators, fixed, float(np.median(steps)) if steps else None)
+    return Launches(operators, fixed, float(np.median(steps)) if steps else None, found[-1].eager)
 
 
 def launches_unknown(context: JudgeContext) -> bool:
@@ -228,15 +231,17 @@ def _measured_launches(context: JudgeContext, launches: Launches) -> Finding | N
     if share < limit:
         return None
     cost = f"{launches.operators:,.0f} operators at {duration(launches.fixed)} each"
+    why = ": the loop runs without tf.function" if launches.eager else ", however little they compute"
+    first = f"{context.stack.compiles_steps} " if launches.eager else ""
     return Finding(
         Class.HOST_BOUND,
-        f"About {percent(share)} of a step of {duration(step)} is the fixed cost of launching {cost}, however little they compute.",
+        f"About {percent(share)} of a step of {duration(step)} is the fixed cost of launching {cost}{why}.",
         (
             Evidence("fixed cost of the operators of a typical step", round(share, 4), limit, unit="share"),
             Evidence("operators a step", round(launches.operators)),
             Evidence("fixed cost of an operator on this machine", round(launches.fixed * 1e3, 5), unit="ms"),
         ),
-        _SMALL_STEPS_ADVICE.format(context.stack.fewer_launches),
+        first + _SMALL_STEPS_ADVICE.format(context.stack.fewer_launches),
         share,
         confidence=context.confidence(share, limit, error=policy.LAUNCHES_ERROR * share),
     )
@@ -364,7 +369,9 @@ def judge_optimizer(context: JudgeContext) -> Finding | None:
     """Find an optimizer that takes longer than the passes."""
     share = context.mean(lambda rank: rank.share_of_iterations("optimizer"))
     limit = policy.OPTIMIZER_TINY if is_tiny(context) else policy.OPTIMIZER
-    if share < limit:
+    launches = launches_of(context)
+    eager = launches is not None and launches.eager and _measured_launches(context, launches) is not None
+    if share < limit or eager:  # launches its operators from Python, as all of the step
         return None
     optimizer = context.mean(lambda rank: rank.median("optimizer"))
     return Finding(
@@ -374,8 +381,8 @@ def judge_optimizer(context: JudgeContext) -> Finding | None:
             Evidence("time in optimizer.step()", round(share, 4), limit, unit="share"),
             Evidence("optimizer in a typical step", round(optimizer * 1e3, 3), unit="ms"),
         ),
-        "Use the fused or foreach implementation (fused=True), step less often (gradient accumulation), or exclude frozen and "
-        "sparse parameters; check that no hook or clipping loop runs parameter by parameter.",
+        f"{context.stack.optimizer} Step less often (gradient accumulation), or exclude frozen and sparse parameters; check "
+        "that no hook or clipping loop runs parameter by parameter.",
         share,
         confidence=context.confidence(
             share, limit, error=context.share_error(lambda one: one.iterations.of("optimizer"))

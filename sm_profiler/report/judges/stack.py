@@ -21,6 +21,8 @@ class Stack:
         evaluation: how to evaluate less, and what keeps no gradients.
         saving: how to save while the training goes on.
         generators: what reads a generator's batches in other processes; has a place for the generator's name.
+        optimizer: what runs the optimizer in fewer operators.
+        compiles_steps: what compiles a step that runs eagerly.
         one_by_one: its compiled functions launch one operator after the other.
     """
 
@@ -29,6 +31,8 @@ class Stack:
     evaluation: str
     saving: str
     generators: str
+    optimizer: str
+    compiles_steps: str = ""
     one_by_one: bool = False
 
 
@@ -46,6 +50,7 @@ PYTORCH = Stack(
     f"{_IN_A_THREAD}, or use torch.distributed.checkpoint.async_save.",
     "turn {}() into a Dataset (an IterableDataset if it is a stream) and read it with DataLoader(…, num_workers=2, "
     "persistent_workers=True).",
+    "Use the fused or foreach implementation (fused=True).",
 )
 JAX = Stack(
     "jax.jit",
@@ -54,6 +59,7 @@ JAX = Stack(
     f"{_IN_A_THREAD}, as orbax.checkpoint.AsyncCheckpointer does.",
     "move what {}() does for a batch into a source of grain or a Dataset of torch, and read it with worker processes "
     "(grain.DataLoader(…, worker_count=2), or torch's DataLoader(…, num_workers=2, persistent_workers=True)).",
+    "Call the optimizer's update inside the function that jax.jit compiles.",
 )
 TENSORFLOW = Stack(
     "tf.function(jit_compile=True)",
@@ -61,6 +67,8 @@ TENSORFLOW = Stack(
     _WITHOUT_GRADIENTS,
     f"{_IN_A_THREAD} (tf.train.CheckpointOptions(enable_async=True)).",
     _TF_DATA,
+    "Call the optimizer inside the tf.function of the step.",
+    "Decorate the function of a step with @tf.function, which launches its operators in C++.",
     one_by_one=True,
 )
 KERAS = Stack(
@@ -69,6 +77,8 @@ KERAS = Stack(
     "Evaluate less often (validation_freq) or on a fixed sample (validation_steps), with a larger validation_batch_size",
     "Save at the end of an epoch instead of every few batches (save_freq='epoch'), or the weights only (save_weights_only=True).",
     "turn {}() into a PyDataset with workers=2 and use_multiprocessing=True, or into a tf.data pipeline.",
+    "Leave run_eagerly=True out of compile().",
+    "Leave run_eagerly=True out of compile() (and tf.config.run_functions_eagerly out of the script).",
     one_by_one=True,
 )
 

@@ -14,6 +14,7 @@ from sm_profiler.report.model import Location
 from sm_profiler.report.sample_fold import Place, Sampled
 
 WRITES = re.compile(r"\.(write|writelines|writerow|writerows|flush)\(|\bjson\.dumps?\(|\bprint\(")
+LOOPS = re.compile(r"\.(fit|evaluate|predict)\(")  # whose results a line prints: it runs a whole loop
 BESIDE_THE_PHASES = ("outside", "between")
 MAX_LINES = 5
 
@@ -71,4 +72,4 @@ def written_lines(context: JudgeContext, known: Collection[tuple[str, int]] = ()
 def _writes(one: Sampled, source: str, known: Collection[tuple[str, int]]) -> bool:
     place = one.places[-1]
     elsewhere = one.phase not in BESIDE_THE_PHASES or (place.file, place.line) in known
-    return not elsewhere and WRITES.search(source) is not None
+    return not elsewhere and WRITES.search(source) is not None and LOOPS.search(source) is None

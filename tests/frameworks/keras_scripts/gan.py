@@ -75,7 +75,7 @@ class GAN(keras.Model):
         return {one.name: one.result() for one in self.metrics}
 
     def train_step(self, *args):
-        return {"tensorflow": self.tensorflow_step, "torch": self.torch_step, "jax": self.jax_step}[BACKEND](*args)
+        return {"tensorflow": self.tensorflow_step, "torch": self.torch_step}[BACKEND](*args)
 
     def tensorflow_step(self, real):
         import tensorflow as tf

@@ -1,0 +1,217 @@
+"""Operators a step, and the least that they take on this machine: together the part of a step that no larger batch costs.
+
+Operators that Python launches are counted during one step, those of a `tf.function` in its graph.  What each takes at
+least is calibrated with operators on single numbers; in a step without any `tf.function`, the Python between them counts,
+too.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from importlib import import_module
+from itertools import pairwise
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sm_profiler.formats.event_names import OPERATORS
+from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.threads import waited_ns
+
+if TYPE_CHECKING:
+    from sm_profiler.hook.session import Session
+    from sm_profiler.hook.tensorflow.loops import Loops
+    from sm_profiler.hook.tensorflow.retracing import Retracing
+
+STEPS = (10, 100)  # that are counted: those before the first trace and warm up
+TIMED_STEPS = 7  # after a counted one
+FRAMEWORK = "tensorflow"
+NODES = "_sm_profiler_nodes"  # of a function: operators of its latest graph; -1 if XLA compiles them
+LAUNCHERS = ("TFE_Py_FastPathExecute", "TFE_Py_Execute")
+CHAIN = 48  # operators of the calibration's graph
+REPEATS = 20
+PAIRS = 8  # of a forward and a backward operator, of the eager calibration
+MOST_PYTHON = 10  # times the cost of an operator: what Keras and TensorFlow run in Python for one
+XLA = "_XlaMustCompile"
+
+
+class Costs(NamedTuple):
+    """Microseconds: of an operator launched from Python, of a function's call, and of an operator in its graph."""
+
+    eager: float
+    call: float
+    inside: float
+
+
+class OperatorCount(Collector):
+    """Counts the operators of a few training steps."""
+
+    name = "operators"
+
+    def __init__(self, session: Session, tensorflow: Any, loops: Loops, retracing: Retracing) -> None:
+        self._session = session
+        self._tf = tensorflow
+        self._loops = loops
+        self._retracing = retracing
+        self._launchers: Any = import_module("tensorflow.python.pywrap_tfe")
+        self._replaced: dict[str, Any] = {}
+        self._count = 0
+        self._began_ns = self._inside_ns = 0  # of the counted step: its start, and the time in its operators
+        self._python_us = 0.0  # beside its operators
+        self._due = list(STEPS)
+        self._counted: tuple[list[Any], int, int] | None = None  # functions, operators from Python, batches of a step
+        self._edges: list[int] = []  # starts of the steps after it, by a clock without waits for a core
+        self._chains: tuple[Any, Any] | None = None
+        retracing.traced = self._traced
+
+    def forked(self) -> None:
+        """Start over."""
+        self.stop()
+        self._due, self._counted = list(STEPS), None
+
+    def failed(self) -> None:
+        """Count no longer."""
+        self.stop()
+
+    def step_begins(self, step: int, mode: ModeKeys) -> bool:
+        """Begin or end the count of a step, or time one of those after it."""
+        if self._loops.ran is not None:
+            if mode is ModeKeys.TRAIN:
+                self._counted = self._loops.ran, self._count, self._session.tracker.batches
+            self._edges = [perf_counter_ns() - waited_ns()]
+            self._python_us = max(self._edges[0] - self._began_ns - self._inside_ns, 0) / 1000
+            self.stop()
+        elif self._counted is not None:
+            self._edges = [*self._edges, perf_counter_ns() - waited_ns()] if mode is ModeKeys.TRAIN else []
+            if len(self._edges) > TIMED_STEPS:
+                with self._session.work.doing("operators are counted"):
+                    self._note(*self._counted)
+                self._counted = None
+        elif self._due and step >= self._due[0] and mode is ModeKeys.TRAIN:
+            self._due = [one for one in self._due if one > step]
+            if self._trains():
+                self._begin()
+        return self._loops.ran is None and self._counted is None and not self._due
+
+    def _trains(self) -> bool:
+        adapter = self._session.adapter
+        return FRAMEWORK in (adapter.framework, getattr(adapter, "backend", ""))
+
+    def _begin(self) -> None:
+        self._count, self._inside_ns, self._loops.ran = 0, 0, []
+        self._began_ns = perf_counter_ns() - waited_ns()
+        thread, get_ident = self._loops.thread, threading.get_ident
+        for name in LAUNCHERS:
+            original = self._replaced[name] = getattr(self._launchers, name)
+
+            def launch(*args: Any, original: Any = original) -> Any:
+                if get_ident() != thread:
+                    return original(*args)
+                self._count += 1
+                start_ns = perf_counter_ns()
+                try:
+                    return original(*args)
+                finally:
+                    self._inside_ns += perf_counter_ns() - start_ns
+
+            setattr(self._launchers, name, launch)
+
+    def stop(self) -> None:
+        """Restore what launches operators."""
+        for name, original in self._replaced.items():
+            setattr(self._launchers, name, original)
+        self._replaced = {}
+        self._loops.ran = None
+
+    def _traced(self, made: Any) -> None:
+        """Count the operators of a graph for the function that is called."""
+        function = self._loops.running
+        if function is None or threading.get_ident() != self._loops.thread:
+            return
+        try:
+            graph = made.graph.as_graph_def()
+            bodies = [graph.node, *(one.node_def for one in graph.library.function)]
+            compiled = any(XLA in one.attr and one.attr[XLA].b for one in graph.library.function)
+            function.__dict__[NODES] = -1 if compiled else sum(len(nodes) for nodes in bodies)
+        except Exception as error:  # noqa: BLE001 - fail open
+            self._session.switch_off(self, error)
+
+    def _note(self, functions: list[Any], launched: int, batches: int) -> None:
+        nodes = [function.__dict__.get(NODES, -1) for function in functions]
+        if (nodes and min(nodes) < 0) or not (nodes or launched):
+            return  # the number of operators is unknown
+        costs = self._calibrated(graphs=bool(nodes))
+        inside = sum(nodes) * max(batches, 1)
+        eager = max(launched - len(nodes), 0)
+        of_python = min(self._python_us, eager * costs.eager * MOST_PYTHON) if not nodes else 0.0
+        total = of_python + eager * costs.eager + len(nodes) * costs.call + inside * costs.inside
+        count, now = eager + inside, perf_counter_ns()
+        if count and total > 0:
+            step_us = statistics.median(after - before for before, after in pairwise(self._edges)) / 1000
+            args: dict[str, Any] = {
+                "operators": count,
+                "fixed_us": round(total / count, 4),
+                "step_us": round(step_us, 1),
+            }
+            if of_python + eager * costs.eager > total / 2:
+                args["eager"] = True
+            self._session.append((OPERATORS, "operators", now, now, self._session.tracker.train_number, args))
+
+    def _calibrated(self, *, graphs: bool) -> Costs:
+        """Measure in a thread of its own, which has none of the scopes that the script has entered."""
+        results: list[Costs] = []
+        with self._retracing.ignored():
+            thread = threading.Thread(
+                target=lambda: results.append(self._measure(graphs=graphs)), name="sm-profiler-calibration", daemon=True
+            )
+            thread.start()
+            thread.join()
+        return results[0]
+
+    def _measure(self, *, graphs: bool) -> Costs:
+        tf = self._tf
+        with tf.device("/device:CPU:0"):
+            eager = self._eager()
+            if not graphs or tf.config.functions_run_eagerly():
+                return Costs(eager, eager, eager)
+            x = tf.ones((1, 1))
+            if self._chains is None:
+                self._chains = self._chain(1), self._chain(CHAIN)
+            short, long = (_quickest(lambda one=one: one(x)) for one in self._chains)
+            return Costs(eager, short, max(long - short, 0.0) / (CHAIN - 1))
+
+    def _chain(self, length: int) -> Any:
+        tf = self._tf
+
+        def multiply(x: Any) -> Any:
+            for _ in range(length):
+                x = tf.raw_ops.MatMul(a=x, b=x)
+            return x
+
+        return tf.function(multiply, autograph=False)
+
+    def _eager(self) -> float:
+        tf = self._tf
+        x = tf.ones((1, 1))
+
+        def step() -> None:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = x
+                for _ in range(PAIRS):
+                    y = tf.nn.relu(y)
+            tape.gradient(y, x)
+
+        return _quickest(step) / (2 * PAIRS)
+
+
+def _quickest(action: Any) -> float:
+    """Return the microseconds of the quickest of some calls: others may use the cores, too."""
+    action()
+    taken = []
+    for _ in range(REPEATS):
+        start = perf_counter_ns()
+        action()
+        taken.append(perf_counter_ns() - start)
+    return min(taken) / 1000
