@@ -1,0 +1,237 @@
+"""The manifests for machines outside of SageMaker: their schema, their variables and their command lines."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import boto3
+import jsonschema
+import pytest
+import yaml
+from moto.server import ThreadedMotoServer
+
+from sm_profiler.config import load_profile
+from sm_profiler.container import read_resources
+
+ROOT = Path(__file__).parents[2]
+MANIFESTS = ROOT / "examples/elsewhere"
+GUARD = ROOT / "tests/data/local/network_guard.py"
+PAGES = {"ec2": "ec2.sh", "eks": "pytorchjob.yaml", "slurm": "train.sbatch", "hyperpod": "hyperpod.sbatch"}
+PRINTER = f"""#!{sys.executable}
+import json, os, sys
+print(json.dumps([sys.argv[1:], dict(os.environ)]))
+"""
+STUBS = {
+    "torchrun": PRINTER,
+    "scontrol": '#!/bin/bash\n[ "$1 $2 $3" = "show hostnames node[1-2]" ] && printf "node1\\nnode2\\n"\n',
+    "srun": '#!/bin/bash\nwhile [[ "$1" == --* ]]; do echo "$1" >> "$OPTIONS"; shift; done\nexec "$@"\n',
+}
+TEXT = {"type": "string", "minLength": 1}
+CONTAINER = {
+    "type": "object",
+    "required": ["name", "image", "command", "env"],
+    "properties": {
+        "name": {"const": "pytorch"},  # the training operator looks for this name
+        "image": TEXT,
+        "command": {"type": "array", "items": TEXT, "minItems": 1},
+        "env": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["name", "value"],
+                "properties": {"name": TEXT, "value": TEXT},
+                "additionalProperties": False,
+            },
+        },
+        "volumeMounts": {"type": "array", "items": {"type": "object", "required": ["name", "mountPath"]}},
+    },
+    "additionalProperties": False,
+}
+PYTORCH_JOB = {
+    "type": "object",
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "kubeflow.org/v1"},
+        "kind": {"const": "PyTorchJob"},
+        "metadata": {"type": "object", "required": ["name"], "properties": {"name": {"pattern": "^[a-z0-9-]{1,63}$"}}},
+        "spec": {
+            "type": "object",
+            "required": ["pytorchReplicaSpecs"],
+            "properties": {
+                "nprocPerNode": TEXT,
+                "pytorchReplicaSpecs": {
+                    "type": "object",
+                    "properties": {
+                        "Worker": {
+                            "type": "object",
+                            "required": ["replicas", "template"],
+                            "properties": {
+                                "replicas": {"type": "integer", "minimum": 1},
+                                "restartPolicy": {"enum": ["Always", "OnFailure", "Never", "ExitCode"]},
+                                "template": {
+                                    "type": "object",
+                                    "properties": {
+                                        "spec": {
+                                            "type": "object",
+                                            "required": ["containers"],
+                                            "properties": {
+                                                "containers": {"type": "array", "items": CONTAINER},
+                                                "terminationGracePeriodSeconds": {"type": "integer", "minimum": 60},
+                                                "serviceAccountName": TEXT,
+                                                "volumes": {"type": "array"},
+                                            },
+                                            "additionalProperties": False,
+                                        }
+                                    },
+                                },
+                            },
+                            "additionalProperties": False,
+                        }
+                    },
+                    "additionalProperties": False,
+                },
+            },
+            "additionalProperties": False,
+        },
+    },
+    "additionalProperties": False,
+}
+TRAINING = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.distributed.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x, y in DataLoader(TensorDataset(torch.ones(64, 4), torch.ones(64, 1)), 2):
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+torch.distributed.destroy_process_group()
+"""
+
+
+def check_variables(environment, node):
+    """Check that a process with these variables profiles, uploads, and has the number of its node."""
+    profile = load_profile(environment["SM_PROFILER_CONFIG"])
+    assert environment["SM_PROFILER_AUTO"] == "1"
+    assert environment["TRAINING_JOB_NAME"]
+    assert profile.hook_on
+    assert not profile.problems
+    assert profile.s3_output_path == "s3://YOUR-BUCKET/profiles"
+    assert read_resources({**environment, "SM_PROFILER_ROOT": "/nonexistent"}).node == node
+
+
+def check_command(arguments):
+    """Check a command line of torchrun with its own parser."""
+    from torch.distributed.run import get_args_parser
+
+    parsed = get_args_parser().parse_args(arguments)
+    assert parsed.training_script == "train.py"
+    return parsed
+
+
+def run_with_stubs(tmp_path, manifest, **variables):
+    stubs = tmp_path / "bin"
+    stubs.mkdir()
+    for name, text in STUBS.items():
+        (stubs / name).write_text(text)
+        (stubs / name).chmod(0o755)
+    environment = {"PATH": f"{stubs}:/usr/bin:/bin", "OPTIONS": str(tmp_path / "options"), **variables}
+    ran = subprocess.run(["bash", MANIFESTS / manifest], env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+@pytest.mark.parametrize(("page", "manifest"), PAGES.items())
+def test_the_page_shows_the_manifest(page, manifest):
+    assert (MANIFESTS / manifest).read_text() in (ROOT / f"docs/elsewhere/{page}.md").read_text()
+
+
+@pytest.mark.parametrize("manifest", ["train.sbatch", "hyperpod.sbatch"])
+def test_slurm_starts_torchrun_on_every_node(tmp_path, manifest):
+    slurm = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2", "SLURM_NODEID": "1"}
+    arguments, environment = run_with_stubs(tmp_path, manifest, GPUS_PER_NODE="4", **slurm)
+    parsed = check_command(arguments)
+    assert (parsed.nnodes, parsed.nproc_per_node, parsed.rdzv_endpoint) == ("2", "4", "node1:29500")
+    assert environment["TRAINING_JOB_NAME"] == "train-77"  # the same after a requeue
+    check_variables(environment, "algo-2")
+    options = tmp_path / "options"
+    assert (options.read_text().split() if options.exists() else []) == (
+        ["--auto-resume=1"] if manifest == "hyperpod.sbatch" else []
+    )
+
+
+def test_the_pytorchjob_is_valid_and_its_containers_profile():
+    manifest = yaml.safe_load((MANIFESTS / "pytorchjob.yaml").read_text())
+    jsonschema.validate(manifest, PYTORCH_JOB)
+    pod = manifest["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    (container,) = pod["containers"]
+    variables = {one["name"]: one["value"] for one in container["env"]}
+    check_variables({**variables, "PET_NODE_RANK": "1", "PET_NNODES": "2"}, "algo-2")
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert container["command"][0] == "torchrun"
+    check_command(container["command"][1:])
+
+
+def test_a_machine_of_ones_own_starts_torchrun(tmp_path):
+    arguments, environment = run_with_stubs(tmp_path, "ec2.sh", NODE="1", NODES="2", FIRST="10.0.0.1", GPUS="8")
+    parsed = check_command(arguments)
+    assert (parsed.nnodes, parsed.node_rank, parsed.nproc_per_node, parsed.master_addr) == ("2", 1, "8", "10.0.0.1")
+    check_variables(environment, "algo-2")
+
+
+@pytest.mark.long
+def test_two_nodes_profile_to_one_prefix_and_contact_no_other_host(tmp_path):
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_DEFAULT_REGION": "us-east-1"}
+    s3 = boto3.client(
+        "s3", endpoint_url=f"http://{host}:{port}", aws_access_key_id="k", aws_secret_access_key="s",  # noqa: S106 - none
+        region_name="us-east-1",
+    )  # fmt: skip
+    s3.create_bucket(Bucket="your-bucket")
+    (tmp_path / "guard").mkdir()
+    (tmp_path / "guard/sitecustomize.py").write_text(GUARD.read_text())
+    (tmp_path / "train.py").write_text(TRAINING)
+    script = (MANIFESTS / "ec2.sh").read_text().replace("YOUR-BUCKET", "your-bucket")
+    (tmp_path / "ec2.sh").write_text(script)
+    nodes = []
+    try:
+        for node in ("0", "1"):
+            environment = {
+                **keys, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path),
+                "AWS_ENDPOINT_URL_S3": f"http://{host}:{port}", "AWS_EC2_METADATA_DISABLED": "true",
+                "NO_PROXY": "127.0.0.1", "NODE": node, "NODES": "2", "PORT": str(20000 + os.getpid() % 20000),
+                "SM_PROFILER_ROOT": str(tmp_path / f"ml-{node}"), "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": str(tmp_path / "guard"), "NETWORK_GUARD_LOG": str(tmp_path / "guard.log"),
+                "GLOO_SOCKET_IFNAME": "lo",
+            }  # fmt: skip
+            with (tmp_path / f"{node}.log").open("wb") as log:
+                nodes.append(
+                    subprocess.Popen(
+                        ["bash", "ec2.sh"], env=environment, cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT
+                    )
+                )
+        codes = [node.wait(240) for node in nodes]
+        logs = [(tmp_path / f"{node}.log").read_text() for node in "01"]
+        assert codes == [0, 0], logs
+        prefix = "profiles/my-training/profiler-output/"
+        listed = s3.list_objects_v2(Bucket="your-bucket", Prefix=prefix)["Contents"]
+        found = [item["Key"].removeprefix(prefix) for item in listed]
+        for node in ("algo-1", "algo-2"):
+            assert [key for key in found if key.endswith(f".{node}.json")], (found, logs)
+            assert [key for key in found if f"-{node}_" in key], (found, logs)
+        assert "system/training_job_end.ts" in found
+        log = tmp_path / "guard.log"
+        assert [line for line in (log.read_text().splitlines() if log.exists() else []) if "sm_profiler" in line] == []
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
+        s3.close()
+        server.stop()
