@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from sm_profiler.debugger.sdk_compat import is_kind
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch.environment import agent_environment
 from sm_profiler.launch.request import config_request, require_accepted, require_managed_profiling
+
+LOCAL_MODES = ("local", "local_gpu")
 
 
 def attach_estimator(
@@ -30,6 +33,7 @@ def attach_estimator(
     dropped = [rule.name for rule in estimator.rules or [] if is_kind(rule, ProfilerRule)]
     if dropped:
         warnings.warn(f"the Estimator's profiler rules are replaced: {', '.join(map(str, dropped))}", stacklevel=3)
+    _require_docker_in_local_mode(estimator, backend)
     before = estimator.profiler_config
     defaults = {"S3OutputPath", "DisableProfiler"}  # the SDK fills these in
     if before is not None and config_request(before).keys() - defaults:
@@ -92,6 +96,22 @@ def _check(config: Any, rules: Sequence[Any]) -> None:
         "ProfilerRuleConfigurations": [rule.to_profiler_rule_config_dict() for rule in rules],
     }
     require_accepted(request)
+
+
+def _require_docker_in_local_mode(estimator: Any, backend: str) -> None:
+    """Refuse the SDK's local mode where it cannot profile.
+
+    Raises:
+        ConfigError: Docker is missing, or the managed service would have to profile a container on this machine.
+    """
+    if estimator.instance_type not in LOCAL_MODES:
+        return
+    if shutil.which("docker") is None:
+        raise ConfigError(
+            "local mode of the SDK needs Docker, which is not installed: run the job on 'sm-profiler local'"
+        )
+    if backend == "service":
+        raise ConfigError("local mode of the SDK has no managed service: attach with backend='agent'")
 
 
 def _output_path(estimator: Any) -> Any:

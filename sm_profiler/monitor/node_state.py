@@ -149,12 +149,25 @@ class ProcessRegistry:
 
 
 def start_time(pid: int, proc: Path = PROC) -> str:
-    """Return when a process started, in the kernel's ticks since boot; "" if it is not running."""
+    """Return when a process started, in the kernel's ticks since boot; "" if it is not running.
+
+    If there is no /proc, a process that is running has "0".
+    """
     try:
         fields = (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
-        return ""
+        return "" if (proc / "self").exists() or not _accepts_signals(pid) else "0"
     return "" if fields[0] in {b"Z", b"X"} else fields[19].decode()
+
+
+def _accepts_signals(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _locked(path: Path) -> int | None:

@@ -12,6 +12,7 @@ from sm_profiler.config import config_from_environment, load_profile
 from sm_profiler.debugger import FrameworkProfile, ProfilerConfig, ProfilerRule, rule_configs
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch import attach, check_request
+from sm_profiler.launch.estimator import attach_estimator
 
 pytestmark = [
     pytest.mark.sdk2,
@@ -262,6 +263,25 @@ def test_rejects_too_many_variables(wire):
     estimator = wire.estimator(environment={f"V{n}": "x" for n in range(98)})
     with pytest.raises(ConfigError, match="the API accepts 100"):
         attach(estimator, profile(), backend="agent")
+
+
+@pytest.mark.parametrize(
+    ("docker", "backend", "message"),
+    [
+        (
+            None,
+            "agent",
+            "local mode of the SDK needs Docker, which is not installed: run the job on 'sm-profiler local'",
+        ),
+        ("/usr/bin/docker", "service", "local mode of the SDK has no managed service: attach with backend='agent'"),
+    ],
+)
+def test_local_mode_is_refused_in_one_line(monkeypatch, docker, backend, message):
+    monkeypatch.setattr("sm_profiler.launch.estimator.shutil.which", lambda _: docker)
+    estimator = SimpleNamespace(instance_type="local", rules=None, profiler_config=None)
+    with pytest.raises(ConfigError) as refused:
+        attach_estimator(estimator, ProfilerConfig(), [], backend)
+    assert str(refused.value) == message
 
 
 def test_works_in_a_pipeline(wire):

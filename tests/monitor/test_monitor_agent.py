@@ -486,3 +486,13 @@ def test_an_s3_that_accepts_files_late_gets_the_whole_minute(tmp_path, overloade
     agent.sleep = clock.sleep
     agent.run()
     assert sorted(destination.files) == sorted([trace, *MARKERS])
+
+
+def test_processes_are_followed_without_proc(tmp_path):
+    registry = ProcessRegistry(tmp_path, "algo-1", proc=tmp_path / "proc")
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    registry.register(child.pid)
+    assert registry.living() == [child.pid]
+    child.communicate(b"\n")
+    assert registry.living() == []
+    assert len(registry.dead()) == 1
