@@ -2,8 +2,8 @@
 
     python benchmarks/gpu.py [--pairs 40] [--batch 64] [--keep FOLDER]
 
-The network is ResNet-50 at 224 x 224 pixels in mixed precision, its batches already on the device. Without a CUDA device nothing
-is measured, and the exit code is 0.
+The network is ResNet-50 at 224 x 224 pixels in mixed precision, its batches already on the device; overhead is also that of two
+stacks of small layers, whose steps consist of launches. Without a CUDA device nothing is measured, and the exit code is 0.
 
 1. Overhead: 10 steps with the hook and 10 without it in turn, each ended by a synchronization; quartiles of the differences.
 2. Phases: a training with a detailed window. The trace of torch.profiler is the truth: a phase begins on the device when what was
@@ -98,6 +98,22 @@ def training(torch: Any, batch: int, device: str = "cuda", pixels: int = 224) ->
     return step
 
 
+def small_steps(torch: Any, layers: int, device: str = "cuda") -> Callable[[], None]:
+    """Return a function that trains one step of many small layers, which the host limits."""
+    torch.manual_seed(0)
+    body = [layer for _ in range(layers) for layer in (torch.nn.Linear(256, 256), torch.nn.ReLU())]
+    model = torch.nn.Sequential(*body, torch.nn.Linear(256, 10)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x, y = torch.randn(64, 256, device=device), torch.randint(0, 10, (64,), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
 def quartiles(values: Sequence[float]) -> list[float]:
     """Return the three quartiles."""
     return [round(value, 1) for value in statistics.quantiles(values, n=4)]
@@ -127,8 +143,13 @@ def paired(run: Callable[[], float], turn: Callable[[bool], None], pairs: int) -
     return {"step": quartiles(base), "added": quartiles(added)}
 
 
-def measure_overhead(pairs: int, batch: int) -> dict[str, list[float]]:
-    """Measure the always-on hook."""
+def measure_overhead(pairs: int, make: Callable[[Any], Callable[[], None]]) -> dict[str, list[float]]:
+    """Measure the always-on hook.
+
+    Args:
+        pairs: number of pairs of runs.
+        make: takes torch, and returns a function that trains one step.
+    """
     os.environ["SM_PROFILER_CONFIG"] = json.dumps({"ProfilingParameters": {"LocalPath": tempfile.mkdtemp()}})
     import torch
 
@@ -136,7 +157,7 @@ def measure_overhead(pairs: int, batch: int) -> dict[str, list[float]]:
 
     hook = entry.install()
     adapter = hook.session.adapter
-    step = training(torch, batch)
+    step = make(torch)
     for _ in range(WARM_STEPS):
         step()
 
@@ -288,10 +309,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import torch
 
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, batches of {options.batch}\n")
-    found = measure_overhead(options.pairs, options.batch)
-    print("| ResNet-50 | µs a step (quartiles) |\n|---|---|")
-    print(f"| without the hook | {' / '.join(map(str, found['step']))} |")
-    print(f"| added by the hook | {' / '.join(map(str, found['added']))} |\n", flush=True)
+    networks: dict[str, Callable[[Any], Callable[[], None]]] = {
+        "ResNet-50": lambda torch: training(torch, options.batch),
+        "48 small layers": lambda torch: small_steps(torch, 48),
+        "8 small layers": lambda torch: small_steps(torch, 8),
+    }
+    print("| network | µs a step without the hook (quartiles) | added by the hook |\n|---|---|---|")
+    for name, make in networks.items():
+        found = measure_overhead(options.pairs, make)
+        print(
+            f"| {name} | {' / '.join(map(str, found['step']))} | {' / '.join(map(str, found['added']))} |", flush=True
+        )
+    print(flush=True)
     folder = options.keep or Path(tempfile.mkdtemp(prefix="sm-profiler-gpu-"))
     profile_window(folder, options.batch)
     print(phase_table(measure_phases(folder)), flush=True)

@@ -1,14 +1,19 @@
 """Verdicts on trainings on a GPU: counters, steps and launches as recorded on an H100 (PyTorch 2.11, driver 580)."""
 
+from types import SimpleNamespace
+
 import attrs
 import numpy as np
 import pytest
-from report_helpers import gpu_samples, metrics_of, training, verdict_of
+from report_helpers import gpu_samples, metrics_of, report_from, training, verdict_of
 
 from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.report.classes import Class
 from sm_profiler.report.gains.claim import Claim
+from sm_profiler.report.gpu import windows
+from sm_profiler.report.gpu.windows import Windows
 from sm_profiler.report.judges import JudgeContext
+from sm_profiler.report.model import Finding, Gain, Interval, Verdict
 from sm_profiler.report.sample_fold import Place, Sampled, Samples
 from sm_profiler.report.verdict import decide
 
@@ -135,3 +140,20 @@ def test_a_claim_is_cut_to_what_there_is_to_save():
     partly = claim.at_most(12.0)
     assert partly.seconds.sum() * partly.high == pytest.approx(12.0)
     assert claim.at_most(0.0).seconds.sum() == 0
+
+
+@pytest.mark.parametrize(("used", "leads"), [(97, True), (20, False)])
+def test_the_kernels_lead_a_loop_that_its_gpu_limits(monkeypatch, used, leads):
+    """Products in single precision on an H100: "limited by the GPU" is right, but no advice."""
+    gain = Gain(*(Interval(0.1, 0.2, 0.3) for _ in range(2)), Interval(1.1, 1.2, 1.3))
+    plain = Finding(Class.TENSOR_CORES_UNUSED, "Products …", (), "Use bf16.", 0.97, confidence="medium", gain=gain)
+    kernels = SimpleNamespace(events=SimpleNamespace(on_device=np.ones(1000, bool)))
+    found = Windows(SimpleNamespace(ranks={0: kernels}), {})
+    monkeypatch.setattr(windows, "read_windows", lambda _: found)
+    monkeypatch.setattr(windows, "measure", lambda *_: ())
+    monkeypatch.setattr(windows, "decide_traces", lambda *_: Verdict(plain))
+    report = report_from(training(400), gpu_samples(used, 5))
+    verdict = windows.add_windows(report, None).verdict
+    assert (verdict.kind is Class.TENSOR_CORES_UNUSED) == leads
+    (shown,) = [one for one in (verdict.main, *verdict.also) if one.kind is Class.TENSOR_CORES_UNUSED]
+    assert (shown.gain is not None) == leads

@@ -112,16 +112,14 @@ def add_windows(report: Report, source: Any) -> Report:
         return report
     verdict, judged = report.verdict, decide_traces(ranks, windows.gpu)
     known = {verdict.kind, *(finding.kind for finding in verdict.also)}
-    healthy = verdict.main.kind.is_healthy  # no other finding's gain is there to claim the same seconds
-    added = tuple(
-        attrs.evolve(
-            finding, gain=finding.gain if healthy else None, headline=f"In the detailed windows: {finding.headline}"
-        )
+    found = [
+        attrs.evolve(finding, headline=f"In the detailed windows: {finding.headline}")
         for finding in (judged.main, *judged.also)
         if finding.kind in OF_KERNELS and finding.kind not in known
-    )
-    if verdict.main.kind is Class.COMPUTE_BOUND and added and added[0].confidence != "low":
-        return attrs.evolve(report, verdict=attrs.evolve(verdict, main=added[0], also=(*verdict.also, *added[1:])))
+    ]
+    if verdict.main.kind is Class.COMPUTE_BOUND and found and found[0].confidence != "low":
+        verdict = attrs.evolve(verdict, main=found.pop(0))  # no other gain is there to claim the same seconds
+    added = (attrs.evolve(finding, gain=None) for finding in found)
     return attrs.evolve(report, verdict=attrs.evolve(verdict, also=(*verdict.also, *added)))
 
 
