@@ -219,18 +219,20 @@ def step_strip(lengths: Sequence[float], long: Sequence[bool], title: str) -> Ma
     return drawing(1000, height, title, *drawn, kind="strip", keep=False)
 
 
-def line(seconds: Sequence[float], values: Sequence[float], title: str) -> Markup:
-    """Draw one series over time, from zero up."""
+def line(
+    seconds: Sequence[float], values: Sequence[float], title: str, *, colour: str = "violet", most: float | None = None
+) -> Markup:
+    """Draw one series over time, from zero up to `most`, or else to its largest value."""
     if len(seconds) <= 1:
         return Markup("")
-    most = max(values) or 1.0
+    most = most or max(values) or 1.0
     span = (seconds[-1] - seconds[0]) or 1.0
     points = [(1000 * (x - seconds[0]) / span, 90 - 86 * y / most) for x, y in zip(seconds, values, strict=True)]
     path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
     area = f"{path}L1000 90L0 90Z"
     return drawing(
-        1000, 90, title, element("path", d=area, class_="f-violet", opacity="0.25"),
-        element("path", d=path, class_="line s-violet", fill="none", vector_effect="non-scaling-stroke"), kind="strip", keep=False,
+        1000, 90, title, element("path", d=area, class_=f"f-{colour}", opacity="0.25"),
+        element("path", d=path, class_=f"line s-{colour}", fill="none", vector_effect="non-scaling-stroke"), kind="strip", keep=False,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from sm_profiler.printable import printable
 from sm_profiler.report.formatting import utc
 from sm_profiler.report.model import Report
 from sm_profiler.report.page import page_parts, section_part
+from sm_profiler.report.system_fold import Buckets
 from sm_profiler.serve.ending import Ending
 from sm_profiler.serve.heat_map import heat_section
 from sm_profiler.serve.logs import LogTail
@@ -58,6 +59,7 @@ class Snapshot:
         parts: parts of the page in their order.
         report: the report; None before the first.
         spark: mean step time in seconds, of consecutive stretches of the latest steps.
+        gpu: mean use of the GPUs in per cent, in consecutive stretches of the job; empty without GPUs.
         files: number of files read.
         data_at: time of the latest data, seconds since the epoch; None without any.
     """
@@ -68,6 +70,7 @@ class Snapshot:
     parts: Mapping[str, Part] = attrs.field(factory=dict)
     report: Report | None = None
     spark: tuple[float, ...] = ()
+    gpu: tuple[float, ...] = ()
     files: int = 0
     data_at: float | None = None
 
@@ -240,6 +243,7 @@ class LiveJob:
             parts=parts,
             report=report,
             spark=sparkline(report),
+            gpu=use_of_gpus(report),
             files=files,
             data_at=report.metrics.end if report.metrics.duration > 0 else None,
         )
@@ -275,7 +279,7 @@ def shown_again(kept: Remembered) -> Snapshot:
     """Return the first state of a job that was shown before."""
     parts = {key: Part(html, 1, 0.0) for key, html in kept.parts.items()}
     note = f"as of {utc(kept.at)}; reading what is there"
-    return Snapshot(1, "reading", note, parts, None, kept.spark, kept.files)
+    return Snapshot(1, "reading", note, parts, spark=kept.spark, files=kept.files)
 
 
 def sparkline(report: Report, points: int = SPARK_POINTS) -> tuple[float, ...]:
@@ -284,3 +288,12 @@ def sparkline(report: Report, points: int = SPARK_POINTS) -> tuple[float, ...]:
         return ()
     lengths = report.metrics.ranks[0].iterations.length
     return tuple(float(one.mean()) for one in np.array_split(lengths, min(points, len(lengths) or 1)) if len(one))
+
+
+def use_of_gpus(report: Report, points: int = SPARK_POINTS) -> tuple[float, ...]:
+    """Return the mean use of all GPUs in consecutive stretches of the job."""
+    whole = Buckets()
+    for one in report.metrics.system.of("gpu").values():
+        whole.merge(one)
+    values = whole.mean[whole.count > 0]
+    return tuple(float(one.mean()) for one in np.array_split(values, min(points, len(values) or 1)) if len(one))

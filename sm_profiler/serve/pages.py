@@ -41,7 +41,7 @@ def job_row(found: Found, snapshot: Snapshot | None) -> dict[str, Any]:
         finding = snapshot.report.verdict.main
     if snapshot is not None:
         row["state"] = state_line(snapshot)
-        row["spark"] = step_times(snapshot)
+        row["spark"] = step_times(snapshot) + gpu_use(snapshot)
     if finding is not None:
         row |= {"verdict": finding.label, "headline": finding.headline}
         row["mood"] = "open" if finding.is_open else "healthy" if finding.kind.is_healthy else "issue"
@@ -55,6 +55,15 @@ def step_times(snapshot: Snapshot) -> Markup:
         return Markup("")
     label = f"Step time: {duration(values[-1])} at the end, {duration(min(values))} to {duration(max(values))}"
     return charts.line([float(index) for index in range(len(values))], list(values), label)
+
+
+def gpu_use(snapshot: Snapshot) -> Markup:
+    """Draw the use of the GPUs over the job so far."""
+    values = snapshot.gpu
+    if len(values) < 2:  # noqa: PLR2004 - a line needs two points
+        return Markup("")
+    label = f"GPU use: {values[-1]:.0f} % at the end, {min(values):.0f} to {max(values):.0f} %"
+    return charts.line([float(index) for index in range(len(values))], list(values), label, colour="blue", most=100.0)
 
 
 def state_line(snapshot: Snapshot) -> str:

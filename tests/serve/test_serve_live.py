@@ -6,7 +6,9 @@ from serve_helpers import copy_files, data_files, end, make_job, until
 from sm_profiler.report import build_report
 from sm_profiler.report.page import page_parts
 from sm_profiler.serve.ending import Ending
+from sm_profiler.serve.jobs import Found
 from sm_profiler.serve.live import LiveJob
+from sm_profiler.serve.pages import job_row
 from sm_profiler.serve.reading import JobReader
 from sm_profiler.source import open_source
 
@@ -180,3 +182,14 @@ def test_later_files_end_the_end_of_a_job_on_s3(job, tmp_path):
     assert ending.is_final
     copy_files(job, folder, files[len(files) // 2 :])
     assert not ending.is_final
+
+
+def test_the_list_draws_step_time_and_gpu_use(tmp_path):
+    folder = make_job(tmp_path / "job", "--minutes", "2", "--gpus", "2")
+    live = LiveJob(str(folder))
+    live.poll()
+    assert len(live.snapshot.gpu) > 10
+    assert all(0 <= value <= 100 for value in live.snapshot.gpu)
+    row = job_row(Found("job", "job", str(folder)), live.snapshot)
+    assert "Step time: " in row["spark"]
+    assert "GPU use: " in row["spark"]
