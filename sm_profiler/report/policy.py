@@ -264,6 +264,7 @@ BESIDE_THE_GPU = (
     Class.SLOW_CALLBACK, Class.TRANSFER_BOUND, Class.CHECKPOINTING, Class.RECOMPILATION, Class.OVERSUBSCRIBED,
 )  # fmt: skip
 HIDDEN = T(0.5, "of a finding's share; if the GPU is idle for less, most of it is hidden behind the GPU's work")
+IDLE_WORTH = T(0.15, "of the loop in which the GPU is idle; from there on a repair pays off, as for INPUT_WAIT")
 IDLE_ERROR = T(0.05, "of the loop; a GPU's use is sampled, and short pauses between kernels count as use")
 LAUNCHES_LATE = T(0.25, "of the loop in which a GPU is idle; less is the lateness of a host that launches ahead")
 LAUNCHES_ON_GPU = T(

@@ -88,7 +88,7 @@ class JudgeContext:
         spare = self.gpu_spare
         if finding.kind not in policy.BESIDE_THE_GPU or finding.share_of_time <= spare:
             return finding
-        if spare < policy.HIDDEN * finding.share_of_time:
+        if spare < min(policy.HIDDEN * finding.share_of_time, policy.IDLE_WORTH):
             return None
         idle = Evidence("time in which the GPU is idle", round(spare, 4), unit="share")
         return attrs.evolve(finding, weight=min(finding.weight, spare), evidence=(*finding.evidence, idle))
