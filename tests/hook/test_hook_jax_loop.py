@@ -3,7 +3,7 @@
 import pytest
 
 from sm_profiler.hook.jax.calls import MIN_QUEUED_NS, _first_leaf, _queued
-from sm_profiler.hook.jax.compilations import COMPILED, LOWERED, TRACED, Compilations, difference
+from sm_profiler.hook.jax.compilations import COMPILED, LOWERED, NEW, SAME, TRACED, Compilations, difference
 from sm_profiler.hook.jax.loop import Compiled, Loop
 from sm_profiler.hook.steps import StepTracker, Stream
 
@@ -276,6 +276,18 @@ def test_a_compilation_lasts_from_tracing_to_its_end_and_its_cause_is_named():
     assert (first[1], first[3] - first[2], first[4]) == ("step", 800_000_000, 7)
     assert (first[5]["again"], second[5]["again"], other[5]["again"]) == (False, True, False)
     assert second[5]["reason"] == "argument 0: f32[8] → f32[9]"
+
+
+@pytest.mark.parametrize(("made", "reason"), [(1, SAME), (2, NEW)])
+def test_the_cause_is_named_if_the_arguments_look_the_same(made, reason):
+    records = []
+    found = Compilations(records.append, lambda: 7, dict)
+    function = Compiled("step", made=made)
+    found.start()
+    for _ in range(2):
+        found.running = function, {"argument 0": "f32[8]"}
+        found.heard(COMPILED, 0.5, fun_name="jit(step)")
+    assert records[1][5]["reason"] == reason
 
 
 def test_an_operation_of_jax_is_compiled_for_a_few_shapes_in_a_line_before_that_counts():

@@ -165,6 +165,7 @@ class Calls:
                 self._loop.computes_gradients(function)  # JAX does not trace it again
             if len(self._made) < MAX_FUNCTIONS:
                 self._made[key] = function
+        function.made += 1
         return function
 
     def _wrap(self, made: Any, place: Place, *, is_compiled: bool = True) -> Any:

@@ -19,6 +19,8 @@ MAX_NAMES = 1000
 USUAL = 8  # shapes of one operation in one line: a network has layers of some sizes
 MAX_EARLY = 500  # compilations before the first step
 MAX_TEXT = 300  # characters of a reason
+NEW = "the arguments are the same: jax.jit was called again, for a new function"
+SAME = "shapes and types are the same: a weak type, a device or sharding, or a structure differs"
 
 
 class Compilations(Collector):
@@ -97,7 +99,7 @@ class Compilations(Collector):
         if function.compilations == 1:
             return False, {}
         reason = difference(before, function.signature)
-        return True, {"reason": reason} if reason else {}
+        return True, {"reason": reason or (NEW if function.made > 1 else SAME)}
 
     def forked(self) -> None:
         """Forget what runs in the parent."""

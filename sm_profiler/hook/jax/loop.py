@@ -51,6 +51,7 @@ class Compiled:
         joined: turns that began with it and did.
         signature: types of its arguments when it was last compiled.
         compilations: how often it was compiled.
+        made: how often the script passed it to `jax.jit`.
         quickest_ns: its quickest call that compiled nothing.
     """
 
@@ -67,6 +68,7 @@ class Compiled:
     joined: int = 0
     signature: dict[str, str] = attrs.field(factory=dict)
     compilations: int = 0
+    made: int = 0
     quickest_ns: int = 1 << 62
     _arguments: list[Any] = attrs.field(factory=list)  # weak references, of the last call
 
