@@ -24,6 +24,7 @@ from sm_profiler.hook.pytorch.detailed import DetailedCollector
 from sm_profiler.hook.pytorch.forward import Forwards, compiling_check
 from sm_profiler.hook.pytorch.loader import DATALOADER, DataLoaderCollector
 from sm_profiler.hook.pytorch.operators import OperatorCount
+from sm_profiler.hook.pytorch.recursion import Recursion
 from sm_profiler.hook.steps import METER_MAX_NS
 from sm_profiler.hook.thread_end import at_thread_end
 
@@ -98,6 +99,7 @@ class PyTorchAdapter(FrameworkAdapter):
         self._detailed = DetailedCollector(session, torch, self.forwards)
         self._compiled = Compilations(session.append, lambda: session.tracker.number)
         self._allocator = Allocator(session.append, torch)
+        self._recursion = Recursion()
 
     def install(self) -> None:
         """Patch torch and add the collectors."""
@@ -116,6 +118,7 @@ class PyTorchAdapter(FrameworkAdapter):
             optimizers.register_optimizer_step_pre_hook(before),
             optimizers.register_optimizer_step_post_hook(after),
         ]
+        self._recursion.install()
         self.forwards.watch_compile()
         self.forwards.discover()
         session.add(self._operators)
@@ -133,6 +136,7 @@ class PyTorchAdapter(FrameworkAdapter):
                 handler.remove_start_callback(self._compiling)
         self._compiled.remove()
         self.forwards.remove()
+        self._recursion.remove()
         self.loaders.remove()
         self.cuda.stop()
         for handle in self._handles:
