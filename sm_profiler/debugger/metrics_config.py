@@ -31,7 +31,7 @@ class _Value(SdkCompatible):
         return hash(type(self).__name__)
 
 
-@attrs.define(slots=False, init=False)
+@attrs.define(slots=False, init=False, unsafe_hash=False)  # older attrs would take the hash away
 class StepRange(_Value):
     """A range of steps.
 
@@ -52,14 +52,12 @@ class StepRange(_Value):
         self.start_step = start_step
         self.num_steps = num_steps
 
-    __hash__ = _Value.__hash__
-
     def to_json(self) -> dict[str, Any]:
         """Return the range with the request's keys."""
         return {"StartStep": self.start_step, "NumSteps": self.num_steps}
 
 
-@attrs.define(slots=False, init=False)
+@attrs.define(slots=False, init=False, unsafe_hash=False)
 class TimeRange(_Value):
     """A range of time.
 
@@ -76,15 +74,13 @@ class TimeRange(_Value):
         self.start_unix_time = start_unix_time
         self.duration = duration
 
-    __hash__ = _Value.__hash__
-
     def to_json(self) -> dict[str, Any]:
         """Return the range with the request's keys, leaving out what is None."""
         given = {"StartTimeInSecSinceEpoch": self.start_unix_time, "Duration": self.duration}
         return {key: value for key, value in given.items() if value is not None}
 
 
-@attrs.define(slots=False, init=False)
+@attrs.define(slots=False, init=False, unsafe_hash=False)
 class MetricsConfigBase(_Value):
     """Base of the metrics configs: a range of steps or time.
 
@@ -125,8 +121,6 @@ class MetricsConfigBase(_Value):
         by_time = start_unix_time is not None or duration is not None
         require(not (by_steps and by_time), ErrorMessages.FOUND_BOTH_STEP_AND_TIME_FIELDS)
         self.range = StepRange(start_step, num_steps) if by_steps else TimeRange(start_unix_time, duration)
-
-    __hash__ = _Value.__hash__
 
     def _to_json(self) -> dict[str, Any]:
         return self.range.to_json()
@@ -183,7 +177,7 @@ class DetailedProfilingConfig(_Collected):
         self._set_range(start_step, num_steps, start_unix_time, duration, profile_default_steps)
 
 
-@attrs.define(slots=False, init=False)
+@attrs.define(slots=False, init=False, unsafe_hash=False)
 class DataloaderProfilingConfig(_Collected):  # type: ignore[override] # of __attrs_init__, which nothing calls
     """Record data loader events; by default in step 7.
 
@@ -220,13 +214,11 @@ class DataloaderProfilingConfig(_Collected):  # type: ignore[override] # of __at
         require(is_valid_regex(metrics_regex), ErrorMessages.INVALID_METRICS_REGEX)
         self.metrics_regex = metrics_regex
 
-    __hash__ = _Value.__hash__
-
     def _to_json(self) -> dict[str, Any]:
         return {**super()._to_json(), "MetricsRegex": self.metrics_regex}
 
 
-@attrs.define(slots=False, init=False)
+@attrs.define(slots=False, init=False, unsafe_hash=False)
 class PythonProfilingConfig(_Collected):  # type: ignore[override] # of __attrs_init__, which nothing calls
     """Profile Python functions; by default in steps 9, 10 and 11.
 
@@ -270,8 +262,6 @@ class PythonProfilingConfig(_Collected):  # type: ignore[override] # of __attrs_
         require(is_kind(cprofile_timer, cProfileTimer), ErrorMessages.INVALID_CPROFILE_TIMER)
         self.python_profiler = python_profiler
         self.cprofile_timer = None if python_profiler == PythonProfiler.PYINSTRUMENT else cprofile_timer
-
-    __hash__ = _Value.__hash__
 
     def _to_json(self) -> dict[str, Any]:
         written = {**super()._to_json(), "ProfilerName": self.python_profiler.value}

@@ -1,5 +1,6 @@
 """SDK v2's Estimators of every kind with sm-profiler's objects: requests to create and to update jobs."""
 
+import contextlib
 import json
 import warnings
 from types import SimpleNamespace
@@ -44,10 +45,12 @@ def wire(monkeypatch, tmp_path):
 class Wire:
     def __init__(self, boto_session):
         import sagemaker
-        from sagemaker.telemetry import telemetry_logging
         from sagemaker.workflow.pipeline_context import PipelineSession
 
-        telemetry_logging._send_telemetry_request = lambda *_args, **_kwargs: None
+        with contextlib.suppress(ImportError):  # the first releases have no telemetry
+            from sagemaker.telemetry import telemetry_logging
+
+            telemetry_logging._send_telemetry_request = lambda *_args, **_kwargs: None
         self.sent = []
         boto_session.events.register("before-call.sagemaker", self.keep)
         self.session = sagemaker.Session(boto_session=boto_session, default_bucket="bucket")
@@ -73,11 +76,11 @@ class Wire:
         if kind == "pytorch":
             from sagemaker.pytorch import PyTorch
 
-            return PyTorch(entry_point="train.py", framework_version="2.3", py_version="py311", **common)
+            return PyTorch(entry_point="train.py", framework_version="2.1", py_version="py310", **common)
         if kind == "tensorflow":
             from sagemaker.tensorflow import TensorFlow
 
-            return TensorFlow(entry_point="train.py", framework_version="2.16", py_version="py310", **common)
+            return TensorFlow(entry_point="train.py", framework_version="2.13", py_version="py310", **common)
         if kind == "huggingface":
             from sagemaker.huggingface import HuggingFace
 
