@@ -22,6 +22,7 @@ _TRAIN, _EVAL = ModeKeys.TRAIN, ModeKeys.EVAL
 
 UNUSED = 2  # batches without a forward: fetched ahead, or consumed by an unknown model
 SCRIPT = "script"  # owner of steps that the script marks
+JOINED = 8  # models that run without gradients in one step of a loop without a loader
 MANY = 64  # backward passes without an optimizer's step, or forwards without a backward: none will follow
 METER_EVERY = 16  # the hook measures its own time in every 16th step
 METER_MAX_NS = 200_000  # a callback that took longer was preempted
@@ -142,6 +143,7 @@ class StepTracker:
         self._with_gradients = True
         self._first_key = 0
         self._one_root = True
+        self._joined: tuple[int, ...] = ()  # modules that ran without gradients in the open step, after its first
 
     # who marks the steps
 
@@ -416,7 +418,7 @@ class StepTracker:
         self._with_gradients = gradients
         self._after_fetch = self._saw_backward = self._saw_optimizer = False
         self._after_optimizer = self._after_optimizer and not gradients  # an evaluation in between leaves it set
-        self._first_key, self._one_root = 0, True
+        self._first_key, self._one_root, self._joined = 0, True, ()
         self.step_start = self._last_end = start_ns
         self.is_open = True
         if mode is not self.settled:
@@ -472,7 +474,8 @@ class StepTracker:
         streams = self.streams
         stream = streams[-1] if streams and streams[-1].reader() is not None else self._stream()
         if stream is None:  # a loop without a loader
-            return not gradients or self._after_optimizer or (self.watches_updates and self._is_updated(key))
+            begins = self._after_optimizer or (self.watches_updates and self._is_updated(key))
+            return begins if gradients else not self._joins(key)
         if stream.credits == 0:
             return False
         if self._after_fetch:
@@ -493,6 +496,18 @@ class StepTracker:
             return True
         return False
 
+    def _joins(self, key: int) -> bool:
+        """Return whether a forward without gradients is part of the open step, in a loop without a loader.
+
+        It is if this module has not run yet: a target network before the backward, or actor and critic one by one.
+        """
+        if not self.is_open or self._saw_backward or key in self._joined or len(self._joined) == JOINED:
+            return False
+        if key == self._first_key and not self._with_gradients:
+            return False
+        self._joined += (key,)
+        return True
+
     def _is_by_hand(self) -> bool:
         """Return whether the script updates its parameters without an optimizer."""
         self._backwards = min(self._backwards + 1, MANY)
@@ -502,7 +517,8 @@ class StepTracker:
         """Return whether a forward begins a step in a loop of which only forwards are seen: gradients are functions."""
         if key == self._first_key:
             self._forwards = min(self._forwards + 1, MANY)
-        return key == self._first_key and (self.updated or self._forwards == MANY)
+        updated = self.updated and not self.has_optimizer  # with one, they change for an inner loop: meta-learning
+        return key == self._first_key and (updated or self._forwards == MANY)
 
     def _begin_unseen(self, start_ns: int) -> None:
         """Begin the step of a forward that was invisible because it ran inside a compiled region."""

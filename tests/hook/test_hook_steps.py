@@ -9,7 +9,7 @@ MODEL, GENERATOR, OPTIMIZER_ID = 11, 22, 33
 
 
 class Loop:
-    """f forward, u one with changed parameters, g another model's forward, b backward, o optimizer, n fetch, x end of data, e eval forward."""
+    """f forward, u one with changed parameters, g another model's forward, b backward, o optimizer, n fetch, x end of data, e eval forward, t another model's."""
 
     def __init__(self, compiles: bool = False, has_optimizer: bool = True) -> None:
         self.now = 0
@@ -32,9 +32,11 @@ class Loop:
                 tracker.fetch_begins()
                 stream = self.stream
                 tracker.fetch_ends(stream, self.tick(), self.tick(), got=letter != "x", gradients=True)
-            elif letter in "fuge":
+            elif letter in "fuget":
                 tracker.updated = letter == "u"
-                tracker.forward_begins(GENERATOR if letter == "g" else MODEL, self.tick(), gradients=letter != "e")
+                tracker.forward_begins(
+                    GENERATOR if letter in "gt" else MODEL, self.tick(), gradients=letter not in "et"
+                )
                 tracker.forward_ends("net", self.tick())
             elif letter == "b":
                 tracker.backward_begins(self.tick())
@@ -72,6 +74,13 @@ class Loop:
         ("the same with one ahead", "nnn fb fbo nn fb fbo x", 4),
         ("batches skipped at a resume", "nnnnnn nfbo nfbo x", 2),
         ("evaluation without a loader", "eee", 3),
+        ("two models evaluated without a loader, one by one", "et et et", 3),
+        ("meta-learning: inner loops of functions, one optimizer step", "fuuufuuubo fuuufuuubo", 2),
+        ("a target network without a loader", "ftbo ftbo ftbo", 3),
+        ("the same, and actions between the updates", "e ftbo e ftbo e ftbo", 6),
+        ("a double network without a loader", "e fetbo e fetbo", 4),
+        ("evaluation without a loader after an update", "fbo eee fbo eee", 8),
+        ("a try of the model, then evaluation without a loader", "f eee fbo", 3),
         ("early break, another epoch", "nfbo nfbo", 2),
         ("one batch, many inner steps", "n fbo fbo fbo x", 1),
     ],
