@@ -5,6 +5,7 @@ BIN := $(ENVS)/dev/bin
 PIP_QUIET := --quiet --disable-pip-version-check
 # PyTorch's CPU build, from PyTorch's own index; whoever has set up pip to find torch elsewhere keeps that.
 TORCH_VERSION ?= 2.13.0
+TORCHVISION_VERSION ?= 0.28.0
 TORCH_INDEX ?= $(if $(PIP_FIND_LINKS)$(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL),,--extra-index-url https://download.pytorch.org/whl/cpu)
 # smdebug, the library we are measured against, runs on Python 3.11 at most.
 OLD_PYTHON ?= $(firstword $(foreach python,$(PYTHON) python3.11 python3.10,$(if $(shell $(python) -c 'import sys; print(sys.version_info < (3, 12) or "")' 2>/dev/null | grep True),$(python))))
@@ -16,7 +17,7 @@ FRAMEWORK ?= pytorch
 # Tests that measure real time get a second try: another process may have taken the processor in the first.
 MEASURED := --reruns 1
 
-.PHONY: help demo test test-all test-long lint format types docs coverage matrix fuzz bench image sbom changelog release-check clean
+.PHONY: help demo test test-all test-long lint format types docs coverage matrix versions fuzz bench image sbom changelog release-check clean
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
@@ -30,7 +31,7 @@ test: $(ENVS)/dev.done $(ENVS)/sdk3.done $(ENVS)/smdebug.done $(ENVS)/frameworks
 
 test-all: test test-long ## the test suite, then what takes minutes: soak, chaos, a thousand damaged jobs
 
-test-long: $(ENVS)/dev.done $(ENVS)/frameworks.done $(ENVS)/frameworks-old.done $(ENVS)/mlflow.done $(ENVS)/toolkit.done
+test-long: $(ENVS)/dev.done $(ENVS)/frameworks.done $(ENVS)/frameworks-old.done $(ENVS)/mlflow.done $(ENVS)/toolkit.done $(ENVS)/libraries.done
 	@SM_PROFILER_FRAMEWORKS_ENV=frameworks-old $(BIN)/python -m pytest tests/frameworks/test_keras.py $(PYTEST_ARGS)
 	@$(BIN)/python -m pytest -m 'long and alone' $(MEASURED) $(PYTEST_ARGS)
 	@$(BIN)/python -m pytest -m 'long and not alone' -n 2 --dist worksteal $(PYTEST_ARGS)
@@ -43,6 +44,9 @@ coverage: $(ENVS)/dev.done ## branch coverage of the test suite, subprocesses in
 	@$(BIN)/python -m coverage run -m pytest -m 'not alone and not long' $(PYTEST_ARGS)
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report --skip-covered
+
+versions: ## the tables of docs/versions.md, tried now; needs uv; hours
+	@$(PYTHON) tools/try_versions.py
 
 matrix: ## the hook's tests on Python 3.10 to 3.13 with PyTorch 2.4 to 2.13; 5 GB an environment
 	@$(PYTHON) tools/matrix.py $(ROWS)
@@ -139,6 +143,15 @@ else
 	@$(ENVS)/frameworks-old/bin/pip install $(PIP_QUIET) -e '.[analysis]' --group frameworks-old
 	@touch $@
 endif
+
+# libraries that train with PyTorch; torchvision requires the one release of torch that it was built for
+$(ENVS)/libraries.done: pyproject.toml packaging/sm_profiler_auto.pth
+	@echo "preparing $(ENVS)/libraries: transformers, TRL, PEFT, Lightning, timm, torchvision …; two minutes"
+	@$(PYTHON) -m venv $(ENVS)/libraries
+	@$(ENVS)/libraries/bin/pip install $(PIP_QUIET) --upgrade pip
+	@$(ENVS)/libraries/bin/pip install $(PIP_QUIET) torch==$(TORCH_VERSION) torchvision==$(TORCHVISION_VERSION) $(TORCH_INDEX)
+	@$(ENVS)/libraries/bin/pip install $(PIP_QUIET) -e '.[rules]' --group libraries
+	@touch $@
 
 # MLflow's server pins packages of its own
 $(ENVS)/mlflow.done: pyproject.toml

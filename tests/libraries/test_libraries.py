@@ -1,0 +1,29 @@
+"""Public trainings: the hook counts the steps that the library counts, and changes nothing."""
+
+import os
+
+import measure
+import pytest
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(autouse=True)
+def _environment():
+    """Without the libraries, which another environment has, the tests are skipped; in CI they fail."""
+    if not measure.PYTHON.exists():
+        message = "no environment with the libraries: `make test-long` creates it"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+
+
+@pytest.mark.parametrize("name", measure.NAMES)
+def test_steps_agree_with_the_librarys_count_and_results_are_identical(tmp_path, name):
+    profile = tmp_path / "profile"
+    both = measure.start(name, tmp_path / "off"), measure.start(name, tmp_path / "on", profile)
+    off, on = (measure.counted(process, tmp_path / folder) for process, folder in zip(both, ("off", "on"), strict=True))
+    assert on == off
+    events = measure.recorded(profile)
+    seen = measure.steps_of(events)
+    assert (seen["Step:ModeKeys.TRAIN"], seen["Step:ModeKeys.EVAL"]) == (off["train"], off["eval"])
+    assert off["forwards"] in {None, seen["Forward"]}
+    assert measure.stray(events) == []
