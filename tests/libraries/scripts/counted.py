@@ -1,4 +1,4 @@
-"""What the scripts share: a seed, small data, and one line at the end with the script's own counts and a digest.
+"""Things that the scripts share: a seed, small data, and one line at the end with the script's own counts and a digest.
 
 The scripts contain nothing about a profiler.  Import this module first: it makes torchvision importable.
 """
@@ -67,7 +67,7 @@ def finish(
         train: training steps as the library counted them.
         evaluation: batches of evaluation.
         losses: numbers or tensors.
-        forwards: calls of outermost models, if the script knows them.
+        forwards: calls of outermost models, if the script counts them.
     """
     digest = hashlib.sha256()
     for loss in losses:
