@@ -31,7 +31,7 @@ test: $(ENVS)/dev.done $(ENVS)/sdk3.done $(ENVS)/smdebug.done $(ENVS)/frameworks
 
 test-all: test test-long ## the test suite, then what takes minutes: soak, chaos, a thousand damaged jobs
 
-test-long: $(ENVS)/dev.done $(ENVS)/frameworks.done $(ENVS)/frameworks-old.done $(ENVS)/mlflow.done $(ENVS)/toolkit.done $(ENVS)/libraries.done
+test-long: $(ENVS)/dev.done $(ENVS)/frameworks.done $(ENVS)/frameworks-old.done $(ENVS)/mlflow.done $(ENVS)/toolkit.done $(ENVS)/libraries.done $(ENVS)/launchers.done
 	@SM_PROFILER_FRAMEWORKS_ENV=frameworks-old $(BIN)/python -m pytest tests/frameworks/test_keras.py $(PYTEST_ARGS)
 	@$(BIN)/python -m pytest -m 'long and alone' $(MEASURED) $(PYTEST_ARGS)
 	@$(BIN)/python -m pytest -m 'long and not alone' -n 2 --dist worksteal $(PYTEST_ARGS)
@@ -168,6 +168,16 @@ $(ENVS)/toolkit.done: pyproject.toml
 	@$(ENVS)/toolkit/bin/pip install $(PIP_QUIET) --upgrade pip
 	@$(ENVS)/toolkit/bin/pip install $(PIP_QUIET) torch==$(TORCH_VERSION) $(TORCH_INDEX)
 	@$(ENVS)/toolkit/bin/pip install $(PIP_QUIET) --group toolkit
+	@touch $@
+
+# what starts trainings: accelerate, DeepSpeed, Lightning, Ray, uv, notebooks; DeepSpeed's build imports torch
+$(ENVS)/launchers.done: pyproject.toml packaging/sm_profiler_auto.pth
+	@echo "preparing $(ENVS)/launchers: PyTorch (CPU), accelerate, DeepSpeed, Lightning, Ray …"
+	@$(PYTHON) -m venv $(ENVS)/launchers
+	@$(ENVS)/launchers/bin/pip install $(PIP_QUIET) --upgrade pip
+	@$(ENVS)/launchers/bin/pip install $(PIP_QUIET) torch==$(TORCH_VERSION) $(TORCH_INDEX)
+	@$(ENVS)/launchers/bin/pip install $(PIP_QUIET) -e . --group launchers
+	@DS_ACCELERATOR=cpu $(ENVS)/launchers/bin/pip install $(PIP_QUIET) --no-build-isolation deepspeed || echo "without DeepSpeed: it cannot be built here"
 	@touch $@
 
 $(ENVS)/smdebug.done: pyproject.toml

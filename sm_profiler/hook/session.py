@@ -36,7 +36,7 @@ from sm_profiler.hook.windows import Schedule
 from sm_profiler.monitor.limits import memory_total
 
 UNSUPPORTED = "not available in this version"
-THREAD_END_SECONDS = 2.0  # the end of a training thread waits no longer for the disk
+THREAD_END_SECONDS = 10.0  # the end of a training thread waits no longer for the disk, nor does the end of the process
 
 
 class Session(StepObserver):
