@@ -10,7 +10,7 @@ import pytest
 from browser_helpers import BASE, LONG_MS, Proxy, chromium, served
 from serve_helpers import until
 
-pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(7200)]
 TRAIN = """
 import pathlib, sys, time
 import torch
@@ -34,7 +34,7 @@ while not pathlib.Path(sys.argv[1]).exists():
         optimizer.step()
 print("done", flush=True)
 """
-HOUR_MS = 4 * LONG_MS
+HOUR_MS = 40 * LONG_MS
 
 
 @contextmanager
