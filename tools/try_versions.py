@@ -76,7 +76,7 @@ def sdk(python: str, version: str, *more: str, unsupported: bool = False) -> Row
     return Row("sdk", python, (f"sagemaker=={version}", *tools), ("sagemaker",), tests, "local", unsupported)
 
 
-PYTZ = "pytz"  # which these releases import without requiring it
+PYTZ = "pytz"  # for pipelines of older releases, which used to get it with pandas
 # In the order of the PyTorch versions: rows that follow each other share downloads.
 ROWS = (
     pytorch("3.10", "2.1.2", "1.26.4", unsupported=True),
