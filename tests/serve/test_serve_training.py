@@ -57,7 +57,7 @@ def training(folder, *options):
 
 
 def steps_on(page):
-    found = re.search(r"([\d,]+) steps", page.locator("#glance").inner_text())
+    found = re.search(r"(?<![\d.,])([\d,]+) steps(?!/)", page.locator("#glance").inner_text())
     return int(found[1].replace(",", "")) if found else 0
 
 
