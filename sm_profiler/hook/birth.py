@@ -41,9 +41,10 @@ def birth(now_us: int, proc: Path = PROC, input_config: Path = Path(INPUT_CONFIG
     """
     try:
         since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+        has_proc = (proc / "self").exists()
 
         def started(pid: int) -> int | None:
-            ticks = start_time(pid, proc)
+            ticks = start_time(pid, proc) if has_proc else ""
             return now_us - int(1e6 * (since_boot - int(ticks) / os.sysconf("SC_CLK_TCK"))) if ticks else None
 
         inside = input_config.is_dir()

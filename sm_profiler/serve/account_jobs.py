@@ -9,11 +9,11 @@ from typing import Any
 
 import attrs
 
-from sm_profiler.errors import ProfilerError
 from sm_profiler.fleet.candidate import Candidate
 from sm_profiler.report.saved import SavedVerdict, verdict_of
 
 PREFIX = "account:"
+CLOSING_S = 5.0
 MAX_SHOWN = 200  # the newest jobs: two requests a minute
 
 
@@ -78,8 +78,10 @@ class AccountJobs:
             yield Listed(one.name, where, state, one.started, self._known.get(self._key(one)))
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stop reading; a request that is under way ends first."""
         self._stop.set()
+        if self._reader is not None:
+            self._reader.join(CLOSING_S)
 
     def _read(self, missing: list[Candidate]) -> None:
         if missing and (self._reader is None or not self._reader.is_alive()):
@@ -100,6 +102,6 @@ class AccountJobs:
 def _verdict(one: Candidate) -> SavedVerdict | None:
     try:
         report: Any = one.load().report
-    except ProfilerError:
+    except Exception:  # noqa: BLE001 - a job that cannot be read is shown without a verdict, and the others are read
         return None
     return verdict_of(report) if report is not None else None

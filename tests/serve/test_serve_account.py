@@ -6,6 +6,9 @@ from moto import mock_aws
 from serve_helpers import data_files, end, make_job, until
 from starlette.testclient import TestClient
 
+from sm_profiler.fleet.candidate import Candidate, Loaded
+from sm_profiler.fleet.model import FleetJob
+from sm_profiler.serve.account_jobs import AccountJobs
 from sm_profiler.serve.app import create_app
 from sm_profiler.serve.changes import target_of
 from sm_profiler.serve.fleet_page import FleetPage, policy_of
@@ -73,6 +76,26 @@ def test_reads_a_job_of_an_account_in_its_region(account):
     assert reader.read()
     assert reader.report().verdict.main.kind.name == "INPUT_BOUND"
     assert reader.over
+
+
+def test_a_job_that_cannot_be_read_costs_its_own_verdict_only(monkeypatch):
+    class Account:
+        region = REGION
+
+        def candidates(self):
+            return [
+                Candidate(name, name, load=lambda name=name: read(name), ended=True) for name in ("first", "second")
+            ]
+
+    def read(name):
+        if name == "first":
+            raise AttributeError("a client that stumbles over an answer")
+        return Loaded({}, REPORT, FleetJob(name))
+
+    jobs = AccountJobs(f"account:{REGION}", account=Account())
+    until(lambda: [one for one in jobs.jobs() if one.saved])
+    jobs.close()
+    assert [(one.name, one.saved is not None) for one in jobs.jobs()] == [("first", False), ("second", True)]
 
 
 def test_log_and_windows_are_those_of_its_region():

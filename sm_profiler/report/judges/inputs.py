@@ -78,7 +78,8 @@ def _others_hold_the_cores(context: JudgeContext) -> bool:
     ]  # fmt: skip
     if used is None or used < policy.LOADER_HOT_CPU or not cores or processes or not own:
         return False
-    return used / 100 * cores - sum(own) >= policy.OTHERS_CORES * cores
+    others = used / 100 * cores - sum(own)
+    return others >= policy.OTHERS_CORES * cores
 
 
 def _headline(share: float, wait: float, iteration: float) -> str:
