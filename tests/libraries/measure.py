@@ -1,4 +1,4 @@
-"""Run a script with and without the hook, and compare: shared by the test and by tools/try_libraries.py."""
+"""Run a script with and without the hook, and compare."""
 
 from __future__ import annotations
 
