@@ -2,7 +2,7 @@
 
 import pytest
 
-from sm_profiler.hook.jax.calls import MIN_QUEUED_NS, _first_leaf, _queued
+from sm_profiler.hook.jax.calls import MIN_QUEUED_NS, _first_leaf, _is_pending, _queued
 from sm_profiler.hook.jax.compilations import COMPILED, LOWERED, NEW, SAME, TRACED, Compilations, difference
 from sm_profiler.hook.jax.loop import Compiled, Loop
 from sm_profiler.hook.steps import StepTracker, Stream
@@ -330,6 +330,21 @@ def test_looks_at_one_leaf_of_the_results():
     assert _first_leaf(([], (), loss)) is loss
     assert _first_leaf(loss) is loss
     assert _first_leaf({}) is None
+
+
+@pytest.mark.parametrize(
+    ("deleted", "ready", "pending"), [(False, False, True), (False, True, False), (True, None, False)]
+)
+def test_an_array_is_pending_until_it_is_ready_or_deleted(deleted, ready, pending):
+    array = Array()
+    array.is_deleted, array.is_ready = lambda: deleted, lambda: ready
+    assert _is_pending(array) is pending
+
+
+def test_a_random_key_is_never_pending():
+    key = Array()
+    key.is_deleted = lambda: False  # jax.random.key() returns an array without is_ready()
+    assert not _is_pending(key)
 
 
 def test_a_sum_of_gradients_is_part_of_the_step_that_computed_them(script):

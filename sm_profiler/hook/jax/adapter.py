@@ -96,8 +96,9 @@ class JaxAdapter(FrameworkAdapter):
 
     def _wrap_callback(self, owner: str, shown: str, name: str, shown_name: str = "") -> None:
         """Replace a function where JAX defines it and where scripts find it, once that module is imported."""
+        shown_name = shown_name or name
         original = getattr(import_module(owner), name)
-        wrapped, shown_name = self._callbacks.wrap(shown_name or name, original), shown_name or name
+        wrapped = self._callbacks.wrap(shown_name, original)
         self._patches.put(import_module(owner), name, wrapped)
 
         def replace() -> None:

@@ -234,7 +234,7 @@ class Calls:
     def _is_behind(self) -> bool:
         """Return whether the call before is still computed: this one may have to wait for it."""
         array = None if self._latest is None else self._latest()
-        return array is not None and not array.is_deleted() and not array.is_ready()
+        return array is not None and _is_pending(array)
 
     def _returned(self, function: Compiled, result: Any, start_ns: int, end_ns: int, queued_ns: int) -> None:
         self._compilations.running = None
@@ -343,6 +343,12 @@ def _first_leaf(tree: Any) -> Any:
         else:
             break
     return tree
+
+
+def _is_pending(array: Any) -> bool:
+    """Return whether an array's values are not there yet; keys of random numbers are arrays that cannot tell."""
+    is_ready = getattr(array, "is_ready", None)
+    return is_ready is not None and not array.is_deleted() and not is_ready()
 
 
 def _nothing() -> None:
