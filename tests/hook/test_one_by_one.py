@@ -1,5 +1,6 @@
 """Cost of JAX's operations that run one by one, measured with a fake clock."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -70,6 +71,18 @@ def test_what_an_operation_runs_is_part_of_it(measured):
         measured.one_by_one.ended(10_000, 0)
     assert measured.records[0][5] == {"operators": 1, "fixed_us": 10.0, "call_us": 10.0}
     assert measured.clock.now > start
+
+
+def test_operations_of_other_threads_are_not_part_of_the_call(measured):
+    for _ in range(FIRST):
+        start = measured.clock.now
+        measured.one_by_one.begins()
+        measured.trace.process_primitive(1000)
+        loader = threading.Thread(target=measured.trace.process_primitive, args=(0,))
+        loader.start()
+        loader.join()
+        measured.one_by_one.ended(measured.clock.now - start, 0)
+    assert measured.records[0][5]["operators"] == 1
 
 
 def test_outside_a_measured_call_nothing_is_kept(measured):

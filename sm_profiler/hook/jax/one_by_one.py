@@ -8,6 +8,7 @@ they take is the launch.
 from __future__ import annotations
 
 import statistics
+import threading
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
@@ -34,6 +35,7 @@ class OneByOne:
         self._clock = clock
         self._watches = False  # JAX's evaluation of operations is wrapped
         self._taken: list[int] | None = None  # nanoseconds of each operation of the call that is measured
+        self._thread = 0  # of that call
         self._inside = False  # an operation runs: what it runs itself is part of it
         self._found: list[tuple[int, float, int]] = []  # operations, fixed nanoseconds of each, nanoseconds of the call
         self._due = FIRST
@@ -49,9 +51,11 @@ class OneByOne:
             patches.put(owner, "process_primitive", self._wrap(original))
 
     def _wrap(self, original: Any) -> Any:
+        get_ident = threading.get_ident
+
         def process_primitive(*args: Any, **kwargs: Any) -> Any:
             taken = self._taken
-            if taken is None or self._inside or len(taken) >= MAX_OPERATIONS:
+            if taken is None or self._inside or len(taken) >= MAX_OPERATIONS or get_ident() != self._thread:
                 return original(*args, **kwargs)
             self._inside = True
             start = self._clock()
@@ -65,7 +69,7 @@ class OneByOne:
 
     def begins(self) -> None:
         """Measure the call that begins."""
-        self._taken = []
+        self._taken, self._thread = [], threading.get_ident()
 
     def ended(self, nanoseconds: int, step: int) -> None:
         """Note the end of the measured call."""
