@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import threading
+from concurrent.futures import Future
 from importlib import import_module
 from itertools import pairwise
 from time import perf_counter_ns
@@ -31,6 +32,7 @@ NODES = "_sm_profiler_nodes"  # of a function: operators of its latest graph; -1
 LAUNCHERS = ("TFE_Py_FastPathExecute", "TFE_Py_Execute")
 CHAIN = 48  # operators of the calibration's graph
 REPEATS = 20
+CALIBRATION_SECONDS = 10.0  # it takes milliseconds; the training waits no longer for one that hangs
 PAIRS = 8  # of a forward and a backward operator, of the eager calibration
 MOST_PYTHON = 10  # times the cost of an operator: what Keras and TensorFlow run in Python for one
 XLA = "_XlaMustCompile"
@@ -160,14 +162,17 @@ class OperatorCount(Collector):
 
     def _calibrated(self, *, graphs: bool) -> Costs:
         """Measure in a thread of its own, which has none of the scopes that the script has entered."""
-        results: list[Costs] = []
+        costs: Future[Costs] = Future()
+
+        def measure() -> None:
+            try:
+                costs.set_result(self._measure(graphs=graphs))
+            except Exception as error:  # noqa: BLE001 - raised below, on the thread that waits
+                costs.set_exception(error)
+
         with self._retracing.ignored():
-            thread = threading.Thread(
-                target=lambda: results.append(self._measure(graphs=graphs)), name="sm-profiler-calibration", daemon=True
-            )
-            thread.start()
-            thread.join()
-        return results[0]
+            threading.Thread(target=measure, name="sm-profiler-calibration", daemon=True).start()
+            return costs.result(CALIBRATION_SECONDS)
 
     def _measure(self, *, graphs: bool) -> Costs:
         tf = self._tf

@@ -1,0 +1,53 @@
+"""The calibration of TensorFlow's operators, without TensorFlow: it may fail or hang, and the training goes on."""
+
+import concurrent.futures
+import contextlib
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from sm_profiler.hook.tensorflow import operators
+from sm_profiler.hook.tensorflow.operators import Costs, OperatorCount
+
+
+@pytest.fixture
+def count(monkeypatch):
+    monkeypatch.setattr(operators, "import_module", lambda _: None)
+    retracing = SimpleNamespace(ignored=contextlib.nullcontext)
+    return OperatorCount(None, None, None, retracing)
+
+
+def test_costs_are_measured_on_a_thread_of_their_own(count, monkeypatch):
+    threads = []
+
+    def measure(graphs):
+        threads.append(threading.current_thread())
+        return Costs(1.0, 2.0, 3.0 if graphs else 1.0)
+
+    monkeypatch.setattr(count, "_measure", measure)
+    assert count._calibrated(graphs=True) == Costs(1.0, 2.0, 3.0)
+    assert threads[0] is not threading.current_thread()
+
+
+def test_an_error_is_the_hooks_own(count, monkeypatch):
+    """The session switches the collector off; a thread that ends with the error would print it."""
+
+    def measure(graphs):
+        raise LookupError(graphs)
+
+    printed = []
+    monkeypatch.setattr(threading, "excepthook", printed.append)
+    monkeypatch.setattr(count, "_measure", measure)
+    with pytest.raises(LookupError):
+        count._calibrated(graphs=True)
+    assert not printed
+
+
+def test_the_training_does_not_wait_for_one_that_hangs(count, monkeypatch):
+    goes_on = threading.Event()
+    monkeypatch.setattr(operators, "CALIBRATION_SECONDS", 0.01)
+    monkeypatch.setattr(count, "_measure", lambda **_: goes_on.wait())
+    with pytest.raises(concurrent.futures.TimeoutError):
+        count._calibrated(graphs=True)
+    goes_on.set()
