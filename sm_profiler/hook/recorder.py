@@ -103,8 +103,10 @@ class Recorder:
         done = threading.Event()
 
         def finish() -> None:
-            self.writer.finish()
-            done.set()
+            try:
+                self.writer.finish()
+            finally:
+                done.set()
 
         self.tasks.append(finish)
         self._wake.set()

@@ -37,6 +37,7 @@ from sm_profiler.monitor.limits import memory_total
 
 UNSUPPORTED = "not available in this version"
 THREAD_END_SECONDS = 10.0  # the end of a training thread waits no longer for the disk, nor does the end of the process
+MAX_THREAD_ENDS = 16  # that complete the file; later ones leave it open
 
 
 class Session(StepObserver):
@@ -94,6 +95,7 @@ class Session(StepObserver):
         self._workers = -1  # of the training's loaders, the most; -1 before the first one
         self._started_us = 0
         self._pid = os.getpid()
+        self._thread_ends = 0  # of threads that trained
         self._loaded_us = self.timebase.now_us()  # the framework has been imported
         self._birth = birth(self._loaded_us)
         self._may_be_helper = parent_process() is not None
@@ -445,8 +447,14 @@ class Session(StepObserver):
         self._notify("failed", also_failed=True)
 
     def training_thread_ends(self) -> None:
-        """Complete the file: the process may be killed before it can exit, or train again on another thread."""
-        if self.is_recording and os.getpid() == self._pid:
+        """Complete the file: the process may be killed before it can exit, or train again on another thread.
+
+        If another thread trains by now, its step goes on; a script with a thread for each step has few more files.
+        """
+        if not self.is_recording or os.getpid() != self._pid or self.training_thread() != threading.get_ident():
+            return
+        self._thread_ends += 1
+        if self._thread_ends <= MAX_THREAD_ENDS:
             with self.guarded("closing"):
                 self.tracker.end_step()
                 self.recorder.complete_file(THREAD_END_SECONDS)
@@ -459,7 +467,7 @@ class Session(StepObserver):
                 self._recorder = None
             self._events = deque()
             self.tracker.reset(self._record_first)
-            self._pid = os.getpid()
+            self._pid, self._thread_ends = os.getpid(), 0
             self.controller.reset()
             self.work.reset()
             self.slowdown.reset()

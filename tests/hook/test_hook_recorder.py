@@ -146,3 +146,13 @@ def test_slow_progress_is_waited_for(disk, recorder, tmp_path):
     recorder.close()
     assert written(tmp_path) == 5
     assert recorder.dropped == 0
+
+
+def test_a_file_that_cannot_be_completed_is_not_waited_for(recorder, monkeypatch):
+    def finish(_):
+        raise RuntimeError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TraceWriter, "finish", finish)
+        recorder.complete_file(threading.TIMEOUT_MAX)
+    recorder.close()

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import threading
 
 import pytest
 
@@ -11,7 +12,7 @@ from sm_profiler.hook import entry
 from sm_profiler.hook.adapter import FrameworkAdapter
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.modes import ModeKeys
-from sm_profiler.hook.session import Session
+from sm_profiler.hook.session import MAX_THREAD_ENDS, Session
 
 FIVE = ("Detailed", "Dataloader", "Python", "Horovod", "SMDataParallel")
 
@@ -268,3 +269,24 @@ def test_nothing_accumulates_after_closing(session):
         hook.record_trace_events("Mine", "mark")
     assert not session.recorder.records
     assert not session.recorder.events
+
+
+def test_the_end_of_the_thread_that_trains_completes_the_file_a_few_times(session, monkeypatch):
+    step(session)
+    completed = []
+    monkeypatch.setattr(session.recorder, "complete_file", completed.append)
+    for _ in range(MAX_THREAD_ENDS + 5):  # a script with a thread for each step
+        session.training_thread_ends()
+    assert len(completed) == MAX_THREAD_ENDS
+
+
+def test_a_step_goes_on_if_another_thread_trains_by_now(session, monkeypatch):
+    step(session)
+    completed = []
+    monkeypatch.setattr(session.recorder, "complete_file", completed.append)
+    session.tracker.begin_step(2_000_000, gradients=True)
+    earlier = threading.Thread(target=session.training_thread_ends)
+    earlier.start()
+    earlier.join()
+    assert session.tracker.is_open
+    assert not completed
