@@ -346,7 +346,7 @@ def _first_leaf(tree: Any) -> Any:
 
 
 def _is_pending(array: Any) -> bool:
-    """Return whether an array's values are not there yet; keys of random numbers are arrays that cannot tell."""
+    """Return whether an array's values are not there yet; keys of random numbers are arrays without `is_ready`."""
     is_ready = getattr(array, "is_ready", None)
     return is_ready is not None and not array.is_deleted() and not is_ready()
 
