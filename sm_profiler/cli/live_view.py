@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -13,6 +14,7 @@ import attrs
 from sm_profiler.processes import start_module, wait_for
 
 NEEDED = {"below": ("numpy", "jinja2"), "beside": ("numpy", "jinja2", "starlette", "uvicorn")}
+FIRST_PAGE_S = 30.0  # the script does not wait longer for the page's address
 LAST_LINES_S, LAST_PAGE_S = 30.0, 40.0
 WHOLE_SCREEN = "\x1b7\x1b[r\x1b8"
 
@@ -60,9 +62,9 @@ class LiveView:
         if self._page.stdout is None:
             return
         with self._page.stdout as answers:
-            address = answers.readline().decode("utf-8", "replace").strip()
-        if address:
-            print(f"sm-profiler: live page: {address}", file=sys.stderr, flush=True)
+            has_answer = select.select([answers], [], [], FIRST_PAGE_S)[0]
+            address = answers.readline().decode("utf-8", "replace").strip() if has_answer else ""
+        print(f"sm-profiler: live page: {address or 'it did not start'}", file=sys.stderr, flush=True)
 
     def finish(self, *, recorded: bool) -> None:
         """End both; if anything was recorded, let them show the end of the run first."""
@@ -76,8 +78,10 @@ class LiveView:
                 wait_for(process, seconds if recorded else 0.0)
             if process.poll() is None:
                 process.terminate()
-                if not wait_for(process, 5.0):
-                    process.kill()
-                    process.wait()
+                with contextlib.suppress(KeyboardInterrupt):
+                    wait_for(process, 5.0)
+            if process.poll() is None:
+                process.kill()
+                process.wait()
         if self._lines is not None and self._lines.returncode and sys.stderr.isatty():  # it left no terminal as it was
             print(WHOLE_SCREEN, end="", file=sys.stderr, flush=True)

@@ -93,11 +93,14 @@ class Command:
         environment = {**os.environ, AUTO_VARIABLE: "1", **config.variables}
         registration = start_monitor(profile, name, sample=not options.no_monitor)
         write_state(root)
-        view.start(root)
         started = time.monotonic()
         code, by_itself, recorded = 1, False, False
         try:
+            view.start(root)
             code, by_itself = run_command(command, environment)
+        except BaseException:  # the command cannot be started, or Ctrl-C came before it was
+            view.finish(recorded=False)
+            raise
         finally:
             if registration:
                 registration.leave(by_itself=by_itself)

@@ -186,7 +186,7 @@ class Site:
         text = (
             f"The jobs cannot be read: {error}"
             if error
-            else "The jobs are read. This page shows what they cost and lose when that is done."
+            else "The jobs are being read. Once that is done, this page shows what they cost and how much of it is lost."
         )
         return page("message.html", 502 if error else 202, title="All jobs", refresh=not error, text=text, back="./")
 

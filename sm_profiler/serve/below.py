@@ -148,7 +148,7 @@ def _size_of(out: TextIO) -> os.terminal_size:
 
 
 class Leaving(SignalEvent):
-    """Set by SIGTERM, and when the process that started this one is gone."""
+    """Set by SIGTERM and SIGQUIT, and when the process that started this one is gone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ def main() -> None:
     """Follow the folder that the command line names; Ctrl-C is the script's."""
     stop = Leaving()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    stop.set_on(signal.SIGTERM)
+    stop.set_on(signal.SIGTERM, signal.SIGQUIT)  # Ctrl-\ ends the run, but the terminal gets its lines back
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     with contextlib.suppress(ProfilerError, BrokenPipeError):

@@ -61,11 +61,15 @@ def main() -> None:
     try:
         job = next(iter(find_jobs(sys.argv[1])))
         listening = listen("127.0.0.1", None)
-    except (ProfilerError, StopIteration) as error:
+    except StopIteration:  # the folder cannot be written to
+        sys.exit(1)
+    except ProfilerError as error:
         sys.exit(str(error))
     app = create_app(jobs, port=listening.port)
     print(address_of(listening, job), flush=True)  # noqa: T201 - for the process that started this one
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # a browser's output must not reach the script's
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # a browser outlives the run, and must neither write to its streams nor keep them open
+        os.dup2(nowhere, stream)
     threading.Thread(target=leave_after, args=(jobs, job), daemon=True).start()
     if has_browser(os.environ):
         threading.Thread(target=webbrowser.open, args=(address_of(listening, job),), daemon=True).start()

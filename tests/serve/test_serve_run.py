@@ -12,11 +12,15 @@ import sys
 import termios
 import threading
 import urllib.request
+from argparse import Namespace
 
 import pytest
 from serve_helpers import end, make_job, until
 
 from sm_profiler.cli.live_view import LiveView
+from sm_profiler.cli.run import Command
+from sm_profiler.errors import ProfilerError
+from sm_profiler.processes import start_module
 from sm_profiler.report.svg import shorten
 from sm_profiler.serve.below import LINES, Region, panel
 from sm_profiler.serve.beside import has_browser
@@ -120,6 +124,83 @@ def test_a_run_that_fails_at_once_is_not_waited_for(tmp_path):
     done = subprocess.run(command("--watch", "--open"), cwd=tmp_path, capture_output=True, timeout=100, check=False)
     assert done.returncode == 3
     assert done.stdout == b""
+
+
+def test_viewers_end_if_the_command_cannot_be_started(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(LiveView, "start", lambda _self, _root: calls.append("start"))
+    monkeypatch.setattr(LiveView, "finish", lambda _self, *, recorded: calls.append(recorded))
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"\x7fELF")
+    broken.chmod(0o700)
+    options = Namespace(config=None, no_monitor=True, watch=True, open=True, module=False, words=["--", str(broken)])
+    with pytest.raises(ProfilerError):
+        Command().run(options)
+    assert calls == ["start", False]
+
+
+def test_a_page_without_an_answer_does_not_hold_the_script_up(tmp_path, monkeypatch, capsys):
+    def start(_module, _arguments, *, stdin, stdout, new_session):
+        return subprocess.Popen(["sleep", "300"], stdin=stdin, stdout=stdout, start_new_session=new_session)
+
+    monkeypatch.setattr("sm_profiler.cli.live_view.start_module", start)
+    monkeypatch.setattr("sm_profiler.cli.live_view.FIRST_PAGE_S", 0.1)
+    view = LiveView(open=True)
+    view.start(tmp_path)
+    try:
+        assert view._page.poll() is None
+        assert "it did not start" in capsys.readouterr().err
+    finally:
+        view.finish(recorded=False)
+    assert view._page.poll() is not None
+
+
+def test_a_second_ctrl_c_does_not_change_the_exit_code(monkeypatch):
+    def interrupted(_process, _seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sm_profiler.cli.live_view.wait_for", interrupted)
+    with subprocess.Popen(["sleep", "300"]) as process:
+        LiveView(lines=process).finish(recorded=True)
+        assert process.poll() is not None
+
+
+def test_the_browser_gets_none_of_the_runs_streams(tmp_path):
+    folder = make_job(tmp_path / "job", "--minutes", "1")
+    browser = tmp_path / "browser"
+    browser.write_text(f"#!/bin/sh\necho noise\necho noise >&2\ntouch {tmp_path}/opened\n")
+    browser.chmod(0o700)
+    pipe = subprocess.PIPE
+    with start_module(
+        "sm_profiler.serve.beside",
+        [str(folder)],
+        environment={**os.environ, "BROWSER": str(browser)},
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        new_session=True,
+    ) as page:
+        assert page.stdout.readline().startswith(b"http://")
+        until((tmp_path / "opened").exists, 100)
+        page.stdin.close()
+        assert page.stdout.read() + page.stderr.read() == b""
+
+
+def test_ctrl_backslash_gives_the_lines_back(tmp_path):
+    folder = make_job(tmp_path / "job", "--minutes", "1")
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    process = start_module(
+        "sm_profiler.serve.below", [str(folder)], environment={**os.environ, "TERM": "xterm"}, stderr=theirs
+    )
+    os.close(theirs)
+    with reading(ours) as seen:
+        until(lambda: b"\x1b[1;25r" in seen, 100)
+        process.send_signal(signal.SIGQUIT)
+        process.wait(100)
+    os.close(ours)
+    assert b"\x1b[r" in bytes(seen)
 
 
 @pytest.mark.long
