@@ -7,12 +7,12 @@ uploaded nor read with this job's profile.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from pathlib import Path
 
 from sm_profiler.formats.layout import FRAMEWORK, IGNORED_FOLDER, SYSTEM
+from sm_profiler.monitor.node_state import locked
 
 OWNER = "job"  # file in the ignored folder with the job that the profile is of
 EARLIER = "earlier"
@@ -28,14 +28,10 @@ def set_aside_other_job(root: Path, job: str) -> bool:
         job: what distinguishes this job from others, the same for all its nodes and attempts.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: the folder cannot be written, or another node holds the lock for too long.
     """
     ignored = root / IGNORED_FOLDER
-    ignored.mkdir(parents=True, exist_ok=True)
-    path = ignored / OWNER
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+    with locked(ignored / OWNER) as fd:
         name = job.encode("utf-8", "replace")
         before = os.read(fd, os.fstat(fd).st_size)
         if before == name:
@@ -44,8 +40,6 @@ def set_aside_other_job(root: Path, job: str) -> bool:
         os.ftruncate(fd, 0)
         os.pwrite(fd, name, 0)
         return moved
-    finally:
-        os.close(fd)
 
 
 def _move(root: Path, place: Path) -> bool:

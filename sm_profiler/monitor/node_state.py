@@ -37,7 +37,7 @@ class NodeLock:
         Raises:
             OSError: the folder cannot be written.
         """
-        fd = _locked(self._path)
+        fd = _try_lock(self._path)
         if fd is None:
             return False
         self.fd = fd
@@ -46,7 +46,7 @@ class NodeLock:
     def is_held(self) -> bool:
         """Return whether any process holds the lock now."""
         try:
-            fd = _locked(self._path)
+            fd = _try_lock(self._path)
         except OSError:
             return False
         if fd is not None:
@@ -80,14 +80,24 @@ def entry_lock(root: Path, node: str) -> Iterator[None]:
     Raises:
         OSError: the folder cannot be written, or another process holds the lock for too long.
     """
-    path = Path(root, IGNORED_FOLDER, f"entry-{node}.lock")
+    with locked(Path(root, IGNORED_FOLDER, f"entry-{node}.lock")):
+        yield
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[int]:
+    """Hold the lock of a file, and yield the open file.
+
+    Raises:
+        OSError: the folder cannot be written, or another process holds the lock for too long.
+    """
     until = time.monotonic() + ENTRY_SECONDS
-    while (fd := _locked(path)) is None:
+    while (fd := _try_lock(path)) is None:
         if time.monotonic() > until:
             raise TimeoutError(f"{path} is held by another process")
         time.sleep(0.005)
     try:
-        yield
+        yield fd
     finally:
         os.close(fd)
 
@@ -170,7 +180,7 @@ def _accepts_signals(pid: int) -> bool:
     return True
 
 
-def _locked(path: Path) -> int | None:
+def _try_lock(path: Path) -> int | None:
     """Return an open file with an exclusive lock; None if another process holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)

@@ -98,16 +98,16 @@ def join(task: Task, environment: Mapping[str, str] = os.environ) -> Registratio
         with entry_lock(root, task.node):
             registry, lock = ProcessRegistry(root, task.node), NodeLock(root, task.node)
             is_first = lock.acquire()
-            if is_first:
-                registry.forget(registry.dead())  # of an earlier attempt
-                if (task.job or task.destination) and set_aside_other_job(root, task.job or task.destination):
-                    logger.info("sm-profiler: the profile of an earlier job in %s was set aside", root)
-            registry.register(registration.pid)
-            if is_first:
-                try:
+            try:
+                if is_first:
+                    registry.forget(registry.dead())  # of an earlier attempt
+                    if (task.job or task.destination) and set_aside_other_job(root, task.job or task.destination):
+                        logger.info("sm-profiler: the profile of an earlier job in %s was set aside", root)
+                registry.register(registration.pid)
+                if is_first:
                     registration.monitor = _start(task, lock, environment)
-                finally:
-                    lock.release()  # the child holds it now
+            finally:
+                lock.release()  # the child holds it now
     except OSError as error:
         raise ProfilerError(f"{error.filename or root}: {error.strerror or error}") from None
     return registration

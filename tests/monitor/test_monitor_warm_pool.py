@@ -1,8 +1,15 @@
 """Two jobs in one container, one after another, and a job that is interrupted and goes on."""
 
+import pytest
 from test_monitor_agent import Job, job  # noqa: F401 - a fixture
 
-from sm_profiler.monitor.earlier_job import set_aside_other_job
+from sm_profiler.errors import ProfilerError
+from sm_profiler.formats.layout import IGNORED_FOLDER
+from sm_profiler.monitor import node_state
+from sm_profiler.monitor.earlier_job import OWNER, set_aside_other_job
+from sm_profiler.monitor.node_state import NodeLock, locked
+from sm_profiler.monitor.start import join
+from sm_profiler.monitor.task import Task
 
 
 def keys(s3, name):
@@ -53,3 +60,11 @@ def test_a_profile_without_an_owner_is_kept(tmp_path):
     (tmp_path / "framework").mkdir()
     assert set_aside_other_job(tmp_path, "job") is False  # of a version that noted none, perhaps of this very job
     assert (tmp_path / "framework").exists()
+
+
+def test_another_node_that_hangs_is_not_waited_for(tmp_path, monkeypatch):
+    """A later process of this node can still start the monitor."""
+    monkeypatch.setattr(node_state, "ENTRY_SECONDS", 0.01)
+    with locked(tmp_path / IGNORED_FOLDER / OWNER), pytest.raises(ProfilerError, match="held by another process"):
+        join(Task(str(tmp_path), "algo-1", job="job-1"))
+    assert not NodeLock(tmp_path, "algo-1").is_held()
