@@ -119,6 +119,6 @@ CASES = (
     Case("`uv run`", ("uv", "run", "--no-project", "--offline", "--python", "{python}", "alone.py"), **ALONE),
 )
 NOT_RUN = {
-    "`conda run`": "conda is in no registry that the tests may use; an environment of conda has `site-packages` like any"
+    "`conda run`": "conda is not on PyPI, from which the tests install; an environment of conda has `site-packages` like any"
     " other, so `sm_profiler_auto.pth` works there",
 }
