@@ -1,4 +1,4 @@
-"""Validation of the `sm_profiler/process` record at the beginning of a process's trace files."""
+"""Validation of the `sm_profiler/process` record in a process's trace files."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class TraceWriter:
         close_seconds: age at which a file is closed.
         fail_threshold: failures in a row after which the writer gives up and counts all events as dropped.
         start_us: origin of the times in the files, microseconds since the epoch; default: each file's first event.
-        metadata: returns the arguments of the `sm_profiler/process` record of each new file.
+        metadata: returns the arguments of the `sm_profiler/process` record of each new file, repeated at its end if it has changed.
         age_clock: monotonic clock, seconds.
         dropped: number of lost events.
         error: description of the first failure, or "".
@@ -104,7 +104,7 @@ class TraceWriter:
     _base_us: int = attrs.field(default=0, init=False)
     _end_us: int = attrs.field(default=0, init=False)
     _hour: str = attrs.field(default="", init=False)
-    _described: Any = attrs.field(default=None, init=False)  # states of the collectors in the open file
+    _described: Any = attrs.field(default=None, init=False)  # what may have changed since the open file began
     _phases: dict[str, int] = attrs.field(factory=dict, init=False)
     _announced: set[int] = attrs.field(factory=set, init=False)
     # first parts of spans in the open file, and quoted names
@@ -323,10 +323,10 @@ class TraceWriter:
         if self.metadata is None:
             return ""
         metadata = self.metadata()
-        states = metadata.get("collectors")
-        if again and states == self._described:
+        changing = metadata.get("collectors"), metadata.get("uses_gpu")
+        if again and changing == self._described:
             return ""
-        self._described = states
+        self._described = changing
         return ",\n" + _metadata(event_names.PROCESS, 0, json.dumps(metadata))
 
     def _put(self, data: bytes) -> None:

@@ -55,6 +55,10 @@ class FrameworkAdapter:
         """Return whether this process only loads data; it has no steps then."""
         return False
 
+    def uses_gpu(self) -> bool | None:
+        """Return whether this process has used a GPU so far; None if the framework does not show it."""
+        return None
+
     def step_ending(self) -> None:
         """React to the end of a step that another adapter marks, before it is recorded, on the training thread."""
 

@@ -502,6 +502,7 @@ class Session(StepObserver):
             "dropped": recorder.dropped if recorder else 0,
             "phases_every": self.tracker.every,
             "collectors": states,
+            "uses_gpu": self._uses_gpu(),
             "batch_size": next(iter(self._batch_sizes)) if len(self._batch_sizes) == 1 else None,
             "num_workers": self._workers if self._workers >= 0 else None,
             "instance_type": read_resources().instance_type,
@@ -509,6 +510,13 @@ class Session(StepObserver):
             "shared_mounts": self._birth.shared_mounts,
             "host": self._birth.host,
         }
+
+    def _uses_gpu(self) -> bool | None:
+        """Return whether any framework of this process uses a GPU; None if one of them may, or nothing was trained yet."""
+        states = [adapter.uses_gpu() for adapter in self.adapters]
+        if any(states):
+            return True
+        return False if states and None not in states and self.tracker.train_number > 0 else None
 
 
 def _ignore(_record: Record) -> None:

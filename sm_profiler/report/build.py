@@ -208,8 +208,10 @@ def _collectors(metadata: Sequence[Mapping[str, Any]]) -> list[str]:
                 continue
             seen.add((process, name, str(state)))
             lines[f"{name}: {state}"] += 1
+    latest = {(one.get("rank"), one.get("pid"), one.get("host")): one for one in metadata}
+    for one in latest.values():
         if one.get("phases_every", 1) not in (1, None):
-            lines[f"phases were sampled at every {one['phases_every']}th step to stay within the overhead budget"] += 1
+            lines[f"phases were sampled at one of {one['phases_every']} steps to stay within the overhead budget"] += 1
         if one.get("clock_error_us"):
             lines[f"clocks agree within {float(one['clock_error_us']) / 1e3:.3g} ms"] += 1
     return [line + (f" ({count} processes)" if count > 1 else "") for line, count in sorted(lines.items())]

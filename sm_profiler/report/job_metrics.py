@@ -12,6 +12,7 @@ from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.report import parts, policy
 from sm_profiler.report.attempts import Attempts, evaluation_seconds, find_attempts, join_successors, process_name
+from sm_profiler.report.gpus_of_others import gpus_of_others
 from sm_profiler.report.iterations import Iterations, as_run_on_device, iterations_of
 from sm_profiler.report.left_out import UNDISTURBED, Disturbed, disturbed_spans, keep_undisturbed
 from sm_profiler.report.record_fold import Records, rename_processes
@@ -174,6 +175,7 @@ class JobMetrics:
         description: the response of DescribeTrainingJob; empty if unknown.
         functions: the script's functions in the Python window, the most expensive first.
         types_by_node: node → type of its instance, if they were recorded and none was given.
+        others_gpus: GPUs that only other programs use, which are in no other attribute.
     """
 
     name: str
@@ -196,6 +198,7 @@ class JobMetrics:
     description: Mapping[str, Any] = attrs.field(factory=dict)
     functions: tuple[FunctionTime, ...] = ()
     types_by_node: Mapping[str, str] = attrs.field(factory=dict)
+    others_gpus: tuple[tuple[str, str], ...] = ()
 
     @property
     def duration(self) -> float:
@@ -536,6 +539,9 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
     start, end = (min(edges), max(edges)) if edges else (float("nan"), float("nan"))
     loop = (min(rank.start for rank in ranks), max(rank.end for rank in ranks)) if ranks else (start, end)
     warm = _warm_span(ranks, loop)
+    nodes = dict.fromkeys([node for node, _, _ in system.series] + [rank.node for rank in ranks])
+    others = gpus_of_others(system, loop, {rank.name: rank.node for rank in ranks}, processes)
+    system = system.without(others)
     memories = system.of("gpu_memory")
     gpus = tuple(
         GpuMetrics(
@@ -545,7 +551,6 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
         )
         for (node, device), data in system.of("gpu").items()
     )  # fmt: skip
-    nodes = dict.fromkeys([node for node, _, _ in system.series] + [rank.node for rank in ranks])
     overheads = [
         summary.overhead_us[rank.name] / 1e6 / (rank.loop + rank.excluded)
         for rank in ranks
@@ -554,5 +559,5 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
     return JobMetrics(
         name, start, end, running, tuple(nodes), ranks, gpus, system, _loader(summary.loader, metadata),
         max(overheads, default=None), instance_type, metadata, memory or {}, _batch_size(metadata),
-        records, samples or Samples(), usage or {}, description or {}, functions, types_by_node or {},
+        records, samples or Samples(), usage or {}, description or {}, functions, types_by_node or {}, others,
     )  # fmt: skip

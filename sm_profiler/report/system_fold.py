@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 import attrs
@@ -207,6 +208,11 @@ class SystemSeries:
     def of(self, metric: str) -> dict[tuple[str, str], Buckets]:
         """Return the buckets of one metric by (node, device)."""
         return {(node, device): data for (node, name, device), data in self.series.items() if name == metric}
+
+    def without(self, devices: Collection[tuple[str, str]]) -> SystemSeries:
+        """Return the series of all devices but these, each given by its node and name."""
+        kept = {key: data for key, data in self.series.items() if (key[0], key[2]) not in devices}
+        return attrs.evolve(self, series=kept)
 
 
 @attrs.frozen(eq=False)

@@ -17,6 +17,7 @@ from sm_profiler.report.where import beside_the_phases, with_locations
 from sm_profiler.rules.profiler_report import one_line
 
 NO_SINGLE_CAUSE = "No single cause"
+MAX_GPUS = 4  # in a sentence
 SHARED = "Others use the machine"
 _TIER = {kind: tier for tier, kinds in enumerate(policy.PRECEDENCE) for kind in kinds}
 
@@ -192,7 +193,11 @@ def not_judged(context: JudgeContext) -> list[tuple[str, str]]:
                 "recorded in the dataloader window only; sm-profiler's hook always records it",
             )
         )
-    if not metrics.gpus:
+    if metrics.others_gpus:
+        names = ", ".join(f"{device} of {node}" for node, device in metrics.others_gpus[:MAX_GPUS])
+        more = " and others" if len(metrics.others_gpus) > MAX_GPUS else ""
+        missing.append(("GPU use", f"the training used no GPU; other programs kept {names}{more} busy"))
+    elif not metrics.gpus:
         missing.append(("GPU use", "no GPU metrics; a CPU instance, or the monitor found no driver"))
     if len(metrics.ranks) > 1 and not any(rank.communication for rank in metrics.ranks):
         missing.append(

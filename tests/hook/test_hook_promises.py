@@ -207,7 +207,8 @@ def test_the_metadata_describes_the_machine_and_the_batches(tmp_path):
     more = environment(SM_PROFILER_CONFIG=config(tmp_path / "profile"), SM_PROFILER_ROOT=str(opt_ml))
     subprocess.run(LAUNCH, check=True, timeout=120, env=more, capture_output=True)
     (file,) = (tmp_path / "profile").glob("framework/pevents/*/*.json")
-    (args,) = [record["args"] for record in json.loads(file.read_text()) if record["name"] == "sm_profiler/process"]
+    args = [record["args"] for record in json.loads(file.read_text()) if record["name"] == "sm_profiler/process"][-1]
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert (args["batch_size"], args["num_workers"], args["instance_type"]) == (8, 0, "ml.c5.xlarge")
     assert 0 < args["memory_total"] <= machine
+    assert args["uses_gpu"] is False

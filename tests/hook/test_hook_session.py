@@ -236,6 +236,25 @@ def requested(folder, **windows) -> tuple[Session, dict]:
     return session, session.describe()["collectors"]
 
 
+class OnGpu(Adapter):
+    uses: "bool | None" = False
+
+    def uses_gpu(self) -> "bool | None":
+        return self.uses
+
+
+def test_a_process_uses_no_gpu_only_if_all_its_frameworks_say_so_after_a_step(tmp_path):
+    session = Session(profile(tmp_path), OnGpu)
+    assert session.describe()["uses_gpu"] is None
+    step(session)
+    step(session)
+    assert session.describe()["uses_gpu"] is False
+    session.adapters.append(Adapter(session))  # shows nothing
+    assert session.describe()["uses_gpu"] is None
+    session.adapters[0].uses = True
+    assert session.describe()["uses_gpu"] is True
+
+
 def test_a_collector_that_does_not_exist_is_reported_if_it_was_requested(tmp_path):
     _, states = requested(tmp_path, SMDataParallel={"StartStep": 3, "NumSteps": 1}, Detailed={"StartStep": 1})
     assert states == {"smddp": "unavailable: not available in this version"}

@@ -7,6 +7,7 @@ from report_helpers import START_S, events, metrics_of, training
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import EventColumns
 from sm_profiler.report import record_fold
+from sm_profiler.report.build import data_quality
 from sm_profiler.report.record_fold import RecordFold
 
 
@@ -88,3 +89,12 @@ def test_records_of_an_interrupted_process_belong_to_its_first_attempt():
     saves = metrics_of(rows, metadata=metadata).records[event_names.SAVE]
     assert len(saves.of("algo-1-11")) == 2
     assert saves.seconds == {"algo-1-11": pytest.approx(0.6)}
+
+
+def test_processes_are_counted_once_however_many_files_they_write():
+    one = {"rank": 0, "pid": 7, "phases_every": 2, "clock_error_us": 40.0}
+    found = data_quality((), ({**one, "phases_every": 1}, one, one, {**one, "rank": 1, "pid": 8}))["collectors"]
+    assert found == [
+        "clocks agree within 0.04 ms (2 processes)",
+        "phases were sampled at one of 2 steps to stay within the overhead budget (2 processes)",
+    ]

@@ -156,6 +156,10 @@ class PyTorchAdapter(FrameworkAdapter):
         """Return the collector of torch.profiler's window."""
         return self._detailed
 
+    def uses_gpu(self) -> bool:
+        """Return whether torch has initialised CUDA, which its first tensor on a GPU does."""
+        return bool(torch.cuda.is_initialized())
+
     def rank(self) -> int | None:
         """Return the rank in the initialised process group, or that set by the launcher.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
 from sm_profiler.report.judges.judge_context import JudgeContext, mean_or_none
@@ -15,7 +17,8 @@ def judge_unbalanced(context: JudgeContext) -> Finding | None:
     for gpu in context.metrics.gpus:
         by_node.setdefault(gpu.node, []).append((gpu.mean, gpu.name))
     for node, means in by_node.items():
-        gap = max(means)[0] - min(means)[0]
+        means[:] = [one for one in means if math.isfinite(one[0])]
+        gap = max(means)[0] - min(means)[0] if means else 0.0
         if gap >= policy.UNBALANCED and (worst is None or gap > worst[0]):
             worst = gap, node
     if worst is None:
