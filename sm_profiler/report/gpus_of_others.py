@@ -18,7 +18,7 @@ def gpus_of_others(
 ) -> tuple[tuple[str, str], ...]:
     """Return the GPUs, as node and device, that are busy on nodes whose processes all recorded that they use none.
 
-    A GPU that nobody uses is not among them: that the training leaves it idle is worth a finding.
+    An idle GPU is not among them: that the training does not use it is worth a finding.
 
     Args:
         system: system metrics.

@@ -243,7 +243,7 @@ class OnGpu(Adapter):
         return self.uses
 
 
-def test_a_process_uses_no_gpu_only_if_all_its_frameworks_say_so_after_a_step(tmp_path):
+def test_a_process_uses_no_gpu_only_if_none_of_its_frameworks_does_after_a_step(tmp_path):
     session = Session(profile(tmp_path), OnGpu)
     assert session.describe()["uses_gpu"] is None
     step(session)

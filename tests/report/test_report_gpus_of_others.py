@@ -54,7 +54,7 @@ def test_gpus_of_other_nodes_count():
     assert metrics.others_gpus == (("algo-1", "gpu0"),)
 
 
-def test_a_training_that_leaves_its_gpu_idle_is_still_told_so():
+def test_an_idle_gpu_that_the_training_does_not_use_is_reported():
     verdict = verdict_of(training(500), gpu_samples(0, 16), metadata=(UNUSED,))
     assert verdict.main.headline.startswith("The GPU was never used")
 

@@ -158,7 +158,8 @@ class PyTorchAdapter(FrameworkAdapter):
 
     def uses_gpu(self) -> bool:
         """Return whether torch has initialised CUDA, which its first tensor on a GPU does."""
-        return bool(torch.cuda.is_initialized())
+        cuda: Any = torch.cuda
+        return bool(cuda.is_initialized())
 
     def rank(self) -> int | None:
         """Return the rank in the initialised process group, or that set by the launcher.
