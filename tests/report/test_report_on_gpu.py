@@ -52,6 +52,22 @@ def test_counters_show_what_a_busy_gpu_is_slow_at(what):
     assert (verdict.kind, verdict.main.confidence) == (kind, "high")
 
 
+@pytest.mark.parametrize("what", [one for one in RECORDED if "fp16" not in one])
+@pytest.mark.parametrize("framework", ["jax", "keras", "tensorflow"])
+def test_repairs_of_a_busy_gpu_are_those_of_the_framework(what, framework):
+    finding = verdict_of(training(500), RECORDED[what][0], metadata=({"framework": framework},)).main
+    assert finding.kind is RECORDED[what][1]
+    assert "torch" not in finding.next_step
+    assert "torch.autocast" in verdict_of(training(500), RECORDED[what][0]).main.next_step
+
+
+def test_double_precision_has_a_repair_of_its_own():
+    double = [(*row[:5], row[5].replace("FP32", "FP64")) for row in RECORDED["products in single precision"][0]]
+    finding = verdict_of(training(500), double).main
+    assert finding.kind is Class.TENSOR_CORES_UNUSED
+    assert "float64" in finding.next_step
+
+
 def test_counters_of_an_idle_gpu_give_no_finding():
     """Copies of images from pageable memory: what runs in between uses little of anything."""
     verdict = judged(training(500), counters(42, tensor=0.0, single=60.0, bandwidth=70.0))

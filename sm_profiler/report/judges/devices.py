@@ -58,8 +58,8 @@ def judge_tensor_cores(context: JudgeContext) -> Finding | None:
             Evidence("tensor cores busy", round(tensor, 2), policy.TENSOR_IDLE, unit="percent", held="good from"),
             Evidence("mean GPU use in the loop", round(gpu, 1), unit="percent"),
         ),
-        "Use mixed precision (torch.autocast with bfloat16), or at least torch.set_float32_matmul_precision('high'); keep sizes "
-        "multiples of 8.",
+        ("" if precision == "single" else "Check which tensors are float64, the default of numpy, and convert them. ")
+        + f"Use mixed precision: {context.stack.half_precision}. Keep sizes multiples of 8.",
         min(plain / policy.PLAIN_MOST, 1.0) * gpu / 100,
         confidence=context.confidence(plain, policy.PLAIN_BUSY),
     )  # fmt: skip
@@ -81,9 +81,8 @@ def judge_bandwidth(context: JudgeContext) -> Finding | None:
         Class.MEMORY_BANDWIDTH_BOUND,
         f"The GPU is limited by its memory: {used:.0f} % of the bandwidth is in use, on average over the loop.",
         tuple(evidence),
-        "Fuse what reads and writes: torch.compile, fused implementations (scaled_dot_product_attention, fused optimizers and "
-        "norms), in-place operations, channels_last, and half precision, which halves the bytes. A detailed window names the "
-        "operators.",
+        f"Fuse what reads and writes: {context.stack.fusing}. Half precision halves the bytes: {context.stack.half_precision}. "
+        "A detailed window names the operators.",
         min(used / policy.BANDWIDTH_MOST, 1.0) * gpu / 100,
         confidence="high" if used >= policy.BANDWIDTH_CLEAR and context.steps >= policy.STEADY_STEPS else "medium",
     )
@@ -98,8 +97,8 @@ def judge_compute(context: JudgeContext) -> Finding | None:
         Class.COMPUTE_BOUND,
         f"The GPU is busy {gpu:.0f} % of the time: the job is limited by the accelerator, as it should be.",
         (Evidence("mean GPU use in the loop", round(gpu, 1), policy.COMPUTE, unit="percent", held="good from"),),
-        "To go faster, reduce the arithmetic: bf16 or fp16 autocast, torch.compile, channels_last, flash attention. After that, "
-        "use more or faster GPUs.",
+        f"To go faster, use mixed precision ({context.stack.half_precision}) and fuse operators: {context.stack.fusing}. After "
+        "that, use more or faster GPUs.",
         0.0,
         confidence="high" if context.ranks else "medium",
     )

@@ -22,6 +22,8 @@ class Stack:
         saving: how to save while the training goes on.
         generators: what reads a generator's batches in other processes; has a place for the generator's name.
         optimizer: what runs the optimizer in fewer operators.
+        half_precision: what computes in half precision, mostly with tensor cores.
+        fusing: what makes fewer kernels of the same operators.
         compiles_steps: what compiles a step that runs eagerly.
         one_by_one: its compiled functions launch one operator after the other.
     """
@@ -32,6 +34,8 @@ class Stack:
     saving: str
     generators: str
     optimizer: str
+    half_precision: str
+    fusing: str
     compiles_steps: str = ""
     one_by_one: bool = False
 
@@ -42,6 +46,7 @@ _TF_DATA = (
     "turn {}() into a tf.data pipeline (from_tensor_slices or TFRecordDataset, with map(…, num_parallel_calls=tf.data.AUTOTUNE) "
     "and prefetch)."
 )
+_POLICY = "{}.mixed_precision.set_global_policy('mixed_bfloat16')"
 
 PYTORCH = Stack(
     "torch.compile",
@@ -51,6 +56,9 @@ PYTORCH = Stack(
     "turn {}() into a Dataset (an IterableDataset if it is a stream) and read it with DataLoader(…, num_workers=2, "
     "persistent_workers=True).",
     "Use the fused or foreach implementation (fused=True).",
+    "torch.autocast with bfloat16, or at least torch.set_float32_matmul_precision('high')",
+    "torch.compile, fused implementations (scaled_dot_product_attention, fused optimizers and norms), in-place operations, "
+    "channels_last",
 )
 JAX = Stack(
     "jax.jit",
@@ -60,6 +68,8 @@ JAX = Stack(
     "move what {}() does for a batch into a source of grain or a Dataset of torch, and read it with worker processes "
     "(grain.DataLoader(…, worker_count=2), or torch's DataLoader(…, num_workers=2, persistent_workers=True)).",
     "Call the optimizer's update inside the function that jax.jit compiles.",
+    "layers with dtype=jnp.bfloat16",
+    "jax.jit over the whole step, jax.nn.dot_product_attention",
 )
 TENSORFLOW = Stack(
     "tf.function(jit_compile=True)",
@@ -68,6 +78,8 @@ TENSORFLOW = Stack(
     f"{_IN_A_THREAD} (tf.train.CheckpointOptions(enable_async=True)).",
     _TF_DATA,
     "Call the optimizer inside the tf.function of the step.",
+    _POLICY.format("tf.keras"),
+    "tf.function(jit_compile=True)",
     "Decorate the function of a step with @tf.function, which launches its operators in C++.",
     one_by_one=True,
 )
@@ -78,6 +90,8 @@ KERAS = Stack(
     "Save at the end of an epoch instead of every few batches (save_freq='epoch'), or the weights only (save_weights_only=True).",
     "turn {}() into a PyDataset with workers=2 and use_multiprocessing=True, or into a tf.data pipeline.",
     "Leave run_eagerly=True out of compile().",
+    _POLICY.format("keras"),
+    "jit_compile=True in compile()",
     "Leave run_eagerly=True out of compile() (and tf.config.run_functions_eagerly out of the script).",
     one_by_one=True,
 )
