@@ -50,7 +50,7 @@ class Loops:
         self.thread = threading.main_thread().ident
         self.fetched: list[tuple[int, int]] = []
         self._calls: list[Any] = []  # functions that run or are traced, the outermost first
-        self.ran: list[Any] | None = None  # outermost functions that ran, while they are counted
+        self.ran: list[Any] | None = None
         self._tape: Any = None  # outermost tape that records
         self._forward = False  # of that tape
 
@@ -291,7 +291,7 @@ class Loops:
         return __call__
 
     def _call_unseen(self, original: Any, function: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function in a step that another adapter marks, or on another thread."""
+        """Call a function that begins no step here: another adapter marks the steps, or another thread runs."""
         if self._calls or self._session.quiet or get_ident() != self.thread:
             return original(function, *args, **kwargs)
         self._calls.append(function)

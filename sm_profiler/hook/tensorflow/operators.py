@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sm_profiler.hook.tensorflow.retracing import Retracing
 
 STEPS = (10, 100)  # that are counted: those before the first trace and warm up
+MAX_OPERATORS = 100_000  # of a step; after the last one, the script may go on for long without another
 TIMED_STEPS = 7  # after a counted one
 FRAMEWORK = "tensorflow"
 NODES = "_sm_profiler_nodes"  # of a function: operators of its latest graph; -1 if XLA compiles them
@@ -111,6 +112,9 @@ class OperatorCount(Collector):
                 if get_ident() != thread:
                     return original(*args)
                 self._count += 1
+                if self._count > MAX_OPERATORS:
+                    self.stop()
+                    return original(*args)
                 start_ns = perf_counter_ns()
                 try:
                     return original(*args)

@@ -1,4 +1,4 @@
-"""The calibration of TensorFlow's operators, without TensorFlow: it may fail or hang, and the training goes on."""
+"""The count of operators, without TensorFlow: the step may not end, and the calibration may fail or hang."""
 
 import concurrent.futures
 import contextlib
@@ -13,9 +13,22 @@ from sm_profiler.hook.tensorflow.operators import Costs, OperatorCount
 
 @pytest.fixture
 def count(monkeypatch):
-    monkeypatch.setattr(operators, "import_module", lambda _: None)
-    retracing = SimpleNamespace(ignored=contextlib.nullcontext)
-    return OperatorCount(None, None, None, retracing)
+    launchers = SimpleNamespace(TFE_Py_FastPathExecute=max, TFE_Py_Execute=min)
+    monkeypatch.setattr(operators, "import_module", lambda _: launchers)
+    loops = SimpleNamespace(thread=threading.get_ident(), ran=None)
+    return OperatorCount(None, None, loops, SimpleNamespace(ignored=contextlib.nullcontext))
+
+
+def test_a_step_that_does_not_end_is_not_counted_forever(count, monkeypatch):
+    monkeypatch.setattr(operators, "MAX_OPERATORS", 4)
+    count._begin()
+    for _ in range(4):
+        assert count._launchers.TFE_Py_Execute(1, 2) == 1
+    assert count._loops.ran is not None
+    assert count._launchers.TFE_Py_FastPathExecute(1, 2) == 2
+    assert count._launchers.TFE_Py_FastPathExecute is max
+    assert count._launchers.TFE_Py_Execute is min
+    assert count._loops.ran is None
 
 
 def test_costs_are_measured_on_a_thread_of_their_own(count, monkeypatch):
