@@ -35,7 +35,11 @@ def start_environment(host: Host, found: Mapping[str, str]) -> dict[str, str]:
         found: the variables of any process of the job.
     """
     # pip runs inside: with the user's mirrors and proxies, but in the job's home folder
-    pip = {name: value for name, value in os.environ.items() if name.upper().startswith(PIP_VARIABLES)}
-    pip = {name: value for name, value in pip.items() if name not in ("HOME", "XDG_CONFIG_HOME")}
+    homes = {"HOME", "XDG_CONFIG_HOME"}
+    pip = {
+        name: value
+        for name, value in os.environ.items()
+        if name.upper().startswith(PIP_VARIABLES) and name not in homes
+    }
     own = {name: value for name, value in found.items() if name != "PYTHONPATH"}
     return {**pip, **own, BASE_FOLDER: str(host.ml), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}

@@ -1,6 +1,7 @@
 """Run the tests of the launchers and write what they found into docs/launchers.md: `python tests/launchers/table.py`.
 
-With a file of `pytest --junitxml=FILE -o junit_family=xunit1`, as an argument, the tests are not run again.  A test that did not run leaves the reason.
+Given the file of an earlier `pytest --junitxml=FILE -o junit_family=xunit1`, do not run them again.  The row of a test that
+was skipped has the reason.
 """
 
 import re
@@ -49,19 +50,8 @@ def main(results: str = "") -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(results or f"{folder}/results.xml")
         if not results:
-            command = [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-q",
-                "-m",
-                "long",
-                str(HERE),
-                f"--junitxml={path}",
-                "-o",
-                "junit_family=xunit1",
-            ]
-            subprocess.run(command, check=False)
+            options = ("-q", "-m", "long", f"--junitxml={path}", "-o", "junit_family=xunit1")
+            subprocess.run([sys.executable, "-m", "pytest", *options, str(HERE)], check=False)
         lines = [f"| {' | '.join(cells)} |\n" for cells in rows(path, NOT_RUN)]
     PAGE.write_text(with_table(PAGE.read_text("utf-8"), HEAD + "".join(lines)), "utf-8")
 

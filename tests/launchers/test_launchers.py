@@ -5,15 +5,7 @@ import signal
 
 import pytest
 from cases import CASES
-from launcher_helpers import (
-    metrics_of,
-    plain,
-    profiled,
-    program,
-    said,
-    start,
-    until_complete,
-)  # fmt: skip
+from launcher_helpers import metrics_of, plain, profiled, program, said, start, until_complete
 
 pytestmark = pytest.mark.long
 

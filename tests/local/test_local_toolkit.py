@@ -31,10 +31,8 @@ HYPERPARAMETERS = {
     "sagemaker_container_log_level": "20",
     "sagemaker_distribution_anything": "true",
 }
-# What the containers of one framework set, where the job's files are, and what the service of that moment is.
-OWN = {
-    *("FRAMEWORK_MODULE", "MASTER_PORT", "TRAINING_ENV", "JOB_NAME", "DLC_TORCH_VERSION", "HP_NONE"),
-}
+# Variables that may differ: what PyTorch's containers set, and what differs from job to job
+OWN = {"FRAMEWORK_MODULE", "MASTER_PORT", "TRAINING_ENV", "JOB_NAME", "DLC_TORCH_VERSION", "HP_NONE"}
 GROUPED = """
 import os
 import torch, torch.distributed as dist
