@@ -103,3 +103,18 @@ def test_compiled_code_that_outlives_the_hook_records_nothing(timed):
     timed.pure_callback(function, 1)
     timed.collector.beat()
     assert not timed.records
+
+
+def test_a_function_that_cannot_be_compared_is_left_alone(timed):
+    class Odd:
+        def __call__(self, x):
+            return x + 1
+
+        def __hash__(self):
+            return 1
+
+        def __eq__(self, other):
+            raise ValueError
+
+    assert [timed.pure_callback(Odd(), 1) for _ in range(2)] == [2, 2]
+    assert not timed.errors

@@ -86,7 +86,7 @@ class HostCallbacks(Collector):
     def _timed(self, kind: str, function: Any) -> Any:
         try:
             found = self._known.get((kind, function))
-        except TypeError:  # it has no hash
+        except Exception:  # noqa: BLE001 - of the script's object: it has no hash, or cannot be compared
             return function
         if found is None:
             if len(self._known) >= MAX_KNOWN:
