@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from sm_profiler.printable import printable
 from sm_profiler.report.classes import Class
 from sm_profiler.report.flame import at_line, part_of
-from sm_profiler.report.formatting import duration, in_unit, percent
+from sm_profiler.report.formatting import duration, in_unit, percent, plural
 from sm_profiler.report.gains import gain_of_finding
 from sm_profiler.report.gpu.section import parts_of as gpu_parts
 from sm_profiler.report.model import Evidence, Finding, Location, Report
@@ -48,7 +48,7 @@ def terminal_summary(report: Report, colour: bool = False, *, width: int | None 
     if count:
         times = "once" if count == 1 else f"{count} times"
         repeated = repeated_work(report.metrics)
-        again = f"; {repeated.steps:,} steps ({duration(repeated.seconds)}) done again" if repeated else ""
+        again = f"; {plural(repeated.steps, 'step')} ({duration(repeated.seconds)}) done again" if repeated else ""
         text = f"  interrupted {times} and resumed; {duration(downtime)} of downtime excluded{again}"
         lines.append(shorten(text, width))
     last = _also(report.verdict.also, width)

@@ -50,6 +50,7 @@ def test_page_terminal_and_json_name_what_an_interruption_cost():
     assert tile[1] == "1"
     assert f"{again.steps} steps done again" in tile[2]
     assert f"{again.steps} steps" in terminal_summary(report, width=100)
+    assert "; 1 step (" in terminal_summary(report_from(interrupted(2.005), metadata=METADATA), width=100)
     found = report.as_dict()["job"]["interruptions"]
     assert found["repeated_steps"] == again.steps
     assert found["repeated_usd"] == pytest.approx(again.seconds * report.cost["per_hour"] / 3600, abs=1e-4)
