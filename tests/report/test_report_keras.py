@@ -95,6 +95,9 @@ def test_is_not_sure_of_slow_loading_threads_while_others_hold_the_cores(own, co
     usage = {"algo-1-0": Usage(at + metrics.ranks[0].start - 1, at * own, np.zeros(14))}
     found = judge_input(JudgeContext(attrs.evolve(metrics, usage=usage), {}))
     assert (found.kind, found.confidence) == (Class.INPUT_BOUND, confidence)
+    second = metrics_of([*rows, *((*row[:4], "algo-1-1", *row[5:]) for row in rows)], samples)
+    found = judge_input(JudgeContext(attrs.evolve(second, usage=usage), {}))
+    assert found.confidence == "high"  # what the other rank uses is not known
 
 
 def operators(rows, **args):

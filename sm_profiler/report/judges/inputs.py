@@ -78,6 +78,8 @@ def _others_hold_the_cores(context: JudgeContext) -> bool:
     ]  # fmt: skip
     if used is None or used < policy.LOADER_HOT_CPU or not cores or processes or not own:
         return False
+    if len(own) < len(metrics.ranks):  # the others would count as other programs
+        return False
     others = used / 100 * cores - sum(own)
     return others >= policy.OTHERS_CORES * cores
 
