@@ -211,7 +211,11 @@ class SystemSeries:
 
     def without(self, devices: Collection[tuple[str, str]]) -> SystemSeries:
         """Return the series of all devices but these, each given by its node and name."""
-        kept = {key: data for key, data in self.series.items() if (key[0], key[2]) not in devices}
+        kept = {
+            (node, name, device): data
+            for (node, name, device), data in self.series.items()
+            if (node, device) not in devices
+        }
         return attrs.evolve(self, series=kept)
 
 
