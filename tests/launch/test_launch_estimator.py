@@ -86,8 +86,8 @@ class Wire:
 
             return HuggingFace(
                 entry_point="train.py",
-                transformers_version="4.36",
-                pytorch_version="2.1",
+                transformers_version="4.28",
+                pytorch_version="2.0",
                 py_version="py310",
                 **{**common, "instance_type": "ml.g5.xlarge"},
             )

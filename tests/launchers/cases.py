@@ -20,6 +20,7 @@ class Case:
         missing: what is not seen, for the table.
         same_errors: standard error is the same in each run, but for numbers.
         environment: further variables.
+        kills: the launcher kills the processes at the end, at times before they have closed their files.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Case:
     missing: str = "nothing"
     same_errors: bool = True
     environment: dict[str, str] = attrs.field(factory=dict)
+    kills: bool = False
 
     def command(self, folder: str) -> list[str]:
         """Return the command, with a free port and an own folder; skip if the launcher is missing."""
@@ -96,6 +98,7 @@ CASES = (
         missing="steps outside the training function, in the last second: Ray kills its actors",
         same_errors=False,
         environment={"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"},
+        kills=True,
     ),
     Case(
         "`multiprocessing`, spawn",

@@ -13,6 +13,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from sm_profiler.formats.trace_writer import recover_traces
 from sm_profiler.report import build_report
 from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.source import open_source
@@ -115,11 +116,16 @@ def profiled(profile: Path) -> list[Profiled]:
     return sorted((Profiled(*key, count) for key, count in steps.items()), key=lambda one: (one.name, one.pid))
 
 
-def until_complete(profile: Path, seconds: float = 30.0) -> None:
-    """Wait until no file of the profile is open: some launchers return before their workers have ended."""
+def until_complete(profile: Path, seconds: float = 30.0, *, kills: bool = False) -> None:
+    """Wait until no file of the profile is open: some launchers return before their workers have ended.
+
+    Files of processes that the launcher `kills` are completed here, as `sm-profiler run` does.
+    """
     until = time.monotonic() + seconds
     while list(profile.rglob("*.json.tmp")) and time.monotonic() < until:
         time.sleep(0.1)
+    if kills:
+        recover_traces(profile)
     assert not list(profile.rglob("*.json.tmp"))
 
 

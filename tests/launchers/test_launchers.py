@@ -28,7 +28,7 @@ def test_launcher(case, tmp_path, record_property):
     assert "sm-profiler" not in errors
     if case.same_errors:
         assert plain(errors) == plain(off_errors)
-    until_complete(profile)
+    until_complete(profile, kills=case.kills)
     found = profiled(profile)
     assert [(one.pid, one.steps) for one in found] == [
         (line["pid"], line["steps"]) for line in sorted(ranks.values(), key=lambda line: (line["rank"], line["pid"]))

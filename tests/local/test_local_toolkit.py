@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from conftest import Bench
+from local_bench import Bench
 from test_local_training import SHOW, output_of
 from toolkit_helpers import toolkit
 
