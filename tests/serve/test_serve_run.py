@@ -240,6 +240,7 @@ def test_on_a_terminal_the_lines_stay_below_and_go(folder, ending):
     with reading(ours) as seen:
         until(lambda: b"\x1b[1;25r" in seen, 100)
         until(lambda: re.search(rb"sm-profiler: running; \w+ \(", seen), 100)
+        until(lambda: list(folder.glob("sm-profiler/*/framework/pevents/*/*")), 100)  # it trains
         fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 90, 0, 0))
         until(lambda: b"\x1b[1;35r" in seen, 100)
         if ending == "itself":
