@@ -45,7 +45,7 @@ class Compiled:
         mode: what follows from its arguments and results for a step that begins with it.
         settled: they were compared.
         recurs: it gets its own results again, perhaps through others.
-        transforms: its results are as many as half of its arguments.
+        transforms: its results of real numbers are as many as half of its arguments.
         feeds: functions that got its results.
         alone: turns that began with it and did not train.
         joined: turns that began with it and did.
@@ -222,7 +222,7 @@ class Loop:
         if not function.settled and not function.gradients and len(self._results) < MAX_LEAVES:
             self._unused = 0
             leaves = self._leaves(result)[:MAX_LEAVES]
-            function.transforms = len(leaves) >= _SAME * self._arguments > 0
+            function.transforms = sum(map(_is_float, leaves)) >= _SAME * self._arguments > 0
             for leaf in leaves:
                 reference = _reference(leaf)
                 if reference is not None:
@@ -304,3 +304,9 @@ def _reference(leaf: Any) -> Any:
 
 def _alive(references: list[Any]) -> list[Any]:
     return [None if one is None else one() for one in references]
+
+
+def _is_float(leaf: Any) -> bool:
+    """Return whether a leaf holds real numbers; actions and keys of random numbers are no parameters or gradients."""
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is None or getattr(dtype, "kind", "") in {"f", "c", "V"}  # V: bfloat16
