@@ -19,6 +19,7 @@ import attrs
 
 from benchmarks.diagnosis.adapters import Diagnosis, FailedRunError, Plain, Profiler
 from benchmarks.diagnosis.manifest import Case
+from sm_profiler.processes import processors
 
 
 @attrs.frozen
@@ -106,7 +107,7 @@ def busy(processes: int) -> Iterator[None]:
 
 def twice_the_cores() -> int:
     """Return the number of processes that make this machine busy."""
-    return 2 * len(os.sched_getaffinity(0))
+    return 2 * processors()
 
 
 def lanes(number: int) -> ThreadPoolExecutor:

@@ -22,7 +22,6 @@ from sm_profiler.storage import open_storage
 from sm_profiler.storage.base import jittered_pause
 from sm_profiler.storage.s3_client import REQUEST_ERRORS, create_client, is_answer, is_transient
 
-PREFIX = "account:"
 ATTEMPTS = 8  # of a request that is throttled
 CONNECTIONS = 3  # attempts of a request that gets no answer
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0

@@ -16,7 +16,7 @@ from sm_profiler.executors import Meter, open_pool, run_tasks
 from sm_profiler.fleet import texts
 from sm_profiler.fleet.analysis import GROUP_BY, assemble
 from sm_profiler.fleet.bills import Prices, with_bill
-from sm_profiler.fleet.candidate import Candidate, Loaded
+from sm_profiler.fleet.candidate import ACCOUNT, Candidate, Loaded
 from sm_profiler.fleet.description import Facts, facts_of
 from sm_profiler.fleet.folders import candidates_below
 from sm_profiler.fleet.index import NAME, Entry, read_index, write_index
@@ -28,7 +28,6 @@ from sm_profiler.printable import one_line, printable
 from sm_profiler.report.formatting import plural
 from sm_profiler.storage import Storage, open_storage
 
-ACCOUNT = "account:"
 READERS = 8  # threads
 BATCH = 32  # jobs whose small files are in memory: at most 1 GiB, however large strangers make them
 SETTLED_S = 86400.0  # after the end of a job of an account; its rules have ended, too

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from sm_profiler.formats.event_names import LOG, SAVE
+from sm_profiler.hook.call_sums import LONG_NS, MAX_LONG, CallSum
 from sm_profiler.hook.caller import user_line
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.patches import Patches
@@ -28,8 +29,6 @@ from sm_profiler.hook.patches import Patches
 if TYPE_CHECKING:
     from sm_profiler.hook.session import Session
 
-LONG_NS = 1_000_000  # calls that take longer are events of their own
-MAX_LONG = 200  # between two beats; more are summed up like the short ones
 MANY_MODULES = 50  # imported by a call, which is slow for this reason and only once
 MAX_FILES = 1_000  # of a folder, whose sizes are added up
 
@@ -95,24 +94,16 @@ TARGETS = (
 )  # fmt: skip
 
 
-class _Sum:
-    """Short calls of one function so far; the training thread only adds, and each beat takes the difference."""
+class _Sum(CallSum):
+    """Short calls of one function."""
 
-    __slots__ = ("count", "line", "name", "phase", "seen_count", "seen_ns", "total_ns")
+    __slots__ = ("line", "name", "phase")
 
     def __init__(self, phase: str, name: str) -> None:
+        super().__init__()
         self.phase = phase
         self.name = name
         self.line: dict[str, Any] | None = None  # of the user's code; None: to be found at the next call
-        self.count = self.seen_count = 0
-        self.total_ns = self.seen_ns = 0
-
-    def forget(self) -> tuple[int, int]:
-        """Return the calls and nanoseconds since the last time."""
-        count, total = self.count, self.total_ns
-        new = count - self.seen_count, total - self.seen_ns
-        self.seen_count, self.seen_ns = count, total
-        return new
 
 
 class TimedCalls(Collector):
@@ -177,8 +168,7 @@ class TimedCalls(Collector):
                 length = clock() - start
                 self._inside = False
                 if length < LONG_NS:
-                    short.count += 1
-                    short.total_ns += length
+                    short.add(length)
                     if short.line is None:
                         short.line = user_line()
                 else:
@@ -192,8 +182,7 @@ class TimedCalls(Collector):
         try:
             self._long += 1
             if self._long > MAX_LONG:
-                short.count += 1
-                short.total_ns += length
+                short.add(length)
             else:
                 self._note(short.phase, short.name, start, start + length, paths + self._paths)
             self._paths.clear()
@@ -222,7 +211,7 @@ class TimedCalls(Collector):
     def start(self) -> None:
         """Forget the calls before the first step."""
         for one in self._sums:
-            one.forget()
+            one.take()
 
     def beat(self) -> None:
         """Record the sums of the short calls, on the recorder's thread."""
@@ -230,7 +219,7 @@ class TimedCalls(Collector):
         self._long = 0
         now = self._clock()
         for one in self._sums:
-            count, total = one.forget()
+            count, total = one.take()
             if count:
                 args = {"calls": count, **(one.line or {})}
                 one.line = None

@@ -9,10 +9,9 @@ from typing import Any
 
 import attrs
 
-from sm_profiler.fleet.candidate import Candidate
+from sm_profiler.fleet.candidate import ACCOUNT, Candidate
 from sm_profiler.report.saved import SavedVerdict, verdict_of
 
-PREFIX = "account:"
 CLOSING_S = 5.0
 MAX_SHOWN = 200  # the newest jobs: two requests a minute
 
@@ -38,12 +37,12 @@ class Listed:
 
 def is_account(source: str) -> bool:
     """Return whether a source is `account:REGION`, or a job of one."""
-    return source.startswith(PREFIX)
+    return source.startswith(ACCOUNT)
 
 
 def split_place(where: str) -> tuple[str, str]:
     """Return region and name of a job of an account."""
-    region, _, name = where.removeprefix(PREFIX).partition("/")
+    region, _, name = where.removeprefix(ACCOUNT).partition("/")
     return region, name
 
 
@@ -69,12 +68,12 @@ class AccountJobs:
         """
         from sm_profiler.fleet.account import Account  # noqa: PLC0415 - needs boto3
 
-        account = self._account = self._account or Account.open(self.source.removeprefix(PREFIX))
+        account = self._account = self._account or Account.open(self.source.removeprefix(ACCOUNT))
         found = list(islice(account.candidates(), MAX_SHOWN))
         self._read([one for one in found if one.ended and self._key(one) not in self._known])
         for one in found:
             state = "ended" if one.ended else "running"
-            where = f"{PREFIX}{account.region}/{one.name}"
+            where = f"{ACCOUNT}{account.region}/{one.name}"
             yield Listed(one.name, where, state, one.started, self._known.get(self._key(one)))
 
     def close(self) -> None:

@@ -5,7 +5,8 @@ import functools
 import pytest
 
 from sm_profiler.formats.event_names import CALLBACK
-from sm_profiler.hook.jax.callbacks import MAX_KNOWN, MAX_LONG, HostCallbacks
+from sm_profiler.hook.call_sums import MAX_LONG
+from sm_profiler.hook.jax.callbacks import MAX_KNOWN, HostCallbacks
 
 
 class Timed:
@@ -92,7 +93,7 @@ def test_odd_functions_and_errors_pass_through(timed):
 def test_errors_of_the_hook_do_not_reach_the_function(timed):
     function = timed.works(8)
     timed.pure_callback(function, 1)
-    timed.collector._append = None
+    timed.collector._times = None
     assert timed.pure_callback(function, 1) == 2
     assert len(timed.errors) == 1
 

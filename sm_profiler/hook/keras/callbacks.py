@@ -9,36 +9,15 @@ from importlib import import_module
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from sm_profiler.formats.event_names import CALLBACK
-from sm_profiler.hook.caller import is_library
+from sm_profiler.hook.call_sums import Callback, CallbackTimes
 from sm_profiler.hook.collector import Collector
 
 if TYPE_CHECKING:
     from sm_profiler.hook.patches import Patches
     from sm_profiler.hook.session import Session
 
-LONG_NS = 1_000_000  # calls that take longer are events of their own
-MAX_LONG = 200  # between two beats; more are summed up like the short ones
 PHASE = "callback"  # of the samples taken meanwhile
 CACHE = "_sm_profiler_timed"
-
-
-class Method:
-    """Calls of one method of one class of callbacks."""
-
-    __slots__ = ("args", "count", "name", "seen_count", "seen_ns", "total_ns")
-
-    def __init__(self, name: str, args: dict[str, Any]) -> None:
-        self.name = name
-        self.args = args
-        self.count = self.total_ns = self.seen_count = self.seen_ns = 0
-
-    def take(self) -> tuple[int, int]:
-        """Return the short calls and their nanoseconds since the last time."""
-        count, total = self.count, self.total_ns
-        new = count - self.seen_count, total - self.seen_ns
-        self.seen_count, self.seen_ns = count, total
-        return new
 
 
 class Proxy:
@@ -80,8 +59,8 @@ class Callbacks(Collector):
     def __init__(self, session: Session) -> None:
         self._session = session
         self._base: Any = None
-        self._methods: dict[str, Method] = {}
-        self._long = 0
+        self._methods: dict[str, Callback] = {}
+        self._times = CallbackTimes(session.append)
 
     def install(self, patches: Patches, owner: Any) -> None:
         """Patch the list of callbacks."""
@@ -144,17 +123,13 @@ class Callbacks(Collector):
         method = self._method(f"{type(callback).__name__}.{name_of}", function)
         return Proxy(callback, name, self._time(own, method))
 
-    def _method(self, name: str, function: Any) -> Method:
+    def _method(self, name: str, function: Any) -> Callback:
         known = self._methods.get(name)
         if known is None:
-            code = getattr(function, "__code__", None)
-            args: dict[str, Any] = {}
-            if code is not None and not is_library(code.co_filename):
-                args = {"file": code.co_filename, "line": code.co_firstlineno, "function": code.co_name}
-            known = self._methods[name] = Method(name, args)
+            known = self._methods[name] = self._times.callback(name, getattr(function, "__code__", None))
         return known
 
-    def _time(self, original: Any, method: Method) -> Any:
+    def _time(self, original: Any, method: Callback) -> Any:
         session = self._session
 
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -166,26 +141,13 @@ class Callbacks(Collector):
             finally:
                 end = perf_counter_ns()
                 declared.pop()
-                if end - start < LONG_NS or self._long >= MAX_LONG:
-                    method.count += 1
-                    method.total_ns += end - start
-                else:
-                    self._long += 1
-                    args_of = {"calls": 1, **method.args}
-                    session.append((CALLBACK, method.name, start, end, session.tracker.train_number, args_of))
+                self._times.ended(method, start, end, session.tracker.train_number)
 
         return timed
 
     def beat(self) -> None:
         """Record the sums of the short calls, on the recorder's thread."""
-        self._long = 0
-        now = perf_counter_ns()
-        for method in list(self._methods.values()):
-            count, total = method.take()
-            if count:
-                self._session.append(
-                    (CALLBACK, method.name, now - total, now, -1, {"calls": count, **method.args})
-                )  # fmt: skip
+        self._times.beat(perf_counter_ns())
 
     def close(self) -> None:
         """Record the last sums."""
@@ -193,4 +155,4 @@ class Callbacks(Collector):
 
     def forked(self) -> None:
         """Forget the parent's calls."""
-        self._methods = {}
+        self._methods, self._times = {}, CallbackTimes(self._session.append)
