@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from profile_events import WINDOWS, recorded
 from test_hook_training import PHASES, environment
 
 SCRIPT = Path(__file__).with_name("framework_loops.py")
@@ -24,12 +25,6 @@ BY_HAND = ["by_hand"], ["gradients_as_functions"]  # each in a process of its ow
 COMPILED = ["compiled_inductor", "compiled_model", "compiled_step"]
 # FSDP 2 works on the CPU from PyTorch 2.6 on.
 RANKS = [*(["sharded"] if hasattr(torch, "accelerator") else []), "fully_sharded", "distributed"]
-WINDOW = '{"StartStep": 2, "NumSteps": 3, "MetricsRegex": ".*"}'
-WINDOWS = {
-    "DataloaderProfilingConfig": WINDOW,
-    "DetailedProfilingConfig": WINDOW,
-    "PythonProfilingConfig": '{"StartStep": 6, "NumSteps": 2, "ProfilerName": "cprofile", "cProfileTimer": "total_time"}',
-}
 
 
 def start(folder: Path, scenarios: list[str], profile: Path | None, **more: str) -> subprocess.Popen:
@@ -55,21 +50,6 @@ def counts_of(process: subprocess.Popen, folder: Path, rank: int = 0, seconds: f
     assert "sm-profiler" not in log
     lines = [json.loads(line) for line in log.splitlines() if line.startswith('{"scenario"')]
     return {line["scenario"]: line for line in lines}
-
-
-def rows(profile: Path, rank: int | None = None) -> list[dict]:
-    """All events, with times since the epoch in seconds."""
-    found = []
-    for file in sorted(profile.glob(f"framework/pevents/*/*_{'*' if rank is None else rank}-algo-1_*.json")):
-        records = json.loads(file.read_text())
-        base = next(r["args"]["start_time_since_epoch_in_micros"] for r in records if r["name"] == "process_name")
-        phases = {r["pid"]: r["args"]["name"] for r in records if r["name"] == "process_name" and "name" in r["args"]}
-        for record in records:
-            if record["ph"] == "X":
-                first = (record["ts"] + base) / 1e6
-                last = first + record["dur"] / 1e6
-                found.append({"phase": phases[record["pid"]], "name": record["name"], "start": first, "end": last})
-    return found
 
 
 def compare(off: dict[str, dict], on: dict[str, dict], events: list[dict]) -> None:
@@ -103,7 +83,7 @@ def test_loops_are_recorded_as_they_are_and_not_changed(tmp_path, scenarios):
         both = start(tmp_path / "off", scenarios, None), start(tmp_path / "on", scenarios, tmp_path / "profile")
         off, on = (counts_of(process, tmp_path / name) for process, name in zip(both, ("off", "on"), strict=True))
     assert list(on) == scenarios
-    events = rows(tmp_path / "profile")
+    events = recorded(tmp_path / "profile")
     compare(off, on, events)
     assert any(event["phase"] == "cpu_functions" for event in events)  # the windows were open meanwhile
     assert len(list((tmp_path / "profile").rglob("*cprofile*/**/*stats"))) > 0
@@ -128,6 +108,6 @@ def test_sharded_and_distributed_trainings_rank_by_rank(tmp_path):
         off = two_ranks(tmp_path / "again", None)
     on = two_ranks(tmp_path / "on", tmp_path / "profile")
     for rank in (0, 1):
-        events = rows(tmp_path / "profile", rank)
+        events = recorded(tmp_path / "profile", rank)
         compare(off[rank], on[rank], events)
         assert {event["name"] for event in events if event["phase"] == "Forward"} == {"Counted"}  # not its wrappers

@@ -95,7 +95,7 @@ def start(folder: Path, command: list[str], profile: Path | None, **more: str) -
     return Run(process, folder, profile)
 
 
-def said(output: str) -> dict[int, dict]:
+def printed(output: str) -> dict[int, dict]:
     """Return the lines that the ranks printed, by rank; some launchers put a name in front of each line."""
     found = [json.loads(line[line.index('{"rank"') :]) for line in output.splitlines() if '{"rank"' in line]
     ranks = {line["rank"]: line for line in found}

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 from cases import CASES
-from launcher_helpers import metrics_of, plain, profiled, program, said, start, until_complete
+from launcher_helpers import metrics_of, plain, printed, profiled, program, start, until_complete
 
 pytestmark = pytest.mark.long
 
@@ -20,7 +20,7 @@ def test_launcher(case, tmp_path, record_property):
     ]
     (off_code, off_out, off_errors), (code, out, errors) = (run.wait() for run in runs)
     assert (off_code, code) == (0, 0), off_errors + errors
-    without, ranks = said(off_out + off_errors), said(out + errors)
+    without, ranks = printed(off_out + off_errors), printed(out + errors)
     assert tuple(sorted(ranks)) == tuple(sorted(without)) == case.ranks, out + errors
     for rank, line in ranks.items():
         assert line["digest"] == without[rank]["digest"]
@@ -57,7 +57,7 @@ def test_elastic_restart(tmp_path, record_property):
     on = start(tmp_path / "on", run, None)
     (off_code, off_out, off_errors), (code, out, errors) = off.wait(), on.wait()
     assert (off_code, code) == (0, 0), off_errors + errors
-    without, ranks = said(off_out), said(out)
+    without, ranks = printed(off_out), printed(out)
     assert sorted(ranks) == [0, 1]
     assert all(line["attempt"] == 1 and line["digest"] == without[rank]["digest"] for rank, line in ranks.items())
     until_complete(profile)

@@ -10,17 +10,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from profile_events import WINDOWS
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).with_name("scripts")
 PYTHON = ROOT / ".envs" / "libraries" / "bin" / "python"
 HELPERS = {"counted"}
 NAMES = tuple(sorted(path.stem for path in SCRIPTS.glob("*.py") if path.stem not in HELPERS))
-WINDOW = '{"StartStep": 2, "NumSteps": 3, "MetricsRegex": ".*"}'
-WINDOWS = {
-    "DataloaderProfilingConfig": WINDOW,
-    "DetailedProfilingConfig": WINDOW,
-    "PythonProfilingConfig": '{"StartStep": 6, "NumSteps": 2, "ProfilerName": "cprofile", "cProfileTimer": "total_time"}',
-}
 
 
 def start(name: str, folder: Path, profile: Path | None = None) -> subprocess.Popen:
@@ -53,21 +49,6 @@ def counted(process: subprocess.Popen, folder: Path, seconds: float = 280) -> di
     assert code == 0, log[-4000:]
     assert "sm-profiler" not in log, log[-4000:]
     return next(json.loads(line.removeprefix("COUNTED ")) for line in log.splitlines() if line.startswith("COUNTED "))
-
-
-def recorded(profile: Path) -> list[dict[str, Any]]:
-    """Return all events, with times in seconds."""
-    found = []
-    for file in sorted(profile.glob("framework/pevents/*/*_pythontimeline.json")):
-        records = json.loads(file.read_text(encoding="utf-8"))
-        base = next(r["args"]["start_time_since_epoch_in_micros"] for r in records if r["name"] == "process_name")
-        phases = {r["pid"]: r["args"]["name"] for r in records if r["name"] == "process_name" and "name" in r["args"]}
-        for record in records:
-            if record["ph"] == "X":
-                first = (record["ts"] + base) / 1e6
-                last = first + record["dur"] / 1e6
-                found.append({"phase": phases[record["pid"]], "name": record["name"], "start": first, "end": last})
-    return found
 
 
 def steps_of(events: list[dict[str, Any]]) -> Counter[str]:

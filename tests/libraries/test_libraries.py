@@ -4,6 +4,7 @@ import os
 
 import measure
 import pytest
+from profile_events import recorded
 
 pytestmark = pytest.mark.long
 
@@ -22,7 +23,7 @@ def test_steps_agree_with_the_librarys_count_and_results_are_identical(tmp_path,
     both = measure.start(name, tmp_path / "off"), measure.start(name, tmp_path / "on", profile)
     off, on = (measure.counted(process, tmp_path / folder) for process, folder in zip(both, ("off", "on"), strict=True))
     assert on == off
-    events = measure.recorded(profile)
+    events = recorded(profile)
     seen = measure.steps_of(events)
     assert (seen["Step:ModeKeys.TRAIN"], seen["Step:ModeKeys.EVAL"]) == (off["train"], off["eval"])
     assert off["forwards"] in {None, seen["Forward"]}

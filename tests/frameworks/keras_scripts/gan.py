@@ -124,13 +124,13 @@ def train_with_jax(gan, images, batch_size, epochs):
         drawn, _ = g.stateless_call(g_vars, g_rest, noise)
         shown = ops.concatenate([drawn, real], axis=0)
         labels = ops.concatenate([ops.ones((len(real), 1)), ops.zeros((len(real), 1))], axis=0)
-        told, _ = d.stateless_call(d_vars, d_rest, shown)
-        return gan.loss_fn(labels, told)
+        scores, _ = d.stateless_call(d_vars, d_rest, shown)
+        return gan.loss_fn(labels, scores)
 
     def g_compute(g_vars, g_rest, d_vars, d_rest, noise):
         drawn, _ = g.stateless_call(g_vars, g_rest, noise)
-        told, _ = d.stateless_call(d_vars, d_rest, drawn)
-        return gan.loss_fn(ops.zeros((len(noise), 1)), told)
+        scores, _ = d.stateless_call(d_vars, d_rest, drawn)
+        return gan.loss_fn(ops.zeros((len(noise), 1)), scores)
 
     @jax.jit
     def train_step(state, noise, real):
