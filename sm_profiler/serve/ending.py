@@ -57,5 +57,10 @@ def _is_over(folder: Path) -> bool:
     run = read_state(folder)
     if run is not None:
         return run.is_over
+    return has_end_marker(folder)
+
+
+def has_end_marker(folder: Path) -> bool:
+    """Return whether a local profile is marked as complete."""
     base = profile_folder(folder)
     return any((base / marker).exists() for marker in END_MARKERS)

@@ -15,12 +15,12 @@ from typing import Any
 import attrs
 
 from sm_profiler.errors import ProfilerError
-from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.monitor.run_state import read_state
 from sm_profiler.printable import printable
 from sm_profiler.report.metric_folds import job_name
 from sm_profiler.report.saved import SavedVerdict, saved_verdict
 from sm_profiler.serve.account_jobs import AccountJobs, is_account
+from sm_profiler.serve.ending import has_end_marker
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.source.open_files import profile_folder
 from sm_profiler.storage import open_storage
@@ -112,8 +112,7 @@ def _local_job(folder: Path) -> Found:
     times = [path.stat().st_mtime for path in _latest(base) if path.exists()]
     changed = max(times, default=0.0)
     run = read_state(folder)
-    marked = any((base / marker).exists() for marker in END_MARKERS)
-    over = run.is_over if run is not None else marked or time.time() - changed > SILENT_S
+    over = run.is_over if run is not None else has_end_marker(folder) or time.time() - changed > SILENT_S
     state = "ended" if over else "running"
     name = job_name(str(folder.resolve()))
     return Found(job_id(name, where), name, where, changed, state, saved_verdict(folder))
