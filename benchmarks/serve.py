@@ -22,7 +22,7 @@ from http.client import HTTPResponse
 from pathlib import Path
 
 from sm_profiler.report.page import page_parts
-from sm_profiler.serve.jobs import find_jobs
+from sm_profiler.serve.jobs import find_shown
 from sm_profiler.serve.reading import JobReader
 
 MAKE_JOB = Path(__file__).parents[1] / "tests" / "tools" / "make_job.py"
@@ -68,7 +68,7 @@ def serve(folder: Path, viewers: int) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout is not None
         address = server.stdout.readline().strip()
-        jobs = [found.id for found in find_jobs(str(folder))]
+        jobs = [found.id for found in find_shown(str(folder))]
         first = []
         for job in jobs:
             began = time.perf_counter()
@@ -96,7 +96,7 @@ def open_again(folder: Path, cache: Path) -> None:
     """Show a job, start the server anew, and print how soon its page is there."""
     environment = {**os.environ, "SM_PROFILER_CACHE": str(cache)}
     command = [sys.executable, "-m", "sm_profiler", "serve", str(folder), "--port", "0"]
-    (job,) = find_jobs(str(folder))
+    (job,) = find_shown(str(folder))
     for attempt in ("first", "second"):
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment

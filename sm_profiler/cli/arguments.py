@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from sm_profiler.errors import ConfigError, SourceError
-from sm_profiler.formats.layout import END_MARKERS
-from sm_profiler.monitor.run_state import STATE_FILE, read_state
+from sm_profiler.errors import ConfigError
 from sm_profiler.printable import printable
-from sm_profiler.storage import LocalStorage
 
 SOURCE_HELP = "a folder (of several runs: the newest), an s3:// URI of a profiler-output, or a training job's name"
 
@@ -28,36 +24,23 @@ def newest_run(where: str, *, running: bool = False) -> str:
         where: the source as named on the command line.
         running: prefer a run that has not ended, even if it has recorded nothing yet.
     """
-    folder = Path(where)
-    if "://" in where or not folder.is_dir() or last_written(folder):
+    if "://" in where or not Path(where).is_dir():
         return where
-    runs = [run for run in folder.iterdir() if run.is_dir()] if not read_state(folder) else []
-    unfinished = [run for run in runs if running and (state := read_state(run)) and not state.is_over]
+    from sm_profiler.jobs.folders import jobs_below, last_written
+
+    found = [one for one in jobs_below(Path(where)) if Path(one.where) != Path(where)]
+    unfinished = [one for one in found if running and one.state == "running"]
     if unfinished:
-        run = max(unfinished, key=lambda each: (each / STATE_FILE).stat().st_mtime)
+        run = max(unfinished, key=lambda each: (each.changed, each.where)).where
         print(f"sm-profiler: following {printable(run)}", file=sys.stderr)
-        return str(run)
-    times = {run: time for run in runs if (time := last_written(run))}
+        return run
+    times = {one.where: time for one in found if (time := last_written(Path(one.where)))}
     if not times:
         return where
-    run = max(times, key=lambda each: (times[each], each.name))
+    run = max(times, key=lambda each: (times[each], each))
     count = f"{len(times)} runs; reading the newest" if len(times) > 1 else "one run"
     print(f"sm-profiler: {printable(where)} holds {count}: {printable(run)}", file=sys.stderr)
-    return str(run)
-
-
-def last_written(run: Path) -> float:
-    """Return when the profile in a run's folder was last written, in seconds since the epoch; 0 if it has no file."""
-    found = (
-        file.mtime
-        for base in (run, run / "profiler-output")
-        for kind in ("system", "framework")
-        for file in LocalStorage(base).list(f"{kind}/")
-        if file.key not in END_MARKERS
-    )
-    with contextlib.suppress(SourceError):  # reported when it is read
-        return max(found, default=0.0)
-    return 0.0
+    return run
 
 
 MAX_BYTES = 16_000_000  # of a JSON file named on the command line

@@ -27,7 +27,7 @@ class Command:
         parser.epilog = EXAMPLES
         parser.add_argument(
             "sources", metavar="SOURCE", nargs="*", default=["sm-profiler"],
-            help="folders of runs or profiles, s3:// URIs, training jobs; nothing else is read (default: ./sm-profiler)",
+            help="folders of runs or profiles, s3:// URIs, training jobs, account:REGION; nothing else is read (default: ./sm-profiler)",
         )  # fmt: skip
         parser.add_argument("--http", action="store_true", help="streamable HTTP on 127.0.0.1 in place of stdio")
         parser.add_argument("--port", type=int, default=PORT, metavar="N", help=f"of --http (default: {PORT}; 0: any)")
@@ -37,12 +37,12 @@ class Command:
         """Serve until the client is gone, or Ctrl-C."""
         if not 0 <= options.port <= 65535:  # noqa: PLR2004 - ports are 16 bits
             raise ConfigError(f"--port {options.port}: expected 0 to 65535")
-        from sm_profiler.exporters.mcp.finding import find_jobs, survey
+        from sm_profiler.exporters.mcp.finding import jobs_of, survey
         from sm_profiler.exporters.mcp.library import Library
         from sm_profiler.exporters.mcp.server import build_server
 
         with tempfile.TemporaryDirectory(prefix="sm-profiler-mcp-") as index:
-            library = Library(partial(find_jobs, options.sources), partial(survey, options.sources, index))
+            library = Library(partial(jobs_of, options.sources), partial(survey, options.sources, index))
             server = build_server(library, source_lines=options.source_lines)
             if options.http:
                 from sm_profiler.exporters.mcp.http import serve

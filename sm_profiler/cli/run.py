@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from sm_profiler.cli.arguments import last_written
 from sm_profiler.cli.live_view import LiveView
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.layout import END_MARKERS
+from sm_profiler.jobs.folders import last_written
 from sm_profiler.monitor.run_state import remove_state, write_state
 from sm_profiler.printable import printable
 

@@ -16,7 +16,7 @@ from sm_profiler.executors import Meter, open_pool, run_tasks
 from sm_profiler.fleet import texts
 from sm_profiler.fleet.analysis import GROUP_BY, assemble
 from sm_profiler.fleet.bills import Prices, with_bill
-from sm_profiler.fleet.candidate import ACCOUNT, Candidate, Loaded
+from sm_profiler.fleet.candidate import Candidate, Loaded
 from sm_profiler.fleet.description import Facts, facts_of
 from sm_profiler.fleet.folders import candidates_below
 from sm_profiler.fleet.index import NAME, Entry, read_index, write_index
@@ -26,6 +26,7 @@ from sm_profiler.fleet.report_json import read_report
 from sm_profiler.fleet.rows import row_of
 from sm_profiler.printable import one_line, printable
 from sm_profiler.report.formatting import plural
+from sm_profiler.source.naming import is_account, split_account
 from sm_profiler.storage import Storage, open_storage
 
 READERS = 8  # threads
@@ -156,12 +157,13 @@ class _Run:
             self._judge(judged)
 
     def _candidates(self, source: str) -> tuple[Iterable[Candidate], Sequence[str]]:
-        if source.startswith(ACCOUNT):
-            from sm_profiler.fleet.account import Account  # noqa: PLC0415 - boto3 takes a third of a second to load
+        if is_account(source):
+            from sm_profiler.fleet.account import candidates_of  # noqa: PLC0415 - boto3 takes a third of a second to load
+            from sm_profiler.jobs.account import Account  # noqa: PLC0415 - as above
 
-            account = Account.open(source.removeprefix(ACCOUNT))
+            account = Account.open(split_account(source)[0])
             self._sources.append(f"arn:aws:sagemaker:{account.region}:")
-            return account.candidates(self.choice.since), ()
+            return candidates_of(account, self.choice.since), ()
         # absolute: workers have a working directory of their own, and the index serves runs from any folder
         storage = open_storage(source if "://" in source else str(Path(source).expanduser().absolute()))
         self._sources.append(f"{storage.uri}\n")

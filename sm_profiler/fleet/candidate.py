@@ -9,8 +9,6 @@ import attrs
 
 from sm_profiler.fleet.model import FleetJob
 
-ACCOUNT = "account:"  # a source: the training jobs of the account in the region that follows
-
 
 @attrs.frozen(eq=False)
 class Loaded:

@@ -10,7 +10,7 @@ from sm_profiler.fleet import description as descriptions
 from sm_profiler.fleet import report_json, texts
 from sm_profiler.fleet.candidate import Candidate, Loaded
 from sm_profiler.fleet.model import FleetJob
-from sm_profiler.fleet.places import PAGE, Place, find_places
+from sm_profiler.jobs.listing import PAGE, Place, find_places
 from sm_profiler.storage import FileInfo, LocalStorage, Storage
 
 

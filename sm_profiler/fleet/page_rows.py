@@ -24,7 +24,7 @@ from sm_profiler.fleet.page_words import (
     money,
     result,
 )  # fmt: skip
-from sm_profiler.fleet.places import PAGE
+from sm_profiler.jobs.listing import PAGE
 from sm_profiler.report.svg import clean, shorten
 
 PLAIN_ROWS = 100  # rows that the page has without its script

@@ -14,7 +14,7 @@ from sm_profiler.formats.layout import DetailedTrace
 from sm_profiler.report.gains import with_gains
 from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.metric_folds import JobInfo, MetricFolds, job_name
+from sm_profiler.report.metric_folds import JobInfo, MetricFolds
 from sm_profiler.report.model import Report, Verdict
 from sm_profiler.report.prices import cost_of
 from sm_profiler.report.scaling.folding import fold_with
@@ -24,6 +24,7 @@ from sm_profiler.report.verdict import decide
 from sm_profiler.rules import Following, RuleResults, run_rules
 from sm_profiler.rules.engine import run_sliced
 from sm_profiler.rules.profiler_report import one_line
+from sm_profiler.source.naming import job_name
 
 __all__ = ["JobInfo", "MetricFolds", "assemble", "build_report", "data_quality", "job_name", "report_of"]
 

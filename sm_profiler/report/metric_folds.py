@@ -17,6 +17,7 @@ from sm_profiler.report.system_fold import SystemFold
 from sm_profiler.report.usage_fold import UsageFold
 from sm_profiler.report.window_functions import FunctionTime, read_functions
 from sm_profiler.rules.profiler_report import one_line
+from sm_profiler.source.naming import job_name
 
 
 @attrs.frozen
@@ -108,11 +109,3 @@ def _functions(source: Any, broken: dict[str, str] | None) -> tuple[FunctionTime
             raise
         broken.setdefault(read_functions.__name__, one_line(error))
         return ()
-
-
-def job_name(uri: str) -> str:
-    """Return a job's name from the location of its profile: the folder that contains `profiler-output`."""
-    path = [part for part in uri.rpartition("://")[2].split("/") if part]
-    while len(path) > 1 and path[-1] in ("profiler-output", "profiler", "output"):
-        path.pop()
-    return path[-1] if path else "training job"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.serve.app import create_app
-from sm_profiler.serve.jobs import Found, Jobs, find_jobs
+from sm_profiler.serve.jobs import Found, Jobs, find_shown
 from sm_profiler.serve.server import Listening, listen, run
 
 NICENESS = 10  # the training goes first
@@ -59,7 +59,7 @@ def main() -> None:
         os.nice(NICENESS)
     jobs = Jobs([sys.argv[1]])
     try:
-        job = next(iter(find_jobs(sys.argv[1])))
+        job = next(iter(find_shown(sys.argv[1])))
         listening = listen("127.0.0.1", None)
     except StopIteration:  # the folder cannot be written to
         sys.exit(1)

@@ -15,8 +15,8 @@ from sm_profiler.config import load_profile
 from sm_profiler.config.profile import COLLECTORS
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.printable import one_line
-from sm_profiler.serve.account_jobs import is_account, split_place
 from sm_profiler.serve.reading import local_folder
+from sm_profiler.source.naming import is_account, split_account
 from sm_profiler.storage import LocalStorage
 
 CONFIG_FILE = "profilerconfig.json"
@@ -173,7 +173,7 @@ def target_of(where: str, name: str) -> Target:
     if folder is None:
         if not _JOB_NAME.fullmatch(name):
             raise ConfigError(f"{name} is not the name of a training job")
-        return JobTarget(name, region=split_place(where)[0] if is_account(where) else None)
+        return JobTarget(name, region=split_account(where)[0] if is_account(where) else None)
     for path in (folder / CONFIG_FILE, folder.resolve().parent / CONFIG_FILE):
         if path.is_file() and not path.is_symlink():
             return FileTarget(path)

@@ -7,10 +7,10 @@ from pathlib import Path
 import attrs
 
 from sm_profiler.errors import ProfilerError
-from sm_profiler.formats.layout import END_MARKERS, SYSTEM_FOLDER, TRACE_FOLDER
+from sm_profiler.formats.layout import SYSTEM_FOLDER, TRACE_FOLDER
+from sm_profiler.jobs.folders import has_end_marker
 from sm_profiler.monitor.run_state import read_state
 from sm_profiler.source import ProfileSource
-from sm_profiler.source.open_files import profile_folder
 from sm_profiler.storage import Storage
 
 
@@ -58,9 +58,3 @@ def _is_over(folder: Path) -> bool:
     if run is not None:
         return run.is_over
     return has_end_marker(folder)
-
-
-def has_end_marker(folder: Path) -> bool:
-    """Return whether a local profile is marked as complete."""
-    base = profile_folder(folder)
-    return any((base / marker).exists() for marker in END_MARKERS)

@@ -20,7 +20,7 @@ import attrs
 from sm_profiler.errors import ProfilerError
 from sm_profiler.printable import printable
 from sm_profiler.processes import start_module
-from sm_profiler.serve.account_jobs import is_account
+from sm_profiler.source.naming import is_account
 
 NICENESS = 10
 RENEWED_S = 600.0  # while it is open

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import attrs
 
 from sm_profiler.errors import ProfilerError
-from sm_profiler.monitor.run_state import read_state
+from sm_profiler.jobs.finding import find_jobs
 from sm_profiler.printable import printable
-from sm_profiler.report.metric_folds import job_name
-from sm_profiler.report.saved import SavedVerdict, saved_verdict
-from sm_profiler.serve.account_jobs import AccountJobs, is_account
-from sm_profiler.serve.ending import has_end_marker
+from sm_profiler.report.saved import SavedVerdict
 from sm_profiler.serve.live import LiveJob
-from sm_profiler.source.open_files import profile_folder
-from sm_profiler.storage import open_storage
+from sm_profiler.serve.verdicts import Verdicts
+from sm_profiler.source.naming import is_account
 
-MAX_DEPTH = 3  # of folders in which profiles are searched
-MAX_FOLDERS = 5000  # inspected; a whole disk is not searched
+if TYPE_CHECKING:
+    from sm_profiler.jobs.account import Account
+
 MAX_JOBS = 500  # listed
 MAX_LIVE = 12  # jobs whose state is kept; beyond that, the longest unwatched is forgotten
 LOCAL_LISTING_S, REMOTE_LISTING_S = 3.0, 60.0
-SILENT_S = 180.0  # a job whose files are older is taken for one that no longer runs
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -65,82 +60,22 @@ def job_id(name: str, where: str) -> str:
     return f"{readable or 'job'}-{hashlib.sha256(os.fsencode(where)).hexdigest()[:8]}"
 
 
-def find_jobs(source: str) -> Iterator[Found]:
-    """Yield the jobs of a source: itself, if it is one, else those below the folder or prefix.
+def find_shown(
+    source: str, verdicts: Verdicts | None = None, accounts: dict[str, Account] | None = None
+) -> Iterator[Found]:
+    """Yield the jobs of a source as they are shown.
+
+    Args:
+        source: as named on the command line.
+        verdicts: reads the verdicts of saved reports.
+        accounts: accounts that are open, by region.
 
     Raises:
         SourceError: it cannot be listed.
     """
-    folder = Path(source)
-    if "://" not in source and folder.is_dir():
-        yield from _in_folder(folder)
-    elif "://" in source:
-        yield from _in_prefix(source)
-    else:
-        yield Found(job_id(source, source), source, source)
-
-
-def is_profile(folder: Path) -> bool:
-    """Return whether a folder is a job: its profile, the folder around it, or a run that has not written anything yet."""
-    base = profile_folder(folder)
-    return any((base / kind).is_dir() for kind in ("system", "framework")) or read_state(folder) is not None
-
-
-def _in_folder(folder: Path) -> Iterator[Found]:
-    if is_profile(folder):
-        yield _local_job(folder)
-        return
-    level, looked_at = [folder], 0
-    for _ in range(MAX_DEPTH):
-        below = []
-        for one in level:
-            with contextlib.suppress(OSError), os.scandir(one) as entries:
-                below += [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
-        level = []
-        for one in sorted(below):
-            looked_at += 1
-            if looked_at > MAX_FOLDERS:
-                return
-            if is_profile(one):
-                yield _local_job(one)
-            elif not one.name.startswith("."):
-                level.append(one)
-
-
-def _local_job(folder: Path) -> Found:
-    base, where = profile_folder(folder), str(folder)
-    times = [path.stat().st_mtime for path in _latest(base) if path.exists()]
-    changed = max(times, default=0.0)
-    run = read_state(folder)
-    over = run.is_over if run is not None else has_end_marker(folder) or time.time() - changed > SILENT_S
-    state = "ended" if over else "running"
-    name = job_name(str(folder.resolve()))
-    return Found(job_id(name, where), name, where, changed, state, saved_verdict(folder))
-
-
-def _latest(base: Path) -> Iterator[Path]:
-    """Yield folders whose times change with a new file: the last hours of both kinds."""
-    yield from (base, base / "system", base / "framework")
-    for folder in (base / "system" / "incremental", base / "framework" / "pevents"):
-        yield folder
-        hours = sorted(folder.glob("[0-9]*")) if folder.is_dir() else []
-        yield from hours[-1:]
-
-
-def _in_prefix(uri: str) -> Iterator[Found]:
-    storage: Any = open_storage(uri)
-    folders = list(storage.folders())
-    inside = {"system/", "framework/", "profiler-output/"}
-    if inside & set(folders) or not folders:
-        name = job_name(storage.uri)
-        yield Found(job_id(name, storage.uri), name, storage.uri)
-        return
-    for one in folders:
-        where = f"{storage.uri}/{one.rstrip('/')}"
-        deeper: Any = open_storage(where)
-        if inside & set(deeper.folders()):
-            name = job_name(where)
-            yield Found(job_id(name, where), name, where)
+    for one in find_jobs(source, expected=True, accounts=accounts):
+        saved = verdicts.of(one) if verdicts is not None else None
+        yield Found(job_id(one.name, one.where), one.name, one.where, one.changed, one.state, saved)
 
 
 @attrs.define(eq=False)
@@ -160,7 +95,8 @@ class Jobs:
     _found: dict[str, Found] = attrs.field(factory=dict, init=False)
     _live: dict[str, LiveJob] = attrs.field(factory=dict, init=False)
     _listed: float | None = attrs.field(default=None, init=False)
-    _accounts: dict[str, AccountJobs] = attrs.field(factory=dict, init=False)
+    _accounts: dict[str, Account] = attrs.field(factory=dict, init=False)
+    _verdicts: Verdicts = attrs.field(factory=Verdicts, init=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     _listing: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
@@ -178,7 +114,7 @@ class Jobs:
         found, problems = {}, []
         for source in self.sources:
             try:
-                for one in self._find(source):
+                for one in find_shown(source, self._verdicts, self._accounts):
                     found[one.id] = one
                     if len(found) >= MAX_JOBS:
                         problems.append(f"only the first {MAX_JOBS} jobs are listed")
@@ -187,14 +123,6 @@ class Jobs:
                 problems.append(printable(f"{source}: {error}"))
                 found.update({key: one for key, one in self._found.items() if one.where.startswith(source)})
         self._found, self.problems = found, problems
-
-    def _find(self, source: str) -> Iterator[Found]:
-        if not is_account(source):
-            yield from find_jobs(source)
-            return
-        account = self._accounts.setdefault(source, AccountJobs(source))
-        for one in account.jobs():
-            yield Found(job_id(one.name, one.where), one.name, one.where, one.created, one.state, one.saved)
 
     def known(self, identifier: str) -> Found | None:
         """Return a job by its identifier; the sources are listed again if it is not known yet."""
@@ -236,5 +164,4 @@ class Jobs:
         """Stop following all jobs."""
         for one in self._live.values():
             one.close()
-        for account in self._accounts.values():
-            account.close()
+        self._verdicts.close()

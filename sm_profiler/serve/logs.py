@@ -10,10 +10,9 @@ from typing import Any
 import attrs
 
 from sm_profiler.report.formatting import natural_key
-from sm_profiler.report.metric_folds import job_name
 from sm_profiler.report.svg import clean, shorten
-from sm_profiler.serve.account_jobs import is_account, split_place
 from sm_profiler.serve.reading import local_folder
+from sm_profiler.source.naming import is_account, job_name, split_account
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 MAX_STREAMS = 8  # one a node; those of the first nodes are shown
@@ -61,7 +60,7 @@ class LogTail:
     def of(cls, where: str, clock: Callable[[], float] = time.monotonic) -> LogTail:
         """Return the log of a job that is named by itself or by the S3 prefix of its profile."""
         if is_account(where):
-            region, name = split_place(where)
+            region, name = split_account(where)
             return cls(name, region, clock)
         name = "" if local_folder(where) else job_name(where)
         is_job = _JOB.fullmatch(name) is not None and (name == where or where.startswith("s3://"))

@@ -13,15 +13,15 @@ import attrs
 
 from sm_profiler.monitor.run_state import read_state
 from sm_profiler.report.build import assemble
-from sm_profiler.report.metric_folds import JobInfo, MetricFolds, job_name
+from sm_profiler.report.metric_folds import JobInfo, MetricFolds
 from sm_profiler.report.model import Report
 from sm_profiler.rules import ProfilerReport
 from sm_profiler.rules.engine import Slice, others_may_follow
 from sm_profiler.rules.window import WindowCutter
-from sm_profiler.serve.account_jobs import is_account, split_place
 from sm_profiler.serve.ending import Ending
 from sm_profiler.serve.heat import HeatFold
 from sm_profiler.source import ProfileSource, open_source
+from sm_profiler.source.naming import job_name
 from sm_profiler.source.open_files import copy_readable, open_files, profile_folder
 from sm_profiler.source.opening import NoProfilerDataError
 from sm_profiler.source.profile import Options
@@ -55,32 +55,12 @@ def local_folder(where: str) -> Path | None:
     return folder if "://" not in where and folder.is_dir() else None
 
 
-def open_job(where: str) -> ProfileSource:
-    """Open the profile of a job.
-
-    Args:
-        where: folder, s3:// URI, name of a training job, or one with its account's region.
-
-    Raises:
-        SourceError: it cannot be read.
-    """
-    if not is_account(where):
-        return open_source(where, progress=False)
-    from sm_profiler.source.job import describe, output_of  # noqa: PLC0415 - needs boto3
-
-    region, name = split_place(where)
-    description = describe(name, region=region)
-    source = open_source(output_of(description, name), progress=False)
-    source.description = description
-    return source
-
-
 @attrs.define(eq=False)
 class JobReader:
     """Folds a job's files as they come.
 
     Attributes:
-        where: as `open_job` takes it.
+        where: as `open_source` takes it.
         over: the job has ended and all of its files have been read.
         files: number of files that are read.
         outcome: how the run ended; "" if that is not known.
@@ -123,7 +103,7 @@ class JobReader:
             self.outcome = state.outcome
         if self._source is None:
             try:
-                self._source = open_job(self.where)
+                self._source = open_source(self.where, progress=False)
             except NoProfilerDataError:
                 if stopped:
                     raise

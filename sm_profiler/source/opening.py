@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_profiler.errors import SourceError
+from sm_profiler.source.naming import is_account, split_account
 from sm_profiler.source.parquet.paths import jobs_in, split_job
 from sm_profiler.source.profile import Options, ProfileSource
 from sm_profiler.storage import LocalStorage, Storage, open_storage
@@ -35,7 +36,8 @@ def open_source(  # noqa: PLR0913 - keyword arguments, one an independent choice
 
     Args:
         where: the folder or URI of a `profiler-output` (or of the job's folder around it), that of profiles in Parquet
-            (`sm-profiler compact`; with several jobs, `ROOT/job=NAME`), the name of a training job, or a storage.
+            (`sm-profiler compact`; with several jobs, `ROOT/job=NAME`), the name of a training job (also
+            `account:REGION/NAME`), or a storage.
         cache: keep a columnar copy for the next time, and use an existing one.
         strict: raise an error for every lost record.
         client: a boto3 S3 client to use.
@@ -47,13 +49,7 @@ def open_source(  # noqa: PLR0913 - keyword arguments, one an independent choice
         SourceError: it does not exist, cannot be reached, or holds no profiler data.
     """
     options = Options(strict, cache, memory_limit, processes, progress)
-    description = None
-    if isinstance(where, str) and _JOB_NAME.fullmatch(where) and not Path(where).exists():
-        storage, description = _of_job(where, client)
-    elif isinstance(where, (str, os.PathLike)):
-        storage = _named_job(os.fspath(where), client) or _storage(where, client)
-    else:
-        storage = where
+    storage, description = _located(where, client)
     source = ProfileSource(storage, options)
     source.description = description
     if source.files or source.other_files:
@@ -73,6 +69,20 @@ def open_source(  # noqa: PLR0913 - keyword arguments, one an independent choice
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
         raise SourceError(f"{storage.uri} is not a folder")
     raise NoProfilerDataError(f"{storage.uri} holds no profiler data (no files under system/ or framework/)")
+
+
+def _located(where: str | os.PathLike[str] | Storage, client: Any) -> tuple[Storage, dict[str, Any] | None]:
+    """Return the storage that is named, and the description of a training job."""
+    if not isinstance(where, (str, os.PathLike)):
+        return where, None
+    if isinstance(where, str) and is_account(where):
+        region, name = split_account(where)
+        if not name:
+            raise SourceError(f"{where} is an account: name one of its jobs, as in {where}/my-training-job")
+        return _of_job(name, client, region)
+    if isinstance(where, str) and _JOB_NAME.fullmatch(where) and not Path(where).exists():
+        return _of_job(where, client)
+    return _named_job(os.fspath(where), client) or _storage(where, client), None
 
 
 def _named_job(where: str, client: Any) -> Storage | None:
@@ -111,12 +121,14 @@ def _storage(where: str | os.PathLike[str], client: Any) -> Storage:
     return open_storage(text, client=client)
 
 
-def _of_job(name: str, client: Any) -> tuple[Storage, dict[str, Any]]:
+def _of_job(name: str, client: Any, region: str = "") -> tuple[Storage, dict[str, Any]]:
     """Return the profiler output of a training job, and the job's description."""
     from sm_profiler.source.job import describe, output_of  # noqa: PLC0415 - boto3 takes a third of a second to load
 
     try:
-        job = describe(name, region=os.environ.get("AWS_REGION") or None)  # boto3 reads AWS_DEFAULT_REGION only
+        job = describe(
+            name, region=region or os.environ.get("AWS_REGION") or None
+        )  # boto3 reads AWS_DEFAULT_REGION only
         place = output_of(job, name)
     except SourceError as error:
         if type(error.__cause__).__name__ != "NoRegionError":  # botocore's, not imported for its name

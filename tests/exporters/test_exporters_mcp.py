@@ -15,7 +15,7 @@ from mcp import Client, MCPError, StdioServerParameters
 from report_helpers import make_job
 
 from sm_profiler.exporters.mcp import answers
-from sm_profiler.exporters.mcp.finding import find_jobs, survey
+from sm_profiler.exporters.mcp.finding import jobs_of, survey
 from sm_profiler.exporters.mcp.library import Job, Library
 from sm_profiler.exporters.mcp.server import build_server
 from sm_profiler.report import Class
@@ -36,7 +36,7 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def library(runs, tmp_path_factory):
     index = str(tmp_path_factory.mktemp("index"))
-    return Library(lambda: find_jobs([str(runs)]), partial(survey, [str(runs)], index))
+    return Library(lambda: jobs_of([str(runs)]), partial(survey, [str(runs)], index))
 
 
 def ask(server, *calls):

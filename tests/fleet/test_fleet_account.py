@@ -9,10 +9,11 @@ from fleet_helpers import START_S, finding, report_json
 from moto import mock_aws
 
 from sm_profiler.errors import SourceError
-from sm_profiler.fleet import account, places
-from sm_profiler.fleet.account import ATTEMPTS, CONNECTIONS, LONGEST_S, SHORTEST_S, Account, Pace
+from sm_profiler.fleet import account as candidates
 from sm_profiler.fleet.building import build_fleet
 from sm_profiler.fleet.index import NAME, read_index
+from sm_profiler.jobs import account, listing
+from sm_profiler.jobs.account import ATTEMPTS, CONNECTIONS, LONGEST_S, SHORTEST_S, Pace
 from sm_profiler.storage import LocalStorage, open_storage
 
 REGION = "us-east-1"
@@ -79,8 +80,8 @@ def test_jobs_of_an_account(service, tmp_path):
 
 def test_settled_jobs_are_not_described_again(service, tmp_path, monkeypatch):
     described = []
-    original = Account.load
-    monkeypatch.setattr(Account, "load", lambda self, name, arn: described.append(name) or original(self, name, arn))
+    original = candidates.load
+    monkeypatch.setattr(candidates, "load", lambda self, name, arn: described.append(name) or original(self, name, arn))
     fleet_of(tmp_path)
     assert len(described) == 5
     later = 10 * 86400 + 4e9
@@ -150,14 +151,14 @@ def test_other_errors_are_not_repeated():
 
 
 def test_a_job_that_cannot_be_described_is_a_row(service, tmp_path, monkeypatch):
-    original = Account.load
+    original = candidates.load
 
     def load(self, name, arn):
         if name == "train-3":
             raise SourceError("access denied")
         return original(self, name, arn)
 
-    monkeypatch.setattr(Account, "load", load)
+    monkeypatch.setattr(candidates, "load", load)
     fleet = fleet_of(tmp_path)
     assert [(job.name, job.error) for job in fleet.jobs if job.error] == [("train-3", "access denied")]
     assert fleet.totals.jobs == 5
@@ -171,12 +172,12 @@ def test_the_prefix_of_a_bucket(service, tmp_path):
 
 def test_the_files_of_a_profile_that_has_ended_are_not_all_listed(service, monkeypatch):
     s3 = boto3.client("s3", REGION)
-    monkeypatch.setattr(places, "SKIP_AFTER", 3)
+    monkeypatch.setattr(listing, "SKIP_AFTER", 3)
     files = [f"framework/pevents/2026110100/{n}_0-algo-1_pythontimeline.json" for n in range(9)]
     for job, marker in (("ended", "framework/training_job_end.ts"), ("running", "x")):
         for key in (*files, marker):
             s3.put_object(Bucket=BUCKET, Key=f"many/{job}/profiler-output/{key}", Body=b"[]")
     s3.put_object(Bucket=BUCKET, Key="many/zebra/report.json", Body=b"{}")
-    found = {place.name: place for place in places.find_places(open_storage(f"s3://{BUCKET}/many")).places}
+    found = {place.name: place for place in listing.find_places(open_storage(f"s3://{BUCKET}/many")).places}
     assert sorted(found) == ["ended", "running", "zebra"]
     assert (found["ended"].files, found["running"].files) == (3, 9)

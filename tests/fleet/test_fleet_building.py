@@ -17,8 +17,8 @@ from sm_profiler.fleet import building
 from sm_profiler.fleet.building import build_fleet
 from sm_profiler.fleet.index import NAME
 from sm_profiler.fleet.model import Fleet
-from sm_profiler.fleet.places import find_places
 from sm_profiler.fleet.writing import write_fleet
+from sm_profiler.jobs.listing import find_places
 from sm_profiler.report.write import HTML
 from sm_profiler.storage import LocalStorage
 

@@ -1,20 +1,21 @@
 """Jobs of an account as a source, and the fleet's page of all that is served."""
 
+from functools import partial
+
 import boto3
 import pytest
 from moto import mock_aws
 from serve_helpers import data_files, end, make_job, until
 from starlette.testclient import TestClient
 
-from sm_profiler.fleet.candidate import Candidate, Loaded
-from sm_profiler.fleet.model import FleetJob
-from sm_profiler.serve.account_jobs import AccountJobs
+from sm_profiler.jobs.job import Job
 from sm_profiler.serve.app import create_app
 from sm_profiler.serve.changes import target_of
 from sm_profiler.serve.fleet_page import FleetPage, policy_of
 from sm_profiler.serve.jobs import Jobs
 from sm_profiler.serve.logs import LogTail
 from sm_profiler.serve.reading import JobReader
+from sm_profiler.serve.verdicts import Verdicts
 
 REGION, BUCKET = "eu-central-1", "jobs"
 REPORT = b'{"verdict": {"class": "INPUT_BOUND", "headline": "It waits <b>for data</b>."}}'
@@ -78,24 +79,20 @@ def test_reads_a_job_of_an_account_in_its_region(account):
     assert reader.over
 
 
-def test_a_job_that_cannot_be_read_costs_its_own_verdict_only(monkeypatch):
-    class Account:
-        region = REGION
-
-        def candidates(self):
-            return [
-                Candidate(name, name, load=lambda name=name: read(name), ended=True) for name in ("first", "second")
-            ]
-
+def test_a_job_that_cannot_be_read_costs_its_own_verdict_only():
     def read(name):
         if name == "first":
             raise AttributeError("a client that stumbles over an answer")
-        return Loaded({}, REPORT, FleetJob(name))
+        return REPORT
 
-    jobs = AccountJobs(f"account:{REGION}", account=Account())
-    until(lambda: [one for one in jobs.jobs() if one.saved])
-    jobs.close()
-    assert [(one.name, one.saved is not None) for one in jobs.jobs()] == [("first", False), ("second", True)]
+    jobs = [
+        Job(name, f"account:{REGION}/{name}", state="ended", read_report=partial(read, name))
+        for name in ("first", "second")
+    ]
+    verdicts = Verdicts()
+    until(lambda: [one for one in jobs if verdicts.of(one)])
+    verdicts.close()
+    assert [verdicts.of(one) is not None for one in jobs] == [False, True]
 
 
 def test_log_and_windows_are_those_of_its_region():

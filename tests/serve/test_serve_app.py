@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from sm_profiler.errors import ConfigError
 from sm_profiler.serve.app import Site, create_app
 from sm_profiler.serve.guard import MAX_BODY_BYTES
-from sm_profiler.serve.jobs import MAX_LIVE, Jobs, find_jobs, job_id
+from sm_profiler.serve.jobs import MAX_LIVE, Jobs, find_shown, job_id
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.server import clean_base, listen
 
@@ -41,7 +41,7 @@ def client(folder, jobs=None, **options):
 
 
 def address(folder, name="first"):
-    return next(f"/jobs/{one.id}" for one in find_jobs(str(folder)) if one.name == name)
+    return next(f"/jobs/{one.id}" for one in find_shown(str(folder)) if one.name == name)
 
 
 def test_lists_each_job_of_a_folder(folder):
@@ -54,7 +54,7 @@ def test_lists_each_job_of_a_folder(folder):
 
 
 def test_a_single_profile_is_one_job(folder):
-    assert [one.name for one in find_jobs(str(folder / "first"))] == ["first"]
+    assert [one.name for one in find_shown(str(folder / "first"))] == ["first"]
 
 
 def test_a_job_page_has_the_sections_of_the_report(folder):
@@ -131,7 +131,7 @@ def test_answers_with_report_json(folder):
 
 
 def test_compares_two_jobs(folder):
-    first, second = (one.id for one in find_jobs(str(folder)))
+    first, second = (one.id for one in find_shown(str(folder)))
     answer = client(folder).get("/compare", params={"a": first, "b": second})
     assert answer.status_code == 200
     assert "Two runs compared" in answer.text

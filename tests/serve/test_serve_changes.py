@@ -11,7 +11,7 @@ from test_serve_app import Polled
 from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.serve.app import create_app
 from sm_profiler.serve.changes import FileTarget, JobTarget, Window, target_of
-from sm_profiler.serve.jobs import Jobs, find_jobs
+from sm_profiler.serve.jobs import Jobs, find_shown
 
 CONFIG = {
     "S3OutputPath": "s3://bucket/x",
@@ -37,7 +37,7 @@ def folder(source, tmp_path):
 
 def opened(folder, *, allow_changes=True):
     app = create_app(Jobs([str(folder)], follow=Polled), allow_changes=allow_changes)
-    (found,) = find_jobs(str(folder))
+    (found,) = find_shown(str(folder))
     return TestClient(app, base_url="http://127.0.0.1:8899"), f"/jobs/{found.id}/windows"
 
 

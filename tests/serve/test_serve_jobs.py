@@ -1,62 +1,15 @@
-"""Jobs are found below prefixes, too, and listed again as they come."""
+"""Jobs are listed again as they come, with the verdicts of their reports."""
 
 import pytest
 
 from sm_profiler.errors import SourceError
+from sm_profiler.jobs.job import Job
 from sm_profiler.monitor.run_state import write_state
-from sm_profiler.report.saved import saved_verdict
-from sm_profiler.serve.jobs import MAX_DEPTH, Jobs, find_jobs
-from sm_profiler.storage.s3 import S3Storage
+from sm_profiler.report.saved import verdict_of
+from sm_profiler.serve.jobs import Jobs
+from sm_profiler.serve.verdicts import Verdicts
 
-KEYS = (
-    "jobs/first/profiler-output/system/incremental/2026010100/1.algo-1.json",
-    "jobs/second/profiler-output/framework/training_job_end.ts",
-    "jobs/second/model.tar.gz",
-    "jobs/third/output/model.tar.gz",
-    "jobs/note.txt",
-)
-
-
-class Bucket:
-    """An S3 client whose listings have one entry a page."""
-
-    def list_objects_v2(self, Prefix, ContinuationToken="0", **_):  # noqa: N803 - the API's names
-        below = [key for key in KEYS if key.startswith(Prefix)]
-        found = sorted(
-            {Prefix + key[len(Prefix) :].partition("/")[0] + "/" for key in below if "/" in key[len(Prefix) :]}
-        )
-        at = int(ContinuationToken)
-        more = at + 1 < len(found)
-        page = {"CommonPrefixes": [{"Prefix": one} for one in found[at : at + 1]], "IsTruncated": more}
-        return {**page, "NextContinuationToken": str(at + 1)} if more else page
-
-
-@pytest.fixture
-def bucket(monkeypatch):
-    def opened(uri):
-        name, _, prefix = uri.removeprefix("s3://").partition("/")
-        return S3Storage(name, prefix, client=Bucket())
-
-    monkeypatch.setattr("sm_profiler.serve.jobs.open_storage", opened)
-
-
-def test_finds_the_jobs_below_a_prefix(bucket):
-    found = list(find_jobs("s3://bucket/jobs"))
-    assert [(one.name, one.where) for one in found] == [
-        ("first", "s3://bucket/jobs/first"),
-        ("second", "s3://bucket/jobs/second"),
-    ]
-
-
-@pytest.mark.parametrize("uri", ["s3://bucket/jobs/first", "s3://bucket/jobs/first/profiler-output/"])
-def test_a_prefix_that_is_a_job_is_one_job(bucket, uri):
-    (found,) = find_jobs(uri)
-    assert found.name == "first"
-
-
-def test_another_word_is_the_name_of_a_training_job():
-    (found,) = find_jobs("my-training-job")
-    assert found.where == found.name == "my-training-job"
+REPORT = b'{"verdict": {"class": "INPUT_BOUND", "headline": "It waits for data."}}'
 
 
 def test_a_new_job_is_listed_without_a_restart(tmp_path):
@@ -72,24 +25,11 @@ def test_a_new_job_is_listed_without_a_restart(tmp_path):
     assert jobs.listing()[0].state == "ended"
 
 
-def test_a_run_that_has_written_nothing_yet_is_a_job(tmp_path):
-    (tmp_path / "run").mkdir()
-    write_state(tmp_path / "run")
-    (found,) = find_jobs(str(tmp_path))
-    assert (found.name, found.state) == ("run", "running")
-
-
-def test_does_not_search_deeper_than_its_limit(tmp_path):
-    deep = tmp_path.joinpath(*"abcdef"[: MAX_DEPTH + 1])
-    (deep / "system").mkdir(parents=True)
-    assert list(find_jobs(str(tmp_path))) == []
-
-
 def test_a_source_that_cannot_be_listed_is_a_problem_of_its_own(tmp_path, monkeypatch):
     def opened(_):
         raise SourceError("no credentials")
 
-    monkeypatch.setattr("sm_profiler.serve.jobs.open_storage", opened)
+    monkeypatch.setattr("sm_profiler.jobs.finding.open_storage", opened)
     (tmp_path / "job" / "system").mkdir(parents=True)
     jobs = Jobs([str(tmp_path), "s3://bucket/x"])
     assert [one.name for one in jobs.listing()] == ["job"]
@@ -99,6 +39,32 @@ def test_a_source_that_cannot_be_listed_is_a_problem_of_its_own(tmp_path, monkey
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"verdict": {"class": "X"}}', '{"verdict": {"class": "GC_BOUND"}}', "[" * 99999]
 )
-def test_a_damaged_report_has_no_verdict(tmp_path, text):
-    (tmp_path / "report.json").write_text(text)
-    assert saved_verdict(tmp_path) is None
+def test_a_damaged_report_has_no_verdict(text):
+    assert verdict_of(text.encode()) is None
+
+
+def test_a_report_that_could_not_be_read_is_read_again_later():
+    now, answers = [0.0], [SourceError("throttled"), SourceError("throttled"), REPORT]
+    asked = []
+
+    def read():
+        asked.append(now[0])
+        if isinstance(answer := answers[len(asked) - 1], Exception):
+            raise answer
+        return answer
+
+    verdicts = Verdicts(clock=lambda: now[0])
+    job = Job("a", "/jobs/a", state="ended", identity="1", read_report=read)
+    for now[0] in range(0, 400, 20):
+        found = verdicts.of(job)
+    assert asked == [0, 60, 180]
+    assert found.kind.name == "INPUT_BOUND"
+
+
+def test_a_report_is_read_again_when_it_changes():
+    reports = [REPORT, REPORT.replace(b"INPUT_BOUND", b"HOST_BOUND")]
+    verdicts, found = Verdicts(), []
+    for identity, report in zip("12", reports, strict=True):
+        job = Job("a", "/jobs/a", identity=identity, read_report=lambda report=report: report)
+        found += [verdicts.of(job).kind.name, verdicts.of(job).kind.name]
+    assert found == ["INPUT_BOUND"] * 2 + ["HOST_BOUND"] * 2

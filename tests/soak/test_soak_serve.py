@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 from usage import MAX_GROWTH, Usage, watch
 
-from sm_profiler.serve.jobs import find_jobs
+from sm_profiler.serve.jobs import find_shown
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(100_000)]
 
@@ -79,7 +79,7 @@ def test_viewers_come_and_go(tmp_path):
     viewers = []
     try:
         address = server.stdout.readline().strip()
-        jobs = [found.id for found in find_jobs(str(tmp_path))]
+        jobs = [found.id for found in find_shown(str(tmp_path))]
         viewers = [Viewer(number, address, jobs, over) for number in range(VIEWERS)]
         for viewer in viewers:
             viewer.start()

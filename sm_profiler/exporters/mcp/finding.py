@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from sm_profiler.errors import SourceError
@@ -10,13 +10,16 @@ from sm_profiler.exporters.mcp.library import Job
 from sm_profiler.fleet.analysis import GROUP_BY
 from sm_profiler.fleet.building import build_fleet
 from sm_profiler.fleet.model import Fleet
-from sm_profiler.fleet.places import find_places
+from sm_profiler.jobs.finding import find_jobs
 from sm_profiler.printable import printable
+from sm_profiler.source.naming import is_account
 from sm_profiler.storage import open_storage
 
+MAX_NAME = 200  # characters
 
-def find_jobs(sources: Sequence[str]) -> list[Job]:
-    """Return the jobs in folders, prefixes, and the training jobs named; of equal names, later ones get a number.
+
+def jobs_of(sources: Sequence[str]) -> list[Job]:
+    """Return the jobs in folders, prefixes and accounts, and the training jobs named; of equal names, later ones get a number.
 
     Raises:
         SourceError: none of the sources can be listed.
@@ -25,14 +28,15 @@ def find_jobs(sources: Sequence[str]) -> list[Job]:
     errors = []
     for source in sources:
         try:
-            jobs = list(_jobs_of(source))
+            jobs = list(find_jobs(source))
         except SourceError as error:
             errors.append(error)
             continue
         for job in jobs:
-            name, number = job.name, 2
+            name = wanted = printable(job.name)[:MAX_NAME]
+            number = 2
             while name in found:
-                name, number = f"{job.name} ({number})", number + 1
+                name, number = f"{wanted} ({number})", number + 1
             found[name] = Job(name, job.where, job.changed)
     if errors and not found:
         raise errors[0]
@@ -40,7 +44,7 @@ def find_jobs(sources: Sequence[str]) -> list[Job]:
 
 
 def survey(sources: Sequence[str], index: str, group_by: Sequence[str]) -> Fleet:
-    """Return the fleet of the folders and prefixes among some sources.
+    """Return the fleet of the folders, prefixes and accounts among some sources.
 
     Args:
         sources: folders, URIs, and names of training jobs, which are left out.
@@ -50,22 +54,5 @@ def survey(sources: Sequence[str], index: str, group_by: Sequence[str]) -> Fleet
     Raises:
         SourceError: a source cannot be listed.
     """
-    places = [source for source in sources if "://" in source or Path(source).exists()]
+    places = [source for source in sources if "://" in source or is_account(source) or Path(source).exists()]
     return build_fleet(places, group_by=group_by or GROUP_BY, index=open_storage(index), progress=False)
-
-
-def _jobs_of(source: str) -> Iterator[Job]:
-    """Yield the jobs of a source."""
-    if "://" not in source and not Path(source).exists():
-        if "/" in source:
-            raise SourceError(f"{printable(source)} does not exist")
-        yield Job(source, source)  # the name of a training job
-        return
-    root = source.rstrip("/")
-    for place in find_places(open_storage(source)).places:
-        if place.dataset:
-            yield Job(place.dataset, f"{root}/{place.folder}", place.changed)
-        elif place.profile is not None:
-            where = f"{root}/{place.profile}" if place.profile else root
-            name = place.name or Path(root).name
-            yield Job(printable(name)[:200], where, place.changed)

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Iterable, Iterator
 
 import attrs
 
-from sm_profiler.formats.layout import END_MARKERS
+from sm_profiler.formats.layout import END_MARKERS, hour_folder
 from sm_profiler.printable import printable
+from sm_profiler.source.naming import OUTPUTS
 from sm_profiler.source.parquet.paths import Part
 from sm_profiler.storage import FileInfo, Storage
 
 REPORT, PAGE, DESCRIPTION = "report.json", "profiler-report.html", "job.json"
 RULES = "rule-output"  # folder of the rules' results in a job's folder
-OUTPUTS = ("profiler-output", "profiler", "output")  # folders of a profile in its job's folder
 MAX_KEYS = 20_000_000  # of a source: a listing of hours
 MAX_JOBS = 200_000
+MAX_REPORT_BYTES = 16 << 20
 SKIP_AFTER = 1000  # files of a finished profile: a page of S3's listing
+RECENT_S = 3600.0
 NESTED = 3  # folders between a job and its report
 _LAST = "\U0010ffff"
 _PROFILE = re.compile(
     r"(?:(?P<root>.*?)/)??(?P<kind>system|framework)/(?:incremental/|(?:[^/]+/)*pevents/|[^/]+/detailed_profiling/|training_job_end\.ts$)"
 )
+_HOUR = re.compile(r"(?P<above>.*)/(?P<hour>[0-9]{10})/[^/]+")
 _PARQUET = re.compile(r"(?:(?P<root>.*)/)?(?P<rest>(?:system|events|steps|samples|files)/job=[^/]+/.*data\.parquet)")
 
 
@@ -38,6 +42,7 @@ class Place:
         report, description: the newest report.json and job.json, or None.
         newest: last change of a file of the profile.
         files: number of its files that were listed.
+        ended: an end marker was listed.
     """
 
     folder: str
@@ -47,6 +52,7 @@ class Place:
     description: FileInfo | None = None
     newest: float = 0.0
     files: int = 0
+    ended: bool = False
     _digest: int = 0
 
     def add(self, info: FileInfo) -> None:
@@ -56,6 +62,7 @@ class Place:
         self._digest += int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
         self.newest = max(self.newest, info.mtime)
         self.files += 1
+        self.ended = self.ended or info.key.endswith(END_MARKERS)
 
     @property
     def name(self) -> str:
@@ -91,8 +98,12 @@ class Found:
     notes: tuple[str, ...] = ()
 
 
-def find_places(storage: Storage) -> Found:
+def find_places(storage: Storage, *, recent_only: bool = False) -> Found:
     """Return the jobs below a storage's root, in the order of their folders.
+
+    Args:
+        storage: the folder or prefix.
+        recent_only: list only the first files of a long profile and those of the last two hours, which show that it runs.
 
     Raises:
         SourceError: it cannot be listed.
@@ -101,7 +112,7 @@ def find_places(storage: Storage) -> Found:
     reports: list[FileInfo] = []
     descriptions: list[FileInfo] = []
     notes = []
-    for keys, info in enumerate(_listed(storage, profiles), 1):
+    for keys, info in enumerate(_listed(storage, profiles, recent_only=recent_only), 1):
         if keys > MAX_KEYS or len(profiles) + len(reports) > MAX_JOBS:
             notes.append(
                 f"{printable(storage.uri)} holds more than {min(keys, MAX_KEYS):,} files or {MAX_JOBS:,} jobs; the rest was left out."
@@ -115,9 +126,10 @@ def find_places(storage: Storage) -> Found:
     return Found(tuple(_joined(list(profiles.values()), reports, descriptions)), tuple(notes))
 
 
-def _listed(storage: Storage, profiles: dict[tuple[str, str], Place]) -> Iterator[FileInfo]:
+def _listed(storage: Storage, profiles: dict[tuple[str, str], Place], *, recent_only: bool) -> Iterator[FileInfo]:
     """Yield the files outside profiles, and add those in profiles to `profiles`."""
     after: str | None = None
+    recent = hour_folder(round((time.time() - RECENT_S) * 1e6))
     ended: set[str] = set()  # profiles that are known to have ended
     while True:
         skip = None
@@ -132,9 +144,15 @@ def _listed(storage: Storage, profiles: dict[tuple[str, str], Place]) -> Iterato
                 continue
             top = _join(place.profile or "", kind)
             counts[top] = counts.get(top, 0) + 1
-            if counts[top] == SKIP_AFTER and (top in ended or _has_ended(storage, place)):
+            if counts[top] != SKIP_AFTER:
+                continue
+            if top in ended or _has_ended(storage, place):
                 ended.add(top)
+                place.ended = True
                 skip = f"{top}/{_LAST}"
+                break
+            if recent_only and (hour := _HOUR.fullmatch(info.key)) and hour["hour"] < recent:
+                skip = f"{hour['above']}/{recent}"
                 break
         if skip is None:
             return
@@ -156,7 +174,7 @@ def _place_of(key: str, profiles: dict[tuple[str, str], Place]) -> tuple[Place |
         if found is None or part is None:
             return None, None
         root = found["root"] or ""
-        return profiles.setdefault((root, part.job), Place(f"{root}/job={part.job}", root, part.job)), None
+        return profiles.setdefault((root, part.job), Place(_join(root, f"job={part.job}"), root, part.job)), None
     found = _PROFILE.match(key)
     if found is None:
         return None, None
