@@ -17,7 +17,7 @@ FRAMEWORK ?= pytorch
 # Tests that measure real time get a second try: another process may have taken the processor in the first.
 MEASURED := --reruns 1
 
-.PHONY: help demo test test-all test-long lint format types docs coverage matrix versions fuzz bench image sbom changelog release-check clean
+.PHONY: help demo test test-all test-long lint format types docs coverage versions fuzz bench image sbom changelog release-check clean
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
@@ -45,11 +45,8 @@ coverage: $(ENVS)/dev.done ## branch coverage of the test suite, subprocesses in
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report --skip-covered
 
-versions: ## the tables of docs/versions.md, tried now; needs uv; hours
-	@$(PYTHON) tools/try_versions.py
-
-matrix: ## the hook's tests on Python 3.10 to 3.13 with PyTorch 2.4 to 2.13; 5 GB an environment
-	@$(PYTHON) tools/matrix.py $(ROWS)
+versions: ## the tables of docs/versions.md, tried now; needs uv; hours. One part: make versions TABLE=hook ONLY=3.12
+	@$(PYTHON) tools/try_versions.py $(if $(TABLE),--table $(TABLE)) --only '$(ONLY)'
 
 lint: $(ENVS)/dev.done ## ruff with every rule on, and the word list of tools/prose.toml
 	@$(BIN)/ruff check .

@@ -1,6 +1,12 @@
 """Helpers that the tests of several frameworks share."""
 
 import json
+import os
+from pathlib import Path
+
+# an environment's name below .envs, or the path of another
+ENVIRONMENT = os.environ.get("SM_PROFILER_FRAMEWORKS_ENV", "frameworks")
+PYTHON = Path(__file__).parents[2] / ".envs" / ENVIRONMENT / "bin" / "python"
 
 
 def events(folder):

@@ -8,10 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from framework_helpers import events
+from framework_helpers import PYTHON, events
 
 ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / ".envs" / "frameworks" / "bin" / "python"
 LOOPS = Path(__file__).with_name("jax_loops.py")
 QUICK = ("with_evaluation", "annotated", "changing_shapes")
 LONG = (

@@ -11,10 +11,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from framework_helpers import events
+from framework_helpers import PYTHON, events
 
 ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / ".envs" / "frameworks" / "bin" / "python"
 SCRIPT = Path(__file__).with_name("jax_strangers.py")
 NAMES = re.findall(r"^def (\w+)\(\):\n    \"", SCRIPT.read_text(), re.MULTILINE)
 QUICK = ("pure_mlp",)

@@ -7,12 +7,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from framework_helpers import events
+from framework_helpers import ENVIRONMENT, PYTHON, events
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-ENVIRONMENT = os.environ.get("SM_PROFILER_FRAMEWORKS_ENV", "frameworks")
-PYTHON = ROOT / ".envs" / ENVIRONMENT / "bin" / "python"
 OLD = ENVIRONMENT == "frameworks-old"
 INSTALLED = any(PYTHON.parents[1].glob("lib/python*/site-packages/torch"))  # not beside the oldest TensorFlow
 TORCH = pytest.param("torch", marks=pytest.mark.skipif(not INSTALLED, reason="no PyTorch in this environment"))

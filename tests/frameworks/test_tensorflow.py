@@ -7,11 +7,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from framework_helpers import PYTHON
 
 from sm_profiler.source import open_source
 
 ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / ".envs" / "frameworks" / "bin" / "python"
 SCRIPT = Path(__file__).with_name("tensorflow_loops.py")
 LOOPS = [
     "eager", "function", "without_loader", "epoch_of_dataset", "epoch_of_iterator", "mirrored", "retraced"
