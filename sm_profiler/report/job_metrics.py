@@ -61,6 +61,7 @@ class Rank:
         left_out: training steps that the profiler slowed down, and that are not judged.
         excluded: time of those steps and of the profiler's own work; not part of the loop.
         declared: phases that the script declared, name → time.
+        stretches: start and end of each stretch of such steps.
         judged: set if `steps` and `iterations` hold a sample; times and counts of the rank are those of all steps.
     """
 
@@ -83,6 +84,7 @@ class Rank:
     excluded: float = 0.0
     declared: dict[str, float] = attrs.field(factory=dict)
     judged: Judged | None = None
+    stretches: tuple[tuple[float, float], ...] = ()
 
     @property
     def scale(self) -> float:
@@ -359,6 +361,7 @@ def measure_rank(  # noqa: PLR0913, PLR0917 - one argument a source of its times
         collected, min(float(judged.gc_in_wait.sum() / 1e6), collected),
         float(rows.seconds(COMMUNICATION)[rows.mode == TRAIN].sum()), attempts, has_waits, waits_seen, device is not None,
         iterations, find_stalls(iterations), kept.left_out, kept.seconds + own, _named(slices, declared_us or {}),
+        stretches=kept.stretches,
     )  # fmt: skip
 
 

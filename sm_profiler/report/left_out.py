@@ -27,14 +27,19 @@ class Kept:
         index: number of each, counted over all training steps of the process.
         breaks: rows before which steps were left out.
         left_out: training steps that were left out.
-        seconds: length of the stretches that were left out.
+        stretches: start and end of each stretch that was left out, seconds since the epoch.
     """
 
     rows: StepRows
     index: Ints
     breaks: tuple[int, ...] = ()
     left_out: int = 0
-    seconds: float = 0.0
+    stretches: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Length of the stretches that were left out."""
+        return sum(end - start for start, end in self.stretches)
 
 
 @attrs.frozen
@@ -79,9 +84,12 @@ def keep_undisturbed(rows: StepRows, spans: Disturbed, loop_us: tuple[float, flo
     keep = ~slow
     kept = StepRows(*(getattr(rows, field.name)[keep] for field in attrs.fields(StepRows)))
     after_gap = np.flatnonzero(np.diff(np.flatnonzero(keep), prepend=-1) > 1)
-    lost = _gaps(rows, kept, keep, loop_us)
     return Kept(
-        kept, index[keep], tuple(int(row) for row in after_gap if row), int(np.count_nonzero(train & slow)), lost
+        kept,
+        index[keep],
+        tuple(int(row) for row in after_gap if row),
+        int(np.count_nonzero(train & slow)),
+        _gaps(rows, kept, keep, loop_us),
     )
 
 
@@ -107,12 +115,14 @@ def _competed(rows: StepRows, spans: Sequence[tuple[float, float]], others: Mask
     return found
 
 
-def _gaps(rows: StepRows, kept: StepRows, keep: Mask, loop_us: tuple[float, float]) -> float:
-    """Return the seconds from the last judged step before each stretch to the first wait or step after it."""
+def _gaps(rows: StepRows, kept: StepRows, keep: Mask, loop_us: tuple[float, float]) -> tuple[tuple[float, float], ...]:
+    """Return each stretch, from the last judged step before it to the first wait or step after it."""
     begins: Floats = kept.start - kept.parts[:, column("wait")]
     places = np.flatnonzero(keep)
     gaps = np.flatnonzero(np.diff(places) > 1)
-    lost = float(np.maximum(begins[gaps + 1] - kept.end[gaps], 0.0).sum())
-    lost += max(float(begins[0]) - loop_us[0], 0.0) if not keep[0] else 0.0
-    lost += max(loop_us[1] - float(kept.end[-1]), 0.0) if places[-1] != len(rows) - 1 else 0.0
-    return lost / 1e6
+    found = [(kept.end[gap], begins[gap + 1]) for gap in gaps]
+    if not keep[0]:
+        found.insert(0, (loop_us[0], begins[0]))
+    if places[-1] != len(rows) - 1:
+        found.append((kept.end[-1], loop_us[1]))
+    return tuple((float(start) / 1e6, float(end) / 1e6) for start, end in found if end > start)

@@ -102,6 +102,42 @@ def test_steps_in_a_window_count_if_it_is_cheap_or_the_others_do_not_suffice(arg
     assert len(rank.iterations) == 59 + usual
 
 
+def loop_that_compiles(again, *, steps=400, window=20):
+    """Return a loop that compiles for 0.3 s in some steps, and whose first steps ran in a slow window; and that share."""
+    rows, now, spent = [], 1.0, 0.0
+    for step in range(steps):
+        forward = 0.02 if step < window else 0.002
+        if again(step):
+            args = {"again": True, "file": "train.py", "line": 3, "function": "f"}
+            rows.append(("sm_profiler/compile", "f", now + 0.001, 0.3, NODE, step, args))
+            forward, spent = forward + 0.3, spent + 0.3
+        rows += training(1, forward=forward, backward=0.002, at=now, number=step)
+        now += forward + 0.0052
+        if step == window - 1:
+            end = now
+    rows.append(
+        ("sm_profiler/profiling", "python window", 1.0, end - 1.001, NODE, -1, {"kind": "window", "slower": 8.0})
+    )
+    return rows, spent / (spent + steps * 0.0072)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda step: 1 < step < 30,
+        lambda step: step % 10 == 5,
+        lambda step: step in {50, 60, 70, 80},
+        lambda step: 0 < step < 5,
+    ],
+    ids=["mostly in the window", "steadily", "after the window", "only in the window"],
+)
+def test_what_happened_in_a_slow_window_counts_without_the_windows_own_cost(again):
+    rows, share = loop_that_compiles(again)
+    verdict = verdict_of(rows)
+    (found,) = [one for one in (verdict.main, *verdict.also) if one.kind is Class.RECOMPILATION]
+    assert found.share_of_time == pytest.approx(share, abs=0.05)
+
+
 def beside(rows, *spans):
     """Return a loop beside which the results of a window are written."""
     name, kind = "python window is written", {"kind": "background"}

@@ -86,6 +86,15 @@ def test_batches_of_a_generator_are_input_of_a_compiled_step_too(phase):
     assert decide(judged(rows, making, stack("start", 0.2, 21))).kind is Class.SYNC_BOUND
 
 
+@pytest.mark.parametrize(("outside", "found"), [(0.0009, True), (0.0004, False)])
+def test_batches_of_a_generator_are_input_if_they_take_longer_than_taking_them_from_a_worker(outside, found):
+    making, call = stack("outside", 6.0, 20, (8, "batches")), stack("forward", 6.0, 21)
+    rows = training(400, wait=0, forward=0.0003, backward=0.0003, optimizer=0.0002, outside=outside)
+    verdict = decide(judged(rows, making, call))
+    assert Class.SYNC_BOUND not in {one.kind for one in (verdict.main, *verdict.also)}
+    assert (Class.INPUT_BOUND in {one.kind for one in (verdict.main, *verdict.also)}) is found
+
+
 def test_a_loop_outside_the_training_loop_is_no_iterator():
     nested = stack("outside", 6.0, (20, "report"), (8, "rows"))
     verdict = decide(judged(training(400, wait=0, outside=0.008), nested, stack("forward", 2.0, 21)))

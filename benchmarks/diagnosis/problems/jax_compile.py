@@ -4,7 +4,7 @@ import jax
 from bench import Run
 from jax_parts import network, rows, update
 
-run = Run(steps=60, width=64, batch=32, layers=150)
+run = Run(lasts=0.0, steps=60, width=64, batch=32, layers=600)
 data, labels = rows(run.batch * 8, 64)
 train_step = jax.jit(update)
 params, state = network(64, 1024) if run.repaired else network(64, run.width, run.layers)

@@ -18,6 +18,7 @@ def loss_of(params, x, y):
 train_step, gradients_of = jax.jit(update), jax.value_and_grad(loss_of)
 if run.part:
     gradients_of = jax.jit(gradients_of)
+train_step(params, state, data[: run.batch], labels[: run.batch])  # compiled before the loop
 with run.training():
     for number in range(run.steps):  # LOOP
         at = number % 8 * run.batch

@@ -21,6 +21,7 @@ def batches():
 
 train_step = jax.jit(update)
 params, state = network(64, run.width)
+train_step(params, state, data[: run.batch], labels[: run.batch])  # compiled before the loop
 with run.training():
     for x, y in batches():  # LOOP
         params, state, loss = train_step(params, state, x, y)

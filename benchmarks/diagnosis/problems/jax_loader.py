@@ -25,6 +25,7 @@ class Rows(Dataset):
 
 train_step = jax.jit(update)
 params, state = network(64, run.width)
+train_step(params, state, data[: run.batch], labels[: run.batch])  # compiled before the loop
 with run.training():
     for x, y in DataLoader(Rows(), batch_size=run.batch):  # LOOP
         params, state, loss = train_step(params, state, x.numpy(), y.numpy())

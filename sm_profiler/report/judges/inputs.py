@@ -200,7 +200,7 @@ def _by_own_iterator(context: JudgeContext) -> Finding | None:
     part = sum(one.seconds for one in making) / sum(one.seconds for one in beside)
     share = outside_share(context) * part
     mean = context.mean(lambda rank: rank.mean("outside")) * part
-    if share < policy.INPUT_WAIT or mean * 1e3 < policy.INPUT_WAIT_MS:
+    if share < policy.INPUT_WAIT or mean * 1e3 < policy.HANDOVER_MS:
         return None
     longest = max(making, key=lambda one: one.seconds)
     place = maker(longest)
@@ -213,7 +213,7 @@ def _by_own_iterator(context: JudgeContext) -> Finding | None:
         f"{duration(mean)} of a typical step of {duration(iteration)}.",
         (
             Evidence("time in which the next batch is made", round(share, 4), policy.INPUT_WAIT, unit="share"),
-            Evidence("the same in a typical step", round(mean * 1e3, 3), policy.INPUT_WAIT_MS, unit="ms"),
+            Evidence("the same in a typical step", round(mean * 1e3, 3), policy.HANDOVER_MS, unit="ms"),
         ),
         f"Let other processes make the batches: {repair} If it makes the same batches in each epoch, make them once.",
         share,

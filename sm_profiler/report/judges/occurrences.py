@@ -53,12 +53,39 @@ def _of(rank: Rank, found: Records, keep: Callable[[Record], bool]) -> Spent:
     inside = tuple(one for one in own if rank.start <= one.start <= rank.end and keep(one))
     if not inside or rank.loop <= 0:
         return Spent()
-    kept = sum(one.seconds for one in own)
-    scale = max(found.seconds.get(rank.name, kept) / kept, 1.0) if kept > 0 else 1.0  # shorter ones are only counted
+    recorded = sum(one.seconds for one in own)
+    # shorter ones are only counted
+    scale = max(found.seconds.get(rank.name, recorded) / recorded, 1.0) if recorded > 0 else 1.0
     seconds = sum(one.seconds for one in inside) * scale
     calls = round(sum(calls_of(one) for one in inside) * max(found.count / len(found.longest), 1.0))
-    share = min(seconds / rank.loop, 1.0)
-    return Spent(share, min(_in_long(rank, inside) / rank.loop, share), rank, inside, seconds, calls)
+    judged = sum(one.seconds * (1 - _left_out(rank, one)) for one in inside) * scale
+    share = _share(rank, seconds, judged)
+    in_long = _in_long(rank, inside) / judged if judged > 0 else 0.0
+    return Spent(share, min(in_long, 1.0) * share, rank, inside, seconds, calls)
+
+
+def _left_out(rank: Rank, record: Record) -> float:
+    """Return the part of a record that lies in steps that the profiler slowed; all or nothing of a single call."""
+    if calls_of(record) == 1 or record.end <= record.start:
+        return float(any(start <= record.start < end for start, end in rank.stretches))
+    covered = sum(max(min(record.end, end) - max(record.start, start), 0.0) for start, end in rank.stretches)
+    return min(covered / (record.end - record.start), 1.0)
+
+
+def _share(rank: Rank, seconds: float, judged: float) -> float:
+    """Return the share of a loop that occurrences take.
+
+    Occurrences count in the steps that the profiler slowed, too: a compilation happens once.  What such a step takes
+    beside them is taken from the others.
+
+    Args:
+        rank: the process.
+        seconds: what all occurrences take.
+        judged: what those take that are not in such steps.
+    """
+    kept = max(rank.train_steps - rank.left_out, 1)
+    rest = max(rank.loop - judged, 0.0) * (1 + rank.left_out / kept)
+    return min(seconds / max(seconds + rest, 1e-12), 1.0)
 
 
 def calls_of(record: Record) -> int:
