@@ -37,7 +37,7 @@ class Command:
         from sm_profiler.storage import open_storage
 
         source = open_source(newest_run(options.source), cache=False)
-        job = options.job or job_name(source.origin)
+        job = options.job or getattr(source.storage, "job", None) or job_name(source.origin)
         done = compact(source, open_storage(options.out), job=job, executor=options.executor)
         share = f", {done.written_bytes / done.read_bytes:.1%} of them".replace("%", " %") if done.read_bytes else ""
         later = f"; {done.left} files could not be read, or are still written" if done.left else ""

@@ -13,6 +13,7 @@ from sm_profiler.compact.spreading import Answer, Open, Task, spread
 from sm_profiler.errors import SourceError
 from sm_profiler.executors import Meter, Pool, open_pool
 from sm_profiler.formats.layout import DetailedTrace
+from sm_profiler.report.scaling import kept
 from sm_profiler.source import ProfileSource
 from sm_profiler.source.item import Item
 from sm_profiler.source.listed import place_of, shared_location
@@ -33,7 +34,8 @@ MAX_KEPT_BYTES = 64 << 20  # of a file that is kept as it is
 def compact(source: ProfileSource, storage: Storage, *, job: str, executor: str | Executor | None = None) -> Compacted:
     """Write a profile as Parquet, or add what is new to it.
 
-    A file that is in Parquet already and no longer in the profile stays in Parquet.
+    A file that is in Parquet already and no longer in the profile stays in Parquet. Of a job in the dataset itself, only the
+    state of a report's folds is written, if it is not there or of another version.
 
     Args:
         source: the profile.
@@ -43,8 +45,10 @@ def compact(source: ProfileSource, storage: Storage, *, job: str, executor: str 
             dataset has the same bytes.
 
     Raises:
-        SourceError: the profile cannot be read, or the dataset cannot be written.
+        SourceError: the profile cannot be read, or is in another dataset already, or the dataset cannot be written.
     """
+    if isinstance(source.storage, ParquetStorage) and place_of(source) != (shared_location(storage), job):
+        raise SourceError(f"{source.uri} is in Parquet already: copy its files, and compact the copy into itself")
     compaction = _Compaction(source, storage, job)
     if executor is None:
         return compaction.run()
@@ -88,6 +92,7 @@ class _Compaction:
         else:
             self._write_there(changed, pool)
         self._write_files()
+        self._write_state(pool)
         return self.done
 
     def _write_here(self, changed: Mapping[Part, Sequence[Item]]) -> None:
@@ -148,6 +153,16 @@ class _Compaction:
         held = self._held[part]
         for piece in self._existing.pieces_without_rows(sorted(held.values(), key=in_part)):
             piece.joined(self._streams)
+
+    def _write_state(self, pool: Pool | None) -> None:
+        """Write the state of a report's folds once the job is over, unless there is one of these files and this code."""
+        source = ProfileSource(ParquetStorage(self._storage, self.done.job), self._source.options)
+        if not kept.is_over(source) or kept.is_kept(source):
+            return
+        state = kept.keep(source, pool)
+        if state is not None:
+            self._storage.write(paths.state_of(self.done.job), state)
+            self.done.written_bytes += len(state)
 
     def _write_files(self) -> None:
         """Write the files that are kept as they are: statistics, metadata, end markers."""

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from typing import Any, Literal
 
 import attrs
@@ -17,12 +18,13 @@ from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.metric_folds import JobInfo, MetricFolds
 from sm_profiler.report.model import Report, Verdict
 from sm_profiler.report.prices import cost_of
+from sm_profiler.report.scaling import kept
 from sm_profiler.report.scaling.folding import fold_with
 from sm_profiler.report.scaling.part import new_folds
 from sm_profiler.report.scaling.put_away import put_away
 from sm_profiler.report.verdict import decide
 from sm_profiler.rules import Following, RuleResults, run_rules
-from sm_profiler.rules.engine import run_sliced
+from sm_profiler.rules.engine import Slice, run_sliced
 from sm_profiler.rules.profiler_report import one_line
 from sm_profiler.source.naming import job_name
 
@@ -86,7 +88,13 @@ def build_report(  # noqa: PLR0913 - one argument a part, all but the first are 
 def _built_from_slices(
     source: Any, parameters: Mapping[str, object], job: JobInfo, executor: str | Executor | None
 ) -> Report:
-    """Judge a job that is over, slice by slice, with the workers of an executor if there is one."""
+    """Judge a job that is over: from the state that is kept with it, or slice by slice, with an executor's workers if any."""
+    if not parameters and (whole := kept.load(source)) is not None:
+        with suppress(Exception):  # the rows tell what the state does not
+            report = _of_slice(source, whole, job)
+            if not report.broken:
+                return report
+        source.rewind()
     interval_us = new_folds(parameters)[0].parameters.scan_interval_us
     whole = fold_with(source, executor, parameters=parameters, interval_us=interval_us) if executor else None
     if whole is None:
@@ -96,6 +104,11 @@ def _built_from_slices(
             interval_us=interval_us,
             put_away=lambda state: put_away(state, parameters),
         )
+    return _of_slice(source, whole, job)
+
+
+def _of_slice(source: Any, whole: Slice, job: JobInfo) -> Report:
+    """Return the report of a whole job's folds."""
     report, *folds = whole.folds
     results = report.results()
     for index, line in whole.broken.items():

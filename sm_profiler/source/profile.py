@@ -144,6 +144,11 @@ class ProfileSource:
         return [self._catalog.others[key] for key in sorted(self._catalog.others)]
 
     @property
+    def strays(self) -> list[str]:
+        """The data files found so far that are not read because of the time in their name."""
+        return list(self._catalog.strays)
+
+    @property
     def beside(self) -> list[FileInfo]:
         """The files found so far that are no data, or are not read because of the time in their name, by path."""
         return self._catalog.beside()
@@ -261,6 +266,26 @@ class ProfileSource:
                 raise SourceError(f"{each.path}: {each.lost} records lost ({each.reason})")
         self._metadata.update(metadata)
         self._check_access(self.files)
+
+    def adopt_all(self, faults: Iterable[FileQuality], metadata: Mapping[str, tuple[dict[str, Any], ...]]) -> None:
+        """Take over the account of all files, which have been read before.
+
+        Args:
+            faults: the files with faults.
+            metadata: as of `metadata_by_file`.
+
+        Raises:
+            SourceError: none may be read, or `strict` is set and records are lost.
+        """
+        self._read = self._catalog.items.copy()
+        self.adopt(faults, metadata)
+        self._pending, self._delivered = ItemTable(), self._catalog.items.copy()
+
+    def rewind(self) -> None:
+        """Forget what has been read: the next call of `batches` yields everything."""
+        self._quality, self._read, self._metadata = {}, ItemTable(), {}
+        self._pending, self._delivered = self._catalog.items.copy(), ItemTable()
+        self._streams = Streams()
 
     def _note_outcome(self, key: str, item: Item | None, outcome: Outcome) -> None:
         if item is not None and outcome == Outcome():

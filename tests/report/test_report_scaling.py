@@ -116,6 +116,8 @@ def test_profile_in_parquet(make_job, tmp_path):
     compact(open_source(job), LocalStorage(tmp_path), job="j")
     assert folded(tmp_path, ShuffledExecutor()) is not None
     assert text(tmp_path, executor=ShuffledExecutor()) == text(job)
+    shutil.rmtree(tmp_path / "states")
+    assert text(tmp_path, executor=ShuffledExecutor()) == text(job)
 
 
 def test_damaged_files_are_counted_once(make_job, tmp_path):

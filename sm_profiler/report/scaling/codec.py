@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-_OURS = "sm_profiler."
+_OURS = tuple(f"sm_profiler.{name}." for name in ("formats", "storage", "source", "rules", "report", "compact"))
 _LIMIT = 1 << 63
 _PLAIN = (str, float, bytes, type(None), bool)
 _KINDS = "fiub"

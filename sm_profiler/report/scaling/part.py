@@ -185,8 +185,8 @@ def decode_slice(data: bytes, parameters: Mapping[str, object]) -> Slice:
         rules, broken, first_met, windows, states, failed = codec.decode(data)
         folds = new_folds(parameters)
         report = folds[0]
-        for name, state in rules.items():
-            vars(report.rules[name]).update(state)
+        for name, rule in report.rules.items():
+            vars(rule).update(rules[name])
         report.broken, report.first_met, report.windows = broken, first_met, windows
         for fold, state in zip(folds[1:], states, strict=True):
             vars(fold).update(state)

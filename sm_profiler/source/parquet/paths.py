@@ -72,6 +72,11 @@ def folder_of(table: str, job: str) -> str:
     return f"{table}/job={_escaped(job)}/"
 
 
+def state_of(job: str) -> str:
+    """Return the path of the state of a report's folds, which is no table."""
+    return f"states/job={_escaped(job)}/report.state"
+
+
 def jobs_in(storage: Storage) -> Iterator[str]:
     """Yield the names of the jobs of a dataset; each has one table of files."""
     for info in storage.list(f"{FILES}/job="):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from heapq import merge
 from itertools import groupby
 
 import attrs
+import msgspec
 import numpy as np
 
 from sm_profiler.errors import SourceError
@@ -77,6 +79,21 @@ class ParquetStorage:
     def parts(self) -> dict[Part, PartFile]:
         """The Parquet files as of the last listing."""
         return {file.part: file for file in self._parts.values()}
+
+    @property
+    def digest(self) -> str | None:
+        """Digest of names, sizes and ETags of the Parquet files as of the last listing; None if one cannot be used."""
+        if self.unreadable or not self._parts:
+            return None
+        listed = sorted((info.key, info.size, info.etag) for info in (part.info for part in self._parts.values()))
+        return hashlib.sha256(msgspec.json.encode(listed)).hexdigest()
+
+    def read_state(self) -> bytes:
+        """Return the state of a report's folds; b"" if there is none that can be read."""
+        try:
+            return self.base.read(paths.state_of(self.job))
+        except SourceError:
+            return b""
 
     def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[FileInfo]:
         """Yield the files of the profile whose key begins with `prefix` and follows `start_after`, by key.

@@ -1,0 +1,151 @@
+"""The state of the folds beside the rows: the same report without reading them, and only while nothing has changed."""
+
+import json
+import shutil
+
+import msgspec
+import pytest
+
+from sm_profiler.cli.main import main
+from sm_profiler.compact import compact
+from sm_profiler.errors import SourceError
+from sm_profiler.report import build_report
+from sm_profiler.report.scaling import codec, kept
+from sm_profiler.report.write import to_json
+from sm_profiler.source import open_source
+from sm_profiler.source.parquet.reading import PartFile
+from sm_profiler.storage import LocalStorage
+
+STATE = "states/job=j/report.state"
+
+
+@pytest.fixture
+def job(two_nodes, tmp_path):
+    """A job whose files are partly damaged, with one from another time."""
+    job = shutil.copytree(two_nodes, tmp_path / "profiler-output")
+    files = sorted((job / "framework").rglob("*.json"))
+    files[0].write_bytes(files[0].read_bytes()[:-200])
+    files[1].write_bytes(b"not a trace")
+    first = min((job / "system").rglob("*.json"))
+    first.with_name(f"99999999999.{first.name.partition('.')[2]}").write_bytes(first.read_bytes())
+    return job
+
+
+@pytest.fixture
+def dataset(job, tmp_path):
+    """That job in Parquet."""
+    compact(open_source(job), LocalStorage(tmp_path / "out"), job="j")
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """The row groups that are read from Parquet."""
+    groups = []
+    columns = PartFile.columns
+    monkeypatch.setattr(PartFile, "columns", lambda file, group: groups.append(group) or columns(file, group))
+    return groups
+
+
+def text(where, **options):
+    found = json.loads(to_json(build_report(open_source(where), **options)))
+    del found["generated"]
+    return json.dumps(found)
+
+
+def test_report_from_the_state_reads_no_rows(job, dataset, read):
+    source = open_source(dataset)
+    found = json.loads(to_json(build_report(source)))
+    del found["generated"]
+    assert not read
+    assert json.dumps(found) == text(job)
+    assert text(dataset, executor="local:2") == text(job)
+    whole = open_source(job)
+    build_report(whole)
+    assert source.quality() == whole.quality()
+    assert any(one.status == "refused" for one in source.quality())
+    assert source.metadata() == whole.metadata()
+    assert not list(source.batches())
+    with pytest.raises(SourceError):
+        build_report(open_source(dataset, strict=True))
+    assert not read
+
+
+@pytest.mark.parametrize("what", ["parameters", "service", "code", "rows", "strays"])
+def test_rows_are_read_if_the_state_is_of_something_else(job, dataset, read, monkeypatch, what):
+    options = {}
+    if what == "parameters":
+        options["parameters"] = {"CPUBottleneck_cpu_threshold": 50}
+    if what == "service":
+        options["compat"] = "service"
+    if what == "code":
+        monkeypatch.setattr(kept, "code_digest", lambda: "another")
+    if what == "rows":
+        file = next((dataset / "system").rglob("*.parquet"))
+        data = file.read_bytes()
+        file.unlink()
+        file.write_bytes(data)
+    if what == "strays":
+        state = msgspec.msgpack.decode((dataset / STATE).read_bytes())
+        assert state["strays"]
+        (dataset / STATE).write_bytes(msgspec.msgpack.encode(state | {"strays": []}))
+    expected = text(job, **options)
+    assert text(dataset, **options) == expected
+    assert read
+
+
+def hostile(state):
+    """Yield states that were not written by us."""
+    yield b""
+    yield b"nothing"
+    for packed in (b"", b"x", state["packed"][:-9], state["packed"][:50]):
+        yield msgspec.msgpack.encode(state | {"packed": packed})
+    body = msgspec.msgpack.decode(kept.zlib.decompress(state["packed"]))
+    rules, *others = codec.decode(body["state"])
+    folds = others[3]
+    for changed in (
+        msgspec.msgpack.encode(["o", "sm_profiler.cli.main:main", [], None]),
+        codec.encode([{}, *others]),
+        codec.encode([{name: dict.fromkeys(state, 7) for name, state in rules.items()}, *others]),
+        codec.encode([rules, *others[:3], [dict.fromkeys(fold, 7) for fold in folds], others[4]]),
+        msgspec.msgpack.encode(["o", "subprocess:Popen", [["args", "ls"]], None]),
+    ):
+        packed = kept.zlib.compress(msgspec.msgpack.encode(body | {"state": changed}))
+        yield msgspec.msgpack.encode(state | {"packed": packed})
+
+
+def test_a_state_that_is_damaged_or_hostile_changes_nothing(job, dataset):
+    expected = text(job)
+    state = msgspec.msgpack.decode((dataset / STATE).read_bytes())
+    for data in hostile(state):
+        (dataset / STATE).write_bytes(data)
+        assert text(dataset) == expected
+
+
+def test_a_job_that_may_go_on_has_no_state(two_nodes, tmp_path, monkeypatch):
+    job = shutil.copytree(two_nodes, tmp_path / "job", ignore=shutil.ignore_patterns("*.ts"))
+    last_us = open_source(job).last_timestamp_us
+    monkeypatch.setattr(kept.time, "time", lambda: last_us / 1e6 + 60)
+    compact(open_source(job), LocalStorage(tmp_path / "out"), job="j")
+    assert not (tmp_path / "out" / STATE).exists()
+    monkeypatch.setattr(kept.time, "time", lambda: last_us / 1e6 + 4000)
+    done = compact(open_source(job), LocalStorage(tmp_path / "out"), job="j")
+    assert done.parts == 0
+    assert (tmp_path / "out" / STATE).stat().st_size == done.written_bytes
+
+
+def test_compact_renews_a_state(job, dataset, read, tmp_path, monkeypatch):
+    before = (dataset / STATE).read_bytes()
+    compact(open_source(job), LocalStorage(dataset), job="j")
+    assert (dataset / STATE).read_bytes() == before
+    assert not read
+    monkeypatch.setattr(kept, "code_digest", lambda: "a newer one")
+    shutil.copytree(dataset, tmp_path / "copy")
+    shutil.rmtree(job)
+    for folder in (dataset, tmp_path / "copy"):
+        assert main(["compact", f"{folder}/job=j", "--out", str(folder)]) == 0
+        read.clear()
+        text(folder)
+        assert not read
+    with pytest.raises(SourceError, match="is in Parquet already"):
+        compact(open_source(dataset), LocalStorage(tmp_path / "another"), job="j")
