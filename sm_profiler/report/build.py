@@ -90,7 +90,7 @@ def _built_from_slices(
 ) -> Report:
     """Judge a job that is over: from the state that is kept with it, or slice by slice, with an executor's workers if any."""
     if not parameters and (whole := kept.load(source)) is not None:
-        with suppress(Exception):  # the rows tell what the state does not
+        with suppress(Exception):  # the rows are read then
             report = _of_slice(source, whole, job)
             if not report.broken:
                 return report
