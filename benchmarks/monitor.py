@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from sm_profiler.monitor.limits import Limits
+from sm_profiler.limits import Limits
 from sm_profiler.monitor.metric_sources import Cpu, Disk, Memory, Network
 from sm_profiler.monitor.sampler import Sampler, machine_sources
 from sm_profiler.monitor.uploader import Uploader

@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
+from sm_profiler.limits import Limits
+
 # Such a process is neither a training to be profiled nor an interactive session.
 _HIDDEN = frozenset({"SM_PROFILER_AUTO", "PYTHONINSPECT", "PYTHONSTARTUP"})
 STOPPED_SECONDS = 3.0  # how long a stopped process is waited for
@@ -68,10 +70,10 @@ def start_module(  # noqa: PLR0913 - the options of Popen that our processes dif
 
 
 def processors() -> int:
-    """Return the number of processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Return the number of processors that this process may use: by its affinity, and by the container's CPU quota."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
+    quota = Limits().cpu_quota
+    return min(count, max(round(quota), 1)) if quota else count
 
 
 def send_message(stream: IO[bytes], message: bytes) -> None:

@@ -26,7 +26,7 @@ def allowed_imports() -> dict[str, set[str]]:
 
 
 PACKAGES = allowed_imports()
-EVERYWHERE = ("errors", "printable", "container", "processes", "signals")  # what every package may import
+EVERYWHERE = ("errors", "printable", "container", "limits", "processes", "signals")  # what every package may import
 
 
 def imported_packages(path: Path) -> set[str]:

@@ -141,24 +141,20 @@ def make_plan(options: Namespace, result: Path) -> Plan:
 
 def resources() -> tuple[int, int]:
     """Return the cores that this process may use, and the free memory in bytes; 0 if unknown."""
-    from sm_profiler.monitor.limits import Limits
+    from sm_profiler.limits import Limits
     from sm_profiler.processes import processors
 
-    limits = Limits()
-    cores = processors()
-    if limits.cpu_quota:
-        cores = min(cores, max(round(limits.cpu_quota), 1))
     free = 0
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, ValueError, StopIteration):
         pass
-    used = limits.memory()
+    used = Limits().memory()
     if used is not None:
         left = max(used.limit - used.used, 1)
         free = min(free, left) if free else left
-    return max(cores, 1), free
+    return processors(), free
 
 
 def run_script(words: list[str], plan: Plan) -> int:

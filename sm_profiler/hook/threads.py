@@ -13,7 +13,7 @@ from typing import Any
 from sm_profiler.formats.event_names import THREADS
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.steps import Record
-from sm_profiler.monitor.limits import Limits
+from sm_profiler.limits import Limits
 
 BEATS = 5  # between two events
 WAITED = Path("/proc/self/schedstat")  # of the main thread: ns on a core, ns of waiting for one, slices

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sm_profiler.formats.system_writer import Measurement
-from sm_profiler.monitor.limits import Limits
+from sm_profiler.limits import Limits
 from sm_profiler.monitor.procfs import ProcFile, card_counts, core_times, disk_counts, memory_bytes, real_cards
 
 PROC = Path("/proc")

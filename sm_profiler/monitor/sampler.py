@@ -9,9 +9,9 @@ from pathlib import Path
 import attrs
 
 from sm_profiler.formats.system_writer import Measurement, SystemWriter, recover_minutes
+from sm_profiler.limits import Limits
 from sm_profiler.monitor.board import Board
 from sm_profiler.monitor.gpu import GpuSource, find_gpus
-from sm_profiler.monitor.limits import Limits
 from sm_profiler.monitor.metric_sources import Cpu, Disk, Memory, MetricSource, Network
 from sm_profiler.monitor.pressure import Nfs, Pressure, Swapping
 from sm_profiler.printable import logger_for

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sm_profiler.monitor.limits import Limits, core_list
+from sm_profiler.limits import Limits, core_list
 from sm_profiler.monitor.metric_sources import Cpu, Disk, Memory, Network
 from sm_profiler.monitor.procfs import ProcFile, core_times, disk_counts
 
