@@ -78,7 +78,7 @@ class Command:
         """Run the script and return its exit code."""
         from sm_profiler.config import load_profile
         from sm_profiler.container import AUTO_VARIABLE, rooted
-        from sm_profiler.formats.trace_writer import recover_traces
+        from sm_profiler.formats.trace_recovery import recover_traces
 
         view = LiveView(options.watch, options.open)
         view.check()

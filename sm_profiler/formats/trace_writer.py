@@ -201,7 +201,7 @@ class TraceWriter:
             self._put((self._description(again=True) + "\n]\n").encode())
             os.close(self._fd)
             self._fd = -1
-            _publish(self.root, self._path, self._end_us, self.source, self.kind)
+            publish(self.root, self._path, self._end_us, self.source, self.kind)
             self.files += 1
         except OSError as error:
             self._failed(error)
@@ -357,65 +357,9 @@ def _metadata(name: str, number: int, args: str) -> str:
     return f'{{"name": "{name}", "ph": "M", "pid": {number}, "args": {args}}}'
 
 
-def _publish(root: Path, path: Path, end_us: int, source: str, kind: str) -> None:
+def publish(root: Path, path: Path, end_us: int, source: str, kind: str) -> None:
     """Give a finished file its final name, a microsecond later if the name exists."""
     while (target := root / TraceFile(end_us, source, kind).path).exists():
         end_us += 1
     target.parent.mkdir(parents=True, exist_ok=True)
     path.rename(target)
-
-
-def recover_traces(root: Path | str, node: str | None = None) -> int:
-    """Finish the files that killed processes left open, and return their number; files of living processes stay.
-
-    Such a file ends at its last flush, possibly in the middle of an event: whole events are kept.
-
-    Args:
-        root: the `profiler-output` folder.
-        node: this node, if several share the folder: process ids of other nodes mean nothing here.
-    """
-    ending, count = f".json{TEMPORARY}", 0
-    for path in sorted(Path(root, TRACE_FOLDER).glob(f"*{ending}")):
-        parts = path.name.removesuffix(ending).rsplit("_", 3)
-        if len(parts) != 4 or _alive(parts[1]):  # noqa: PLR2004 - the parts that _open joins
-            continue
-        source, _, kind = parts[0].partition("_")
-        if node is not None and not source.endswith(f"-{node}"):
-            continue
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            _publish(Path(root), path, _close_array(path), source, kind)
-            count += 1
-    return count
-
-
-def _alive(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _close_array(path: Path) -> int:
-    """Keep the whole lines of a file and close the array; return the end of its last event in microseconds."""
-    base_us, end_us, whole = 0, 0, []
-    for line in path.read_bytes().split(b",\n"):
-        text = line.strip().removeprefix(b"[").removesuffix(b"]").strip()
-        try:
-            event = json.loads(text)
-        except ValueError:
-            continue
-        whole.append(text)
-        if event.get("ph") == "M":
-            base_us = event["args"].get("start_time_since_epoch_in_micros", base_us)
-        else:
-            end_us = max(end_us, base_us + event["ts"] + event.get("dur", 0))
-    if not whole:
-        path.unlink()
-        raise ValueError(path)
-    closed = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
-    closed.write_bytes(b"[\n" + b",\n".join(whole) + b"\n]\n")
-    closed.replace(path)
-    return end_us or base_us

@@ -23,7 +23,7 @@ import attrs
 from sm_profiler.formats.event_names import OBJECTS
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.holders import lines_adding_to
-from sm_profiler.hook.recorder import memory
+from sm_profiler.hook.recorder import resident_bytes
 from sm_profiler.hook.steps import Record
 from sm_profiler.hook.tracked import count_by_type, of_types
 
@@ -57,7 +57,7 @@ class Objects(Collector):
     def __init__(
         self,
         append: Callable[[Record], None],
-        resident: Callable[[], int] = lambda: int(memory()["resident_bytes"]),
+        resident: Callable[[], int] = resident_bytes,
         clock: Callable[[], int] = perf_counter_ns,
         work: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:

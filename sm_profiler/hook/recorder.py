@@ -32,6 +32,7 @@ DISK_SECONDS = 10.0  # close() abandons a disk that does not answer for so long
 TASK_SECONDS = 60.0  # and a task that takes longer
 CHUNK = 256  # events between two points at which the training thread may take the interpreter back
 PAGE = os.sysconf("SC_PAGE_SIZE")
+STATM = Path("/proc/self/statm")
 
 Result = TypeVar("Result")
 
@@ -238,15 +239,22 @@ class Recorder:
             self._guard.warn(f"the profile ends incomplete: {lost}")
 
 
+def resident_bytes() -> int:
+    """Return this process's resident memory; 0 if the kernel's files cannot be read, as in a sandbox without /proc."""
+    try:
+        return int(STATM.read_text().split()[1]) * PAGE
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 def memory() -> dict[str, Any]:
-    """Return resident and peak memory of this process in bytes, and what it used so far.
+    """Return resident (if known) and peak memory of this process in bytes, and what it used so far.
 
     That is its CPU seconds, its page faults from disk, and the seconds that its main thread waited for a core.
     """
-    resident = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
-    usage = resource.getrusage(resource.RUSAGE_SELF)
+    resident, usage = resident_bytes(), resource.getrusage(resource.RUSAGE_SELF)
     return {
-        "resident_bytes": resident,
+        **({"resident_bytes": resident} if resident else {}),
         "peak_bytes": usage.ru_maxrss * 1024,
         "cpu_s": round(usage.ru_utime + usage.ru_stime, 3),
         "major_faults": usage.ru_majflt,

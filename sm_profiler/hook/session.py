@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import parent_process
 from multiprocessing import util as multiprocessing_util
 from typing import Any
@@ -24,6 +24,7 @@ from sm_profiler.hook.birth import birth
 from sm_profiler.hook.collector import Collector, overrides
 from sm_profiler.hook.guard import Guard
 from sm_profiler.hook.kernel_clock import kernel_clock
+from sm_profiler.hook.left_files import complete
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.overhead import OverheadController
 from sm_profiler.hook.own_work import OwnWork
@@ -33,7 +34,7 @@ from sm_profiler.hook.slowdown import Slowdown
 from sm_profiler.hook.steps import Record, StepObserver, StepTracker
 from sm_profiler.hook.timebase import Timebase
 from sm_profiler.hook.windows import Schedule
-from sm_profiler.monitor.limits import memory_total
+from sm_profiler.limits import memory_total
 
 UNSUPPORTED = "not available in this version"
 THREAD_END_SECONDS = 10.0  # the end of a training thread waits no longer for the disk, nor does the end of the process
@@ -314,6 +315,7 @@ class Session(StepObserver):
         )
         self.tracker.append = recorder.records.append
         self._notify("start")
+        recorder.tasks.append(self._complete_left_files)
         recorder.start()
         atexit.register(self.end)
         multiprocessing_util.Finalize(None, self.end, exitpriority=10)  # children exit by os._exit
@@ -423,6 +425,7 @@ class Session(StepObserver):
         self.closed = self.quiet = True
         if self._recorder is not None:
             with self.guarded("closing"):
+                self._recorder.tasks.append(self._complete_left_files)
                 self._recorder.close()
         self.tracker.append = _ignore
         self._notify("finish", also_failed=True)
@@ -445,6 +448,10 @@ class Session(StepObserver):
         self.quiet = True
         self.guard.failed("hook", error)
         self._notify("failed", also_failed=True)
+
+    def _complete_left_files(self) -> None:
+        with suppress(OSError):  # a disk that fails is reported where this process's own file is written
+            complete(self.root, self.node)
 
     def training_thread_ends(self) -> None:
         """Complete the file: the process may be killed before it can exit, or train again on another thread.

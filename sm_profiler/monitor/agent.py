@@ -25,7 +25,7 @@ import attrs
 from sm_profiler.container import METRICS_ADDRESS_VARIABLE, METRICS_PORT_VARIABLE
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS
-from sm_profiler.formats.trace_writer import recover_traces
+from sm_profiler.formats.trace_recovery import recover_traces
 from sm_profiler.monitor.board import Board
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
 from sm_profiler.monitor.sampler import MAX_INTERVAL_MS, MIN_INTERVAL_MS, Sampler, machine_sources

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import SYSTEM_FOLDER, TEMPORARY, TRACE_FOLDER
-from sm_profiler.formats.trace_writer import recover_traces
+from sm_profiler.formats.trace_recovery import recover_traces
 from sm_profiler.storage import LocalStorage
 
 MAX_PREVIEW_BYTES = 256 << 20

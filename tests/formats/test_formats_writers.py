@@ -4,17 +4,21 @@ import json
 import math
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sm_profiler.formats import trace_reader, trace_writer
+from sm_profiler.formats import trace_reader, trace_recovery, trace_writer
 from sm_profiler.formats.system_writer import Measurement, SystemWriter, recover_minutes
-from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter, recover_traces
+from sm_profiler.formats.trace_recovery import recover_traces
+from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.source import open_source
 
 START_US = 1_700_000_000_000_000
@@ -85,7 +89,7 @@ class Run:
 @given(STEPS, st.sampled_from([300, 2000, 10_000_000]))
 def test_reads_traces_as_flushed(steps, max_bytes):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trace_writer, "_alive", lambda _pid: False)
+        patch.setattr(trace_recovery, "_alive", lambda _pid: False)
         run = Run(Path(folder), max_bytes)
         for what, value in steps:
             getattr(run, what)(value)
@@ -295,6 +299,36 @@ def test_a_forked_child_leaves_the_open_file_alone(tmp_path):
     writer.close()
     assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".tmp"]
     assert recover_traces(tmp_path) == 0  # this process lives
+
+
+def test_processes_that_recover_at_once_keep_each_event_once(tmp_path):
+    for number in range(40):
+        writer = TraceWriter(tmp_path, f"{number}-algo-1")
+        writer.write([TraceEvent("Forward", "a", START_US, 5)])
+        writer.abandon()
+    for path in tmp_path.rglob("*.tmp"):
+        path.rename(path.with_name(path.name.replace(f"_{os.getpid()}_", "_gone_")))
+    with ThreadPoolExecutor(8) as pool:
+        counts = list(pool.map(lambda _: recover_traces(tmp_path), range(8)))
+    assert sum(counts) == 40
+    assert len(open_source(tmp_path, cache=False).events()) == 40
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_killed_process_whose_parent_has_not_noticed_is_no_living_one(tmp_path):
+    writer = TraceWriter(tmp_path, "0-algo-1")
+    writer.write([TraceEvent("Forward", "a", START_US, 5)])
+    writer.abandon()
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    (path,) = tmp_path.rglob("*.tmp")
+    path.rename(path.with_name(path.name.replace(f"_{os.getpid()}_", f"_{child.pid}_")))
+    assert recover_traces(tmp_path) == 0
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it stays until its exit code is taken
+    try:
+        assert recover_traces(tmp_path) == 1
+    finally:
+        child.communicate()
 
 
 def test_closes_a_file_of_a_certain_age(tmp_path):

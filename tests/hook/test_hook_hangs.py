@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from test_hook_training import environment
 
-from sm_profiler.formats.trace_writer import recover_traces
+from sm_profiler.formats.trace_recovery import recover_traces
 from sm_profiler.report.build import build_report
 from sm_profiler.source import ProfileSource
 from sm_profiler.storage import open_storage

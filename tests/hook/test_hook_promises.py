@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from test_hook_training import environment, events
 
-from sm_profiler.formats.trace_writer import recover_traces
+from sm_profiler.formats.trace_recovery import recover_traces
 
 SCRIPT = Path(__file__).with_name("small_training.py")
 LAUNCH = [sys.executable, "-m", "sm_profiler.hook.launch", SCRIPT]

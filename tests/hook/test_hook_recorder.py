@@ -156,3 +156,12 @@ def test_a_file_that_cannot_be_completed_is_not_waited_for(recorder, monkeypatch
         patched.setattr(TraceWriter, "finish", finish)
         recorder.complete_file(threading.TIMEOUT_MAX)
     recorder.close()
+
+
+def test_without_proc_all_but_the_resident_memory_is_recorded(recorder, tmp_path, monkeypatch):
+    monkeypatch.setattr(recorder_module, "STATM", tmp_path / "nothing")
+    produce(recorder, 10)
+    until(lambda: not recorder.records)
+    recorder.close()
+    assert written(tmp_path) == 10
+    assert "resident_bytes" not in recorder_module.memory()

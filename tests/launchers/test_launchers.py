@@ -77,7 +77,7 @@ def test_elastic_restart(tmp_path, record_property):
     record_property("seen", "2 ranks with 2 attempts each; all steps of both attempts")
     record_property(
         "missing",
-        "what a killed rank did in its last second; without `sm-profiler run` or the agent's monitor, its open file stays `.json.tmp`",
+        "what a killed rank did in its last second",
     )
 
 

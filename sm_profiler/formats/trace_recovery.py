@@ -1,0 +1,99 @@
+"""Trace files that killed processes left open: completed, so that uploaders and readers take them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from sm_profiler.formats.layout import TEMPORARY, TRACE_FOLDER
+from sm_profiler.formats.trace_writer import publish
+
+_ENDED = frozenset("ZXx")  # states of a process of which only the exit code is left
+
+
+def recover_traces(root: Path | str, node: str | None = None) -> int:
+    """Finish the files that killed processes left open, and return their number; files of living processes stay.
+
+    Such a file ends at its last flush, possibly in the middle of an event: whole events are kept.  Several processes may
+    do this at once: one of them finishes a file.
+
+    Args:
+        root: the `profiler-output` folder.
+        node: this node, if several share the folder: process ids of other nodes mean nothing here.
+    """
+    ending, count = f".json{TEMPORARY}", 0
+    for path in sorted(Path(root, TRACE_FOLDER).glob(f"*{ending}")):
+        parts = path.name.removesuffix(ending).rsplit("_", 3)
+        if len(parts) != 4 or _alive(parts[1]):  # noqa: PLR2004 - the parts of a writer's name
+            continue
+        source, _, kind = parts[0].partition("_")
+        if node is not None and not source.endswith(f"-{node}"):
+            continue
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), _claimed(path) as fd:
+            publish(Path(root), path, _close_array(path, fd), source, kind)
+            count += 1
+    return count
+
+
+@contextlib.contextmanager
+def _claimed(path: Path) -> Iterator[int]:
+    """Open a file that no other process is finishing.
+
+    Raises:
+        OSError: another one is, or has finished it.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:  # a file system without locks
+            pass
+        if os.fstat(fd).st_ino != path.stat().st_ino:
+            raise FileNotFoundError(path)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    try:  # one that was killed exists until its parent has taken its exit code
+        return Path("/proc", pid, "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0] not in _ENDED
+    except (OSError, IndexError):
+        return True
+
+
+def _close_array(path: Path, fd: int) -> int:
+    """Keep the whole lines of a file and close the array; return the end of its last event in microseconds."""
+    base_us, end_us, whole = 0, 0, []
+    for line in path.read_bytes().split(b",\n"):
+        text = line.strip().removeprefix(b"[").removesuffix(b"]").strip()
+        try:
+            event = json.loads(text)
+        except ValueError:
+            continue
+        whole.append(text)
+        if event.get("ph") == "M":
+            base_us = event["args"].get("start_time_since_epoch_in_micros", base_us)
+        else:
+            end_us = max(end_us, base_us + event["ts"] + event.get("dur", 0))
+    if not whole:
+        path.unlink()
+        raise ValueError(path)
+    # In place, so that the lock holds until the file has its name; only a cut-off event at the end makes a difference.
+    closed, done = b"[\n" + b",\n".join(whole) + b"\n]\n", 0
+    while done < len(closed):
+        done += os.pwrite(fd, closed[done:], done)
+    os.ftruncate(fd, len(closed))
+    return end_us or base_us
