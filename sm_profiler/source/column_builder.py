@@ -13,6 +13,7 @@ from sm_profiler.formats.packed import Packed
 from sm_profiler.formats.system_reader import SystemRows
 from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent, TraceRows
 from sm_profiler.source.cache import Copy, Reading
+from sm_profiler.source.column_filler import ColumnFiller
 from sm_profiler.source.item import Item
 from sm_profiler.source.streams import Streams
 from sm_profiler.source.wire import Rows
@@ -86,6 +87,27 @@ class FileRows:
             return self
         rows, outcome = streams.take(self.rows[0], self.outcome)
         return attrs.evolve(self, rows=tuple(rows), outcome=outcome)
+
+
+class StoredColumns:
+    """Columns of all files of a storage that knows the number of their rows: each row is written once."""
+
+    def __init__(self, *, is_system: bool, rows: int) -> None:
+        """Start with no rows; `rows` is their number."""
+        self._filler = ColumnFiller(SystemColumns if is_system else EventColumns, rows)
+
+    def add(self, file: FileRows) -> None:
+        """Append the rows of the next file."""
+        if file.rows:
+            joined = ColumnBuilder(is_system=file.item.is_system)
+            joined.add(attrs.evolve(file, copy=None))
+            self._filler.add(joined.columns())
+        if file.copy is not None:
+            self._filler.add(file.copy.columns, file.start, file.stop)
+
+    def columns(self) -> Any:
+        """Return all rows; nothing is left then."""
+        return self._filler.columns()
 
 
 class ColumnBuilder:

@@ -16,7 +16,7 @@ from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.outcome import READ, REFUSED, Outcome
 from sm_profiler.source.cache import WORTH_BYTES, Cache, Copy, Reading
 from sm_profiler.source.catalog import Catalog
-from sm_profiler.source.column_builder import ColumnBuilder, FileRows
+from sm_profiler.source.column_builder import ColumnBuilder, FileRows, StoredColumns
 from sm_profiler.source.item import Item
 from sm_profiler.source.item_table import ItemTable, OrderedItems
 from sm_profiler.source.parse import AHEAD_BYTES, DENIED, Parsed, parse_all
@@ -301,7 +301,12 @@ class ProfileSource:
         self._note_strays()
         copy = self._copy(system=system)
         streams, readings = copy.streams if copy else Streams(), list[Reading]()
-        gathered = ColumnBuilder(is_system=system, size=sum(item.info.size for item in items))
+        count_rows = getattr(self.storage, "count_rows", None)
+        gathered: ColumnBuilder | StoredColumns = (
+            ColumnBuilder(is_system=system, size=sum(item.info.size for item in items))
+            if count_rows is None
+            else StoredColumns(is_system=system, rows=count_rows(system=system))
+        )
         for piece in self._pieces(items, {system: copy}):
             noted = self._note(piece, streams)
             gathered.add(noted)

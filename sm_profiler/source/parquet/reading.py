@@ -70,12 +70,14 @@ class PartFile:
         part: whose rows it holds.
         info: the file as listed.
         packed_header: the footer's account of the files that its rows come from, which a long job has a hundred thousand of.
+        count: number of its rows.
     """
 
     storage: Storage
     part: Part
     info: FileInfo
     packed_header: bytes
+    count: int
     _open: tuple[RangeFile, Any] | None = None
 
     @classmethod
@@ -106,7 +108,7 @@ class PartFile:
                 counts[each.group] += each.rows
         if header.files and counts != [file.metadata.row_group(group).num_rows for group in range(len(counts))]:
             raise ValueError("its files are not those of its rows")
-        return cls(storage, part, info, packed)
+        return cls(storage, part, info, packed, sum(counts))
 
     @property
     def header(self) -> Header:

@@ -180,6 +180,11 @@ class ParquetStorage:
             opened = self._open_parts[part.info.key] = _OpenPart.of(part)
         return opened.places.get(item.info.key)
 
+    def count_rows(self, *, system: bool) -> int:
+        """Return the number of measurements, or of events."""
+        table = paths.SYSTEM if system else paths.EVENTS
+        return sum(one.count for one in self._parts.values() if one.part.table == table)
+
     @property
     def others(self) -> dict[str, FileInfo]:
         """The files that are kept as they are, or listed only, by key."""
@@ -197,7 +202,8 @@ class ParquetStorage:
 
         Args:
             items: the files.
-            by_minute: they are in the order of time, so that a group is not needed after its last minute.
+            by_minute: they are in the order of time, so that a group is not needed after its last minute; it is packed, as
+                those of all nodes and ranks are in memory at once.
 
         Raises:
             SourceError: a Parquet file cannot be fetched.
@@ -214,7 +220,7 @@ class ParquetStorage:
                 continue
             key = place.part.info.key, place.file.group
             if key not in groups and place.file.rows:
-                groups[key] = _Group.of(place)
+                groups[key] = _Group.of(place, packed=by_minute)
             group = groups.get(key) if place.file.rows else None
             yield _rows(item, place, group.rows if group is not None else None)
             if group is not None:
@@ -279,9 +285,9 @@ class _Group:
     last_us: int
 
     @classmethod
-    def of(cls, place: Place) -> _Group:
+    def of(cls, place: Place, *, packed: bool) -> _Group:
         files = [file for file in place.part.header.files if file.group == place.file.group and file.rows]
-        return cls(place.part, _group(place), len(files), max(file.at_us for file in files))
+        return cls(place.part, _group(place, packed=packed), len(files), max(file.at_us for file in files))
 
 
 def _free(
@@ -331,10 +337,11 @@ def _key(info: FileInfo) -> str:
     return info.key
 
 
-def _group(place: Place) -> Copy | str:
+def _group(place: Place, *, packed: bool) -> Copy | str:
     """Return the rows of a row group, or why they cannot be used."""
     try:
-        return Copy(Packed(place.part.columns(place.file.group)), (), Streams())
+        columns = place.part.columns(place.file.group)
+        return Copy(Packed(columns) if packed else columns, (), Streams())
     except ValueError as error:
         return f"{place.part.info.key}: {error}"
 
