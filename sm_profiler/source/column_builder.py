@@ -90,7 +90,7 @@ class FileRows:
 
 
 class StoredColumns:
-    """Columns of all files of a storage that knows the number of their rows: each row is written once."""
+    """Columns of all files of a storage with a known number of rows: each row is written once."""
 
     def __init__(self, *, is_system: bool, rows: int) -> None:
         """Start with no rows; `rows` is their number."""
