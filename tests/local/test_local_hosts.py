@@ -113,7 +113,7 @@ def test_report_of_several_instances_equals_that_of_one(bench, long_job, monkeyp
     monkeypatch.setattr("sm_profiler.deploy.rule_job.POLL_S", 1.0)
     words = ["report", long_job, "--on-sagemaker", "--image", RULES_IMAGE, "--role", bench.local.role]
     reports = []
-    for count in ("1", "3"):
+    for count in ("1", "2", "3"):
         assert main([*words, "--instances", count]) == 0
         shown = capsys.readouterr()
         assert "Only the first host" not in shown.out
@@ -123,7 +123,7 @@ def test_report_of_several_instances_equals_that_of_one(bench, long_job, monkeyp
         found = json.load(bench.s3.get_object(Bucket=bucket, Key=f"{key}/report.json")["Body"])
         del found["generated"]
         reports.append(found)
-    assert reports[0] == reports[1]
+    assert reports[0] == reports[1] == reports[2]
     (started,) = [line for line in shown.err.splitlines() if "started processing job" in line]
     job = bench.sagemaker.describe_processing_job(ProcessingJobName=started.split()[-1])
     assert job["ProcessingResources"]["ClusterConfig"]["InstanceCount"] == 3
