@@ -43,10 +43,19 @@ class Command:
             "--folder", metavar="DIR", help="folder for job files (default: a temporary folder, removed on exit)"
         )
 
+        parser.add_argument(
+            "--interrupt",
+            metavar="JOB",
+            help="take the machines of a running training job away, as happens to spot instances, and return",
+        )
+
     def run(self, options: Namespace) -> int:
         """Serve until Ctrl-C or SIGTERM."""
-        from sm_profiler.local.server import Endpoint, environment_at
+        from sm_profiler.local.server import Endpoint, environment_at, interrupt_at
 
+        if options.interrupt:
+            interrupt_at(options.port, options.interrupt)
+            return DONE
         if options.env and options.port and (environment := environment_at(options.port)):
             print(_exports(environment))
             return DONE

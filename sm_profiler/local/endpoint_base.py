@@ -38,6 +38,17 @@ class EndpointBase(ABC):
     def stop(self) -> None:
         """Stop jobs and endpoint; on return, no process of a job is left."""
 
+    @abstractmethod
+    def interrupt(self, job: str) -> None:
+        """Take the machines of a running training job away, as happens to spot instances.
+
+        With EnableManagedSpotTraining, or while RetryStrategy allows it, the job starts anew with its checkpoints;
+        otherwise it fails.
+
+        Raises:
+            ProfilerError: no such job is running.
+        """
+
     @property
     def url(self) -> str:
         """http://127.0.0.1:port."""

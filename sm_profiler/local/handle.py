@@ -66,6 +66,12 @@ class LocalSageMaker(EndpointBase):
         self._services = Services(found["url"], Path(found["folder"]))
         return self
 
+    def interrupt(self, job: str) -> None:
+        """Take the machines of a running training job away."""
+        from sm_profiler.local.server import interrupt_at  # noqa: PLC0415 - loads moto
+
+        interrupt_at(int(self.url.rpartition(":")[2]), job)
+
     def stop(self) -> None:
         """Stop jobs and endpoint; on return, no process of a job is left."""
         process, self._process, self._services = self._process, None, None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_profiler.local.processing import ProcessingRun
-from sm_profiler.local.records import JsonDict, ProcessingJobRecord, RuleRecord, TrainingJobRecord
+from sm_profiler.local.records import ENDED, JsonDict, ProcessingJobRecord, RuleRecord, TrainingJobRecord
 from sm_profiler.local.services import Services
 from sm_profiler.local.training import TrainingRun
 
@@ -47,6 +47,14 @@ class Jobs:
                 job.profiler_config = {**(job.profiler_config or {}), **config}
             job.rules.extend(rules)
         self._training[job.arn].update_profiler()
+
+    def interrupt_training(self, name: str) -> bool:
+        """Take a running training job's machines away; return False if there is no such job."""
+        with self._lock:
+            runs = [run for run in self._training.values() if run.job.name == name and run.job.status not in ENDED]
+        for run in runs:
+            run.interrupted.set()
+        return bool(runs)
 
     def start_processing(self, job: ProcessingJobRecord) -> None:
         """Run a processing job."""

@@ -123,8 +123,8 @@ class Profiling:
     def _uploader(self, folder: Path, uri: str) -> Uploader:
         return Uploader(folder, open_destination(f"{uri}/profiler-output", client=self._s3), report=self._log)
 
-    def finish(self) -> None:
-        """Stop sampling, upload the remaining files, write the end markers."""
+    def finish(self, *, ended: bool = True) -> None:
+        """Stop sampling, upload the remaining files and, if the job has ended, write the end markers."""
         with self._lock:
             self._done.set()
             self._stop_monitors()
@@ -134,7 +134,7 @@ class Profiling:
         try:
             self._round()
             markers = self._uploader(self._job.folder, uri)
-            problem = "" if markers.put_markers() else markers.error
+            problem = "" if not ended or markers.put_markers() else markers.error
         except Exception as error:  # noqa: BLE001 - uploads must not fail the training
             problem = str(error)
         left = sum(uploader.remaining() for uploader in self._uploaders.values())

@@ -23,6 +23,8 @@ FINAL_RULE_STATUSES = tuple(status.value for status in (Status.NO_ISSUES, Status
 MESSAGES = {
     "Starting": "Launching requested ML instances",
     "Downloading": "Downloading input data",
+    "Interrupted": "The training job was interrupted: its instance was reclaimed",
+    "Restarting": "Restarting the training job after an internal error",
     "Training": "Training image download completed. Training in progress.",
     "Uploading": "Uploading generated training model",
     "Stopping": "Stopping the training job",
@@ -200,7 +202,7 @@ class TrainingJobRecord(JobRecord):
             self.transitions.append(entry)
             self.secondary, self.last_modified_time = secondary, time
             if secondary == "Training":
-                self.start_time = time
+                self.start_time = self.start_time or time  # of the first attempt
             self.status = status or self.status
         reason = f": {self.failure.splitlines()[0]}" if status == "Failed" and self.failure else ""
         self.log_event(f"training job {self.name}: {secondary}{reason}")

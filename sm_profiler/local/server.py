@@ -14,6 +14,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
 from botocore.model import OperationNotFoundError
@@ -35,6 +36,8 @@ MAX_ENVIRONMENT = 65_536  # bytes
 MAX_LOGGED = 500  # characters of an error
 STALLED_S = 120  # without a byte from a client
 ENVIRONMENT_PATH = "/_sm_profiler/environment"
+INTERRUPT_PATH = "/_sm_profiler/interrupt/"  # and the name of a training job
+OWN_PATHS = (ENVIRONMENT_PATH, INTERRUPT_PATH)
 SERVICES = ("s3", "sagemaker", "iam", "sts", "logs", "ecr")
 TRUST = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":{"Service":"sagemaker.amazonaws.com"},"Action":"sts:AssumeRole"}]}'
 
@@ -61,29 +64,54 @@ def environment_at(port: int) -> dict[str, str] | None:
     return {name: found[name] for name in CLIENT_VARIABLES if isinstance(found.get(name), str)}
 
 
+def interrupt_at(port: int, name: str) -> None:
+    """Interrupt a training job of the endpoint that serves this port.
+
+    Raises:
+        ProfilerError: there is no endpoint of this user, or no such job runs there.
+    """
+    if not is_own_listener(port):
+        raise ProfilerError(f"no endpoint of yours serves port {port}")
+    connection = http.client.HTTPConnection(ADDRESS, port, timeout=30)
+    try:
+        connection.request("POST", INTERRUPT_PATH + quote(name, safe=""), headers={"Content-Length": "0"})
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        raise ProfilerError(f"the endpoint on port {port} does not answer: {error}") from error
+    finally:
+        connection.close()
+    if status != HTTPStatus.OK:
+        raise ProfilerError(f"no training job {name} is running")
+
+
 class RequestGuard:
     """Refuses requests of other users and of web pages, which must not start jobs, and those that would exhaust memory.
 
     Args:
         application: moto's application.
         environment: returns the clients' environment.
+        interrupt: interrupts the training job of this name; returns False if none runs.
         log_event: receives a line for each request that failed unexpectedly.
     """
 
     def __init__(
-        self, application: Any, environment: Callable[[], dict[str, str]], log_event: Callable[[str], None]
+        self,
+        application: Any,
+        environment: Callable[[], dict[str, str]],
+        interrupt: Callable[[str], bool],
+        log_event: Callable[[str], None],
     ) -> None:
         self._application, self._environment, self._log_event = application, environment, log_event
+        self._interrupt = interrupt
         self._checked: WeakKeyDictionary[socket.socket, bool] = WeakKeyDictionary()
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
         """Answer or refuse one request."""
         if problem := self._problem(environ):
             return _error(start_response, *problem)
-        if environ.get("PATH_INFO") == ENVIRONMENT_PATH:
-            start_response("200 OK", [("Content-Type", "application/json")])
-            return [json.dumps(self._environment()).encode()]
         try:
+            if environ.get("PATH_INFO", "").startswith(OWN_PATHS):
+                return self._answer(environ, start_response)
             return self._application(environ, start_response)
         except MalformedRequestError as error:
             return _error(start_response, HTTPStatus.BAD_REQUEST, "SerializationException", str(error))
@@ -92,6 +120,16 @@ class RequestGuard:
         except Exception as error:  # noqa: BLE001 - moto may fail on any input, and clients need an answer
             self._log_event(f"request failed: {printable(repr(error)[:MAX_LOGGED])}")
             return _error(start_response, HTTPStatus.INTERNAL_SERVER_ERROR, "InternalFailure", repr(error))
+
+    def _answer(self, environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        """Answer what is no API of AWS's."""
+        path, found = environ["PATH_INFO"], b"{}"
+        if path == ENVIRONMENT_PATH:
+            found = json.dumps(self._environment()).encode()
+        elif environ.get("REQUEST_METHOD") != "POST" or not self._interrupt(path.removeprefix(INTERRUPT_PATH)):
+            return _error(start_response, HTTPStatus.NOT_FOUND, "ResourceNotFound", "no such training job is running")
+        start_response("200 OK", [("Content-Type", "application/json")])
+        return [found]
 
     def _is_own(self, environ: dict[str, Any]) -> bool:
         connection = environ["werkzeug.socket"]
@@ -196,7 +234,10 @@ class Endpoint(EndpointBase):
     def _listen(self, folder: Path) -> None:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         application = RequestGuard(
-            DomainDispatcherApplication(create_backend_app), lambda: self.environment, self._log_event
+            DomainDispatcherApplication(create_backend_app),
+            lambda: self.environment,
+            self._interrupt,
+            self._log_event,
         )
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -230,6 +271,14 @@ class Endpoint(EndpointBase):
         name = ROLE.rpartition("/")[2]
         self.client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=TRUST)
         self.environment = self.services.client_environment()
+
+    def _interrupt(self, job: str) -> bool:
+        return self.jobs.interrupt_training(job)
+
+    def interrupt(self, job: str) -> None:
+        """Take the machines of a running training job away."""
+        if not self._interrupt(job):
+            raise ProfilerError(f"no training job {job} is running")
 
     def stop(self) -> None:
         """Stop jobs and server; on return, no process of a job is left."""

@@ -49,6 +49,10 @@ class JobStoppedError(Exception):
     """The job was stopped or reached its runtime limit; the message is its final secondary status."""
 
 
+class JobInterruptedError(Exception):
+    """The job's machines were taken away."""
+
+
 class TrainingRun(threading.Thread):
     """Life of one training job, which always ends in a final status."""
 
@@ -64,6 +68,9 @@ class TrainingRun(threading.Thread):
         self.profiling: Profiling | None = None
         self.metrics: MetricMatcher | None = None
         self.closing = threading.Event()
+        self.interrupted = threading.Event()  # its machines were taken away
+        self.attempts = 0
+        self.trained_s = 0.0  # in earlier attempts
 
     def run(self) -> None:
         """Run the job to its end."""
@@ -83,11 +90,46 @@ class TrainingRun(threading.Thread):
             self.job.move(ending, status)
 
     def _train(self) -> None:
+        """Run attempts until one is not interrupted."""
+        while not self._finishes_attempt():
+            self._prepare_next_attempt()
+
+    def _finishes_attempt(self) -> bool:
+        """Run an attempt; return False if it was interrupted."""
+        try:
+            self._attempt()
+        except JobInterruptedError:
+            return False
+        return True
+
+    def _prepare_next_attempt(self) -> None:
+        """Begin anew after an interruption, as the service does: checkpoints and the profile on S3 are all that is left.
+
+        Raises:
+            ProfilerError: the request allows no further attempt.
+        """
+        self.interrupted.clear()
+        self.attempts += 1
+        if self.job.request.get("EnableManagedSpotTraining"):
+            self.job.move("Interrupted")
+        elif self.attempts <= self.job.request.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0):
+            self.job.move("Restarting")
+        else:
+            raise ProfilerError("InternalServerError: We encountered an internal error. Please try again.")
+        for host in self.hosts:
+            host.folder.rename(host.folder.with_name(f"{host.name}.attempt-{self.attempts}"))
+        for stream in self.streams:
+            stream.close()
+        if self.metrics is not None:
+            self.metrics.close()
+        self.processes, self.profiling, self.metrics = [], None, None
+
+    def _attempt(self) -> None:
         job, request = self.job, self.job.request
         s3, logs = self.services.client("s3", job.region), self.services.client("logs", job.region)
         job.move("Starting")
         self.hosts = self._make_hosts()
-        started = int(time.time())
+        started = int(time.time()) + self.attempts  # no two attempts share a log stream
         self.streams = [LogStream(logs, TRAINING_GROUP, f"{job.name}/{host.name}-{started}") for host in self.hosts]
         self._make_pythons()
         job.move("Downloading")
@@ -96,10 +138,16 @@ class TrainingRun(threading.Thread):
         job.move("Training")
         self._start_profiling(s3)
         limit = request.get("StoppingCondition", {}).get("MaxRuntimeInSeconds", DEFAULT_MAX_RUNTIME_S)
+        started_s = time.monotonic()
         try:
             if self.programs[0].installs:
                 self._install(self.programs[0])
-            self._run_script(time.monotonic(), limit)
+            self._run_script(started_s, limit - self.trained_s)
+        except JobInterruptedError:
+            self.trained_s += time.monotonic() - started_s
+            self._end_profiling(ended=False)
+            self._upload_checkpoints(s3)
+            raise
         except Exception:
             self._end_profiling()
             with contextlib.suppress(Exception):  # the script's failure is the one to report
@@ -128,7 +176,8 @@ class TrainingRun(threading.Thread):
         """Create one environment for all hosts, or, since the toolkit installs on each host, one for each."""
         toolkit = toolkit_python()
         if toolkit is None:
-            self.pythons = [create_overlay(self.job.folder / "env")] * len(self.hosts)
+            name = f"env.{self.attempts}" if self.attempts else "env"
+            self.pythons = [create_overlay(self.job.folder / name)] * len(self.hosts)
         else:
             self.pythons = [create_overlay(host.folder / "env", toolkit) for host in self.hosts]
 
@@ -251,16 +300,22 @@ class TrainingRun(threading.Thread):
             ending = "MaxRuntimeExceeded"
         if ending:
             self.job.move("Stopping", "Stopping")
-            for process in self.processes:
-                process.stop()
-            for process in self.processes:
-                process.wait()
+            self._stop_processes()
             raise JobStoppedError(ending)
+        if self.interrupted.is_set():
+            self._stop_processes()
+            raise JobInterruptedError
 
-    def _end_profiling(self) -> None:
+    def _stop_processes(self) -> None:
+        for process in self.processes:
+            process.stop()
+        for process in self.processes:
+            process.wait()
+
+    def _end_profiling(self, *, ended: bool = True) -> None:
         if self.profiling is not None:
-            self.profiling.finish()
-        for run in self.rules:
+            self.profiling.finish(ended=ended)
+        for run in self.rules if ended else ():
             run.training_ended()
 
     def _upload_results(self, s3: Any) -> None:
@@ -270,6 +325,9 @@ class TrainingRun(threading.Thread):
             folders = [host.ml / folder for host in self.hosts]
             if pack(folders, archive) or name == "model":
                 upload_file(s3, archive, f"{self.job.output_uri}/{name}.tar.gz")
+        self._upload_checkpoints(s3)
+
+    def _upload_checkpoints(self, s3: Any) -> None:
         checkpoints = self.job.request.get("CheckpointConfig", {}).get("S3Uri")
         if checkpoints:
             for host in self.hosts:
