@@ -1,16 +1,19 @@
 """Work and memory of the live page: of each new minute of a job, of a report, and of a server with many viewers.
 
-python benchmarks/serve.py [--minutes 60] [--nodes 8] [--gpus 8] [--jobs 10] [--viewers 20]
+    python benchmarks/serve.py [--hours 1] [--gpus 64] [--formats json,parquet] [--jobs 10] [--viewers 20] [--keep FOLDER]
 
-A synthetic job is read minute by minute, as its files come. CPU seconds are those of one process; they hardly depend on
-what else the machine does. The job is then opened by a server that is started twice. Afterwards `sm-profiler serve`
-shows other jobs to viewers that poll all of them. `--minutes 1440` makes a day of it.
+A made job is read minute by minute, as its files come, up to and after an hour's quarters; of a longer one, its first
+hours are read at once. CPU seconds are those of one process and of the helpers it started; they hardly depend on what
+else the machine does. The job is then opened by a server that is started twice, and again as a profile in Parquet.
+Afterwards `sm-profiler serve` shows it with smaller jobs to viewers that follow all of them. `--hours 24 --keep /tmp/live`
+makes a day of it, of 2 GB, which a second call reads again.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -26,6 +29,9 @@ from sm_profiler.serve.jobs import find_shown
 from sm_profiler.serve.reading import JobReader
 
 MAKE_JOB = Path(__file__).parents[1] / "tests" / "tools" / "make_job.py"
+GPUS = 8  # of a node
+NEW_MINUTES = 60  # read one by one, at the end of the job
+SPARSE = ["--interval-ms", "5000", "--steps-per-second", "0.25", "--modules", "1"]  # a day of 64 GPUs: 2 GB
 
 
 def minute_of(path: Path) -> int:
@@ -33,33 +39,73 @@ def minute_of(path: Path) -> int:
     return int(path.name.partition("_")[0].partition(".")[0][:10]) // 60
 
 
+def cpu_s() -> float:
+    """Return the CPU seconds of this process and of those it has waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
 def grow(job: Path, to: Path) -> None:
-    """Read a job minute by minute, and print the work."""
-    files = sorted(job.rglob("*.json"), key=lambda path: (minute_of(path), path.name))
+    """Read a job's first part at once and its last hour minute by minute, and print the work."""
+    by_minute: dict[int, list[Path]] = {}
+    for path in job.rglob("*.json"):
+        by_minute.setdefault(minute_of(path), []).append(path)
+    minutes = sorted(by_minute)
+    late = minutes[-NEW_MINUTES:]
+    shutil.rmtree(to, ignore_errors=True)
+    for minute in minutes[: -len(late)]:
+        link(job, to, by_minute[minute])
     reader, reads, reports = JobReader(str(to)), [], []
-    minutes = sorted({minute_of(path) for path in files})
-    marks = {minutes[len(minutes) * part // 4 - 1] for part in (1, 2, 3, 4)}
-    at = 0
-    for minute in minutes:
-        while at < len(files) and minute_of(files[at]) == minute:
-            target = to / files[at].relative_to(job)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(files[at], target)
-            at += 1
-        before = time.process_time()
+    before = cpu_s()
+    reader.read()
+    print(
+        f"first {len(minutes) - len(late)} minutes: {cpu_s() - before:.1f} s of CPU, {reader.files:,} files", flush=True
+    )
+    marks = {late[len(late) * part // 4 - 1] for part in (1, 2, 3, 4)}
+    for minute in late:
+        link(job, to, by_minute[minute])
+        before = cpu_s()
         reader.read()
-        reads.append(time.process_time() - before)
+        reads.append(cpu_s() - before)
         if minute in marks:
-            before = time.process_time()
+            before = cpu_s()
             report = reader.report()
-            middle = time.process_time()
+            middle = cpu_s()
             size = sum(map(len, page_parts(report).values()))
-            reports.append((len(reads), middle - before, time.process_time() - middle, size))
-    quarter = max(len(reads) // 4, 1)
-    first, last = statistics.median(reads[:quarter]), statistics.median(reads[-quarter:])
-    print(f"new minute: {1e3 * first:.0f} ms of CPU in the first quarter of the job, {1e3 * last:.0f} ms in the last")
+            reports.append((minutes.index(minute) + 1, middle - before, cpu_s() - middle, size))
+    print(f"new minute of {len(by_minute[late[0]])} files: {1e3 * statistics.median(reads):.0f} ms of CPU", flush=True)
     for length, computed, rendered, size in reports:
         print(f"report after {length} minutes: {computed:.2f} s of CPU, its page {rendered:.2f} s, {size / 1e3:.0f} kB")
+    with_open_files(job, to, by_minute[late[-1]], reader)
+    print(f"memory of this process: {memory_of(os.getpid()):.0f} MB")
+
+
+def with_open_files(job: Path, to: Path, files: list[Path], reader: JobReader) -> None:
+    """Rewrite the last minute as files that are still written, and print the work of showing them."""
+    for path in files:
+        target = to / path.relative_to(job)
+        if "pevents" not in path.parts:
+            opened = target.with_name(f"{target.name}.tmp")
+        else:
+            time_us, _, rest = path.stem.partition("_")
+            source, _, kind = rest.partition("_")
+            opened = to / "framework" / "pevents" / f"{source}_{kind}_1_0_{time_us}.json.tmp"
+        shutil.copyfile(path, opened)
+    before = cpu_s()
+    reader.read()
+    middle = cpu_s()
+    page_parts(reader.report())
+    print(f"with {len(files)} open files: {1e3 * (middle - before):.0f} ms to notice, {cpu_s() - middle:.2f} s to show")
+    for opened in to.rglob("*.tmp"):
+        opened.unlink()
+
+
+def link(job: Path, to: Path, files: list[Path]) -> None:
+    """Link files of a job."""
+    for path in files:
+        target = to / path.relative_to(job)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.link(path, target)
 
 
 def serve(folder: Path, viewers: int) -> None:
@@ -76,7 +122,7 @@ def serve(folder: Path, viewers: int) -> None:
             first.append(time.perf_counter() - began)
         waiting = set(jobs)
         while waiting:
-            waiting = {job for job in waiting if b'"verdict"' not in opened(f"{address}jobs/{job}/updates").read()}
+            waiting = {job for job in waiting if b'"state":"r' not in opened(f"{address}jobs/{job}/updates").read()}
             time.sleep(0.5)
         streams = [opened(f"{address}jobs/{jobs[number % len(jobs)]}/events") for number in range(viewers)]
         used = cpu_of(server.pid)
@@ -92,7 +138,7 @@ def serve(folder: Path, viewers: int) -> None:
         server.terminate()
 
 
-def open_again(folder: Path, cache: Path) -> None:
+def open_again(folder: Path, cache: Path, label: str) -> None:
     """Show a job, start the server anew, and print how soon its page is there."""
     environment = {**os.environ, "SM_PROFILER_CACHE": str(cache)}
     command = [sys.executable, "-m", "sm_profiler", "serve", str(folder), "--port", "0"]
@@ -104,13 +150,18 @@ def open_again(folder: Path, cache: Path) -> None:
             assert server.stdout is not None
             address = server.stdout.readline().strip()
             began = time.perf_counter()
-            size = len(opened(f"{address}jobs/{job.id}").read())
+            page = opened(f"{address}jobs/{job.id}").read()
             answered = time.perf_counter() - began
-            while b'"state":"running"' not in opened(f"{address}jobs/{job.id}/updates").read():
+            while not any(
+                state in opened(f"{address}jobs/{job.id}/updates").read()
+                for state in (b'"state":"running"', b'"state":"ended"')
+            ):
                 time.sleep(0.5)
             read = time.perf_counter() - began
             print(
-                f"{attempt} start: page of {size / 1e3:.0f} kB after {answered:.2f} s, all files read after {read:.1f} s"
+                f"{label}, {attempt} start: page of {len(page) / 1e3:.0f} kB after {answered:.2f} s, "
+                f"all read after {read:.1f} s, {cpu_of(server.pid):.1f} s of CPU, {memory_of(server.pid):.0f} MB",
+                flush=True,
             )
             server.terminate()
 
@@ -127,39 +178,56 @@ def memory_of(pid: int) -> float:
 
 
 def cpu_of(pid: int) -> float:
-    """Return the CPU seconds of a process."""
+    """Return the CPU seconds of a process and of those it has waited for."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def make(folder: Path, *options: str) -> None:
+    """Make a job unless it is there."""
+    if not folder.exists():
+        command = [sys.executable, str(MAKE_JOB), "--out", str(folder), "--no-end-marker", *options]
+        subprocess.run(command, check=True, capture_output=True)
+
+
+def measure(scratch: Path, options: argparse.Namespace) -> None:
+    """Measure in a folder."""
+    nodes, gpus = -(-options.gpus // GPUS), min(options.gpus, GPUS)
+    minutes = round(60 * options.hours)
+    job = scratch / f"job-{minutes}-{options.gpus}"
+    make(job, "--minutes", str(minutes), "--nodes", str(nodes), "--gpus", str(gpus), *SPARSE)
+    print(f"{minutes} minutes on {nodes} nodes with {gpus} GPUs each", flush=True)
+    if "json" in options.formats:
+        grow(job, scratch / "growing")
+        open_again(scratch / "growing", scratch / f"pages-{os.getpid()}", "JSON")
+    if "parquet" in options.formats:
+        columns = scratch / f"parquet-{minutes}-{options.gpus}"
+        if not columns.exists():
+            command = [sys.executable, "-m", "sm_profiler", "compact", str(job), "--out", str(columns)]
+            subprocess.run(command, check=True, capture_output=True)
+        open_again(columns, scratch / f"pages-of-parquet-{os.getpid()}", "Parquet")
+    served = scratch / "served"
+    shutil.rmtree(served, ignore_errors=True)
+    for number in range(1, options.jobs):
+        make(served / f"job-{number}", "--minutes", "10", "--gpus", "2")
+    if options.jobs:
+        shutil.copytree(job, served / "large", copy_function=os.link)
+        serve(served, options.viewers)
 
 
 def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("minutes", 60), ("nodes", 8), ("gpus", 8), ("jobs", 10), ("viewers", 20)):
+    parser.add_argument("--hours", type=float, default=1)
+    for name, default in (("gpus", 64), ("jobs", 10), ("viewers", 20)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--formats", default="json,parquet")
+    parser.add_argument("--keep", type=Path, help="a folder for the jobs, which a second call reads again")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        job, served = Path(scratch, "job"), Path(scratch, "served")
-        command = [
-            sys.executable,
-            str(MAKE_JOB),
-            "--out",
-            str(job),
-            "--no-end-marker",
-            "--minutes",
-            str(options.minutes),
-        ]
-        subprocess.run(
-            [*command, "--nodes", str(options.nodes), "--gpus", str(options.gpus)], check=True, capture_output=True
-        )
-        print(f"{options.minutes} minutes on {options.nodes} nodes with {options.gpus} GPUs each")
-        grow(job, Path(scratch, "growing"))
-        open_again(Path(scratch, "growing"), Path(scratch, "cache"))
-        for number in range(options.jobs):
-            small = [*command, "--minutes", "10", "--gpus", "2"]
-            small[small.index(str(job))] = str(served / f"job-{number}")
-            subprocess.run(small, check=True, capture_output=True)
-        serve(served, options.viewers)
+        folder = options.keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        measure(folder, options)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from importlib import import_module
 from typing import Any
 
 from sm_profiler.analysis.readers import MetricsReaderBase, S3AlgorithmMetricsReader, S3SystemMetricsReader
 from sm_profiler.analysis.times import us_since_epoch_to_human_readable_time
 from sm_profiler.errors import SourceError
 from sm_profiler.printable import printable
+from sm_profiler.source import open_source
 from sm_profiler.source.job import describe, profiler_output
 from sm_profiler.storage.api_client import create_api_client
 
@@ -72,6 +74,20 @@ class TrainingJob:
             SourceError: the job cannot be described.
         """
         return describe(self.name, client=self.sm_client)
+
+    def report(self, **options: Any) -> Any:
+        """Judge the job by its data so far, and return its report, which a notebook shows inline.
+
+        Args:
+            options: `height` in pixels, and those of `sm_profiler.report.build_report`.
+
+        Raises:
+            SourceError: it has no data yet, or the data cannot be read.
+        """
+        source = open_source(self.profiler_s3_output_path)
+        source.description = self.describe_training_job()
+        # by name: the report is made from this package's data, and must not be needed for it
+        return import_module("sm_profiler.report").show_report(source, **options)
 
     def wait_for_sys_profiling_data_to_be_available(self) -> None:
         """Wait until the first system metrics file exists.

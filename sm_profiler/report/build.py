@@ -136,7 +136,7 @@ def assemble(
         decide(JudgeContext(metrics, rules), broken),
         rules,
         broken=broken,
-        quality=data_quality(source.quality(), metrics.metadata),
+        quality=quality_of(source, metrics.metadata),
         job=job,
         source=getattr(source, "origin", source.uri),
     )
@@ -183,14 +183,30 @@ def sampled_sentence(metrics: JobMetrics) -> str:
     )
 
 
-def data_quality(files: Sequence[Any], metadata: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the `data_quality` object of report.json: files read and repaired, records lost, states of collectors."""
+def quality_of(source: Any, metadata: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the `data_quality` object of a source."""
+    if hasattr(source, "faults"):
+        faults, read = source.faults()
+        return data_quality(faults, metadata, read=read)
+    return data_quality(source.quality(), metadata)
+
+
+def data_quality(files: Sequence[Any], metadata: Sequence[Mapping[str, Any]], *, read: int = 0) -> dict[str, Any]:
+    """Return the `data_quality` object of report.json: files read and repaired, records lost, states of collectors.
+
+    Args:
+        files: outcomes of files.
+        metadata: records with the states of collectors.
+        read: number of further files, which were read completely.
+    """
     states = Counter(file.status for file in files)
+    if read:
+        states["read"] += read
     lost = sum(file.lost for file in files)
     bad = sorted(
         (file for file in files if file.status != "read" or file.lost), key=lambda file: (-file.lost, file.path)
     )
-    total = len(files)
+    total = len(files) + read
     if not total:
         sentence = "No files were read for this report."
     elif not bad:

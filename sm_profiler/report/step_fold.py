@@ -89,9 +89,12 @@ class _LoopEvents(Table):
         return self.start_us + self.duration_us
 
 
-@attrs.define(eq=False)
+@attrs.frozen(eq=False)
 class _Chunk:
-    """Steps of one process and window, with the times that belong to steps of the neighbouring windows."""
+    """Steps of one process and window, with the times that belong to steps of the neighbouring windows.
+
+    No part of it changes, so that copies of a fold share their chunks.
+    """
 
     rows: StepRows
     before: Floats  # shape (columns,): phases of the last step of the previous window
@@ -102,6 +105,9 @@ class _Chunk:
     collected: dict[str, float]  # garbage collections: part of the loop → µs
     stretch: NDArray[np.int8]  # of each step, as in StepSample
     sample: StepSample | None = None  # None: all steps are in `rows`
+
+    def __deepcopy__(self, _: dict[int, Any]) -> _Chunk:
+        return self
 
     def thinned(self, level: int, limit: int) -> _Chunk:
         """Return the chunk with the steps that a level keeps."""
@@ -206,6 +212,10 @@ class StepFold:
             self._levels[node] = max(level, self._levels.get(node, 0))
         self._held += other._held
         self._bound()
+
+    def join(self) -> None:
+        """Join what is held of each process, for a fold that is copied again and again while it grows."""
+        self._join()
 
     def _bound(self) -> None:
         if self._held > self._room:

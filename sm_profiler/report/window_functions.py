@@ -42,7 +42,8 @@ def read_functions(source: Any) -> tuple[FunctionTime, ...]:
     if storage is None:
         return ()
     seconds: dict[Function, float] = defaultdict(float)
-    for info in _files(storage):
+    # listed with the data: a listing of its own would cost as much as the whole job is long, for each report
+    for info in _files(source.other_files):
         with contextlib.suppress(DamagedStatisticsError):
             for function, spent in own_seconds(read_statistics(storage.read(info.key))).items():
                 seconds[function] += spent
@@ -50,10 +51,10 @@ def read_functions(source: Any) -> tuple[FunctionTime, ...]:
     return tuple(FunctionTime(*function, spent) for function, spent in ranked if spent > 0)
 
 
-def _files(storage: Any) -> list[Any]:
+def _files(files: Iterable[Any]) -> list[Any]:
     """Return the files with the statistics of training steps, the first ones."""
     found = []
-    for info in storage.list(f"{layout.FRAMEWORK}/"):
+    for info in files:
         parsed = layout.parse_path(info.key)
         if not isinstance(parsed, layout.PythonStats) or parsed.profiler != CPROFILE or info.size > MAX_BYTES:
             continue

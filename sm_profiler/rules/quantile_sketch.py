@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import attrs
@@ -80,8 +81,14 @@ class QuantileSketch:
         self._pending: list[Floats] = []
         self._pending_count = 0
 
+    def __deepcopy__(self, _: dict[int, Any]) -> QuantileSketch:
+        """Return a sketch that shares the arrays, which never change: a live report copies thousands of sketches."""
+        made = copy(self)
+        vars(made)["_pending"] = list(self._pending)
+        return made
+
     def add(self, values: Floats) -> None:
-        """Add finite values, shape (n,)."""
+        """Add finite values, shape (n,), which stay as they are."""
         if len(values) == 0:
             return
         self.count += len(values)

@@ -7,6 +7,7 @@ later evaluations no longer depend on anything before the series; merging replay
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy, deepcopy
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,17 @@ class RollingSeries:
         self._early_hits, self._late_hits = 0, 0
         self.last_hit: tuple[int, Any] | None = None  # start of the window, evidence
         self.first_us: int | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RollingSeries:
+        """Return a series that shares the arrays, which never change."""
+        made = copy(self)
+        vars(made).update(
+            _head=list(self._head),
+            _counts=dict(self._counts),
+            _tails=dict(self._tails),
+            _late=deepcopy(self._late, memo),
+        )
+        return made
 
     def feed(self, start_us: int, chunk: Chunk) -> int:
         """Append a window's values; return how often they meet the condition."""

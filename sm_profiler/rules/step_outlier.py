@@ -69,6 +69,9 @@ class _LongStep:
     step: int
     breakdown: TimeBreakdown | None = None
 
+    def __deepcopy__(self, _: dict[int, Any]) -> _LongStep:
+        return self
+
     @property
     def order(self) -> tuple[float, float, int]:
         """Sort key: the longest first, of equal ones the earliest."""

@@ -7,6 +7,7 @@ import contextlib
 import html
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from sm_profiler.source.naming import is_account
 
 NICENESS = 10
 RENEWED_S = 600.0  # while it is open
+LIMIT_S = 1800  # of making it; rows that were read until then are kept for the next attempt
 SHOWN_ELSEWHERE = "live://"  # a base for which the page has no links to files of this machine
 MAX_ERROR = 300
 _POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
@@ -36,10 +38,12 @@ class FleetPage:
     Attributes:
         sources: what is served; names of single jobs are left out.
         clock: for tests.
+        limit_s: seconds that making the page may take.
     """
 
     sources: Sequence[str]
     clock: Callable[[], float] = time.monotonic
+    limit_s: int = LIMIT_S
     _scratch: tempfile.TemporaryDirectory[str] | None = None
     _process: subprocess.Popen[bytes] | None = None
     _made: float | None = None
@@ -61,6 +65,7 @@ class FleetPage:
             if self._process is None and (self._made is None or self.clock() - self._made > RENEWED_S):
                 arguments = [
                     str(out),
+                    str(self.limit_s),
                     *(one if "://" in one or is_account(one) else str(Path(one).absolute()) for one in self.places()),
                 ]
                 with (out / "error").open("wb") as errors:
@@ -110,14 +115,27 @@ def make(out: Path, sources: Sequence[str]) -> None:
     temporary.replace(out / "fleet.html")
 
 
+def too_long(*_: object) -> None:
+    """End this process: its server may be gone, or a source may not answer.
+
+    Raises:
+        KeyboardInterrupt: always, so that the index is saved.
+    """
+    raise KeyboardInterrupt
+
+
 def main() -> None:
-    """Make the page: a folder and sources are given on the command line."""
+    """Make the page: folder, time limit and sources are given on the command line."""
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
+    signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(int(sys.argv[2]))
     try:
-        make(Path(sys.argv[1]), sys.argv[2:])
+        make(Path(sys.argv[1]), sys.argv[3:])
     except ProfilerError as error:
         sys.exit(printable(error)[:MAX_ERROR])
+    except KeyboardInterrupt:
+        sys.exit("reading them takes too long; what has been read is kept, and the next attempt goes on from there")
 
 
 if __name__ == "__main__":

@@ -24,12 +24,12 @@ from sm_profiler.serve.reading import JobReader, local_folder
 from sm_profiler.serve.remembered import Remembered, recall, remember
 from sm_profiler.source.opening import NoProfilerDataError
 
-LOCAL_POLL_S = 1.0  # listing a folder costs little
+LOCAL_POLL_S = 0.5  # listing the latest files of a folder costs little
 REMOTE_POLL_S = 10.0
 LINGER_S = 120.0  # a job is followed this long after its last viewer
 FIRST_S = 2.0  # a job that is read faster is shown as a whole
-REPORT_SHARE = 0.25  # of the time may be spent on reports
-LARGE_BYTES, LARGE_S = 30_000, 5.0  # larger parts of the page are renewed at most this often
+REPORT_SHARE = 0.33  # of the time may be spent on reports
+LARGE_BYTES, LARGE_S = 30_000, 1.5  # larger parts of the page are renewed at most this often
 LONGEST_RETRY_S = 60.0
 RESUMED_S = 3.0  # between two looks for a job that has ended and may be resumed
 REMOTE_RESUMED_S = 60.0
@@ -219,7 +219,7 @@ class LiveJob:
             report = self._reader.report()
             rendered = self._rendered(report)
         now, version = self._clock(), self._snapshot.version + 1
-        self._next_report = now + max((now - begun) / REPORT_SHARE, LOCAL_POLL_S / 2)
+        self._next_report = now + max((now - begun) / REPORT_SHARE, LOCAL_POLL_S)
         before, parts, kept = self._snapshot.parts, dict[str, Part](), False
         for key, html in rendered.items():
             old = before.get(key)

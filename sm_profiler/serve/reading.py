@@ -15,6 +15,7 @@ from sm_profiler.monitor.run_state import read_state
 from sm_profiler.report.build import assemble
 from sm_profiler.report.metric_folds import JobInfo, MetricFolds
 from sm_profiler.report.model import Report
+from sm_profiler.report.step_fold import StepFold
 from sm_profiler.rules import ProfilerReport
 from sm_profiler.rules.engine import Slice, others_may_follow
 from sm_profiler.rules.window import WindowCutter
@@ -28,6 +29,7 @@ from sm_profiler.source.profile import Options
 from sm_profiler.storage import LocalStorage
 
 MAX_OPEN_BYTES = 64 << 20  # of files that are still written
+JOIN_AFTER = 32  # reads with news
 
 
 class _WithOpenFiles:
@@ -78,7 +80,7 @@ class JobReader:
     _state: Slice = attrs.field(init=False)
     _cutter: WindowCutter = attrs.field(init=False)
     _open: tuple[tuple[str, int, int], ...] = ()
-    _ending: bool = False
+    _unjoined: int = JOIN_AFTER
 
     @property
     def folder(self) -> Path | None:
@@ -123,12 +125,23 @@ class JobReader:
             progress()
         for window in self._cutter.ready(eager=True):
             self._state.update(window)
+        if found:
+            self._join_steps()
         self.is_intact = True
         if found:
             self.files = len(self._source.files)
         newly_over = finished and not self.over
         self.over = finished
         return self._changed_open_files() or found or newly_over
+
+    def _join_steps(self) -> None:
+        """Keep the steps in few pieces: with one for each process and minute, each report would take longer than the last."""
+        self._unjoined += 1
+        if self._unjoined >= JOIN_AFTER:
+            self._unjoined = 0
+            for fold in self._state.folds:
+                if isinstance(fold, StepFold):
+                    fold.join()
 
     def report(self) -> Report:
         """Return the report of all data so far, those of files that are still written included.

@@ -228,6 +228,12 @@ class ProfileSource:
         found += [FileQuality(item.info.key, READ, 0, "") for item in self._read.ordered()]
         return sorted(found, key=lambda one: one.path)
 
+    def faults(self) -> tuple[list[FileQuality], int]:
+        """Outcomes of the files with faults, and the number of files that were read completely."""
+        return [FileQuality(path, one.status, one.lost, one.reason) for path, one in self._quality.items()], len(
+            self._read
+        )
+
     def metadata(self) -> list[dict[str, Any]]:
         """sm-profiler's own metadata records of the trace files read so far, each with the `node` that wrote it."""
         return [record for path in sorted(self._metadata) for record in self._metadata[path]]

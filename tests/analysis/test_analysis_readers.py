@@ -1,5 +1,6 @@
 """Readers and parsers of single files: the old library's own expectations, on the same real files, under its names."""
 
+import shutil
 import subprocess
 import sys
 from datetime import datetime, timezone
@@ -310,6 +311,18 @@ def test_waits_for_data(training_job, monkeypatch, job, capsys):
     assert asked.get_systems_metrics_reader().get_events(0, 2e15, event_type="cpu")
     assert asked.get_framework_metrics_reader().get_timestamp_of_latest_available_file() > 0
     assert asked.get_config_and_profiler_s3_output_path() == (None, str(training_job))
+
+
+def test_shows_the_report_of_the_data_so_far(training_job, monkeypatch, job):
+    answer = {"TrainingJobStatus": "InProgress", "SecondaryStatus": "Training"}
+    _Clock(monkeypatch, [answer] * 9)
+    asked = TrainingJob("job", "us-east-1")
+    with pytest.raises(SourceError, match="holds no profiler data"):
+        asked.report()
+    shutil.copytree(job, training_job, dirs_exist_ok=True)
+    shown = asked.report(height=500)
+    assert "height: 500px" in shown._repr_html_()
+    assert shown.report.metrics.ranks
 
 
 def test_waiting_ends_with_a_job_without_data(training_job, monkeypatch):

@@ -58,6 +58,10 @@ class Info:
 class Source:
     storage: object
 
+    @property
+    def other_files(self):
+        return self.storage.list("framework/")
+
 
 def statistics(tmp_path):
     profile = cProfile.Profile()

@@ -1,5 +1,6 @@
 """One pass, the event API and merged partial folds give the same results."""
 
+import copy
 import json
 from itertools import count
 
@@ -97,6 +98,28 @@ def test_merging_minutes(tmp_path, options, where):
     first, second, whole = folded(found[:cut]), folded(found[cut:]), folded(found)
     first.merge(second)
     assert_same(first, whole)
+
+
+@pytest.mark.parametrize("scenario", ["step-outliers", "memory-increase"])
+def test_a_copy_goes_its_own_way(tmp_path, scenario):
+    """The live page makes its reports from copies of the folds, which share arrays with them."""
+    options = ("--scenario", scenario, "--nodes", "2", "--gpus", "2", "--minutes", "4")
+    found = list(windows(read(make_job(tmp_path / "job", *options))))
+    half = len(found) // 2
+    first = folded(found[:half])
+    copied = copy.deepcopy(first)
+    for window in found[half:]:
+        copied.update(window)
+    assert_same(copied, folded(found))
+    again = copy.deepcopy(first)
+    again.results()
+    for window in reversed(found[half:]):
+        again.update(window)
+    again.results()
+    assert_same(first, folded(found[:half]))
+    for window in found[half:]:
+        first.update(window)
+    assert_same(first, folded(found))
 
 
 @given(jobs)

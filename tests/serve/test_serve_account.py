@@ -1,5 +1,7 @@
 """Jobs of an account as a source, and the fleet's page of all that is served."""
 
+import subprocess
+import sys
 from functools import partial
 
 import boto3
@@ -133,6 +135,18 @@ def test_an_error_of_the_fleet_is_one_line():
         fleet.close()
     assert page == ""
     assert len(error.splitlines()) == 1
+
+
+def test_making_the_page_of_the_fleet_ends(tmp_path):
+    program = (
+        "import sys, time, sm_profiler.serve.fleet_page as page\n"
+        "page.make = lambda *_: time.sleep(600)\n"
+        f"sys.argv = ['page', {str(tmp_path)!r}, '1', {str(tmp_path)!r}]\n"
+        "page.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "takes too long" in done.stderr
 
 
 def copy(job, to):

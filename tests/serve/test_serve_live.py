@@ -1,10 +1,13 @@
 """A job is followed while it is watched: new files are read once, and errors stay with their job."""
 
+import copy
+
 import pytest
 from serve_helpers import copy_files, data_files, end, make_job, until
 
 from sm_profiler.report import build_report
 from sm_profiler.report.page import page_parts
+from sm_profiler.report.step_fold import StepFold
 from sm_profiler.serve.ending import Ending
 from sm_profiler.serve.jobs import Found
 from sm_profiler.serve.live import LiveJob
@@ -56,6 +59,24 @@ def test_each_file_is_read_once(job, tmp_path, monkeypatch):
     reader.report()
     reader.report()
     assert sorted(read) == sorted(str(path.relative_to(job)) for path in files[-2:])
+
+
+def test_work_of_a_report_does_not_grow_with_the_files_before(job, tmp_path, monkeypatch):
+    """Neither are all files listed again, nor is each minute of each process copied."""
+    folder, files = tmp_path / "job", data_files(job)
+    copy_files(job, folder, files)
+    reader = JobReader(str(folder))
+    monkeypatch.setattr("sm_profiler.serve.reading.JOIN_AFTER", 1)
+    reader.read()
+    listed = []
+    storage = reader._source.storage
+    original = storage.list
+    monkeypatch.setattr(storage, "list", lambda *args: (listed.append(args), original(*args))[1])
+    reader.report()
+    assert listed == []
+    (steps,) = (fold for fold in reader._state.folds if isinstance(fold, StepFold))
+    assert len(steps._chunks) == 1
+    assert copy.deepcopy(steps)._chunks == steps._chunks
 
 
 def test_a_report_leaves_the_state_as_it_was(job):
