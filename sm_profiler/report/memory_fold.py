@@ -83,7 +83,7 @@ class SampleFold:
         """Return process → samples in time order, shape (samples, 1 + values)."""
         for name in self._samples:
             self._thin(name)
-        return {name: np.asarray(samples) for name, samples in self._samples.items()}
+        return {name: np.asarray(samples) for name, samples in sorted(self._samples.items())}
 
 
 class MemoryFold(SampleFold):

@@ -219,8 +219,8 @@ class SampleFold:
     def _add_event(self, process: str, args: _Args, at_us: float) -> None:
         places = _places(args)
         for place, text in zip(places, args.lines, strict=False):
-            if text and len(self._sources) < MAX_NAMES:
-                self._sources[place.file, place.line] = _text(text)
+            if text:
+                self._add_source((place.file, place.line), _text(text))
         sums, course = self._sums.setdefault(process, {}), self._course.setdefault(process, Course())
         middle_us = round(at_us - (min(args.seconds, MAX_PERIOD) if args.seconds > 0 else 0.0) / 2 * 1e6)
         for one in _stacks(args, places):
@@ -229,6 +229,15 @@ class SampleFold:
                 course.add((one.phase, one.places[-1]), middle_us, one.microseconds, one.count)
         self._add_waits(process, [round(one * 1e3) for one in args.waited_ms if 0 <= one <= MAX_SECONDS * 1e3])
         self._bound(process)
+
+    def _add_source(self, place: tuple[str, int], text: str) -> None:
+        """Keep a line's text: of several, and of too many lines, those that any order of a job's parts keeps."""
+        self._sources[place] = max(text, self._sources.get(place, ""))
+        if len(self._sources) > 2 * MAX_NAMES:
+            self._bound_sources()
+
+    def _bound_sources(self) -> None:
+        self._sources = dict(sorted(self._sources.items())[:MAX_NAMES])
 
     def _add_waits(self, process: str, waited: Sequence[int]) -> None:
         before = self._waited.get(process, [0, 0])
@@ -257,13 +266,13 @@ class SampleFold:
         for process, waited in other._waited.items():
             self._add_waits(process, waited)
         for place, text in other._sources.items():
-            if len(self._sources) < MAX_NAMES:
-                self._sources[place] = text
+            self._add_source(place, text)
 
     def result(self) -> Samples:
         """Return all stacks."""
-        waited = {process: (usual / 1e6, long / 1e6) for process, (usual, long) in self._waited.items()}
-        return Samples(tuple(sorted(self._each(), key=_rank)), dict(self._sources), copy.deepcopy(self._course), waited)
+        self._bound_sources()
+        waited = {process: (usual / 1e6, long / 1e6) for process, (usual, long) in sorted(self._waited.items())}
+        return Samples(tuple(sorted(self._each(), key=_rank)), dict(self._sources), copy.deepcopy(dict(sorted(self._course.items()))), waited)
 
     def _each(self) -> Iterable[Sampled]:
         for process, sums in self._sums.items():

@@ -51,6 +51,8 @@ __all__ = [
     "spread_results",
 ]  # fmt: skip
 
+# Durations are multiples of 1 / 1024 µs, so that their sums are exact, and the same in any order, up to 100 days.
+_FRACTION = 1024
 _COLLECTIVES = ("nccl", "allreduce", "all_reduce", "allgather", "reducescatter", "reduce_scatter", "broadcast")
 
 
@@ -81,7 +83,8 @@ class _LoopEvents(Table):
     @classmethod
     def of(cls, events: EventColumns) -> _LoopEvents:
         """Return the events."""
-        return cls(*(getattr(events, field.name) for field in attrs.fields(cls)))
+        found = cls(*(getattr(events, field.name) for field in attrs.fields(cls)))
+        return attrs.evolve(found, duration_us=np.rint(found.duration_us * _FRACTION) / _FRACTION)
 
     @property
     def end_us(self) -> Floats:
@@ -152,7 +155,7 @@ class StepFold:
         self._chunks: dict[tuple[str, int], _Chunk] = {}
         self._overhead: dict[str, float] = {}
         self._pids: dict[str, set[int]] = {}
-        self._loader = LoaderSettings()
+        self._loader = (-np.inf, -1, -1)  # of the latest event: its start, workers, pinned memory
         self._levels: dict[str, int] = {}
         self._held, self._room = 0, MAX_STEPS * 3 // 2  # steps, and how many may be held until some are left out
 
@@ -174,8 +177,10 @@ class StepFold:
     def _remember_loader(self, events: EventColumns, kinds: NDArray[np.int8]) -> None:
         known = (events.num_workers >= 0) & (kinds != _STEP)
         if known.any():
-            row = int(np.flatnonzero(known)[-1])
-            self._loader = LoaderSettings(int(events.num_workers[row]), int(events.pin_memory[row]))
+            last = float(events.start_us[known].max())
+            known &= events.start_us == last
+            settings = zip(events.num_workers[known].tolist(), events.pin_memory[known].tolist(), strict=True)
+            self._loader = max(self._loader, *((last, *one) for one in settings))
 
     def _add(
         self, node: str, at_us: int, events: _LoopEvents, kinds: NDArray[np.int8], modes: NDArray[np.int8]
@@ -207,7 +212,7 @@ class StepFold:
             self._overhead[node] = self._overhead.get(node, 0.0) + spent
         for node, pids in other._pids.items():
             self._pids.setdefault(node, set()).update(pids)
-        self._loader = other._loader if other._loader.num_workers >= 0 else self._loader
+        self._loader = max(self._loader, other._loader)
         for node, level in other._levels.items():
             self._levels[node] = max(level, self._levels.get(node, 0))
         self._held += other._held
@@ -271,9 +276,9 @@ class StepFold:
         return StepSummary(
             steps,
             {node: (joined[node].first_us, joined[node].last_us) for node in steps},
-            self._loader,
-            dict(self._overhead),
-            {node: len(pids) for node, pids in self._pids.items()},
+            LoaderSettings(*self._loader[1:]),
+            dict(sorted(self._overhead.items())),
+            {node: len(pids) for node, pids in sorted(self._pids.items())},
             {node: joined[node].declared for node in steps if joined[node].declared},
             {node: joined[node].collected for node in steps if joined[node].collected},
             found,

@@ -11,7 +11,7 @@ import numpy as np
 
 from sm_profiler.formats.columns import EventColumns, Floats, Ints, Mask, SystemColumns
 from sm_profiler.rules.builtin import BuiltinRule
-from sm_profiler.rules.grouping import CPU_UTILIZATION, GPU_UTILIZATION, IO_WAIT, node_groups
+from sm_profiler.rules.grouping import CPU_UTILIZATION, GPU_UTILIZATION, IO_WAIT, is_numbered, node_groups
 from sm_profiler.rules.parameters import count, percentile
 from sm_profiler.rules.results import KeyOrder, RuleResult
 from sm_profiler.rules.time_breakdown import Breakdown, SwappedTimeBreakdown, TimeBreakdown
@@ -136,8 +136,9 @@ class Bottleneck(BuiltinRule):
             times = self._add_points(system[in_order], node, counts, idle[in_order], hot[in_order])
             if times:
                 own_events = node_groups(window.events.node) if own_events is None else own_events
-                # A single node's events are its own, even if no process has its name.
-                everything = np.arange(len(window.events) if len(own_rows) == 1 else 0)
+                # A single node's events are its own, even if no process has its name; a numbered node has others.
+                alone = len(own_rows) == 1 and not is_numbered(node)
+                everything = np.arange(len(window.events) if alone else 0)
                 counts.breakdown = counts.breakdown or TimeBreakdown()
                 add_events_at(counts.breakdown, window.events, np.asarray(times), own_events.get(node, everything))
         self._datapoints += counts.datapoints - before[0]
@@ -163,8 +164,10 @@ class Bottleneck(BuiltinRule):
         hot_cores = names_per_point(rows, sample_of_row, hot, len(times))
         self._idle_points += int((idle_gpus > 0).sum())
         found = np.flatnonzero((idle_gpus > 0) & (hot_cores > 0))
-        for sample in found[: max(MAX_LISTED - len(self._listed), 0)]:
+        for sample in found:
             self._listed[float(times[sample]), node] = int(idle_gpus[sample]), int(hot_cores[sample])
+        if len(self._listed) > 2 * MAX_LISTED:
+            self._keep_earliest()
         counts.bottlenecks += len(found)
         return [float(time_s) for time_s in times[found]]
 
@@ -174,13 +177,19 @@ class Bottleneck(BuiltinRule):
         self._bottlenecks += other._bottlenecks
         self._idle_points += other._idle_points
         self._saw_gpu = self._saw_gpu or other._saw_gpu
-        self._listed = dict(sorted({**self._listed, **other._listed}.items())[:MAX_LISTED])
+        self._listed |= other._listed
+        self._keep_earliest()
         self._totals = _Totals()
         for start_us, theirs in other._windows.items():
             self._windows.setdefault(start_us, _WindowCounts()).merge(theirs)
 
+    def _keep_earliest(self) -> None:
+        """Bound the list: which points it keeps depends neither on the order of arrival nor on the parts of a job."""
+        self._listed = dict(sorted(self._listed.items())[:MAX_LISTED])
+
     def result(self) -> RuleResult:
         """Evaluate window by window, in the order of time."""
+        self._keep_earliest()
         # Totals of all windows but the last are kept between calls: only the last one can still grow.
         starts = sorted(self._windows)
         for start_us in starts[self._totals.windows : -1]:

@@ -205,7 +205,8 @@ class Dataloader(BuiltinRule):
             parallel = int(self._parallel.quantiles([0.5])[0]) if self._parallel.count else 0
             times = LoadingTimes.of(self._seconds) if self._seconds.count else None
             by_node = dict(sorted(shares.items(), key=lambda item: natural_key(item[0])))
-            details = DataloaderDetails(dict(self._settings), cores, parallel, times, by_node)
+            settings = dict(sorted(self._settings.items()))
+            details = DataloaderDetails(settings, cores, parallel, times, by_node)
         return self._result(int(violations > 0), violations, self._events, details, self._missing())
 
     def _violations_of(self, node: str, workers: int | None, waiting_share: float) -> int:
@@ -220,7 +221,7 @@ class Dataloader(BuiltinRule):
     def _waiting_shares(self) -> dict[str, float]:
         """Return the share of each node's loops spent waiting for batches; recorded waits come before iterations."""
         sums: dict[str, list[float]] = {}
-        for (process, phase), waits in self._waits.items():
+        for (process, phase), waits in sorted(self._waits.items()):
             if phase == event_names.DATALOADER_WAIT or (process, event_names.DATALOADER_WAIT) not in self._waits:
                 of_node = sums.setdefault(node_of(process), [0.0, 0.0])
                 of_node[0] += waits.waited_us

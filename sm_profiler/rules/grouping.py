@@ -70,6 +70,11 @@ def node_of(process: str) -> str:
     return match[1] if match else re.sub(r"^\d+-|-\d+$", "", process)
 
 
+def is_numbered(node: str) -> bool:
+    """Return whether a node has the form of SageMaker's names, as the names of its processes then have."""
+    return _NODE.match(node) is not None
+
+
 def node_groups(processes: Category) -> dict[str, Ints]:
     """Return node → the numbers of its rows, for the column of the rows' processes."""
     names = [node_of(process) for process in processes.values]

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
 import numpy as np
 
 from sm_profiler.formats.columns import EventColumns, Ints
 from sm_profiler.rules.builtin import BuiltinRule
 from sm_profiler.rules.results import KeyOrder, RuleResult
-from sm_profiler.rules.time_breakdown import EventClass, TimeBreakdown, classes_of, in_order
+from sm_profiler.rules.time_breakdown import (
+    UNITS,
+    EventClass,
+    OrderedTimeBreakdown,
+    TimeBreakdown,
+    classes_of,
+    in_order,
+)
 from sm_profiler.rules.window import EvaluationWindow
 
 OTHERS = "others"
@@ -64,7 +73,7 @@ class OverallFrameworkMetrics(BuiltinRule):
         breakdown = TimeBreakdown()
         breakdown.merge(self._breakdown)
         if breakdown.steps:
-            breakdown.steps[OTHERS] = sum(loop.outside_us for loop in self._loops.values())
+            breakdown.steps[OTHERS] = UNITS * math.fsum(loop.outside_us for loop in self._loops.values())
         missing = None if self._breakdown else "no framework data"
         return self._result(0, 0, 0, breakdown.shares(), missing)
 
@@ -82,6 +91,7 @@ class ServiceOverallFrameworkMetrics(OverallFrameworkMetrics, service_of=Overall
     def start(self) -> None:
         """Set up the state of the fold."""
         super().start()
+        self._breakdown = OrderedTimeBreakdown()
         self._loop_start_us: float | None = None
         self._order = KeyOrder()
 
@@ -99,8 +109,8 @@ class ServiceOverallFrameworkMetrics(OverallFrameworkMetrics, service_of=Overall
         rows = np.flatnonzero(classes_of(events) == EventClass.STEP)
         if len(rows) == 0:
             return
-        in_steps = sum(value for name, value in before.items() if name != OTHERS)
-        others = before.get(OTHERS, 0.0)
+        in_steps = sum(value for name, value in before.items() if name != OTHERS) / UNITS
+        others = before.get(OTHERS, 0.0) / UNITS
         columns = (events.start_us, events.duration_us, events.end_us, gpu_phases_at)
         for start_us, duration_us, end_us, gpus in zip(*(each[rows].tolist() for each in columns), strict=True):
             self._loop_start_us = start_us if self._loop_start_us is None else self._loop_start_us
@@ -108,7 +118,7 @@ class ServiceOverallFrameworkMetrics(OverallFrameworkMetrics, service_of=Overall
             others = (end_us - self._loop_start_us) - (in_steps + others) / max(gpus, 1)
         names = [name for name in self._breakdown.steps if name != OTHERS]
         place = names if OTHERS in before else [names[0], OTHERS, *names[1:]]
-        values = {**self._breakdown.steps, OTHERS: others}
+        values = {**self._breakdown.steps, OTHERS: others * UNITS}
         order = list(before) + [name for name in place if name not in before]
         self._breakdown.steps = {name: values[name] for name in order}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import numpy as np
@@ -16,6 +16,7 @@ from sm_profiler.rules.results import KeyOrder, KeysInOrder
 MIN_OPERATOR_SHARE = 2.0  # percent: operators with less are left out of the report
 COLLECTIVE_TIMELINES = ("horovod", "smdataparallel")
 FEW_EVENTS = 32  # up to so many events are added one by one
+UNITS = 1024  # of a microsecond: sums are whole numbers of them, so that they do not depend on the order of their terms
 _NO_EVENTS = EventColumns.empty()
 
 
@@ -107,7 +108,13 @@ class Breakdown:
 
 
 class TimeBreakdown:
-    """Sums of durations in microseconds by class of event; each dict in order of first appearance."""
+    """Sums of durations in UNITS by class of event; each dict in order of first appearance.
+
+    Attributes:
+        in_order: show keys in that order, which depends on the order of a job's parts; else the largest first.
+    """
+
+    in_order: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.cpu_phases: dict[str, float] = {}
@@ -136,7 +143,7 @@ class TimeBreakdown:
         phase = events.phase if rows is None else events.phase[rows]
         name = events.name if rows is None else events.name[rows]
         durations = events.duration_us if rows is None else events.duration_us[rows]
-        durations = durations if weights is None else durations * weights
+        durations = in_units(durations) if weights is None else in_units(durations) * weights
         classes = classes_of(events, rows)
         present = np.bincount(classes, minlength=len(EventClass)) > 0
         for each, by_phase, by_name in self._sums_by_class():
@@ -148,13 +155,13 @@ class TimeBreakdown:
                     add_sums(by_name, name[own], durations[own])
         for each, title in PASSES.items():
             if present[each]:
-                self.passes[title] = self.passes.get(title, 0) + float(durations[classes == each].sum())
+                self.passes[title] = self.passes.get(title, 0) + int(durations[classes == each].sum())
 
     def _add_one_by_one(self, events: EventColumns, rows: Ints) -> None:
         """Add a handful of events, as one step usually has: several times as fast as columns."""
         texts = (events.phase, events.name, events.kind)
         phases, names, timelines = ([each.values[code] for code in each.codes[rows].tolist()] for each in texts)
-        durations = events.duration_us[rows]
+        durations = in_units(events.duration_us[rows]).astype(np.int64)
         classes = [class_of_phase(phase) for phase in phases]
         sums: dict[int, tuple[dict[str, float], dict[str, float]]] = {}
         for index, (phase, name, timeline, duration) in enumerate(
@@ -163,8 +170,8 @@ class TimeBreakdown:
             if classes[index] == EventClass.GENERAL and timeline.startswith(COLLECTIVE_TIMELINES):
                 classes[index] = EventClass.COLLECTIVE
             by_phase, by_name = sums.setdefault(classes[index], ({}, {}))
-            by_phase[phase] = by_phase.get(phase, 0.0) + duration
-            by_name[name] = by_name.get(name, 0.0) + duration
+            by_phase[phase] = by_phase.get(phase, 0) + duration
+            by_name[name] = by_name.get(name, 0) + duration
         for each, *totals in self._sums_by_class():
             for total, new in zip(totals, sums.get(each, ({}, {})), strict=True):
                 if total is not None:
@@ -172,7 +179,7 @@ class TimeBreakdown:
         for each, title in PASSES.items():
             if each in sums:
                 of_pass = durations[[own == each for own in classes]]
-                self.passes[title] = self.passes.get(title, 0) + float(of_pass.sum())
+                self.passes[title] = self.passes.get(title, 0) + int(of_pass.sum())
 
     def _sums_by_class(self) -> tuple[tuple[EventClass, dict[str, float] | None, dict[str, float] | None], ...]:
         """Return the sums by phase and by name that each class adds to."""
@@ -194,16 +201,24 @@ class TimeBreakdown:
         both = len(self.passes) == len(PASSES)
         return Breakdown(
             self._ratio(),
-            dict(self.cpu_operators),
-            dict(self.gpu_operators),
-            percentages(self.steps),
-            percentages(self.general),
+            {key: value / UNITS for key, value in self._shown(self.cpu_operators).items()},
+            {key: value / UNITS for key, value in self._shown(self.gpu_operators).items()},
+            percentages(self._shown(self.steps)),
+            percentages(self._shown(self.general)),
             percentages({title: self.passes[title] for title in PASSES.values()}) if both else None,
-            percentages(_main_operators(self.collectives)) if self.collectives else None,
+            percentages(_main_operators(self._shown(self.collectives))) if self.collectives else None,
         )
 
     def _ratio(self) -> dict[str, float]:
-        return percentages({**self.gpu_phases, **self.cpu_phases})
+        return percentages(self._shown({**self.gpu_phases, **self.cpu_phases}))
+
+    def _shown(self, sums: dict[str, float]) -> dict[str, float]:
+        return sums if self.in_order else dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
+
+
+def in_units(durations_us: Floats) -> Floats:
+    """Return durations in UNITS, whole numbers."""
+    return np.rint(durations_us * UNITS)
 
 
 def _add_to(sums: dict[str, float], more: dict[str, float]) -> None:
@@ -212,7 +227,7 @@ def _add_to(sums: dict[str, float], more: dict[str, float]) -> None:
 
 
 def add_sums(sums: dict[str, float], category: Category, values: Floats) -> None:
-    """Add values to the sums of their texts; new texts in order of first appearance."""
+    """Add whole numbers to the sums of their texts; new texts in order of first appearance."""
     size = len(category.values)
     totals = np.bincount(category.codes, values, minlength=size)
     first = np.full(size, -1, np.int64)
@@ -220,7 +235,7 @@ def add_sums(sums: dict[str, float], category: Category, values: Floats) -> None
     present = np.flatnonzero(first >= 0)
     for code in present[np.argsort(first[present])]:
         key = category.values[code]
-        sums[key] = sums.get(key, 0) + float(totals[code])
+        sums[key] = sums.get(key, 0) + int(totals[code])
 
 
 def percentages(sums: dict[str, float]) -> dict[str, float]:
@@ -242,7 +257,13 @@ def int_if_whole(value: float) -> float:
 # --- compat="service" ------------------------------------------------------------------------------------------------
 
 
-class SwappedTimeBreakdown(TimeBreakdown):
+class OrderedTimeBreakdown(TimeBreakdown):
+    """A breakdown with its keys in order of first appearance."""
+
+    in_order = True
+
+
+class SwappedTimeBreakdown(OrderedTimeBreakdown):
     """A breakdown with the labels of CPU and GPU time the wrong way round, as some rules of the service have it."""
 
     def _ratio(self) -> dict[str, float]:
