@@ -272,7 +272,12 @@ class SampleFold:
         """Return all stacks."""
         self._bound_sources()
         waited = {process: (usual / 1e6, long / 1e6) for process, (usual, long) in sorted(self._waited.items())}
-        return Samples(tuple(sorted(self._each(), key=_rank)), dict(self._sources), copy.deepcopy(dict(sorted(self._course.items()))), waited)
+        return Samples(
+            tuple(sorted(self._each(), key=_rank)),
+            dict(self._sources),
+            copy.deepcopy(dict(sorted(self._course.items()))),
+            waited,
+        )
 
     def _each(self) -> Iterable[Sampled]:
         for process, sums in self._sums.items():

@@ -108,6 +108,7 @@ class _Chunk:
     collected: dict[str, float]  # garbage collections: part of the loop → µs
     stretch: NDArray[np.int8]  # of each step, as in StepSample
     sample: StepSample | None = None  # None: all steps are in `rows`
+    late: bool = False  # some arrived after later ones
 
     def __deepcopy__(self, _: dict[int, Any]) -> _Chunk:
         return self
@@ -255,6 +256,11 @@ class StepFold:
             if common and self._levels.get(node, 0) == common - 1 and len(self._chunks[key].rows):
                 self._levels[node] = common
                 self._chunks[key] = self._chunks[key].thinned(common, MAX_STEPS)
+
+    def depends_on_order(self) -> bool:
+        """Return whether other steps are kept if nodes are merged later: some are left out, and others came late."""
+        late = any(self._chunks[key].late for key in self._join().values())
+        return late and (self._held > MAX_STEPS or bool(self._levels))
 
     def result(self) -> StepSummary:
         """Return all steps so far, each process in time order; from then on the fold holds the same arrays."""
@@ -539,13 +545,15 @@ def _joined(chunks: list[_Chunk]) -> _Chunk:
     if any(chunk.sample is not None for chunk in chunks):
         filled = [chunk for chunk in chunks if len(chunk.rows)]
         sample = StepSample.joined([one.sampled for one in filled], rows)
-    if np.any(np.diff(rows.start) < 0):  # a file arrived late
+    late = bool(np.any(np.diff(rows.start) < 0))
+    if late:
         order = np.argsort(rows.start, kind="stable")
         rows, stretch = rows[order], stretch[order]
         sample = sample.sorted(order) if sample is not None else None
     declared, collected = _summed([one.declared for one in chunks]), _summed([one.collected for one in chunks])
     first_us, last_us = min(chunk.first_us for chunk in chunks), max(chunk.last_us for chunk in chunks)
-    return _Chunk(rows, before, after, first_us, last_us, declared, collected, stretch, sample)
+    late = late or any(chunk.late for chunk in chunks)
+    return _Chunk(rows, before, after, first_us, last_us, declared, collected, stretch, sample, late)
 
 
 def _summed(each: list[dict[str, float]]) -> dict[str, float]:

@@ -298,7 +298,7 @@ class SystemFold:
         none = float("nan")
         return SystemSeries(
             dict(sorted(self._series.items(), key=lambda item: [natural_key(text) for text in item[0]])),
-            {node: len(names) for node, names in self._cores.items()},
+            {node: len(self._cores[node]) for node in sorted(self._cores, key=natural_key)},
             float(self._first) if self._rows else none,
             float(self._last) if self._rows else none,
             self._rows,

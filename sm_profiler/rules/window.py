@@ -233,6 +233,14 @@ class WindowCutter:
                 return  # the names of files promise later data than they contain
             yield from self._cut_next()
 
+    def passed(self, minute_us: int) -> Iterator[EvaluationWindow]:
+        """Yield the windows that are complete, those without data too, once some file of this minute has been read.
+
+        For a cutter that gets the rows of some nodes only: files of the others tell the time.
+        """
+        while self._next_us is not None and minute_us >= self._next_us + self.length_us + LOOK_AHEAD_US:
+            yield from self._cut_next()
+
     def rest(self) -> Iterator[EvaluationWindow]:
         """Yield all remaining windows: no more rows will be added."""
         while self._next_data_us() is not None:

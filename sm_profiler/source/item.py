@@ -22,6 +22,12 @@ Order: TypeAlias = tuple[int, bool, int, str]
 _HOST = re.compile(r"algo-(\d{1,9})(?!\d)")
 
 
+def host_of(node: str) -> int:
+    """Return the number of a node or process: 1 for `algo-1`; 0 for a name of another form."""
+    match = _HOST.match(node)
+    return int(match[1]) if match else 0
+
+
 @attrs.frozen
 class Item:
     """A file with data.
@@ -51,8 +57,7 @@ class Item:
     @property
     def host(self) -> int:
         """Number of the host: 1 for `algo-1`; 0 for a name of another form."""
-        match = _HOST.match(self.node)
-        return int(match[1]) if match else 0
+        return host_of(self.node)
 
     @property
     def order(self) -> Order:

@@ -305,6 +305,19 @@ class OrderedItems(Sequence[Item]):
         """Return some of the items, given by a mask or by their places in ascending order."""
         return OrderedItems(self._names, self._packed, self._objects, self._places[rows])
 
+    @property
+    def hosts(self) -> Ints:
+        """Number of the host of each item."""
+        of_streams = [
+            self._names.item([0, 0, 0.0, number, 0, b""]).host for number in range(len(self._names.stream_list))
+        ]
+        found = np.asarray(of_streams or [0], np.int64)[
+            self._packed.stream[np.maximum(self._places, 0)] if len(self._packed) else np.zeros(len(self), np.int64)
+        ]
+        for place in np.flatnonzero(self._places < 0):
+            found[place] = self._objects[-1 - int(self._places[place])].host
+        return found
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(Item.__eq__, self, other))
 

@@ -15,11 +15,12 @@ from shuffled_executor import ShuffledExecutor
 from sm_profiler.compact import compact
 from sm_profiler.errors import SourceError
 from sm_profiler.report import build_report, step_fold, step_sample
-from sm_profiler.report.scaling import codec, folding, part
+from sm_profiler.report.scaling import codec, folding, part, plan
 from sm_profiler.report.scaling.plan import plan_parts
 from sm_profiler.report.write import to_json
 from sm_profiler.rules import engine
 from sm_profiler.source import open_source
+from sm_profiler.source.item_table import ItemTable
 from sm_profiler.storage import LocalStorage
 
 MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
@@ -64,6 +65,17 @@ def folded(where, executor, **options):
     return folding.fold_with(source, executor, parameters={}, interval_us=60_000_000, **options)
 
 
+def seen_parts(monkeypatch):
+    """Return a list that receives the parts of each way in which a job is cut."""
+    seen, real = [], folding._folded
+    monkeypatch.setattr(
+        folding,
+        "_folded",
+        lambda source, pool, cut, planned: (seen.append(planned), real(source, pool, cut, planned))[1],
+    )
+    return seen
+
+
 @pytest.mark.parametrize(
     "scenario", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in SCENARIOS]
 )
@@ -72,28 +84,38 @@ def test_every_scenario_has_the_digits_of_one_process(make_job, scenario):
     assert text(job, executor=ShuffledExecutor(1)) == text(job)
 
 
-def test_sampled_steps_have_the_digits_of_one_process(make_job, monkeypatch):
-    job = make_job("--minutes", "26", "--nodes", "2", "--horovod", "--start-epoch", "1700000017", *SPARSE)
+@pytest.mark.parametrize("groups", [1, 3])
+def test_sampled_steps_have_the_digits_of_one_process(make_job, monkeypatch, groups):
+    job = make_job("--minutes", "26", "--nodes", "3", "--horovod", "--start-epoch", "1700000017", *SPARSE)
     for module in (step_sample, step_fold):
         monkeypatch.setattr(module, "MAX_STEPS", 200)
     monkeypatch.setattr(step_sample, "MIN_STEPS", 16)
     whole = text(job)
     assert "judged_steps" in whole
+    monkeypatch.setattr(ShuffledExecutor, "_max_workers", groups)
+    cut = seen_parts(monkeypatch)
     assert text(job, executor=ShuffledExecutor(3)) == whole
+    assert [len({one.group for one in planned}) for planned in cut] == [groups]
 
 
 def check(make_job, monkeypatch, drawn):
-    """Compare for drawn numbers of parts, lengths of slices and windows, and orders of arrival."""
-    parts, length, seed, interval = drawn
-    job = make_job("--minutes", "26", "--nodes", "2", "--horovod", "--start-epoch", "1700000017", *SPARSE)
+    """Compare for drawn numbers of parts and groups of nodes, lengths of slices and windows, and orders of arrival."""
+    parts, groups, length, seed, interval = drawn
+    job = make_job("--minutes", "26", "--nodes", "3", "--horovod", "--start-epoch", "1700000017", *SPARSE)
     monkeypatch.setattr(engine, "SLICE_WINDOWS", length)
     monkeypatch.setattr(folding, "PARTS_PER_WORKER", parts)
+    monkeypatch.setattr(folding, "groups_needed", lambda _: groups)
+    monkeypatch.setattr(ShuffledExecutor, "_max_workers", min(groups, 2))
     parameters = {"scan_interval_us": interval}
     assert text(job, parameters=parameters, executor=ShuffledExecutor(seed)) == text(job, parameters=parameters)
 
 
 DRAWN = st.tuples(
-    st.integers(1, 6), st.integers(1, 7), st.integers(0, 100), st.sampled_from([30_000_000, 60_000_000, 90_000_000])
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.integers(1, 7),
+    st.integers(0, 100),
+    st.sampled_from([30_000_000, 60_000_000, 90_000_000]),
 )
 HERE = [HealthCheck.function_scoped_fixture]
 
@@ -163,6 +185,86 @@ def test_late_and_long_events_count_in_the_same_window(make_job, tmp_path):
         next((job / "framework/pevents").iterdir()).joinpath(name).write_text(json.dumps(rows))
     assert folded(job, ShuffledExecutor()) is not None
     assert text(job, executor=ShuffledExecutor()) == text(job)
+
+
+def write_steps(job, node, rank, spans_s):
+    """Add files with one step each, from a moment to another; they have the names of their ends."""
+    start = 1_700_000_000_000_000
+    for begin_s, end_s in spans_s:
+        name = f"{start + end_s * 1_000_000}_{rank}-{node}_pythontimeline.json"
+        step = {
+            "name": "Step:ModeKeys.TRAIN",
+            "ph": "X",
+            "pid": 1,
+            "ts": begin_s * 10**6,
+            "dur": (end_s - begin_s) * 10**6,
+        }
+        rows = [
+            {"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": start}},
+            {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "Step:ModeKeys.TRAIN"}},
+            step,
+        ]
+        folder = next((job / "framework/pevents").iterdir())
+        (folder / name).write_text(json.dumps(rows))
+
+
+def test_files_of_other_nodes_tell_which_events_are_late(make_job, tmp_path, monkeypatch):
+    job = shutil.copytree(
+        make_job("--minutes", "26", "--nodes", "3", "--horovod", "--start-epoch", "1700000017", *SPARSE),
+        tmp_path / "job",
+    )
+    for file in job.rglob("*algo-2*.json"):  # a node that says nothing for ten minutes
+        seconds = int(file.name.partition("." if "system" in file.parts else "_")[0][:10]) - 1_700_000_000
+        if 420 <= seconds < 1020:
+            file.unlink()
+    write_steps(job, "algo-2", 9, [(450, 1150), (900, 1190), (1300, 1301)])
+    whole, cut = text(job), seen_parts(monkeypatch)
+    assert text(job, executor=ShuffledExecutor(2)) == whole
+    assert [len({one.group for one in planned}) for planned in cut] == [3]
+
+
+def test_rows_of_another_node_than_their_file_are_not_divided_by_node(make_job, tmp_path, monkeypatch):
+    job = shutil.copytree(
+        make_job("--minutes", "26", "--nodes", "3", "--horovod", "--start-epoch", "1700000017", *SPARSE),
+        tmp_path / "job",
+    )
+    file = sorted(job.glob("system/**/*algo-2*.json"))[7]
+    file.write_text(file.read_text().replace("algo-2", "algo-3"))
+    cut = seen_parts(monkeypatch)
+    assert text(job, executor=ShuffledExecutor(2)) == text(job)
+    assert [len({one.group for one in planned}) for planned in cut] == [3, 1]
+
+
+def test_minute_of_which_nothing_can_be_read_is_not_divided_by_node(make_job, tmp_path, monkeypatch):
+    job = shutil.copytree(
+        make_job("--minutes", "26", "--nodes", "3", "--horovod", "--start-epoch", "1700000017", *SPARSE),
+        tmp_path / "job",
+    )
+    items = open_source(job).files
+    minute = items[len(items) // 2].at_us // 60_000_000
+    for item in items:
+        if item.at_us // 60_000_000 == minute:
+            (job / item.info.key).write_bytes(b"nothing")
+    cut = seen_parts(monkeypatch)
+    assert text(job, executor=ShuffledExecutor(2)) == text(job)
+    assert [len({one.group for one in planned}) for planned in cut] == [3, 1]
+
+
+def test_nodes_are_divided_until_a_group_writes_little_enough(make_job, monkeypatch):
+    items = open_source(
+        make_job("--minutes", "26", "--nodes", "3", "--horovod", "--start-epoch", "1700000017", *SPARSE)
+    ).files
+    minute = int(items.sizes.sum()) / 27
+    found = []
+    for share in (1.1, 0.6, 0.4, 0.01):
+        monkeypatch.setattr(plan, "GROUP_BYTES", int(share * minute))
+        groups = plan.group_nodes(items, plan.groups_needed(items))
+        found.append(len(groups))
+        assert sorted(host for group in groups for host in group) == ([1, 2, 3] if len(groups) > 1 else [])
+    assert found == [1, 2, 3, 3]
+    planned = plan_parts(items, 3, interval_us=60_000_000, slice_windows=3, groups=3)
+    assert len(planned) == 9
+    assert sorted(item.info.key for one in planned for item in one.own) == sorted(item.info.key for item in items)
 
 
 def test_events_across_files_and_parts(make_job, tmp_path):
@@ -244,7 +346,7 @@ def test_files_that_leave_before_a_worker_reads_them_are_counted(make_job, tmp_p
 
 
 def test_short_jobs_and_gaps_are_not_cut():
-    assert plan_parts([], 4, interval_us=60_000_000, slice_windows=3) == []
+    assert plan_parts(ItemTable().ordered(), 4, interval_us=60_000_000, slice_windows=3) == []
 
 
 def test_parts_cover_all_files_once(make_job):

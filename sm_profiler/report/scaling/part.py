@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,7 +16,8 @@ from sm_profiler.report.scaling import codec
 from sm_profiler.report.scaling.plan import SLACK_US
 from sm_profiler.rules import ProfilerReport
 from sm_profiler.rules.engine import Slice, SliceTree
-from sm_profiler.rules.window import LOOK_AHEAD_US, EvaluationWindow, WindowCutter
+from sm_profiler.rules.window import LOOK_AHEAD_US, MAX_PLAUSIBLE_US, EvaluationWindow, WindowCutter
+from sm_profiler.source.item import host_of
 from sm_profiler.source.listed import Listed, open_listed
 from sm_profiler.source.profile import Batch, ProfileSource
 
@@ -43,6 +45,8 @@ class Task(msgspec.Struct):
     more: bool
     files: list[Listed]
     own: list[str]
+    hosts: list[int] = []
+    minutes: list[int] = []
 
 
 class Answer(msgspec.Struct):
@@ -55,6 +59,7 @@ class Answer(msgspec.Struct):
         quality: path, status, lost records and reason of each file of the part.
         metadata: path → records.
         rows: number of rows that were folded.
+        told: start of each minute whose files tell the time to the other groups: they hold rows of about that minute.
     """
 
     error: str = ""
@@ -63,6 +68,7 @@ class Answer(msgspec.Struct):
     quality: list[tuple[str, str, int, str]] = []
     metadata: dict[str, list[dict[str, Any]]] = {}
     rows: int = 0
+    told: list[int] = []
 
 
 _TASK, _ANSWER = msgspec.msgpack.Decoder(Task), msgspec.msgpack.Decoder(Answer)
@@ -107,10 +113,10 @@ def decode_answer(data: bytes) -> Answer:
 
 def _folded(task: Task) -> Answer:
     source = open_listed(task.uri, task.job, task.files)
-    tree, rows = SliceTree(), 0
+    tree, rows, told = SliceTree(), 0, list[int]()
     state, number = Slice(new_folds(task.parameters)), task.first
     begin_us = task.from_us - task.first * task.slice_us
-    for window in _windows(source, task):
+    for window in _windows(source, task, told):
         while window.start_us >= begin_us + (number + 1) * task.slice_us:
             tree.add(0, number, state)
             state, number = Slice(new_folds(task.parameters)), number + 1
@@ -122,26 +128,25 @@ def _folded(task: Task) -> Answer:
     quality = [(one.path, one.status, one.lost, one.reason) for one in source.quality() if one.path in own]
     metadata = {path: list(records) for path, records in source.metadata_by_file().items() if path in own}
     states = [(level, at, encode_slice(one)) for level, at, one in tree.parts()]
-    return Answer(states=states, quality=quality, metadata=metadata, rows=rows)
+    return Answer(states=states, quality=quality, metadata=metadata, rows=rows, told=told)
 
 
-def _windows(source: ProfileSource, task: Task) -> Iterator[EvaluationWindow]:
-    """Yield the windows of the part, as one process cuts them."""
+def _windows(source: ProfileSource, task: Task, told: list[int]) -> Iterator[EvaluationWindow]:
+    """Yield the windows of the part, as one process cuts them; `told` receives the minutes of `Answer.told`."""
     cutter = WindowCutter(None, task.interval_us)
     cutter.start_at(task.start_us)
 
     def mine() -> Iterator[EvaluationWindow]:
         for batch in source.batches(unsettled=True):
-            _check(batch)
-            cutter.add(batch)
-            del batch
-            yield from cutter.ready()
+            found = _cut(cutter, batch, task, told)
+            del batch  # its rows are freed as soon as no window needs them
+            yield from found
         if task.first and source.joins_failed:
             raise _IrregularError("events begin in files of long before their end")
         if task.until_us is None:
             yield from cutter.rest()
         else:
-            if task.more and cutter.latest_us < task.until_us + LOOK_AHEAD_US:
+            if task.more and not task.hosts and cutter.latest_us < task.until_us + LOOK_AHEAD_US:
                 raise _IrregularError("files of several minutes hold nothing that can be read")
             yield from cutter.until(task.until_us)
 
@@ -151,6 +156,26 @@ def _windows(source: ProfileSource, task: Task) -> Iterator[EvaluationWindow]:
         del window
 
 
+def _cut(cutter: WindowCutter, batch: Batch, task: Task, told: list[int]) -> Iterator[EvaluationWindow]:
+    """Add a batch and yield windows when one process would: whether a late event counts in its own depends on that."""
+    _check(batch)
+    if not task.hosts:
+        cutter.add(batch)
+        del batch
+        yield from cutter.ready()
+        return
+    _check_hosts(batch, set(task.hosts))
+    minute_us = batch.minute_us
+    before = bisect_left(task.minutes, minute_us)
+    if before:
+        yield from cutter.passed(task.minutes[before - 1])
+    if _tells_time(batch):
+        told.append(minute_us)
+    cutter.add(batch)
+    del batch
+    yield from cutter.passed(minute_us)
+
+
 def _check(batch: Batch) -> None:
     """Raise an error if rows end later than the name of their file: an earlier part may need them."""
     limit = batch.minute_us + SLACK_US
@@ -158,6 +183,20 @@ def _check(batch: Batch) -> None:
         raise _IrregularError("measurements are later than the name of their file")
     if len(batch.events) and not np.all(batch.events.end_us < limit):
         raise _IrregularError("events end later than the name of their file")
+
+
+def _check_hosts(batch: Batch, hosts: set[int]) -> None:
+    """Raise an error if rows name a node other than their file: another group may have rows of that node."""
+    if not {host_of(node) for node in (*batch.system.node.present(), *batch.events.node.present())} <= hosts:
+        raise _IrregularError("rows name another node than their file")
+
+
+def _tells_time(batch: Batch) -> bool:
+    """Return whether all windows that end LOOK_AHEAD_US before a minute are cut once its files are read."""
+    since_us = batch.minute_us - LOOK_AHEAD_US
+    events = batch.events
+    late = (events.start_us >= since_us) & (np.abs(events.duration_us) <= MAX_PLAUSIBLE_US)
+    return bool(np.any(batch.system.timestamp * 1e6 >= since_us) or late.any())
 
 
 def encode_slice(state: Slice) -> bytes:

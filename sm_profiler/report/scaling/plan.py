@@ -1,22 +1,24 @@
 """Cut a job into parts that workers fold one by one.
 
-A part is a number of whole slices (`rules.engine.slice_windows`). Its worker also reads some minutes before and after:
-rows arrive in files that are named later, and events overlap with the windows after their own.
+A part is a number of whole slices (`rules.engine.slice_windows`) of some nodes. Its worker also reads some minutes before
+and after: rows arrive in files that are named later, and events overlap with the windows after their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 
 import attrs
 import numpy as np
 
+from sm_profiler.formats.columns import Ints
 from sm_profiler.rules.window import LOOK_AHEAD_US, MAX_EMPTY_TOTAL, MAX_EMPTY_WINDOWS, MAX_SPAN_US, MINUTE_US
-from sm_profiler.source.item import Item
+from sm_profiler.source.item_table import OrderedItems
 
 SLACK_US = 2 * MINUTE_US  # rows end at most this long after the start of the minute in their file's name
 TRIGGERS = 3  # minutes with files after the look-ahead: the first may hold nothing that is readable
+GROUP_BYTES = 64 << 20  # of files that a group of nodes writes in a minute: its worker holds six minutes of rows
 
 
 @attrs.frozen
@@ -24,45 +26,93 @@ class Part:
     """Slices that one worker folds.
 
     Attributes:
+        group: number of the nodes' group.
+        hosts: numbers of its nodes; none: all nodes.
         first, last: numbers of the slices; `last` is not included.
         start_us: where the worker begins to cut windows.
         from_us, until_us: start of its first window, and end of its last; None: to the end of the job.
         more: there are files after those it reads.
+        minutes: of all files in the time that it reads, those of other nodes too; empty without hosts.
         own: the files that it accounts for.
         items: all files that it reads.
     """
 
+    group: int
+    hosts: tuple[int, ...]
     first: int
     last: int
     start_us: int
     from_us: int
     until_us: int | None
     more: bool
-    own: tuple[Item, ...]
-    items: tuple[Item, ...]
+    minutes: tuple[int, ...]
+    own: OrderedItems
+    items: OrderedItems
+
+    @property
+    def size(self) -> int:
+        """Bytes that its worker reads."""
+        return int(self.items.sizes.sum())
 
 
-def minute_of(item: Item) -> int:
-    """Return the start of the minute in a file's name."""
-    return item.at_us - item.at_us % MINUTE_US
+def group_nodes(items: OrderedItems, wanted: int) -> list[tuple[int, ...]]:
+    """Divide the nodes of a job into groups of about equal bytes.
+
+    Args:
+        items: the job's files.
+        wanted: number of groups at most.
+
+    Returns:
+        The numbers of the nodes of each group; one empty group if they cannot be divided.
+    """
+    hosts = items.hosts
+    wanted = min(wanted, len(np.unique(hosts)))
+    if wanted < 2 or not hosts.all():  # noqa: PLR2004 - one group is all nodes
+        return [()]
+    sizes = np.bincount(hosts, items.sizes)
+    groups: list[list[int]] = [[] for _ in range(wanted)]
+    filled = np.zeros(wanted)
+    for host in sorted(np.unique(hosts).tolist(), key=lambda host: (-sizes[host], host)):
+        smallest = int(filled.argmin())
+        groups[smallest].append(host)
+        filled[smallest] += sizes[host] + 1
+    return [tuple(sorted(group)) for group in groups]
 
 
-def plan_parts(items: Sequence[Item], parts: int, *, interval_us: int, slice_windows: int) -> list[Part]:
+def groups_needed(items: OrderedItems) -> int:
+    """Return the number of groups of nodes of which each writes at most GROUP_BYTES a minute."""
+    if not len(items):
+        return 1
+    minutes = (items.at_us - items.at_us.min()) // MINUTE_US
+    span = int(minutes.max()) + 1
+    return int(max(-(-int(items.sizes.sum()) // (span * GROUP_BYTES)), 1))
+
+
+def plan_parts(
+    items: OrderedItems,
+    parts: int,
+    *,
+    interval_us: int,
+    slice_windows: int,
+    groups: int = 1,
+) -> list[Part]:
     """Cut a job into parts of about equal bytes.
 
     Args:
         items: its files, in reading order.
-        parts: the number of parts at most.
+        parts: the number of stretches of time at most.
         interval_us: length of a window.
         slice_windows: windows of a slice.
+        groups: the number of groups of nodes at most, into which each stretch is divided.
 
     Returns:
         The parts in the order of time; fewer than two if the job cannot be cut: it is short, or has gaps that windows skip.
     """
-    if not items:
+    if not len(items):
         return []
-    minutes = np.asarray(sorted({minute_of(item) for item in items}))
-    begin, slice_us = int(min(item.at_us for item in items)) // MINUTE_US * MINUTE_US, slice_windows * interval_us
+    of_items: Ints = items.at_us - items.at_us % MINUTE_US
+    minutes = np.unique(of_items)
+    begin, slice_us = int(minutes[0]), slice_windows * interval_us
     gaps = np.diff(minutes) // interval_us
     count = int((minutes[-1] - begin) // slice_us) + 1
     if (
@@ -71,28 +121,30 @@ def plan_parts(items: Sequence[Item], parts: int, *, interval_us: int, slice_win
         or count * slice_us >= MAX_SPAN_US
     ):
         return []
-    sizes = np.zeros(count)
-    for item in items:
-        sizes[(minute_of(item) - begin) // slice_us] += item.info.size
-    ends = np.cumsum(sizes)
+    ends = np.cumsum(np.bincount((of_items - begin) // slice_us, items.sizes, count))
     cuts = sorted({0, count, *(int(np.searchsorted(ends, ends[-1] * part / parts)) + 1 for part in range(1, parts))})
     cuts = [cut for cut in cuts if cut <= count]
     warm_us = -(-(LOOK_AHEAD_US + SLACK_US) // interval_us) * interval_us + interval_us
-    found = []
-    for first, last in pairwise(cuts):
+    grouped = group_nodes(items, groups)
+    hosts = items.hosts
+
+    def stretch(first: int, last: int) -> Iterator[Part]:
         from_us, until_us = begin + first * slice_us, begin + last * slice_us if last < count else None
         start_us = max(from_us - warm_us, begin)
         after = minutes[minutes >= until_us + LOOK_AHEAD_US][:TRIGGERS] if until_us is not None else minutes[-1:]
         end_us = int(after[-1]) if len(after) else int(minutes[-1])
-        read = [
-            item
-            for item in items
-            if (first == 0 or minute_of(item) >= start_us // MINUTE_US * MINUTE_US) and minute_of(item) <= end_us
-        ]
-        own = [
-            item
-            for item in items
-            if (first == 0 or minute_of(item) >= from_us) and (until_us is None or minute_of(item) < until_us)
-        ]
-        found.append(Part(first, last, start_us, from_us, until_us, end_us < int(minutes[-1]), tuple(own), tuple(read)))
-    return found
+        begin_us = start_us // MINUTE_US * MINUTE_US
+        read = (of_items >= begin_us) & (of_items <= end_us)
+        own = (of_items >= from_us) | (first == 0)
+        if until_us is not None:
+            own &= of_items < until_us
+        told = tuple(minutes[(minutes >= begin_us) & (minutes <= end_us)].tolist())
+        more = end_us < int(minutes[-1])
+        for number, group in enumerate(grouped):
+            mine = np.isin(hosts, group) if group else np.ones(len(items), np.bool_)
+            yield Part(
+                number, group, first, last, start_us, from_us, until_us, more, told if group else (),
+                items.chosen(np.flatnonzero(own & mine)), items.chosen(np.flatnonzero(read & mine)),
+            )  # fmt: skip
+
+    return [part for first, last in pairwise(cuts) for part in stretch(first, last)]
