@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from sm_profiler.report.write import to_json
 from sm_profiler.rules import engine
 from sm_profiler.source import open_source
 from sm_profiler.source.item_table import ItemTable
+from sm_profiler.source.listed import open_listed
 from sm_profiler.storage import LocalStorage
 
 MAKE_JOB = Path(__file__).parents[1] / "tools" / "make_job.py"
@@ -208,6 +210,14 @@ def write_steps(job, node, rank, spans_s):
         (folder / name).write_text(json.dumps(rows))
 
 
+def counted(windows):
+    """Return how often each event counts in each window."""
+    events = ((window.start_us, window.new_events) for window in windows)
+    return Counter(
+        (start_us, *row) for start_us, rows in events for row in zip(rows.node.decode(), rows.end_us, strict=True)
+    )
+
+
 def test_files_of_other_nodes_tell_which_events_are_late(make_job, tmp_path, monkeypatch):
     job = shutil.copytree(
         make_job("--minutes", "26", "--nodes", "3", "--horovod", "--start-epoch", "1700000017", *SPARSE),
@@ -217,10 +227,16 @@ def test_files_of_other_nodes_tell_which_events_are_late(make_job, tmp_path, mon
         seconds = int(file.name.partition("." if "system" in file.parts else "_")[0][:10]) - 1_700_000_000
         if 420 <= seconds < 1020:
             file.unlink()
-    write_steps(job, "algo-2", 9, [(450, 1150), (900, 1190), (1300, 1301)])
+    write_steps(job, "algo-2", 9, [(450, 1021), (451, 1150), (900, 1190), (1300, 1301)])
     whole, cut = text(job), seen_parts(monkeypatch)
     assert text(job, executor=ShuffledExecutor(2)) == whole
     assert [len({one.group for one in planned}) for planned in cut] == [3]
+    source = open_source(job)
+    found = Counter()
+    for data in folding._Cut({}, 60_000_000, 3).tasks(source, cut[0]):
+        task = part._TASK.decode(data)
+        found += counted(part._windows(open_listed(task.uri, task.job, task.files), task, []))
+    assert found == counted(engine.windows(open_source(job)))
 
 
 def test_rows_of_another_node_than_their_file_are_not_divided_by_node(make_job, tmp_path, monkeypatch):
