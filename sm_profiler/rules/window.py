@@ -236,7 +236,7 @@ class WindowCutter:
     def passed(self, minute_us: int) -> Iterator[EvaluationWindow]:
         """Yield the windows that are complete, those without data too, once some file of this minute has been read.
 
-        For a cutter that gets the rows of some nodes only: files of the others tell the time.
+        For a cutter that gets the rows of some nodes only: files of the others are its clock.
         """
         while self._next_us is not None and minute_us >= self._next_us + self.length_us + LOOK_AHEAD_US:
             yield from self._cut_next()

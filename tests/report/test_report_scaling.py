@@ -218,12 +218,12 @@ def counted(windows):
     )
 
 
-def test_files_of_other_nodes_tell_which_events_are_late(make_job, tmp_path, monkeypatch):
+def test_files_of_other_nodes_decide_which_events_are_late(make_job, tmp_path, monkeypatch):
     job = shutil.copytree(
         make_job("--minutes", "26", "--nodes", "3", "--horovod", "--start-epoch", "1700000017", *SPARSE),
         tmp_path / "job",
     )
-    for file in job.rglob("*algo-2*.json"):  # a node that says nothing for ten minutes
+    for file in job.rglob("*algo-2*.json"):  # a node without files for ten minutes
         seconds = int(file.name.partition("." if "system" in file.parts else "_")[0][:10]) - 1_700_000_000
         if 420 <= seconds < 1020:
             file.unlink()

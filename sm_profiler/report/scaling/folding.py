@@ -29,7 +29,7 @@ PART_BYTES = 2 << 30  # of files, at most: a worker that dies loses no more
 
 @attrs.frozen
 class _Cut:
-    """How a job is cut.
+    """Cut of a job into parts.
 
     Attributes:
         parameters: of the rules.
@@ -112,7 +112,7 @@ def _folded(source: ProfileSource, pool: Pool, cut: _Cut, planned: Sequence[Part
     trees = {one.group: SliceTree(lambda state: put_away(state, cut.parameters)) for one in planned}
     quality: list[FileQuality] = []
     metadata: dict[str, tuple[dict[str, Any], ...]] = {}
-    untold = {one.first: set(one.minutes) for one in planned}
+    missing = {one.first: set(one.minutes) for one in planned}
     for part, answer in _answers(pool, planned, cut.tasks(source, planned), source):  # while they fold the next parts
         if answer.error:
             raise SourceError(answer.error)
@@ -120,10 +120,10 @@ def _folded(source: ProfileSource, pool: Pool, cut: _Cut, planned: Sequence[Part
             return None
         quality += [FileQuality(*one) for one in answer.quality]
         metadata |= {path: tuple(records) for path, records in answer.metadata.items()}
-        untold[part.first].difference_update(answer.told)
+        missing[part.first].difference_update(answer.clock)
         for level, number, state in answer.states:
             trees[part.group].add(level, number, decode_slice(state, cut.parameters))
-    if any(untold.values()):
+    if any(missing.values()):
         return None
     first, *others = (whole for _, tree in sorted(trees.items()) if (whole := tree.whole()) is not None)
     for other in others:

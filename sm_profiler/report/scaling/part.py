@@ -59,7 +59,7 @@ class Answer(msgspec.Struct):
         quality: path, status, lost records and reason of each file of the part.
         metadata: path → records.
         rows: number of rows that were folded.
-        told: start of each minute whose files tell the time to the other groups: they hold rows of about that minute.
+        clock: start of each minute by whose files the other groups may cut windows: they hold rows of about that minute.
     """
 
     error: str = ""
@@ -68,7 +68,7 @@ class Answer(msgspec.Struct):
     quality: list[tuple[str, str, int, str]] = []
     metadata: dict[str, list[dict[str, Any]]] = {}
     rows: int = 0
-    told: list[int] = []
+    clock: list[int] = []
 
 
 _TASK, _ANSWER = msgspec.msgpack.Decoder(Task), msgspec.msgpack.Decoder(Answer)
@@ -113,10 +113,10 @@ def decode_answer(data: bytes) -> Answer:
 
 def _folded(task: Task) -> Answer:
     source = open_listed(task.uri, task.job, task.files)
-    tree, rows, told = SliceTree(), 0, list[int]()
+    tree, rows, clock = SliceTree(), 0, list[int]()
     state, number = Slice(new_folds(task.parameters)), task.first
     begin_us = task.from_us - task.first * task.slice_us
-    for window in _windows(source, task, told):
+    for window in _windows(source, task, clock):
         while window.start_us >= begin_us + (number + 1) * task.slice_us:
             tree.add(0, number, state)
             state, number = Slice(new_folds(task.parameters)), number + 1
@@ -128,17 +128,17 @@ def _folded(task: Task) -> Answer:
     quality = [(one.path, one.status, one.lost, one.reason) for one in source.quality() if one.path in own]
     metadata = {path: list(records) for path, records in source.metadata_by_file().items() if path in own}
     states = [(level, at, encode_slice(one)) for level, at, one in tree.parts()]
-    return Answer(states=states, quality=quality, metadata=metadata, rows=rows, told=told)
+    return Answer(states=states, quality=quality, metadata=metadata, rows=rows, clock=clock)
 
 
-def _windows(source: ProfileSource, task: Task, told: list[int]) -> Iterator[EvaluationWindow]:
-    """Yield the windows of the part, as one process cuts them; `told` receives the minutes of `Answer.told`."""
+def _windows(source: ProfileSource, task: Task, clock: list[int]) -> Iterator[EvaluationWindow]:
+    """Yield the windows of the part, as one process cuts them; `clock` receives the minutes of `Answer.clock`."""
     cutter = WindowCutter(None, task.interval_us)
     cutter.start_at(task.start_us)
 
     def mine() -> Iterator[EvaluationWindow]:
         for batch in source.batches(unsettled=True):
-            found = _cut(cutter, batch, task, told)
+            found = _cut(cutter, batch, task, clock)
             del batch  # its rows are freed as soon as no window needs them
             yield from found
         if task.first and source.joins_failed:
@@ -156,7 +156,7 @@ def _windows(source: ProfileSource, task: Task, told: list[int]) -> Iterator[Eva
         del window
 
 
-def _cut(cutter: WindowCutter, batch: Batch, task: Task, told: list[int]) -> Iterator[EvaluationWindow]:
+def _cut(cutter: WindowCutter, batch: Batch, task: Task, clock: list[int]) -> Iterator[EvaluationWindow]:
     """Add a batch and yield windows when one process would: whether a late event counts in its own depends on that."""
     _check(batch)
     if not task.hosts:
@@ -169,8 +169,8 @@ def _cut(cutter: WindowCutter, batch: Batch, task: Task, told: list[int]) -> Ite
     before = bisect_left(task.minutes, minute_us)
     if before:
         yield from cutter.passed(task.minutes[before - 1])
-    if _tells_time(batch):
-        told.append(minute_us)
+    if _sets_clock(batch):
+        clock.append(minute_us)
     cutter.add(batch)
     del batch
     yield from cutter.passed(minute_us)
@@ -191,7 +191,7 @@ def _check_hosts(batch: Batch, hosts: set[int]) -> None:
         raise _IrregularError("rows name another node than their file")
 
 
-def _tells_time(batch: Batch) -> bool:
+def _sets_clock(batch: Batch) -> bool:
     """Return whether all windows that end LOOK_AHEAD_US before a minute are cut once its files are read."""
     since_us = batch.minute_us - LOOK_AHEAD_US
     events = batch.events

@@ -138,12 +138,12 @@ def plan_parts(
         own = (of_items >= from_us) | (first == 0)
         if until_us is not None:
             own &= of_items < until_us
-        told = tuple(minutes[(minutes >= begin_us) & (minutes <= end_us)].tolist())
+        clock = tuple(minutes[(minutes >= begin_us) & (minutes <= end_us)].tolist())
         more = end_us < int(minutes[-1])
         for number, group in enumerate(grouped):
             mine = np.isin(hosts, group) if group else np.ones(len(items), np.bool_)
             yield Part(
-                number, group, first, last, start_us, from_us, until_us, more, told if group else (),
+                number, group, first, last, start_us, from_us, until_us, more, clock if group else (),
                 items.chosen(np.flatnonzero(own & mine)), items.chosen(np.flatnonzero(read & mine)),
             )  # fmt: skip
 
