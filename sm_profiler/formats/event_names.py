@@ -63,6 +63,7 @@ CALLBACK = f"{OWN}callback"
 # a PyDataset, `processes`, and the `file`, `line` and `function` of its __getitem__.
 INPUT = f"{OWN}input"
 EPOCH = f"{OWN}epoch"  # an epoch of the training, evaluation included; `epoch` is its number
+LOADER_WORKERS = f"{OWN}loader_workers"  # the worker processes of a PyTorch loader; name: "start" or "stop"
 OBJECTS = f"{OWN}objects"  # growth of Python objects and tensors by type
 THREADS = f"{OWN}threads"  # threads of the process and its libraries
 HANG = f"{OWN}hang"  # the steps stopped: the stacks of all threads
@@ -83,6 +84,7 @@ RECORDED = (
     EPOCH,
     INPUT,
     DATA_STAGES,
+    LOADER_WORKERS,
 )
 SAMPLES = (
     f"{OWN}samples"  # Python stacks of the training thread and the loader's workers, summed up over a second or more

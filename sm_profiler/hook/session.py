@@ -87,6 +87,7 @@ class Session(StepObserver):
         self.sampler: Sampler | None = None
         self.closed = self.quiet = self.exiting = self._led = False
         self._source = source
+        self._reload_problem = ""  # the latest, so that it is reported once
         self._next_profile: Profile | None = None
         self._recorder: Recorder | None = None
         self._events: deque[TraceEvent] = deque()  # of the script
@@ -342,8 +343,12 @@ class Session(StepObserver):
             self._source = settings.read_config(source.path)
             profile = load_profile(self._source.text)
         except (OSError, ValueError) as error:  # ConfigError is a ValueError
-            self.guard.warn(f"the changed configuration is ignored: {error}")
+            problem = f"the changed configuration is ignored: {error}"
+            if problem != self._reload_problem:
+                self.guard.warn(problem)
+            self._reload_problem = problem
             return
+        self._reload_problem = ""
         for problem in profile.problems:
             self.guard.warn(problem)
         self.change_profile(profile)

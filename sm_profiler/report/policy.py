@@ -101,6 +101,9 @@ LONG_STEP_MS = T(5.0, "longer than the median by this much; shorter hiccups come
 STALL_COST = T(0.05, "share of the loop that periodic long steps cost together; removing less gains little")
 OUTLIER_COST = T(0.08, "as STALL_COST, for steps without a period; the machine's own noise costs some percent, too")
 JITTER = T(0.2, "of the excess of a usual long step; shorter ones are jitter in comparison")
+RESTARTED = T(
+    0.5, "of the time lost in long steps; a loader that starts again takes more of them than all else together"
+)
 SAME_PART = T(0.7, "of the lost time is in steps that grew in the same part; noise hits parts at random")
 SAME_WAY = T(0.9, "cosine between the growth of one long step and of all, over the parts; 26 degrees of difference")
 GREW_TOO = T(0.25, "of the growth of the part that grew most; parts with less are not worth naming")

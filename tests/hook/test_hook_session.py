@@ -13,6 +13,7 @@ from sm_profiler.hook.adapter import FrameworkAdapter
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.session import MAX_THREAD_ENDS, Session
+from sm_profiler.hook.settings import ConfigText
 
 FIVE = ("Detailed", "Dataloader", "Python", "Horovod", "SMDataParallel")
 
@@ -130,6 +131,20 @@ def test_a_collector_lives_from_start_to_exit(session, tmp_path):
     session.end()
     session.end()
     assert collector.life == ["close", "finish", "exit"]
+
+
+def test_a_configuration_that_is_gone_is_reported_once(session, tmp_path, caplog):
+    path = tmp_path / "profilerconfig.json"
+    session._source = ConfigText("", path, 0)
+    for _ in range(3):
+        session._reload_profile()
+    path.write_text("{")
+    for _ in range(3):
+        session._reload_profile()
+        session._source = ConfigText("", path, 0)
+    path.unlink()
+    session._reload_profile()
+    assert [record.message.count("changed configuration is ignored") for record in caplog.records] == [1, 1, 1]
 
 
 def test_an_open_window_is_left_when_the_session_closes(session):

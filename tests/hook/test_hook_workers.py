@@ -87,6 +87,12 @@ def test_each_batch_of_the_window_names_its_worker_and_its_fetch_time(tmp_path, 
     for fetch, wait in zip(fetches, waits, strict=True):
         assert fetch["dur"] >= 0
         assert fetch["ts"] + fetch["dur"] <= wait["ts"] + wait["dur"] + 1
+    changes = [row["name"] for row in rows if row["phase"] == "sm_profiler/loader_workers"]
+    kept = what in ("persistent", "spawned")
+    if kept:
+        assert changes in ([], ["stop"])
+    else:
+        assert changes[:4] == ["stop", "start"] * 2  # the first start is before the first step
     pins = [row for row in rows if row["phase"] == PIN]
     assert len(pins) == (6 if what == "pinned" else 0)
     for fetch, pin in zip(fetches, pins, strict=False):

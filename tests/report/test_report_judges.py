@@ -68,6 +68,19 @@ def test_finds_periodic_stalls_and_their_cost():
     assert verdict.main.share_of_time == pytest.approx(9 * 0.2 / (10 * 0.2 + 399 * 0.0102), abs=0.01)
 
 
+@pytest.mark.parametrize(("seconds", "restarts"), [(0.07, True), (0.02, False)])
+def test_workers_that_start_again_with_each_epoch_are_named(seconds, restarts):
+    rows = training(400, every=40, stall=0.2)
+    for row in [row for row in rows if row[0] == "Optimizer" and row[5] % 40 == 0]:
+        stopped = row[2] + row[3] + 0.01
+        for change, start in (("stop", stopped), ("start", stopped + seconds)):
+            rows.append((event_names.LOADER_WORKERS, change, start, seconds, row[4], -1, {"num_workers": 2}))
+    verdict = verdict_of(rows)
+    assert verdict.kind is Class.PERIODIC_STALL
+    assert ("persistent_workers" in verdict.main.next_step) is restarts
+    assert ("starts its workers again" in verdict.main.headline) is restarts
+
+
 def test_long_steps_beside_the_period_are_noise():
     """A busy machine makes some more steps long; they are no part of what happens every 40 steps."""
     rows = stretched(training(400, every=40, stall=0.2), {25, 77, 154, 233, 309}, lambda _: "Forward", 0.06)

@@ -16,6 +16,7 @@ from sm_profiler.formats.event_names import (
     DATALOADER_ITER,
     DATALOADER_PIN_MEMORY,
     DATALOADER_WORKER,
+    LOADER_WORKERS,
 )
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.pytorch.forward import compiling_check
@@ -156,7 +157,7 @@ class DataLoaderCollector(Collector):
 
     def _wrap_init(self, original: Any) -> Any:
         guard, windows = self._session.guard, self._session.schedule.windows
-        stream_of, created = self._stream_of, self._created
+        stream_of, created, changed = self._stream_of, self._created, self._workers_changed
 
         @functools.wraps(original)
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - replaces a method of this name
@@ -167,6 +168,7 @@ class DataLoaderCollector(Collector):
                 stream = stream_of(self, start_ns)
                 if DATALOADER in windows:
                     created(self, stream, end_ns)
+                changed(self, "start", start_ns, end_ns)
             except Exception as error:  # noqa: BLE001 - fail open
                 guard.failed(DATALOADER, error)
 
@@ -202,14 +204,18 @@ class DataLoaderCollector(Collector):
         return __init__
 
     def _wrap_shutdown(self, original: Any) -> Any:
-        guard, workers_end = self._session.guard, self._workers_end
+        guard, workers_end, changed = self._session.guard, self._workers_end, self._workers_changed
 
         @functools.wraps(original)
         def _shutdown_workers(self: Any) -> Any:
+            start_ns = perf_counter_ns()
+            again = self.__dict__.get("_shutdown", True)
             try:
                 return original(self)
             finally:
                 try:
+                    if not again:
+                        changed(self, "stop", start_ns, perf_counter_ns())
                     stream = self.__dict__.get(STREAM)
                     if stream is not None:
                         workers_end(stream)
@@ -287,6 +293,12 @@ class DataLoaderCollector(Collector):
         if pid:
             args["pid"] = pid
         self._session.tracker.append((phase, name, start_ns, end_ns, -1, args))
+
+    def _workers_changed(self, iterator: Any, change: str, start_ns: int, end_ns: int) -> None:
+        """Record that an iterator of the training thread started or stopped its worker processes."""
+        workers = int(iterator._num_workers)  # noqa: SLF001 - torch has no public name for it
+        if workers and not self._session.quiet and threading.get_ident() == self._forwards.thread:
+            self._session.append((LOADER_WORKERS, change, start_ns, end_ns, -1, {"num_workers": workers}))
 
     def _workers_end(self, stream: LoaderStream) -> None:
         workers, stream.workers = stream.workers, []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from sm_profiler.formats import event_names
 from sm_profiler.printable import printable
 from sm_profiler.report import parts, policy
@@ -25,22 +27,26 @@ def judge_periodic(context: JudgeContext) -> Finding | None:
     rank = _worst(context)
     if rank is None or rank.stalls.period is None or rank.stall_share < policy.STALL_COST:
         return None
-    stalls, period = rank.stalls, rank.stalls.period
+    stalls, period, restarted = rank.stalls, rank.stalls.period, _restarted(rank, context)
     about = "" if stalls.exact else "about "
     return Finding(
         Class.PERIODIC_STALL,
         f"Every {about}{period} steps, one takes {duration(stalls.typical)} instead of {duration(stalls.median)}, "
-        f"{_during(rank)}; this costs {percent(rank.stall_share)} of the loop.",
+        f"{'as the loader starts its workers again' if restarted else _during(rank)}; this costs "
+        f"{percent(rank.stall_share)} of the loop.",
         (
             Evidence("time lost in long steps", round(rank.stall_share, 4), policy.STALL_COST, rank.name, "share"),
             Evidence("period", period, None, rank.name, "steps"),
             Evidence("long steps", stalls.count, policy.PERIOD_REPEATS, rank.name, held="judged from"),
+            *restarted,
             _duration(rank),
         ),
-        _EPOCH_ADVICE if _between_epochs(rank, context) else _periodic_advice(stalls.where, period, context),
+        _EPOCH_ADVICE
+        if _between_epochs(rank, context)
+        else _periodic_advice("wait" if restarted else stalls.where, period, context),
         rank.stall_share,
         confidence=context.confidence(rank.stall_share, policy.STALL_COST, sure=stalls.exact),
-        explains={Class.INPUT_BOUND: rank.stall_share} if stalls.where == "wait" else {},
+        explains={Class.INPUT_BOUND: rank.stall_share} if restarted or stalls.where == "wait" else {},
     )
 
 
@@ -91,6 +97,18 @@ def _between_epochs(rank: Rank, context: JudgeContext) -> bool:
     return bool(ends) and all(
         any(start <= end <= start + length for end in ends) for start, length in zip(starts, long, strict=True)
     )
+
+
+def _restarted(rank: Rank, context: JudgeContext) -> tuple[Evidence, ...]:
+    """Return the evidence that long steps are long because a loader stops its workers and starts them again, if they are."""
+    spent = time_spent(context, event_names.LOADER_WORKERS)
+    waits, long = rank.iterations.of("wait"), rank.stalls.long
+    if not spent.in_long or rank.loop <= 0:
+        return ()
+    waited = float(waits[long].sum() - np.median(waits) * long.sum()) * rank.scale / rank.loop
+    if spent.in_long + max(waited, 0.0) < policy.RESTARTED * rank.stall_share:
+        return ()
+    return (Evidence("time to stop and start the loader's workers", round(spent.share, 4), None, rank.name, "share"),)
 
 
 def _by_others(context: JudgeContext) -> float:
