@@ -22,7 +22,7 @@ from sm_profiler.source import open_source
 
 ROOT = Path(__file__).parents[2]
 FRAMEWORKS = ROOT / ".envs" / "frameworks" / "bin" / "python"
-_FRAMEWORK = re.compile(r"^(?:import|from) (?:jax|keras|tensorflow)\b", re.MULTILINE)
+_FRAMEWORK = re.compile(r"^(?:import|from) (?:jax|keras|tensorflow|tf_parts)\b", re.MULTILINE)
 HANG_SECONDS = "6"  # instead of a minute, in runs this short
 LIMIT_S = 240  # a run takes 5 to 20 s on an idle machine
 

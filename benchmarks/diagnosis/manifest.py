@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
@@ -134,7 +135,7 @@ class Case:
         return attrs.evolve(self, size=size)
 
 
-FIXED = {"slow", "after", "dies", "patience", "problem"}
+FIXED = {"slow", "after", "dies", "patience", "problem", "backend", "ahead"}
 VARY = {"share": (0.9, 1.15), "steps": (1.0, 1.2), "rare": (0.85, 1.15), "seconds": (1.0, 1.3)}
 
 
@@ -151,6 +152,40 @@ def _function(source: str, number: int) -> str:
 LOGGING = ("LOGGING", "SYNC_BOUND")
 SAVING = ("CHECKPOINTING", "PERIODIC_STALL")
 SMALL_STEPS = ("BATCH_TOO_SMALL", "HOST_BOUND")
+
+
+def _keras(number: int, backend: str) -> Iterator[Case]:
+    """Return Keras's cases on one backend; on JAX, the step hides the loading even without prefetching."""
+    on, about = {"backend": number}, f"Keras on {backend}:"
+    yield Case("keras_fit", {"problem": 0, **on}, HEALTHY, f"{about} nothing")
+    yield Case("keras_fit", {"problem": 0, "width": 700, **on}, HEALTHY, f"{about} nothing")
+    for more in ({}, {"share": 0.35}):
+        for problem, expected, what, line in (
+            (1, ("SLOW_CALLBACK",), "a slow callback", "callback"),
+            (2, SAVING, "a checkpoint every N steps", "saving"),
+            (4, ("INPUT_BOUND",), "a slow PyDataset", "dataset"),
+        ):
+            size = {"problem": problem, **more, **on}
+            diary = {1: "callback", 2: "saving"}.get(problem, "")
+            yield Case("keras_fit", size, expected, f"{about} {what}", line=line, diary=diary)
+        yield Case("keras_pipeline", {"ahead": 1, **more, **on}, ("INPUT_BOUND",), f"{about} a slow map function")
+    for share in (0.5, 0.6):
+        size = {"problem": 3, "share": share, **on}
+        yield Case("keras_fit", size, ("EVALUATION_BOUND",), f"{about} much evaluation", line=None, gains=False)
+    if backend != "JAX":
+        size = {"ahead": 0, "share": 0.4, **on}
+        yield Case("keras_pipeline", size, ("INPUT_BOUND",), f"{about} no prefetching", diary="loading")
+    yield Case("keras_tiny", on, SMALL_STEPS, f"{about} tiny steps", line=None, gains=False)
+    if backend != "PyTorch":  # nothing is compiled there by default
+        yield Case("keras_again", on, ("RECOMPILATION",), f"{about} compiled at each step")
+        yield Case(
+            "keras_again", {"shapes": 40, "jit": 1, **on}, ("RECOMPILATION",), f"{about} a new length at most steps"
+        )
+        size = {"layers": 100, **on}
+        yield Case(
+            "keras_compile", size, ("INITIALIZATION_BOUND",), f"{about} long compilation", line=None, gains=False
+        )
+
 
 CASES = (
     Case("mlp", {"width": 512, "batch": 96}, HEALTHY, "nothing", sample=True),
@@ -235,16 +270,7 @@ CASES = (
     Case("tf_generator", {"share": 0.35, "width": 400}, ("INPUT_BOUND",), "tf.data: a slow generator, an epoch as one function", gains=False),
     Case("tf_retrace", {"width": 256}, ("RECOMPILATION",), "tf.function, another Python number at each step"),
     Case("tf_retrace", {"shapes": 40}, ("RECOMPILATION",), "tf.function, a new shape at most steps"),
-    Case("keras_fit", {"problem": 0}, HEALTHY, "Keras: nothing"),
-    Case("keras_fit", {"problem": 0, "width": 700}, HEALTHY, "Keras: nothing"),
-    Case("keras_fit", {"problem": 1}, ("SLOW_CALLBACK",), "Keras: a slow callback", line="callback", diary="callback"),
-    Case("keras_fit", {"problem": 1, "share": 0.35}, ("SLOW_CALLBACK",), "Keras: a slow callback", line="callback", diary="callback"),
-    Case("keras_fit", {"problem": 2}, SAVING, "Keras: a checkpoint every N steps", line="saving", diary="saving"),
-    Case("keras_fit", {"problem": 2, "share": 0.35}, SAVING, "Keras: a checkpoint every N steps", line="saving", diary="saving"),
-    Case("keras_fit", {"problem": 3}, ("EVALUATION_BOUND",), "Keras: much evaluation", line=None, gains=False),
-    Case("keras_fit", {"problem": 3, "share": 0.6}, ("EVALUATION_BOUND",), "Keras: much evaluation", line=None, gains=False),
-    Case("keras_fit", {"problem": 4}, ("INPUT_BOUND",), "Keras: a slow PyDataset", line="dataset"),
-    Case("keras_fit", {"problem": 4, "share": 0.35}, ("INPUT_BOUND",), "Keras: a slow PyDataset", line="dataset"),
+    *(case for number, backend in enumerate(("TensorFlow", "JAX", "PyTorch")) for case in _keras(number, backend)),
     Case("recompile", {"shapes": 60}, ("RECOMPILATION",), "torch.compile, a new shape at most steps"),
     Case("recompile", {"shapes": 30, "steps": 160}, ("RECOMPILATION",), "torch.compile, a new shape at most steps"),
     Case("threads", {"factor": 8}, ("OVERSUBSCRIBED",), "more threads than cores", line=None, gains=False),

@@ -41,6 +41,9 @@ INPUT_WAIT = T(
 SAME_SHARE = T(0.02, "two points; shares of the loop and of a step this close are reported as one")
 INPUT_SYSTEM = T(0.5, "half of all moments, the threshold of CPUBottleneck and IOBottleneck themselves")
 SLOW_STAGE = T(0.5, "of all stages' time for a batch; a stage above it takes more than all others together")
+MEASURED_STAGES = T(
+    0.5, "of a wait that the measured stages explain; below, most of it is in the one that TensorFlow forgot"
+)
 INPUT_WAIT_MS = T(1.5, "collating a small batch in the training process takes less than this, however small the step")
 HANDOVER_MS = T(0.5, "taking a batch that a worker has ready takes less, however small the step")
 GPU_IDLE = T(0.35, "a GPU that is idle in over a third of the samples waits for something during most of each step")
@@ -127,6 +130,7 @@ CALLBACK = T(
 CALLBACK_SAVES = T(0.5, "of a callback's call in which it saves a file: the file is then the cause")
 WRITTEN_SAMPLES = T(10, "samples in lines that write text; fewer are chance")
 RECOMPILING = T(0.05, "share of the loop, like STALL_COST; one compilation for each function is the start's")
+RECOMPILATIONS = T(3, "in the loop; once or twice, compilers generalize to what varies, and it does not happen again")
 THREADS_PER_CORE = T(1.5, "threads of libraries and workers for each core; some more than cores do no harm")
 SWITCHES = T(500.0, "context switches a second and core; threads that fit onto the cores switch some ten times")
 CORE_WAIT = T(0.05, "of the loop that the main thread waits for a core, by its share of threads beyond the cores")

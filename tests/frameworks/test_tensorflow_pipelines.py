@@ -87,3 +87,28 @@ def test_without_living_readers_a_description_is_partial():
 
 def test_an_empty_model_has_no_stages():
     assert describe(model(), dataset("_TensorDataset"))["stages"] == []
+
+
+def rows_of_a_file():
+    yield 1
+
+
+class _GeneratorState:
+    _generator = staticmethod(rows_of_a_file)
+
+
+def test_a_generator_that_has_ended_is_known_by_its_dataset():
+    state = _GeneratorState()
+    nodes = model(node("Root", 1, 10, 2), node("FlatMap", 5, 100, 3), node("Range", 1, 1))
+    about = describe(nodes, dataset("_FlatMapDataset", lambda _x: state, dataset("_RangeDataset")))
+    lost = about["forgotten"]
+    assert about["partial"]
+    assert (lost["stage"], lost["line"]) == (
+        "from_generator(rows_of_a_file)", rows_of_a_file.__code__.co_firstlineno,
+    )  # fmt: skip
+
+
+def test_readers_that_have_ended_are_known_by_the_function_that_makes_them():
+    nodes = model(node("Root", 1, 10, 2), node("Interleave", 5, 100, 3), node("Range", 1, 2))
+    lost = describe(nodes, dataset("_InterleaveDataset", decode, dataset("_RangeDataset")))["forgotten"]
+    assert (lost["stage"], lost["function"]) == ("interleave(decode)", "decode")

@@ -65,6 +65,26 @@ def test_a_record_of_all_stages_counts_more_than_one_with_more_batches():
     assert "map(decode)" in verdict_of(rows).main.headline
 
 
+GENERATOR = {"stage": "from_generator(rows)", "file": "/code/train.py", "line": 7, "function": "rows"}
+
+
+def test_a_stage_that_tensorflow_forgot_is_named_if_the_others_do_not_explain_the_wait():
+    verdict = verdict_of(waiting(BATCH, SLOW | {"batch_us": 200.0}, partial=True, forgotten=GENERATOR))
+    assert "most of it in from_generator(rows)" in verdict.main.headline
+    assert "one element at a time" in verdict.main.next_step
+    assert (verdict.main.where[0].line, verdict.main.where[0].function) == (7, "rows")
+
+
+def test_a_measured_stage_that_explains_the_wait_is_named():
+    verdict = verdict_of(waiting(BATCH, SLOW, partial=True, forgotten=GENERATOR))
+    assert "map(decode)" in verdict.main.headline
+
+
+@pytest.mark.parametrize("lost", ["x", {}, {"stage": 3, "file": 1}])
+def test_a_damaged_forgotten_stage_does_no_harm(lost):
+    assert verdict_of(waiting(BATCH, partial=True, forgotten=lost)).kind is Class.INPUT_BOUND
+
+
 @pytest.mark.parametrize(
     "stages", [None, "x", [1, {}], [{"stage": 3, "batch_us": "y"}], [{"batch_us": float("inf")}], [{"batch_us": 5, "line": []}]]
 )  # fmt: skip

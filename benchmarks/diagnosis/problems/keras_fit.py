@@ -4,19 +4,13 @@ import tempfile
 import time
 from pathlib import Path
 
-import keras
 from bench import Run
-from tf_parts import batches_of, network, rows
+from tf_parts import batches_of, jit, keras, network, ready, rows
 
 NOTHING, CALLBACK, SAVING, EVALUATION, DATASET = range(5)  # problems
-run = Run(steps=150, width=512, batch=128, share=0.5, problem=0, every=20, runs=1, jit=0)
+run = Run(steps=150, width=512, batch=128, share=0.5, problem=0, every=20, runs=1, jit=0, backend=0)
 pause = run.pause() if run.problem else 0.0
 folder = Path(tempfile.mkdtemp())
-
-
-class Counter(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        run.stepped()
 
 
 class Metrics(keras.callbacks.Callback):
@@ -50,9 +44,9 @@ class Rows(keras.utils.PyDataset):
 
 model, _ = network(run.width)
 model.compile(
-    keras.optimizers.SGD(0.001), "mse", jit_compile=bool(run.jit), steps_per_execution=run.runs, run_eagerly=False
+    keras.optimizers.SGD(0.001), "mse", jit_compile=jit(run.jit), steps_per_execution=run.runs, run_eagerly=False
 )
-callbacks = [Counter()] if run.repaired else []
+callbacks = ready(run, model)
 if pause:
     callbacks += {CALLBACK: [Metrics()], SAVING: [Snapshots()]}.get(run.problem, [])
 more = {}

@@ -1,8 +1,12 @@
 """Common parts of the planted scripts for TensorFlow and Keras."""
 
 import os
+import sys
 
+BACKENDS = ("tensorflow", "jax", "torch")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+if "--backend" in sys.argv:
+    os.environ["KERAS_BACKEND"] = BACKENDS[int(sys.argv[sys.argv.index("--backend") + 1])]
 
 import keras
 import numpy as np
@@ -19,14 +23,29 @@ def rows(count, width=64):
     return x, x[:, :1]
 
 
-def network(width, features=64):
+def network(width, features=64, depth=2):
     """Return a model and its optimizer."""
-    layers = [keras.layers.Input((features,)), keras.layers.Dense(width, activation="relu")]
-    layers += [keras.layers.Dense(width, activation="relu"), keras.layers.Dense(1)]
-    model = keras.Sequential(layers)
+    layers = [keras.layers.Input((features,)), *[keras.layers.Dense(width, activation="relu") for _ in range(depth)]]
+    model = keras.Sequential([*layers, keras.layers.Dense(1)])
     optimizer = keras.optimizers.SGD(0.001)
     optimizer.build(model.trainable_variables)
     return model, optimizer
+
+
+def jit(wanted):
+    """Return Keras's jit_compile: JAX without it runs each operator by itself, and PyTorch's compiler is another case."""
+    return {"tensorflow": bool(wanted), "jax": True, "torch": False}[keras.backend.backend()]
+
+
+def ready(run, model):
+    """Build and compile what a step needs, before the loop is timed; return the callbacks of the twin."""
+
+    class Counter(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            run.stepped()
+
+    model.fit(batches_of(run, 1), verbose=0)
+    return [Counter()] if run.repaired else []
 
 
 def step_of(model, optimizer):

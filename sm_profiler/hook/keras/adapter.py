@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 KERAS = "keras"
 MODES = {"train": ModeKeys.TRAIN, "test": ModeKeys.EVAL, "predict": ModeKeys.PREDICT}
+AGAIN = "the script called compile() again, which discards the compiled step: call it once, before the loop"
 LOOPS = ("fit", "evaluate", "predict")
 RESULTS_NS = 100_000  # a shorter wait for a step's results is not worth an event
 WORKER = "Keras_worker"  # start of the name of a PyDataset's worker process
@@ -78,12 +79,24 @@ class KerasAdapter(FrameworkAdapter):
             if definer is not None:
                 self._patches.replace(definer, name, self._wrap_loop)
         self.inputs.install(self._patches)
+        self._install_backend()
+
+    def _install_backend(self) -> None:
+        """Patch what only one backend has."""
+        owner, keras = self._keras.callbacks.CallbackList, self._keras
+        definer = _definer(keras.Model, "compile")
+        if definer is not None and self.backend == "tensorflow":
+            self._patches.replace(definer, "compile", self._wrap_compile)
+        if self.backend == "jax":  # reads the metrics at the end of an epoch
+            trainer = import_module("keras.src.trainers.trainer").Trainer
+            self._patches.replace(trainer, "_get_metrics_result_or_logs", self._wrap_results)
+            self._patches.replace(import_module("keras.src.backend.jax.trainer"), "pythonify_logs", self._wrap_results)
         if self._compiles:  # the values of metrics are those of steps that may still run
             self._patches.replace(import_module("keras.src.utils.python_utils"), "pythonify_logs", self._wrap_results)
             if hasattr(owner, "_flush_futures"):  # callbacks in a pool, which read these values
                 self._patches.replace(owner, "_flush_futures", self._wrap_results)
         if self.backend == "torch":
-            forwards = getattr(session.find("pytorch"), "forwards", None)
+            forwards = getattr(self.session.find("pytorch"), "forwards", None)
             if forwards is not None:  # a model under construction calls its layers to see shapes
                 forwards.symbolic = keras.KerasTensor
                 scope = import_module("keras.src.backend.common.symbolic_scope")
@@ -113,6 +126,24 @@ class KerasAdapter(FrameworkAdapter):
     def is_helper(self) -> bool:
         """Return whether this process is a worker of a PyDataset."""
         return multiprocessing.current_process().name.startswith(WORKER)
+
+    def _wrap_compile(self, original: Any) -> Any:
+        """Note that a model which has a compiled step already gets another."""
+
+        @functools.wraps(original)
+        def compile(model: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A001 - replaces a method of this name
+            had = not self.session.quiet and getattr(model, "train_function", None) is not None
+            result = original(model, *args, **kwargs)
+            if had:
+                self._guarded(self._compiled_again)
+            return result
+
+        return compile
+
+    def _compiled_again(self) -> None:
+        retracing = getattr(self.session.find("tensorflow"), "retracing", None)
+        if retracing is not None:
+            retracing.anew = AGAIN
 
     # loops
 

@@ -16,7 +16,6 @@ from sm_profiler.hook.tensorflow.loops import Loops
 from sm_profiler.hook.tensorflow.operators import OperatorCount
 from sm_profiler.hook.tensorflow.overlap import Overlap
 from sm_profiler.hook.tensorflow.profiler import TensorFlowProfiler
-from sm_profiler.hook.tensorflow.retracing import Retracing
 from sm_profiler.hook.tensorflow.stages import DATALOADER, Stages
 from sm_profiler.hook.tensorflow.stopwatch import Stopwatch
 from sm_profiler.hook.xplane_window import XplaneWindow
@@ -36,6 +35,7 @@ class TensorFlowAdapter(FrameworkAdapter):
         stopwatch: measures fetches inside graphs.
         stages: reads the stages of pipelines.
         loops: finds the steps of loops that the script writes itself.
+        retracing: records traces.
     """
 
     framework = TENSORFLOW
@@ -50,12 +50,12 @@ class TensorFlowAdapter(FrameworkAdapter):
         self.stages = Stages(session, self._tf)
         self._overlap = Overlap()
         self.loops = Loops(session, self._tf, self.stopwatch, self.stages, lambda: session.lead(self))
-        self._retracing = Retracing(session.append, lambda: session.tracker.number)
-        self._operators = OperatorCount(session, self._tf, self.loops, self._retracing)
+        self.retracing = self.loops.retracing
+        self._operators = OperatorCount(session, self._tf, self.loops, self.retracing)
 
     def install(self) -> None:
         """Patch TensorFlow."""
-        self.session.add(self._retracing)
+        self.session.add(self.retracing)
         self.session.add(self.stages)
         self.session.add(self._operators)
         patches, loops, stopwatch = self._patches, self.loops, self.stopwatch
@@ -82,7 +82,7 @@ class TensorFlowAdapter(FrameworkAdapter):
         functions = import_module("tensorflow.python.eager.polymorphic_function.polymorphic_function")
         patches.replace(functions.Function, "__call__", loops.wrap_call)
         tracing = import_module("tensorflow.python.eager.polymorphic_function.tracing_compilation")
-        patches.replace(tracing, "_create_concrete_function", self._retracing.wrap_trace)
+        patches.replace(tracing, "_create_concrete_function", self.retracing.wrap_trace)
         patches.when_loaded("keras.src.optimizers.base_optimizer", self._optimizers_loaded)
         patches.when_loaded("keras.src.layers.layer", self._layers_loaded)
 
@@ -102,7 +102,7 @@ class TensorFlowAdapter(FrameworkAdapter):
     def remove(self) -> None:
         """Restore TensorFlow."""
         self._patches.remove()
-        self.session.discard(self._retracing)
+        self.session.discard(self.retracing)
         self.session.discard(self.stages)
         self._operators.stop()
         self.session.discard(self._operators)

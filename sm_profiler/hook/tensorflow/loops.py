@@ -14,6 +14,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from sm_profiler.hook.steps import METER_MAX_NS, SCRIPT, Stream
+from sm_profiler.hook.tensorflow.retracing import Retracing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 STREAM = "_sm_profiler_stream"
 TRAINS = "_sm_profiler_trains"  # of a function: whether gradients are computed in it; absent until it was traced
+QUICKEST = "_sm_profiler_quickest"  # of a function: nanoseconds of its quickest call without a trace
 TAPE, LAYER = 1, 2  # keys of forwards
 FEW_BATCHES = 10_000  # that Keras's loops fetched eagerly and did not ask for
 
@@ -35,6 +37,7 @@ class Loops:
         thread: id of the training thread.
         leads: the session has been notified that this framework trains.
         fetched: waits for batches that were fetched eagerly inside a step that another adapter marks.
+        retracing: records the traces of functions.
         ran: outermost functions that ran, while they are counted; else None.
     """
 
@@ -47,6 +50,8 @@ class Loops:
         self._tf = tensorflow
         self._stopwatch = stopwatch
         self._stages = stages
+        self.retracing = Retracing(session.append, lambda: session.tracker.number)
+        self.retracing.is_called = lambda: bool(self._calls) and get_ident() == self.thread
         self.thread = threading.main_thread().ident
         self.fetched: list[tuple[int, int]] = []
         self._calls: list[Any] = []  # functions that run or are traced, the outermost first
@@ -279,28 +284,52 @@ class Loops:
                 return original(function, *args, **kwargs)
             finally:
                 calls.pop()
-                if outermost:
-                    end_ns = perf_counter_ns()
-                    try:
-                        self._called(function, start_ns, end_ns, began=known is not None)
-                        if tracker.metering:
-                            tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
-                    except Exception as error:  # noqa: BLE001 - fail open
-                        session.fail(error)
+                if not calls:
+                    self._call_ended(function, start_ns, began=known is not None, outermost=outermost)
 
         return __call__
+
+    def _call_ended(self, function: Any, start_ns: int, *, began: bool, outermost: bool) -> None:
+        end_ns = perf_counter_ns()
+        tracker = self._session.tracker
+        try:
+            if outermost:
+                self._called(function, start_ns, end_ns, began=began)
+                if tracker.metering:
+                    tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
+            elif self.retracing.held:
+                self.retracing.call_ended(end_ns, None)
+        except Exception as error:  # noqa: BLE001 - fail open
+            self._session.fail(error)
 
     def _call_unseen(self, original: Any, function: Any, args: Any, kwargs: Any) -> Any:
         """Call a function that begins no step here: another adapter marks the steps, or another thread runs."""
         if self._calls or self._session.quiet or get_ident() != self.thread:
             return original(function, *args, **kwargs)
         self._calls.append(function)
+        start_ns = perf_counter_ns()
         try:
             return original(function, *args, **kwargs)
         finally:
+            end_ns = perf_counter_ns()
             self._calls.clear()
             if self.ran is not None:
                 self.ran.append(function)
+            try:
+                if self.retracing.held:
+                    self.fetched += self._stopwatch.batches()
+                self._note_duration(function, start_ns, end_ns, self.fetched)
+            except Exception as error:  # noqa: BLE001 - fail open
+                self._session.fail(error)
+
+    def _note_duration(self, function: Any, start_ns: int, end_ns: int, waits: list[Any]) -> None:
+        """Note how long an outermost call took, or record its traces."""
+        quickest = function.__dict__.get(QUICKEST)
+        if self.retracing.held:
+            waited = sum(end - start for start, end in waits if start >= start_ns)
+            self.retracing.call_ended(end_ns - waited, quickest)
+        elif quickest is None or end_ns - start_ns < quickest:
+            function.__dict__[QUICKEST] = end_ns - start_ns
 
     @property
     def running(self) -> Any:
@@ -313,6 +342,7 @@ class Loops:
             self.ran.append(function)
         trains = function.__dict__.setdefault(TRAINS, False)
         waits = self._stopwatch.batches()
+        self._note_duration(function, start_ns, end_ns, waits)
         name = str(function.__dict__.get("_name") or "tf.function")
         if waits:
             for start, end in waits:

@@ -136,10 +136,7 @@ class OperatorCount(Collector):
         if function is None or threading.get_ident() != self._loops.thread:
             return
         try:
-            graph = made.graph.as_graph_def()
-            bodies = [graph.node, *(one.node_def for one in graph.library.function)]
-            compiled = any(XLA in one.attr and one.attr[XLA].b for one in graph.library.function)
-            function.__dict__[NODES] = -1 if compiled else sum(len(nodes) for nodes in bodies)
+            function.__dict__[NODES] = _operators(made)
         except Exception as error:  # noqa: BLE001 - fail open
             self._session.switch_off(self, error)
 
@@ -213,6 +210,28 @@ class OperatorCount(Collector):
             tape.gradient(y, x)
 
         return _quickest(step) / (2 * PAIRS)
+
+
+def _operators(made: Any) -> int:
+    """Return the operators of a traced function and of those inside it; -1 if XLA compiles one.
+
+    They are counted where Python has them already: a large graph takes long to serialize, the more so with constants.
+    """
+    count = len(made.graph.get_operations())
+    waiting, seen = list(made._inference_function.children), set()  # noqa: SLF001 - it has no public name
+    while waiting:
+        one = waiting.pop()
+        if one.name in seen:
+            continue
+        seen.add(one.name)
+        definition = one._cached_definition  # noqa: SLF001 - of what was called; `definition` would make it anew
+        if definition is not None and XLA in definition.attr and definition.attr[XLA].b:
+            return -1
+        graph = one._cached_graph  # noqa: SLF001 - `graph` would make one
+        if graph is not None:
+            count += len(graph.get_operations()) - len(graph.inputs)
+        waiting += one.children
+    return count
 
 
 def _quickest(action: Any) -> float:

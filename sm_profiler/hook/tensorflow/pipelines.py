@@ -38,7 +38,8 @@ def describe(model: Any, dataset: Any) -> dict[str, Any]:
 
     Returns:
         `batches`; `prefetch` and `cache`: whether a stage does that; `partial`: whether stages are missing, since TensorFlow
-        forgets what ran inside an interleave or flat_map once it has ended; and for each of `stages`: name, `us` (microseconds
+        forgets what ran inside an interleave or flat_map once it has ended; `forgotten`: name, file, line and function of that
+        stage, if it is the only one; and for each of `stages`: name, `us` (microseconds
         for one of its own elements), `batch_us` (for one batch of the loop, with its parallelism), `parallelism`,
         `parallel` (whether it can be raised), and file, line and function if they are known.
     """
@@ -68,7 +69,9 @@ def describe(model: Any, dataset: Any) -> dict[str, Any]:
         stage["parallelism"] = max(stage["parallelism"], parallelism, 1.0)
     found = [_summed(stage, batches) for stage in stages.values()]
     names = [node.name for node in nodes.values()]
-    return {
+    forgotten = [key for key, times in ended.items() if not times and key not in owners]
+    about = _forgotten(nodes[forgotten[0]], functions.get(forgotten[0], {}), dataset) if len(forgotten) == 1 else {}
+    return ({"forgotten": about} if about else {}) | {
         "batches": batches,
         "partial": any(not times for times in ended.values()),
         "prefetch": any(name.startswith("Prefetch") for name in names),
@@ -87,6 +90,14 @@ def _ended(node: Any, nodes: dict[int, Any]) -> float:
     if node.num_elements <= 0:
         return 1.0
     return max(node.num_elements / produced, 1.0) if produced else 0.0
+
+
+def _forgotten(node: Any, about: dict[str, Any], dataset: Any) -> dict[str, Any]:
+    """Return what TensorFlow forgot inside a stage, if its function is known."""
+    made = [_place(one) for one in _generators(dataset)]
+    if len(made) == 1 and made[0] and _method(node.name) == "flat_map":
+        return {"stage": f"from_generator({made[0]['function']})", **made[0]}
+    return {"stage": f"{_method(node.name)}({about['function']})", **about} if "file" in about else {}
 
 
 def _summed(stage: dict[str, Any], batches: int) -> dict[str, Any]:
@@ -139,10 +150,16 @@ def _functions(nodes: dict[int, Any], owners: dict[int, int], dataset: Any) -> d
             for key, function in zip(keys, functions, strict=True):
                 found[key] = _place(function)
     generators = [key for key in nodes if _method(nodes[key].name) == "from_generator"]
-    made = [one for one in map(_generator, known.get("flat_map", [])) if one is not None]
+    made = _generators(dataset)
     if len(made) == 1:
         found |= dict.fromkeys(generators, _place(made[0]))
     return {key: about for key, about in found.items() if about}
+
+
+def _generators(dataset: Any) -> list[Any]:
+    """Return the user's generators that a pipeline reads."""
+    flat = [function for kind, function in _datasets(dataset) if kind == "flat_map"]
+    return [one for one in map(_generator, flat) if one is not None]
 
 
 def _datasets(dataset: Any) -> list[tuple[str, Any]]:

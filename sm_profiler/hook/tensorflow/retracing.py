@@ -26,6 +26,9 @@ class Retracing(Collector):
 
     Attributes:
         traced: called with the function that a trace on the training thread made.
+        is_called: returns whether a call on this thread will report its end.
+        held: traces of such a call.
+        anew: why the library compiles the same model again, for the record of the next trace.
     """
 
     name = "tensorflow traces"
@@ -40,12 +43,42 @@ class Retracing(Collector):
         self._early: deque[Record] | None = deque(maxlen=MAX_EARLY)  # before the first step, which starts recording
         self._codes: set[Any] = set()  # of the user's functions that were traced
         self.traced: Callable[[Any], object] = lambda _graph: None
+        self.is_called: Callable[[], bool] = lambda: False
+        self.held: list[Record] = []
+        self.anew = ""
 
     def start(self) -> None:
         """Record the traces before the first step."""
         early, self._early = self._early, None
         for record in early or ():
             self._append(record)
+
+    def close(self) -> None:
+        """Record what a call left that has not ended."""
+        self.call_ended(self._clock(), None)
+
+    def call_ended(self, end_ns: int, quickest_ns: int | None) -> None:
+        """Record the traces of a call; TensorFlow optimizes and compiles their graphs in the run that follows.
+
+        Args:
+            end_ns: end of the call, without what it waited for.
+            quickest_ns: the function's quickest call without a trace; None if there was none. Then the first run counts
+                apart, as the most that the trace may have taken beyond its record.
+        """
+        held, self.held = self.held, []
+        if not held:
+            return
+        phase, name, began, ended, step, about = held[-1]
+        first = max(end_ns - ended, 0)
+        if quickest_ns is None:
+            about = (about or {}) | {"first_us": round(first / 1000, 1)}
+        else:
+            ended += max(first - quickest_ns, 0)
+        for record in (*held[:-1], (phase, name, began, ended, step, about)):
+            self._record(record)
+
+    def _record(self, record: Record) -> None:
+        self._append(record) if self._early is None else self._early.append(record)
 
     def wrap_trace(self, original: Any) -> Any:
         """Return TensorFlow's function that makes a graph."""
@@ -71,7 +104,7 @@ class Retracing(Collector):
                 if about is not None:
                     name = str(getattr(options, "name", "")) or "tf.function"
                     record = (COMPILE, name, began, self._clock(), self._step(), about)
-                    self._append(record) if self._early is None else self._early.append(record)
+                    self.held.append(record) if self.is_called() else self._record(record)
 
         return create
 
@@ -92,6 +125,9 @@ class Retracing(Collector):
             reason = why(function_type, known)
             if reason or len(known) > 1:  # a function that creates variables is traced twice at its first call
                 about |= {"again": True, "reason": reason or "another context (device, strategy or variables)"}
+        elif self.anew:
+            about |= {"again": True, "reason": self.anew}
+            self.anew = ""
         elif code is not None and not is_library(code.co_filename):
             if code in self._codes:
                 about |= {"again": True, "reason": NEW_OBJECT}

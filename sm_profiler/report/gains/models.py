@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
+import attrs
 import numpy as np
 
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Floats
 from sm_profiler.report import parts, policy
 from sm_profiler.report.classes import Class
+from sm_profiler.report.formatting import number
 from sm_profiler.report.gains.claim import Claim
 from sm_profiler.report.gains.loader_queue import fetch_times, simulated_wait
 from sm_profiler.report.gains.loop_table import BETWEEN, EVALUATION, LoopTable
@@ -278,6 +280,25 @@ def _calls(
     return claim
 
 
+def _compiles_again(record: Record) -> bool:
+    return record.args.get("again") is True
+
+
+_of_recompilations = _calls(event_names.COMPILE, policy.RECOMPILING_SAVED, ("forward", "backward"), _compiles_again)
+
+
+def _recompiling(finding: Finding, context: JudgeContext, table: LoopTable) -> Claim | None:
+    """Save the recompilations; at most also the first runs of what was compiled, as far as no other run shows their length."""
+    claim = _of_recompilations(finding, context, table)
+    records = context.metrics.records.get(event_names.COMPILE)
+    own = [one for one in records.longest if _compiles_again(one)] if records else []
+    compiling = sum(one.seconds for one in own)
+    first = sum(max(number(one.args.get("first_us")), 0.0) for one in own) / 1e6
+    if claim is None or compiling <= 0:
+        return claim
+    return attrs.evolve(claim, high=claim.high * (1 + first / compiling))
+
+
 def _fitted(seconds: Floats, wanted: float, length: Floats) -> Floats:
     """Cut the seconds of each row to its length, and spread what is missing over what is left of all rows."""
     cut = np.minimum(seconds, length)
@@ -363,12 +384,7 @@ MODELS: dict[Class, Model] = {
         (policy.EXCESS_SAVED_LEAST, policy.EXCESS_SAVED, policy.CALLS_UNSEEN),
         ("outside", EVALUATION),
     ),
-    Class.RECOMPILATION: _calls(
-        event_names.COMPILE,
-        policy.RECOMPILING_SAVED,
-        ("forward", "backward"),
-        lambda one: one.args.get("again") is True,
-    ),
+    Class.RECOMPILATION: _recompiling,
     Class.FAIL_SLOW: _slowdown,
     Class.MOVING_STRAGGLER: _turns,
     Class.GC_OUT_OF_PHASE: _gc_turns,

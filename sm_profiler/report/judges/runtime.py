@@ -58,7 +58,7 @@ def judge_recompilation(context: JudgeContext) -> Finding | None:
     breaks = [one for one in context.metrics.records[event_names.COMPILE].of(rank.name) if one.name == "graph break"]
     evidence = [
         Evidence("time in the training loop spent compiling again", round(spent.share, 4), policy.RECOMPILING, unit="share"),
-        Evidence("recompilations", spent.calls, None, rank.name),
+        Evidence("recompilations", spent.calls, policy.RECOMPILATIONS, rank.name),
         Evidence("duration of a recompilation", round(spent.seconds / spent.calls * 1e3, 3), None, rank.name, "ms"),
     ]  # fmt: skip
     if reason:
@@ -73,7 +73,9 @@ def judge_recompilation(context: JudgeContext) -> Finding | None:
         tuple(evidence),
         _REPAIRS.get(compiler, _REPAIRS[_TORCH]),
         spent.share,
-        confidence=context.confidence(spent.share, policy.RECOMPILING),
+        confidence=context.confidence(
+            spent.share, policy.RECOMPILING, sure=spent.calls >= policy.RECOMPILATIONS
+        ),
         where=lines_of(spent.records),
         explains={
             Class.PERIODIC_STALL: spent.in_long, Class.STEP_OUTLIERS: spent.in_long,

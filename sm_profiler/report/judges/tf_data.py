@@ -24,7 +24,7 @@ class Stage:
 
     Attributes:
         name: `map(decode)`.
-        element: seconds for one of its elements.
+        element: seconds for one of its elements; 0 if TensorFlow forgot them.
         batch: seconds for a batch of the loop, with its parallelism.
         share: part of the time of all stages for a batch.
         parallelism: elements that it processes at once.
@@ -46,6 +46,8 @@ class Stage:
     @property
     def clause(self) -> str:
         """End of a headline."""
+        if not self.element:
+            return f": most of it in {self.name}"
         how = f"{self.parallelism} at once" if self.parallelism > 1 else "one at a time"
         return f": {self.name} takes {duration(self.element)} for an element, {how}"
 
@@ -84,6 +86,8 @@ class Stage:
     @property
     def evidence(self) -> tuple[Evidence, ...]:
         """The measurements."""
+        if not self.element:
+            return (Evidence("slowest stage of the input pipeline", self.name),)
         return (
             Evidence("slowest stage of the input pipeline", self.name),
             Evidence("its time for one element", round(self.element * 1e3, 4), unit="ms"),
@@ -100,8 +104,23 @@ def slow_stage(context: JudgeContext) -> Stage | None:
     for record in found.longest if found else ():
         if record.process in names and known(record.args) > known(latest.get(record.process, {})):
             latest[record.process] = record.args
-    stages = [stage for about in latest.values() if (stage := slowest(about)) is not None]
+    wait = context.mean(lambda rank: rank.mean("wait", without_stalls=False))
+    stages = [stage for about in latest.values() if (stage := forgotten(about, wait) or slowest(about)) is not None]
     return max(stages, key=lambda stage: stage.batch, default=None)
+
+
+def forgotten(about: Mapping[str, Any], wait: float) -> Stage | None:
+    """Return the stage that TensorFlow forgot, if those that it measured explain little of the wait for a batch."""
+    lost = about.get("forgotten")
+    measured = sum(_number(one.get("batch_us")) for one in _stages(about)) / 1e6
+    if about.get("partial") is not True or not isinstance(lost, dict) or measured > policy.MEASURED_STAGES * wait:
+        return None
+    place = _place(lost, 1.0)
+    name = str(lost.get("stage", ""))[:100]
+    cached = about.get("cache") is True
+    if place is None:
+        return None
+    return Stage(name, 0.0, wait, 1.0, 1, parallel=False, prefetch=True, cache=cached, place=place)
 
 
 def known(about: Mapping[str, Any]) -> tuple[bool, float]:
@@ -111,8 +130,7 @@ def known(about: Mapping[str, Any]) -> tuple[bool, float]:
 
 def slowest(about: Mapping[str, Any]) -> Stage | None:
     """Return the stage of a record that takes most of the time for a batch, or None if none dominates."""
-    stages = about.get("stages")
-    known = [one for one in stages if isinstance(one, dict)] if isinstance(stages, list) else []
+    known = _stages(about)
     total = sum(_number(one.get("batch_us")) for one in known)
     worst = max(known, key=lambda one: _number(one.get("batch_us")), default=None)
     if worst is None or total <= 0:
@@ -120,16 +138,26 @@ def slowest(about: Mapping[str, Any]) -> Stage | None:
     share = _number(worst.get("batch_us")) / total
     if share < policy.SLOW_STAGE or str(worst.get("stage", "")).startswith("prefetch"):
         return None  # to hand over what is ready is no work
-    file, line, function = (worst.get(name) for name in ("file", "line", "function"))
-    known_place = isinstance(file, str) and isinstance(line, int) and isinstance(function, str)
-    if not known_place and str(worst.get("stage", "")).startswith(_CALLS_PYTHON):
+    place = _place(worst, share)
+    if place is None and str(worst.get("stage", "")).startswith(_CALLS_PYTHON):
         return None  # a library's generator, whose workers are known otherwise
     return Stage(
         str(worst.get("stage", ""))[:100], _number(worst.get("us")) / 1e6, _number(worst.get("batch_us")) / 1e6, share,
         max(int(_number(worst.get("parallelism"))), 1), worst.get("parallel") is True, about.get("prefetch") is True,
         about.get("cache") is True,
-        Location(str(file), int(str(line)), str(function), share, "wait") if known_place else None,
+        place,
     )  # fmt: skip
+
+
+def _stages(about: Mapping[str, Any]) -> list[dict[str, Any]]:
+    stages = about.get("stages")
+    return [one for one in stages if isinstance(one, dict)] if isinstance(stages, list) else []
+
+
+def _place(about: Mapping[str, Any], share: float) -> Location | None:
+    file, line, function = (about.get(name) for name in ("file", "line", "function"))
+    known = isinstance(file, str) and isinstance(line, int) and isinstance(function, str)
+    return Location(str(file), int(str(line)), str(function), share, "wait") if known else None
 
 
 def _number(value: Any) -> float:
