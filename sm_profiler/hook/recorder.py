@@ -58,7 +58,9 @@ class Recorder:
         events: deque[TraceEvent],
         on_beat: Callable[[], None],
         flush_seconds: float = FLUSH_SECONDS,
+        helpers_ns: Callable[[], int] = lambda: 0,
     ) -> None:
+        self._helpers_ns = helpers_ns
         self.writer = writer
         self.records: deque[Record] = deque()
         self.events = events
@@ -225,7 +227,7 @@ class Recorder:
         return events
 
     def _read_memory(self) -> None:
-        args = {"pid": self._pid, **memory()}
+        args = {"pid": self._pid, **memory(self._helpers_ns())}
         self.events.append(TraceEvent(MEMORY, "memory", self._timebase.now_us(), 0, json.dumps(args), "i"))
 
     def _report_disk(self, *, ended: bool = False) -> None:
@@ -247,10 +249,11 @@ def resident_bytes() -> int:
         return 0
 
 
-def memory() -> dict[str, Any]:
+def memory(helpers_ns: int = 0) -> dict[str, Any]:
     """Return resident (if known) and peak memory of this process in bytes, and what it used so far.
 
-    That is its CPU seconds, its page faults from disk, and the seconds that its main thread waited for a core.
+    That is its CPU seconds, its page faults from disk, and the seconds that its main thread, or those it waited for,
+    had no core.
     """
     resident, usage = resident_bytes(), resource.getrusage(resource.RUSAGE_SELF)
     return {
@@ -258,5 +261,5 @@ def memory() -> dict[str, Any]:
         "peak_bytes": usage.ru_maxrss * 1024,
         "cpu_s": round(usage.ru_utime + usage.ru_stime, 3),
         "major_faults": usage.ru_majflt,
-        "waited_s": round(waited_ns() / 1e9, 3),
+        "waited_s": round((waited_ns() + helpers_ns) / 1e9, 3),
     }

@@ -20,6 +20,7 @@ from typing import Protocol
 from sm_profiler.config import Profile
 from sm_profiler.formats.event_names import SAMPLES
 from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.helpers import Helpers
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.stacks import NEAR_SECONDS, Key, Lengths, Place, Prompt, StackReader, Tally, to_args
 from sm_profiler.hook.steps import Record, StepTracker
@@ -40,6 +41,9 @@ WRITE_SECONDS, LATER_SECONDS = 1.0, 10.0  # between events: at first, and once t
 LATER_AFTER = 60.0
 HOLD_SECONDS = 600.0  # for which samples wait until it is known whether their step is long
 END = {"outside": "end"}  # what no further step follows comes after the loop
+WITHOUT_HELPERS = frozenset(
+    {"start", "outside"}
+)  # phases in which the training thread waits for no other of the process
 MAX_NOTES = 200  # collections between two events whose caller is looked up
 
 
@@ -65,6 +69,7 @@ class Sampler(Collector):
         sources: samples of other processes.
         reader: reduces stacks.
         cpu_seconds: CPU time of the sampler's thread so far.
+        helpers_ns: time so far by which threads that the training thread waits for had no core.
     """
 
     name = SAMPLER
@@ -82,6 +87,7 @@ class Sampler(Collector):
         own_cpu: Callable[[], float] = time.thread_time,
         frames: Callable[[], dict[int, FrameType]] = sys._current_frames,  # noqa: SLF001 - the only way to another thread's stack
         waited: Callable[[], int] = waited_ns,
+        helpers: Helpers | None = None,
     ) -> None:
         self._append = append
         self._tracker = tracker
@@ -93,6 +99,8 @@ class Sampler(Collector):
         self._own_cpu = own_cpu
         self._frames = frames
         self._waited_ns = waited
+        self._helpers = helpers or Helpers()
+        self.helpers_ns = 0
         self.declared: list[str] = []
         self.sources: list[Source] = []
         self.reader = StackReader()
@@ -132,6 +140,8 @@ class Sampler(Collector):
         self.sources.clear()
         self.declared.clear()
         self.cpu_seconds = 0.0
+        self.helpers_ns = 0
+        self._helpers.forked()
         self._prompt.forked()
         self._reset()
 
@@ -147,6 +157,7 @@ class Sampler(Collector):
             thread.join(timeout=0.5)
             if thread.is_alive():
                 return
+        self._helpers.close()
         self._tally.settle(rename=END)
         self.write(self._clock())
 
@@ -197,9 +208,12 @@ class Sampler(Collector):
         self._saved = min(self._saved + SHARE * seconds, SAVED)
         long = self._follow_step(now_ns)
         phase = self.declared[-1] if self.declared else phase_of(self._tracker)
-        waited = self._waited_ns()
+        waited, delay = self._waited_ns(), self._helpers.delay(now_ns)
+        if self.declared or phase in WITHOUT_HELPERS:
+            delay = 0
+        self.helpers_ns += delay
         if places:
-            self._tally.hold((phase, long, leaf, places), seconds, (waited - self._last_waited) / 1e9)
+            self._tally.hold((phase, long, leaf, places), seconds, (waited - self._last_waited + delay) / 1e9)
         self._last_waited = waited
 
     def _follow_step(self, now_ns: int) -> bool:

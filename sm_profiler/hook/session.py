@@ -313,6 +313,7 @@ class Session(StepObserver):
             controller=self.controller,
             work=self.work,
             on_beat=self._beat,
+            helpers_ns=lambda: self.sampler.helpers_ns if self.sampler is not None else 0,
         )
         self.tracker.append = recorder.records.append
         self._notify("start")

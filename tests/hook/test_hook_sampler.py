@@ -159,6 +159,7 @@ class Machine:
     def __init__(self, recording=True) -> None:
         self.now, self.cpu, self.records, self.frame, self.recording = 0, 0.0, [], None, recording
         self.waited = 0  # ns without a core
+        self.helped = 0  # the same of the threads that it waits for, since the last sample
         self.tracker = SimpleNamespace(
             global_step=-1, step_start=0, mode=ModeKeys.TRAIN, in_fetch=0, in_backward=0, forward_key=0, in_optimizer=False,
             is_open=False, after_last_phase=False, in_compiled=False,
@@ -168,6 +169,7 @@ class Machine:
             self.records.append, self.tracker, lambda: 7, is_recording=lambda: self.recording,
             on_error=lambda _, error: self.errors.append(error), clock=lambda: self.now, own_cpu=lambda: self.cpu,
             frames=lambda: {7: self.frame}, waited=lambda: self.waited,
+            helpers=SimpleNamespace(delay=lambda _: self.helped, close=lambda: None),
         )  # fmt: skip
 
     def sample(self, line, milliseconds=10, **state):
@@ -507,6 +509,23 @@ def test_waits_for_a_core_are_summed_by_the_length_of_their_step():
     machine.result()
     usual, long = (sum(record[5]["waited_ms"][kind] for record in machine.records) for kind in (0, 1))
     assert (usual, long) == (20, 40)
+
+
+def test_threads_without_a_core_count_while_the_framework_computes():
+    machine = Machine()
+    machine.helped = 2_000_000
+    machine.step(0)
+    machine.sample(20, 10, in_compiled=True)
+    machine.sample(21, 10, in_compiled=False, is_open=False)
+    machine.sample(20, 10, in_compiled=True)
+    assert machine.sampler.helpers_ns == 4_000_000
+    machine.sampler.declared.append("metrics")
+    machine.sample(21, 10)
+    assert machine.sampler.helpers_ns == 4_000_000
+    machine.step(1)
+    machine.sample(22, 10)
+    machine.result()
+    assert sum(sum(record[5]["waited_ms"]) for record in machine.records) == 4
 
 
 def interpreter(version):
