@@ -260,6 +260,10 @@ class StepTracker:
         self._after_fetch = stream.credits > 0
         self._fetch_end = end_ns
 
+    def may_hand_on(self, stream: Stream | None) -> bool:
+        """Return whether a fetch on another thread may be the loop's: of its loader, and between two steps."""
+        return stream in self.streams and not (self.in_backward or self.optimizer or self.forward_key)
+
     def fetch_failed(self) -> None:
         """Note that the loader raised an error."""
         self.in_fetch -= 1

@@ -270,6 +270,8 @@ class PyTorchAdapter(FrameworkAdapter):
                     return
                 if forwards.thread != get_ident():  # the training thread is the one that updates parameters
                     self._train_on_this_thread()
+                elif forwards.relayed:
+                    forwards.updates_again()
                 tracker.optimizer_begins(id(optimizer), start_ns, type(optimizer).__name__)
                 if tracker.metering:
                     tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MAX_NS)
@@ -314,7 +316,7 @@ class PyTorchAdapter(FrameworkAdapter):
         return __init__
 
     def _train_on_this_thread(self) -> None:
-        self.forwards.thread = threading.get_ident()
+        self.forwards.train_here()
         if threading.current_thread() is not threading.main_thread():
             at_thread_end(self.session.training_thread_ends)
 

@@ -98,6 +98,7 @@ class Forwards(Collector):
 
     Attributes:
         thread: id of the training thread.
+        relayed: threads train in turn, such as a new one for each step; each waits for the other.
         discovering: handles of the global hook, while models are being discovered.
         compiled: number of compilations that torch started.
     """
@@ -109,6 +110,8 @@ class Forwards(Collector):
         self._torch = torch
         self._module = torch.nn.modules.module
         self.thread = threading.main_thread().ident
+        self._trainer = threading.main_thread()
+        self.relayed = self._handed_on = False
         self._names: dict[int, str] = {}
         self._seen: dict[int, weakref.ref[Any]] = {}  # models that have our hooks
         self._found: dict[int, Any] = {}  # models found since discovery was switched on
@@ -139,7 +142,9 @@ class Forwards(Collector):
             if is_exporting() or (forwards.symbolic is not None and args and type(args[0]) is forwards.symbolic):
                 return
             try:
-                if tracker.in_backward or tracker.in_fetch or get_ident() != forwards.thread or session.quiet:
+                if tracker.in_backward or tracker.in_fetch or session.quiet:
+                    return
+                if get_ident() != forwards.thread and not forwards.takes_over(forwards.relayed and gradients()):
                     return
                 if tracker.forward_key and not forwards.is_stale(tracker.forward_key):
                     return
@@ -168,6 +173,22 @@ class Forwards(Collector):
                 session.fail(error)
 
         return before, after
+
+    def train_here(self) -> None:
+        """Note that this thread trains."""
+        self.thread, self._trainer = threading.get_ident(), threading.current_thread()
+
+    def takes_over(self, asked: bool) -> bool:  # noqa: FBT001 - called by position, at every event of other threads
+        """Return whether this thread goes on with the training: one that trained has ended, or hands each batch on."""
+        if asked or not self._trainer.is_alive():
+            self.relayed = self._handed_on = True
+            self.train_here()
+            return True
+        return False
+
+    def updates_again(self) -> None:
+        """Note an optimizer's step on the training thread: without a change of threads before it, they take no turns."""
+        self.relayed, self._handed_on = self._handed_on, False
 
     def watch_updates(self, module: Any) -> None:
         """Note whether parameters have changed since this module's last forward: written in place, or replaced."""

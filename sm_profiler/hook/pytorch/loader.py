@@ -114,9 +114,13 @@ class DataLoaderCollector(Collector):
             session.schedule.windows,
         )
 
+        def is_handed_on(iterator: Any) -> bool:
+            return forwards.takes_over(tracker.may_hand_on(iterator.__dict__.get(STREAM)))
+
         @functools.wraps(original)
         def __next__(self: Any) -> Any:  # noqa: N807 - replaces a method of this name
-            if is_compiling() or tracker.in_fetch or session.quiet or get_ident() != forwards.thread:
+            foreign = get_ident() != forwards.thread
+            if is_compiling() or tracker.in_fetch or session.quiet or (foreign and not is_handed_on(self)):
                 return original(self)
             try:
                 stream = self.__dict__.get(STREAM) or stream_of(self, perf_counter_ns())
