@@ -207,7 +207,7 @@ def run_tests(row: Row, env: Path) -> str:
     ]
     try:
         tested = subprocess.run(
-            [*command, "-m", "not alone and not long", "--timeout", "900", *row.options, *row.tests],
+            [*command, "-m", "not alone and not long", "--timeout", "3000", *row.options, *row.tests],
             cwd=ROOT,
             capture_output=True,
             text=True,

@@ -66,7 +66,7 @@ def matrix(tmp_path_factory):
             capture_output=True,
             text=True,
             check=False,
-            timeout=250,
+            timeout=1500,
             env=environment(),
         )
         assert done.returncode == 0, done.stderr
