@@ -60,6 +60,9 @@ def iterations_of(
 ) -> Iterations:
     """Turn the steps of a process into iterations, without those that start in evaluation or in an earlier attempt.
 
+    In a loop that evaluates before most of its training steps, as one that acts and learns in turns, they start with the
+    end of the evaluation.
+
     Args:
         steps: the steps.
         waits: seconds each step waited for data.
@@ -68,7 +71,10 @@ def iterations_of(
         on_device: the phases are those of a GPU, which may still run when the host has finished its step.
     """
     train = steps.mode == TRAIN
-    rows = np.flatnonzero(train[:-1] & train[1:] & same_attempt(steps, breaks)) + 1
+    after_any = train[1:] & same_attempt(steps, breaks)
+    after_train = after_any & train[:-1]
+    in_turns = np.count_nonzero(after_train) < policy.IN_TURNS * np.count_nonzero(train)
+    rows = np.flatnonzero(after_any if in_turns else after_train) + 1
     ends = np.maximum.accumulate(steps.end / 1e6) if len(steps) else steps.end  # steps of several threads may overlap
     length = np.maximum(ends[rows] - ends[rows - 1] - steps.seconds(OWN)[rows], 0.0)
     seconds = {part.key: steps.seconds(part.key)[rows] for part in parts.phases()}

@@ -23,6 +23,9 @@ T = Threshold
 MIN_STEPS = T(
     20, "in fewer training steps the slow first ones (allocation, worker start, autotuning) dominate the mean"
 )
+IN_TURNS = T(
+    0.5, "of the training steps follow another one; where fewer do, what follows an evaluation is the usual step"
+)
 STEADY_STEPS = T(100, "100 steps give the mean of a share within a few percent, as high confidence requires")
 MIN_GPU_SAMPLES = T(20, "20 samples are 10 s at the default 500 ms; fewer show one moment of the job")
 WAITS_SEEN = T(0.9, "share of the steps with a recorded wait; the windowed profiles of the old hook never reach it")

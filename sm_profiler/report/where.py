@@ -23,6 +23,7 @@ WAIT, WORKER = "wait", "worker"
 BESIDE_THE_LOOP = ("start", "end", "gc", WORKER, "evaluation")
 STEPS = ("forward", "backward", "optimizer", "compiled")
 COLLECTIVES = re.compile(r"^(torch\.distributed|horovod|smdistributed|deepspeed\.comm)\b")  # innermost functions
+IMPORT = "import"  # as innermost function: happens once, in any step
 MODULE = "<module>"  # function of lines that are in none
 POINTED = frozenset(  # classes whose advice is to look for something
     {Class.SYNC_BOUND, Class.STEP_OUTLIERS, Class.PERIODIC_STALL, Class.STRAGGLER, Class.MOVING_STRAGGLER, Class.FAIL_SLOW}
@@ -173,7 +174,7 @@ def _in_loop(one: Sampled) -> bool:
 
 def beside_the_phases(metrics: JobMetrics) -> tuple[Location, ...]:
     """Return the lines with the most time in the loop outside the phases of a step and its waits."""
-    lines = Lines.of(one for one in metrics.samples.stacks if _in_loop(one) and _outside_phases(one))
+    lines = Lines.of(one for one in metrics.samples.stacks if _outside_phases(one) and one.leaf != IMPORT)
     return lines.locations(lines.weights(), metrics)
 
 
@@ -251,8 +252,11 @@ def _excess(samples: list[Sampled], rank: Rank) -> tuple[Lines, Weights]:
     return long, {place: seconds - scale * spent.get(place, 0.0) for place, seconds in long.weights().items()}
 
 
-def lines_since(metrics: JobMetrics, rank: Rank, moment: float) -> tuple[Location, ...]:
-    """Return the lines on which a rank's steps spend more time from a moment on than before it."""
+def lines_since(metrics: JobMetrics, rank: Rank, moment: float, part: str) -> tuple[Location, ...]:
+    """Return the lines on which a rank's steps spend more time from a moment on than before it.
+
+    If it is waiting for data that takes longer, only lines that wait or load count: others take longer by chance.
+    """
     course, starts = metrics.samples.course.get(rank.name), rank.iterations.start
     if course is None:
         return ()
@@ -265,7 +269,7 @@ def lines_since(metrics: JobMetrics, rank: Rank, moment: float) -> tuple[Locatio
     late = [
         Sampled(rank.name, phase, long=False, places=(place,), leaf="", seconds=seconds, count=count)
         for phase, place, seconds, count in course.within(*after)
-        if phase not in BESIDE_THE_LOOP or phase == WORKER
+        if phase in (WAIT, WORKER) or (part != WAIT and phase not in BESIDE_THE_LOOP)
     ]
     if any(one.phase == WORKER for one in late):  # a wait for workers is what its workers did
         late = [one for one in late if one.phase != WAIT]
@@ -304,7 +308,7 @@ def _straggler(finding: Finding, metrics: JobMetrics) -> tuple[Location, ...]:
 
 _BY_CLASS: dict[Class, Callable[[Finding, JobMetrics], tuple[Location, ...]]] = {
     Class.INPUT_BOUND: _input,
-    Class.SYNC_BOUND: _time(lambda one: _usual(one) and _outside_phases(one)),
+    Class.SYNC_BOUND: _time(lambda one: _usual(one) and _outside_phases(one) and one.leaf != IMPORT),
     Class.HOST_BOUND: _time(lambda one: _usual(one) and one.phase != WAIT),
     Class.OPTIMIZER_BOUND: _phase("optimizer"),
     Class.GC_BOUND: _collections,

@@ -5,11 +5,13 @@ import queue
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from test_hook_training import environment, events
 
+from sm_profiler.hook.pytorch.loader import DataLoaderCollector
 from sm_profiler.hook.pytorch.worker import FetchTimes, Incoming, Outgoing, Span, watched
 
 SCRIPT = """
@@ -97,6 +99,27 @@ def test_each_batch_of_the_window_names_its_worker_and_its_fetch_time(tmp_path, 
     assert len(pins) == (6 if what == "pinned" else 0)
     for fetch, pin in zip(fetches, pins, strict=False):
         assert pin["ts"] >= fetch["ts"] + fetch["dur"] - 1
+
+
+def test_the_wait_for_an_epochs_first_batch_begins_when_its_workers_are_started(tmp_path):
+    _, rows = run(tmp_path, "forked")
+    started = [row["ts"] for row in rows if row["phase"] == "DataLoaderIterInitialize"]
+    waits = [row["ts"] for row in rows if row["phase"] == "DataLoaderWait"]
+    assert started  # of the second epoch: the first one's are part of the job's start
+    assert set(started) <= set(waits)
+
+
+@pytest.mark.parametrize(("steps", "latest", "asked", "began"), [
+    (5, 100, 205, 100),
+    (-1, 100, 205, 0),  # the first loader of all
+    (5, 101, 205, 0),  # the loop went on meanwhile
+    (5, 100, 301, 0),  # created ahead
+])  # fmt: skip
+def test_a_wait_begins_with_an_iterator_that_is_needed_at_once(steps, latest, asked, began):
+    stream = SimpleNamespace(created_ns=100, ready_ns=200)
+    owner = SimpleNamespace(_session=SimpleNamespace(tracker=SimpleNamespace(progress=(steps, latest))))
+    assert DataLoaderCollector._began(owner, stream, asked) == began
+    assert stream.ready_ns == 0
 
 
 def test_the_regex_selects_events(tmp_path):

@@ -109,6 +109,21 @@ def test_long_steps_between_epochs_have_the_input_to_start_again(early):
     assert ("steps_per_epoch" in verdict.main.next_step) is not bool(early)
 
 
+def test_workers_that_start_after_each_evaluation_are_to_be_kept():
+    rows, now = [], 1.0
+    for epoch in range(20):
+        first = 0.3 if epoch else 0.001
+        rows += training(1, wait=first, at=now, number=8 * epoch)
+        rows += training(7, at=now + first + 0.0092, number=8 * epoch + 1)
+        now += first + 8 * 0.0102
+        rows += training(3, at=now, mode="EVAL", backward=0, optimizer=0, number=3 * epoch)
+        now += 3 * 0.0042
+    metrics = attrs.evolve(metrics_of(rows), loader=LoaderSettings(2, 0))
+    finding = judge_input(JudgeContext(metrics, {}))
+    assert "for the first batch after an evaluation, while 2 workers start" in finding.headline
+    assert "persistent_workers=True" in finding.next_step
+
+
 def test_bursts_of_loader_workers_are_input_not_stalls():
     rows, now = [], 1.0
     for step in range(200):
@@ -232,6 +247,32 @@ def test_launches_are_judged_by_their_share_of_a_step_at_any_speed():
     assert verdict_of(with_operators(slow, 100, 5.0)).kind is Class.BALANCED
     fast = training(500, wait=0.0001, forward=0.0002, backward=0.0003, optimizer=0.0001, outside=0.0001)
     assert verdict_of(with_operators(fast, 30, 2.0)).kind is Class.BALANCED  # small, but it computes
+
+
+def test_tiny_steps_of_which_the_loops_python_takes_much_are_limited_by_the_host():
+    fast = training(500, wait=0, forward=0.0001, backward=0.0002, optimizer=0.0001, outside=0.0003)
+    verdict = verdict_of(with_operators(fast, 20, 2.5))
+    assert (verdict.kind, verdict.main.confidence) == (Class.HOST_BOUND, "medium")
+    assert verdict.main.share_of_time == pytest.approx((0.0003 + 20 * 2.5e-6) / 0.0007, rel=0.03)
+    slow = training(500, wait=0, forward=0.001, backward=0.002, optimizer=0.001, outside=0.0003)
+    assert verdict_of(with_operators(slow, 20, 2.5)).kind is Class.BALANCED
+
+
+def test_loops_that_act_and_learn_in_turns_have_steps_to_judge():
+    """Reinforcement learning: the model acts without gradients before each update."""
+    rows, now = [], 1.0
+    for step in range(200):
+        rows += training(1, wait=0, forward=0.001, backward=0, optimizer=0, mode="EVAL", at=now, number=step)
+        rows += training(1, wait=0, outside=0, at=now + 0.02, number=step)
+        now += 0.0291
+    verdict = verdict_of(rows)
+    assert verdict.kind is Class.SYNC_BOUND
+    assert verdict.main.share_of_time == pytest.approx(0.019 / 0.028, abs=0.03)
+
+
+def test_what_follows_an_evaluation_is_no_usual_step_if_most_follow_another_one():
+    rows = training(50) + training(2, at=1.51, mode="EVAL", backward=0, optimizer=0) + training(50, at=9, number=50)
+    assert len(metrics_of(rows).ranks[0].iterations) == 98
 
 
 def test_launches_are_compared_with_steps_that_did_not_wait_for_a_core():

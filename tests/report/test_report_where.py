@@ -16,14 +16,14 @@ SAMPLES = "sm_profiler/samples"
 
 def sampled(*stacks, node="algo-1-0", at=2.0):
     """Return an event from stacks: phase, long, seconds, line, and optionally file and function."""
-    places = [(*stack, "train.py", "main")[3:6] if len(stack) == 4 else (stack[3], *stack[4:]) for stack in stacks]
+    places = [(*stack, "train.py", "main")[3:6] if len(stack) == 4 else (stack[3], *stack[4:6]) for stack in stacks]
     frames = [[file, line, name] for line, file, name in places]
     args = {
         "frames": frames,
         "lines": [f"source of line {line}" for _, line, _ in frames],
         "stacks": [
-            [phase, int(long), seconds * 1e3, max(int(seconds * 15), 1), "", [number]]
-            for number, (phase, long, seconds, *_) in enumerate(stacks)
+            [phase, int(long), seconds * 1e3, max(int(seconds * 15), 1), leaf[0] if leaf else "", [number]]
+            for number, (phase, long, seconds, (*_, leaf)) in enumerate((*stack[:3], (stack[6:],)) for stack in stacks)
         ],
     }
     return (SAMPLES, "samples", at, 0.0, node, -1, args)
@@ -146,6 +146,38 @@ def test_a_loop_that_becomes_slow_names_what_its_steps_did_not_do_before():
 def test_a_slow_loop_that_waits_for_workers_names_their_lines():
     rows = fading_rows(("wait", 0, 0.9, 17), ("worker", 0, 0.9, 80), ("end", 0, 0.9, 99), ("gc", 0, 0.9, 98))
     assert [one[1] for one in where(verdict_of(rows), Class.FAIL_SLOW)] == [80, 66]
+
+
+def test_a_loop_that_waits_longer_names_lines_that_wait():
+    rows, now = [], 1.0
+    for number in range(400):
+        wait = 0.001 + (0.02 if number >= 200 else 0)
+        rows += training(1, wait=wait, at=now, number=number)
+        now += wait + 0.0092
+    for second in range(1, int(now) + 1):
+        late = [("wait", 0, 0.7, 17)] if second > 3 else []
+        rows.append(sampled(("backward", 0, 0.3 if second > 3 else 0.1, 31), *late, at=float(second)))
+    assert where(verdict_of(rows), Class.FAIL_SLOW) == [("train.py", 17, 1.0, "wait")]
+
+
+def test_an_import_in_the_loop_is_no_cost_of_every_step():
+    rows = training(200, outside=0.02)
+    rows.append(sampled(("outside", 0, 9, 14, "train.py", "main", "import"), ("outside", 0, 3, 50)))
+    assert [one[1] for one in where(verdict_of(rows), Class.SYNC_BOUND)] == [50]
+
+
+def test_gradients_as_functions_are_no_time_beside_the_model():
+    def loop(leaf):
+        stacks = ("between", 0, 4, 21, "train.py", "main", leaf), ("between", 0, 2, 21), ("outside", 0, 1, 24)
+        return [*training(200, optimizer=0, outside=0.02), sampled(*stacks)]
+
+    for leaf in ("torch._functorch.vmap.wrapped", "torch.autograd.graph._engine_run_backward"):
+        assert Class.SYNC_BOUND not in {one.kind for one in all_of(verdict_of(loop(leaf)))}
+    assert Class.SYNC_BOUND in {one.kind for one in all_of(verdict_of(loop("torch.autograd.grad_mode.no_grad.clone")))}
+
+
+def all_of(verdict):
+    return verdict.main, *verdict.also
 
 
 def test_collectives_name_their_calls_or_the_backward_pass():

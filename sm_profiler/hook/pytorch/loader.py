@@ -39,11 +39,12 @@ DATALOADER = "dataloader"
 class LoaderStream(Stream):
     """Batches of one iterator, and its workers once its events are collected."""
 
-    __slots__ = ("__weakref__", "collected", "created_ns", "settings", "times", "workers")
+    __slots__ = ("__weakref__", "collected", "created_ns", "ready_ns", "settings", "times", "workers")
 
     def __init__(self, iterator: Any, created_ns: int) -> None:
         super().__init__(type(iterator).__name__, weakref.ref(iterator))
         self.created_ns = created_ns
+        self.ready_ns = 0  # end of its creation, until the first batch is requested
         self.settings: dict[str, Any] = {}  # of the loader; empty until an event needs them
         self.workers: list[int] = []
         self.collected = False  # inside the window at least once
@@ -107,8 +108,9 @@ class DataLoaderCollector(Collector):
             self._torch.is_grad_enabled,
             threading.get_ident,
         )
-        stream_of, collect, before, windows = (
+        stream_of, began, collect, before, windows = (
             self._stream_of,
+            self._began,
             self._collect_batch,
             self._before_fetch,
             session.schedule.windows,
@@ -126,6 +128,7 @@ class DataLoaderCollector(Collector):
                 stream = self.__dict__.get(STREAM) or stream_of(self, perf_counter_ns())
                 window = windows.get(DATALOADER)
                 worker = None if window is None or window.ended else before(self, stream)
+                since_ns = began(stream, perf_counter_ns()) if stream.ready_ns else 0
                 tracker.fetch_begins()
             except Exception as error:  # noqa: BLE001 - fail open
                 session.fail(error)
@@ -148,7 +151,7 @@ class DataLoaderCollector(Collector):
                     if failed:
                         tracker.fetch_failed()
                     else:
-                        tracker.fetch_ends(stream, start_ns, end_ns, got=got, gradients=gradients())
+                        tracker.fetch_ends(stream, since_ns or start_ns, end_ns, got=got, gradients=gradients())
                         if worker is not None and got:
                             collect(self, stream, worker, start_ns, end_ns)
                         if tracker.metering:
@@ -170,6 +173,7 @@ class DataLoaderCollector(Collector):
             end_ns = perf_counter_ns()
             try:
                 stream = stream_of(self, start_ns)
+                stream.ready_ns = end_ns
                 if DATALOADER in windows:
                     created(self, stream, end_ns)
                 changed(self, "start", start_ns, end_ns)
@@ -240,6 +244,17 @@ class DataLoaderCollector(Collector):
             self._session.saw_batch_size(batch_size)
             self._session.saw_workers(int(iterator._num_workers))  # noqa: SLF001 - torch has no public name for it
         return stream
+
+    def _began(self, stream: LoaderStream, start_ns: int) -> int:
+        """Return when the loop began to wait for an iterator's first batch, if that was when it started the workers; else 0.
+
+        An iterator that the script creates ahead delays no step, and what the first one of all takes is part of the
+        job's start.
+        """
+        ready_ns, stream.ready_ns = stream.ready_ns, 0
+        step, latest_ns = self._session.tracker.progress
+        at_once = start_ns - ready_ns <= ready_ns - stream.created_ns
+        return stream.created_ns if step >= 0 and latest_ns <= stream.created_ns and at_once else 0
 
     def _describe(self, iterator: Any, stream: LoaderStream) -> None:
         """Read the settings of an iterator for its events; needed only inside a window."""

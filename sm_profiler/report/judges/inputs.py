@@ -10,6 +10,7 @@ from sm_profiler.formats import event_names
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, percent, plural
+from sm_profiler.report.job_metrics import Rank
 from sm_profiler.report.judges.judge_context import JudgeContext
 from sm_profiler.report.judges.keras_inputs import KerasInput, keras_input
 from sm_profiler.report.judges.loop import MAX_NAME, outside_share
@@ -28,7 +29,37 @@ IN_SHORT_STEPS = ("between",)  # of which no sample fell into a phase
 
 def judge_input(context: JudgeContext) -> Finding | None:
     """Find waiting for batches; without recorded waits, the making of batches or its footprint in the system metrics."""
-    return _by_waits(context) or (None if context.waits_known else _by_own_iterator(context) or _by_system(context))
+    return (
+        _by_restarts(context)
+        or _by_waits(context)
+        or (None if context.waits_known else _by_own_iterator(context) or _by_system(context))
+    )
+
+
+def _by_restarts(context: JudgeContext) -> Finding | None:
+    """Find a loader whose workers start again after each evaluation: the wait for their first batch is in no iteration."""
+
+    def of(rank: Rank) -> float:
+        usual = float(rank.iterations.of("wait").sum()) * rank.scale
+        return max(rank.slices["wait"] - usual, 0.0) / rank.loop if rank.loop > 0 else 0.0
+
+    workers, first, share = context.metrics.loader.num_workers, context.mean(of), context.metrics.average_share("wait")
+    if workers <= 0 or first < policy.INPUT_WAIT or first < policy.EXPLAINED * share or not context.waits_known:
+        return None
+    return Finding(
+        Class.INPUT_BOUND,
+        f"Training waits for data {percent(share)} of the loop, {percent(first)} for the first batch after an evaluation, while "
+        f"{plural(workers, 'worker')} {'starts' if workers == 1 else 'start'}.",
+        (
+            Evidence("time in the training loop spent waiting for data", round(share, 4), policy.INPUT_WAIT, unit="share"),
+            Evidence("waiting for the first batch after an evaluation", round(first, 4), policy.INPUT_WAIT, unit="share"),
+            Evidence("DataLoader worker processes", workers, unit=""),
+        ),
+        "Keep the loader's workers alive between epochs: persistent_workers=True, and one DataLoader for all epochs; the same for "
+        "the loader of the evaluation. If the dataset is small and in memory, num_workers=0 may be faster still.",
+        share,
+        confidence=context.confidence(first, policy.INPUT_WAIT, sure=False),
+    )  # fmt: skip
 
 
 def _by_waits(context: JudgeContext) -> Finding | None:

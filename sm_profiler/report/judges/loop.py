@@ -19,10 +19,12 @@ from sm_profiler.report.judges.written import BESIDE_THE_PHASES
 from sm_profiler.report.model import Evidence, Finding
 from sm_profiler.report.step_fold import GC
 from sm_profiler.report.svg import shorten
-from sm_profiler.report.where import BESIDE_THE_LOOP, lines_of_samples
+from sm_profiler.report.where import BESIDE_THE_LOOP, IMPORT, lines_of_samples
 
 MAX_NAME = 40  # of a phase, in a sentence
 UPDATES = re.compile(r"\.grad\b|\bgrads?\b|\.(add|sub|mul|addcdiv|addcmul|lerp|copy|zero)_\(")  # of parameters, by hand
+# Innermost functions that compute gradients without a call of backward(): torch.autograd.grad, torch.func.
+GRADIENTS = re.compile(r"^torch\.(_functorch|func|_decomp|autograd\.(graph|functional|_make_grads|grad$))\b")
 READS = re.compile(r"\.(item|cpu|tolist|numpy)\(\)|synchronize\(|\bfloat\(\w*loss")  # and wait for the device
 
 
@@ -42,26 +44,31 @@ def outside_share(context: JudgeContext) -> float:
     return max(context.mean(of) - collections, 0.0)
 
 
+_LARGER_BATCH = " In steps this short, what a trainer does at each of them counts too: a larger batch needs fewer."
+
+
 def judge_sync(context: JudgeContext) -> Finding | None:
     """Find logging, `.item()`, metrics or checkpoints at every step."""
     share = outside_share(context)
     outside = context.mean(lambda rank: rank.mean("outside"))
     update = 0.0 if any(rank.slices["optimizer"] for rank in context.ranks) else _update_by_hand(context)
     limit = policy.OUTSIDE_BY_HAND if update is None else policy.OUTSIDE
-    share, outside = share * (1 - (update or 0.0)), outside * (1 - (update or 0.0))
+    rest = (1 - (update or 0.0)) * (1 - _gradients_by_hand(context))
+    share, outside = share * rest, outside * rest
     if share < limit or outside * 1e3 < policy.OUTSIDE_MS:
         return _waits_for_gpu(context)
     iteration = context.mean(lambda rank: rank.mean("length"))
     return Finding(
         Class.SYNC_BOUND,
         f"{percent(share)} of a training step is neither the model, its {'update' if update else 'optimizer'} nor waiting for data, but "
-        f"the script's own code: {duration(outside)} of a typical step of {duration(iteration)}.",
+        f"other code of the script or of its libraries: {duration(outside)} of a typical step of {duration(iteration)}.",
         (
-            Evidence("time of a training step in the script's own code", round(share, 4), limit, unit="share"),
+            Evidence("time of a training step in other code", round(share, 4), limit, unit="share"),
             Evidence("the same in a typical step", round(outside * 1e3, 3), policy.OUTSIDE_MS, unit="ms"),
         ),
         "Check what runs at every step besides the model: logging, print, .item() or .cpu() of the loss, metrics, writing "
-        "files. Do it every 50th step, or keep values on the device and read them once.",
+        "files. Do it every 50th step, or keep values on the device and read them once."
+        f"{_LARGER_BATCH if iteration * 1e3 < policy.SMALL_STEP_MS else ''}",
         share,
         confidence=context.confidence(
             share,
@@ -111,6 +118,21 @@ def _update_by_hand(context: JudgeContext) -> float | None:
     if sum(one.count for one in beside) < policy.OUTSIDE_SAMPLES or not update:
         return None
     return sum(one.seconds for one in update) / sum(one.seconds for one in beside)
+
+
+def _gradients_by_hand(context: JudgeContext) -> float:
+    """Return the share of the time outside the phases in lines that compute gradients as functions of their inputs.
+
+    The hook times forward() and backward(); torch.func.grad, vmap and torch.autograd.grad are neither.
+    """
+    beside = [
+        one
+        for one in context.metrics.samples.stacks
+        if one.places and not one.long and one.phase in BESIDE_THE_PHASES and one.leaf != IMPORT
+    ]
+    lines = {one.places[-1] for one in beside if GRADIENTS.search(one.leaf)}
+    seconds = sum(one.seconds for one in beside)
+    return sum(one.seconds for one in beside if not lines.isdisjoint(one.places)) / seconds if seconds > 0 else 0.0
 
 
 def judge_declared(context: JudgeContext) -> Finding | None:
@@ -214,7 +236,9 @@ def _launches(context: JudgeContext) -> Finding | None:
     if gpu is not None and gpu > policy.GPU_NEVER and context.gpu_spare < policy.LAUNCHES_LATE:
         return None
     launches = launches_of(context)
-    return _tiny_steps(context) if launches is None else _measured_launches(context, launches)
+    if launches is None:
+        return _tiny_steps(context)
+    return _measured_launches(context, launches) or _loop_of_python(context, launches)
 
 
 _SMALL_STEPS_ADVICE = (
@@ -247,9 +271,37 @@ def _measured_launches(context: JudgeContext, launches: Launches) -> Finding | N
     )
 
 
+def _loop_of_python(context: JudgeContext, launches: Launches) -> Finding | None:
+    """Find tiny steps of which the loop's own Python, beside the phases, takes as much as in a finding of `judge_sync`.
+
+    It is a fraction of a millisecond, and so nothing that could be logged or written less often. Steps that are one call
+    of a compiled function are judged by their operators alone.
+    """
+    step, outside, share = _typical(context, "length"), _typical(context, "outside"), outside_share(context)
+    compiled = tiny_ms(context) < policy.TINY_STEP_MS
+    if compiled or not is_tiny(context) or share < policy.OUTSIDE or outside * 1e3 >= policy.OUTSIDE_MS or step <= 0:
+        return None
+    launching = min(launches.seconds / (launches.step or step), 1.0)
+    return Finding(
+        Class.HOST_BOUND,
+        f"Steps of {duration(step)} are too small: {percent(share)} of them is Python of the loop, and launching "
+        f"{launches.operators:,.0f} operators takes {percent(launching)} more, however little they compute.",
+        (
+            Evidence(
+                "typical iteration of the loop", round(step * 1e3, 3), tiny_ms(context), unit="ms", held="good from"
+            ),
+            Evidence("time of a training step outside its phases", round(share, 4), policy.OUTSIDE, unit="share"),
+            Evidence("fixed cost of the operators of a typical step", round(launching, 4), unit="share"),
+        ),
+        _SMALL_STEPS_ADVICE.format(context.stack.fewer_launches),
+        min(share + launching, 1.0),
+        confidence=context.confidence(share, policy.OUTSIDE, sure=False),
+    )
+
+
 def _tiny_steps(context: JudgeContext) -> Finding | None:
     """Find steps so short that launches dominate them on any machine, if operators were not counted."""
-    wait, outside = _typical(context, "wait"), _typical(context, "outside")
+    wait, outside = _typical(context, "wait"), _typical(context, "outside") * (1 - _gradients_by_hand(context))
     if not is_tiny(context) or wait * 1e3 >= policy.INPUT_WAIT_MS or outside * 1e3 >= policy.OUTSIDE_MS:
         return None
     limit = tiny_ms(context)

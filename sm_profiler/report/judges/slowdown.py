@@ -160,7 +160,7 @@ def judge_slowdown(context: JudgeContext) -> Finding | None:
         _advice(part, change, alone),
         lost,
         confidence=context.confidence(change.factor - 1, policy.SLOWER - 1, sure=sure, error=0.0),
-        where=lines_since(context.metrics, rank, moment),
+        where=lines_since(context.metrics, rank, moment, part),
     )  # fmt: skip
 
 
@@ -266,8 +266,8 @@ def _advice(part: str, change: Change, alone: Rank | None) -> str:
         )
     if part == "wait":
         return (
-            "Look at the data from that moment on: another shard or volume, a cache that is full, used-up burst credits of a "
-            "volume or file system, a slow loader worker."
+            "Look at the data from that moment on: another loader or dataset, another shard or volume, a cache that is full, "
+            "used-up burst credits of a volume or file system, a slow loader worker."
         )
     if change.gradual:
         return (
