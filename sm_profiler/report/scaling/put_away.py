@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import IO, Any
@@ -57,4 +58,5 @@ def put_away(state: Slice, parameters: Mapping[str, object]) -> Callable[[], Sli
         folds = (Stored(partial(fold_again, fold, at)) for fold, at in zip(new[1:], places, strict=True))
         return Slice([Stored(rules_again), *folds], broken)
 
+    weakref.finalize(load, file.close)  # if the state is not needed any more
     return load
