@@ -17,7 +17,6 @@ from sm_profiler.rules.window import LOOK_AHEAD_US, MAX_EMPTY_TOTAL, MAX_EMPTY_W
 from sm_profiler.source.item_table import OrderedItems
 
 SLACK_US = 2 * MINUTE_US  # rows end at most this long after the start of the minute in their file's name
-TRIGGERS = 3  # minutes with files after the look-ahead: the first may hold nothing that is readable
 GROUP_BYTES = 64 << 20  # of files that a group of nodes writes in a minute: its worker holds six minutes of rows
 
 
@@ -124,15 +123,16 @@ def plan_parts(
     ends = np.cumsum(np.bincount((of_items - begin) // slice_us, items.sizes, count))
     cuts = sorted({0, count, *(int(np.searchsorted(ends, ends[-1] * part / parts)) + 1 for part in range(1, parts))})
     cuts = [cut for cut in cuts if cut <= count]
-    warm_us = -(-(LOOK_AHEAD_US + SLACK_US) // interval_us) * interval_us + interval_us
+    # Earlier rows that no file promises belong to a window before the first; rows of the others are in these files.
+    warm_us = -(-SLACK_US // interval_us) * interval_us + interval_us
     grouped = group_nodes(items, groups)
     hosts = items.hosts
 
     def stretch(first: int, last: int) -> Iterator[Part]:
         from_us, until_us = begin + first * slice_us, begin + last * slice_us if last < count else None
         start_us = max(from_us - warm_us, begin)
-        after = minutes[minutes >= until_us + LOOK_AHEAD_US][:TRIGGERS] if until_us is not None else minutes[-1:]
-        end_us = int(after[-1]) if len(after) else int(minutes[-1])
+        after = minutes[minutes >= until_us + LOOK_AHEAD_US] if until_us is not None else minutes[-1:]
+        end_us = int(after[0]) if len(after) else int(minutes[-1])
         begin_us = start_us // MINUTE_US * MINUTE_US
         read = (of_items >= begin_us) & (of_items <= end_us)
         own = (of_items >= from_us) | (first == 0)
