@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -90,7 +90,7 @@ class PlaneEvents:
         self._column = np.full(max(wanted, default=0) + 2, -1, np.int8)  # the last is for all larger ids
         self._column[list(wanted)] = list(wanted.values())
 
-    def add(self, line: Field, row: int) -> Iterator[Field]:
+    def add(self, line: Field, row: int) -> Generator[Field]:
         """Take the events of a line; yield its other fields."""
         view, tally = self._shared.view, self._shared.tally
         starts, ends = self._starts, self._ends
@@ -126,6 +126,7 @@ class PlaneEvents:
                 add_start(field.value)
                 add_end(field.end)
             else:
+                self._fill_lines(row)  # the reader may stop here
                 yield field
         self._fill_lines(row)
 

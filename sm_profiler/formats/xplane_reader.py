@@ -6,7 +6,7 @@ Events refer to texts of their plane. They are decoded together, field by field,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import attrs
 import numpy as np
@@ -28,6 +28,9 @@ from sm_profiler.formats.xplane_events import KINDS, PlaneEvents, Shared
 HOST = -1  # `Line.device` of a thread
 _EPOCH_NS = 10**17  # later times are since the epoch, earlier ones since the start of the trace
 _LAST_NS = float(1 << 62)
+MAX_PARTS = 10_000_000  # planes, lines, texts and their parts; the largest traces of TPUs have some millions
+MAX_ERRORS = 100
+_MAX_ERROR = 300  # bytes
 
 # Field numbers of the messages.
 _PLANES, _ERRORS = 1, 2
@@ -163,11 +166,11 @@ def read_xplane(data: bytes | memoryview) -> tuple[XplaneTrace, Outcome]:
         view = view[:0]
         tally.drop("file too large")
     reader = _Reader(view, tally)
-    for field in sound_fields(view, 0, len(view), tally):
+    for field in reader.fields(0, len(view)):
         if field.wire == LENGTH and field.number == _PLANES:
             _Plane(reader, field.value, field.end).read()
-        elif field.wire == LENGTH and field.number == _ERRORS:
-            reader.errors.append(text(view, field)[:300])
+        elif field.wire == LENGTH and field.number == _ERRORS and len(reader.errors) < MAX_ERRORS:
+            reader.errors.append(text(view, field._replace(end=min(field.end, field.value + _MAX_ERROR))))
     trace = reader.trace()
     if not len(trace.events):
         tally.mend("no events of a profiler")
@@ -185,6 +188,21 @@ class _Reader(Shared):
         self.errors: list[str] = []
         self.lines: list[Line] = []
         self.line_ns: list[int] = []
+        self._left = MAX_PARTS
+
+    def fields(self, at: int, end: int) -> Iterator[Field]:
+        """Yield the fields of a message, as long as the file has not more of them than a trace has."""
+        for field in sound_fields(self.view, at, end, self.tally):
+            if self.is_too_large():
+                return
+            yield field
+
+    def is_too_large(self) -> bool:
+        """Count one more part; return whether these are more than a trace has."""
+        self._left -= 1
+        if self._left == -1:
+            self.tally.drop("more parts than a trace has, the rest")
+        return self._left < 0
 
     def trace(self) -> XplaneTrace:
         """Return everything read, with times relative to the trace's start."""
@@ -229,9 +247,8 @@ class _Plane:
 
     def read(self) -> None:
         """Read the texts, then the lines."""
-        view, tally = self._view, self._reader.tally
-        lines = []
-        for field in sound_fields(view, *self._span, tally):
+        view, lines = self._view, []
+        for field in self._reader.fields(*self._span):
             if field.wire != LENGTH:
                 continue
             if field.number == _PLANE_NAME:
@@ -245,18 +262,19 @@ class _Plane:
             elif field.number == _PLANE_STATS:
                 self._stats.append(field)
         self._read_properties()
-        events = PlaneEvents(self._reader, self._event_names, self._stat_names)
-        for field in lines:
-            self._read_line(field, events)
-        events.decode()
+        if lines:
+            events = PlaneEvents(self._reader, self._event_names, self._stat_names)
+            for field in lines:
+                self._read_line(field, events)
+            events.decode()
 
     def _add_text(self, entry: Field, names: dict[int, str], blobs: list[tuple[int, Field]] | None) -> None:
         key, name = 0, ""
-        for field in sound_fields(self._view, entry.value, entry.end, self._reader.tally):
+        for field in self._reader.fields(entry.value, entry.end):
             if field.number == _KEY and field.wire == VARINT:
                 key = signed(field.value)
             elif field.number == _VALUE and field.wire == LENGTH:
-                for part in sound_fields(self._view, field.value, field.end, self._reader.tally):
+                for part in self._reader.fields(field.value, field.end):
                     if part.number == _NAME and part.wire == LENGTH:
                         name = text(self._view, part)
                     elif part.number == _METADATA_STATS and part.wire == LENGTH and blobs is not None:
@@ -277,7 +295,7 @@ class _Plane:
     def _stat(self, stat: Field) -> tuple[str, int | bytes | None]:
         name = ""
         value: int | bytes | None = None
-        for field in sound_fields(self._view, stat.value, stat.end, self._reader.tally):
+        for field in self._reader.fields(stat.value, stat.end):
             if field.number == _STAT_ID:
                 name = self._stat_names.get(field.value, "")
             elif field.number in (_UNSIGNED, _SIGNED):
@@ -290,7 +308,11 @@ class _Plane:
         reader = self._reader
         name = shown = ""
         number = time_ns = 0
-        for field in events.add(line, len(reader.lines)):
+        others = events.add(line, len(reader.lines))
+        for field in others:
+            if reader.is_too_large():
+                others.close()
+                break
             if field.number == _LINE_ID:
                 number = signed(field.value)
             elif field.number == _LINE_NAME and field.wire == LENGTH:

@@ -6,8 +6,10 @@ a process of its own converts the trace to events (`sm_profiler.hook.convert_xpl
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -57,6 +59,7 @@ class XplaneWindow(DetailedWindow):
         self._running: Any = None  # the framework's session, while the window is open
         self._folder: Path | None = None
         self._original: Any = None  # class of sessions, while ours runs
+        self._taking = threading.Lock()  # the script may start to profile on a thread of its own
 
     @property
     def is_open(self) -> bool:
@@ -94,12 +97,22 @@ class XplaneWindow(DetailedWindow):
             running, folder = self._take()
             if running is None or folder is None:
                 return
-            write = self._profiler.stop(running)
+            try:
+                write = self._profiler.stop(running)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
             self._steps.append((-1, self._session.timebase.now_us()))
         self._export_later(partial(self._export, write, folder))
 
     def forked(self) -> None:
-        """Forget the profiler: it is the parent's, and must not be stopped here."""
+        """Forget the profiler: it is the parent's, and must neither be stopped nor freed here.
+
+        Freeing it stops it: its threads do not exist in the child, and their locks may be held for ever.
+        """
+        if self._running is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._running))
+        self._taking = threading.Lock()
         self._running = self._folder = None
         self._children = []
         self._restore()
@@ -115,8 +128,9 @@ class XplaneWindow(DetailedWindow):
     # parts
 
     def _take(self) -> tuple[Any, Path | None]:
-        running, folder = self._running, self._folder
-        self._running = self._folder = None
+        with self._taking:  # stopped twice, the framework's session would read what it has freed
+            running, folder = self._running, self._folder
+            self._running = self._folder = None
         self._restore()
         return running, folder
 

@@ -158,6 +158,82 @@ def test_what_is_no_trace_is_refused_with_one_line(data):
     assert "\n" not in outcome.reason
 
 
+HOSTILE = {
+    "planes": content(1, b"") * 5_000,
+    "lines": content(1, content(3, b"") * 5_000),
+    "parts of lines": content(1, content(3, number(1, 1) * 5_000)),
+    "names": content(1, content(4, number(1, 7) + content(2, content(2, b"x"))) * 5_000),
+    "arguments of names": content(1, content(4, content(2, content(5, content(6, b"z")) * 5_000))),
+    "arguments of planes": content(1, content(6, number(1, 1) + number(3, 5)) * 5_000),
+    "errors": content(2, b"boom") * 5_000,
+    "unknown parts": number(77, 1) * 5_000,
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_file_with_more_parts_than_a_trace_has_is_read_no_further(kind, monkeypatch):
+    monkeypatch.setattr("sm_profiler.formats.xplane_reader.MAX_PARTS", 1_000)
+    event = content(4, number(1, 1) + number(3, 1_000))
+    first = content(1, content(3, event) + content(4, number(1, 1) + content(2, content(2, b"op"))))
+    trace, outcome = read_xplane(first + HOSTILE[kind])
+    assert trace.events.name.decode().tolist() == ["op"]
+    assert outcome.status == "repaired"
+    assert "more parts than a trace has" in outcome.reason
+    assert "\n" not in outcome.reason
+    assert len(trace.lines) <= 1_000
+    assert len(trace.errors) <= 100
+    refused = read_xplane(HOSTILE[kind])[1]
+    assert refused.status == "refused"
+
+
+def test_a_line_that_ends_early_keeps_its_events(monkeypatch):
+    monkeypatch.setattr("sm_profiler.formats.xplane_reader.MAX_PARTS", 20)
+    event = content(4, number(1, 1) + number(3, 1_000))
+    line = content(3, event + number(1, 9) * 100 + event)
+    trace, outcome = read_xplane(content(1, line + content(3, event)))
+    assert (trace.events.line.tolist(), outcome.status) == ([0, 1], "repaired")
+
+
+def nested(depth):
+    data = b""
+    for _ in range(depth):
+        data = content(1, content(3, data))
+    return data
+
+
+@pytest.mark.parametrize(
+    ("data", "errors"),
+    [
+        (nested(500), ()),
+        (content(2, b"\xff\xfe no text \x80"), ("\ufffd\ufffd no text \ufffd",)),
+        (content(2, b"x" * 100_000), ("x" * 300,)),
+    ],
+    ids=["nested", "not UTF-8", "long"],
+)
+def test_texts_and_depths_are_bounded(data, errors):
+    trace, outcome = read_xplane(data)
+    assert (trace.errors, outcome.status) == (errors, "refused")
+
+
+def test_names_need_not_be_text():
+    host = content(2, b"/host:\xff") + content(3, content(2, b"\xc3") + content(4, number(1, 1) + number(3, 5)))
+    trace, outcome = read_xplane(content(1, host + content(4, number(1, 1) + content(2, content(2, b"a\xf0")))))
+    assert outcome.status == "read"
+    assert (trace.events.name.decode()[0], trace.lines[0].name) == ("a\ufffd", "\ufffd")
+
+
+def test_damage_in_every_length_is_survived():
+    """Every byte of a small trace in turn takes values that change lengths, tags and the ends of numbers."""
+    host = Plane("/host:CPU").line("a", [("x", 0, 9, {"hlo_op": "dot", "hlo_module": "jit_f", "program_id": 3})])
+    data = space(host.program("jit_f(3)", program("jit_f", {"dot": "jit(f)/dot"})))
+    for at in range(len(data)):
+        for value in (0x00, 0x7F, 0x80, 0xFF):
+            trace, outcome = read_xplane(data[:at] + bytes([value]) + data[at + 1 :])
+            trace.origins()
+            assert len(trace.events) <= len(data) / 2
+            assert "\n" not in outcome.reason
+
+
 def test_nothing_is_read_behind_a_field_that_cannot_be():
     data = memoryview(b"\x08\x01\x00\x00\x08\x02")
     left = fields(data, 0, len(data))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import re
 from importlib import import_module
@@ -93,6 +94,11 @@ class JaxAdapter(FrameworkAdapter):
         session.add(self._compilations)
         session.add(self._callbacks)
         session.add(self._watch)
+        atexit.register(self._at_exit)
+
+    def _at_exit(self) -> None:
+        """End an open window before JAX, which was imported earlier, frees its devices and with them what the window waits for."""
+        self.session.schedule.leave(DETAILED, -1)
 
     def _wrap_callback(self, owner: str, shown: str, name: str, shown_name: str = "") -> None:
         """Replace a function where JAX defines it and where scripts find it, once that module is imported."""
@@ -110,6 +116,7 @@ class JaxAdapter(FrameworkAdapter):
 
     def remove(self) -> None:
         """Restore JAX."""
+        atexit.unregister(self._at_exit)
         self._patches.remove()
         if self._listens:
             self._listens = False

@@ -86,6 +86,9 @@ class Calls:
     def settle(self) -> None:
         """Wait until what was called so far has run: JAX returns before."""
         arrays = [array for array in (reference() for reference in self._results or ()) if array is not None]
+        if threading.get_ident() != self._thread:  # whose calls are reported, and which may be inside one
+            self._jax.block_until_ready([array for array in arrays if not array.is_deleted()])
+            return
         inside, self._inside = self._inside, True
         try:
             self._jax.block_until_ready([array for array in arrays if not array.is_deleted()])
