@@ -106,8 +106,9 @@ def sampled(*stacks, rows=None):
 @pytest.mark.parametrize(
     "line", ['file.write(json.dumps(row) + "\\n")', "writer.writerow(row)", "out.flush()", "print(row, file=journal)"]
 )
-def test_names_lines_written_to_an_open_file(line):
-    verdict = sampled(("outside", False, line, 2.5), ("forward", False, "model(x)", 3.0))
+@pytest.mark.parametrize("phase", ["outside", "evaluation"])  # the model draws a sample, which is written
+def test_names_lines_written_to_an_open_file(line, phase):
+    verdict = sampled((phase, False, line, 2.5), ("forward", False, "model(x)", 3.0))
     assert (verdict.kind, verdict.main.confidence) == (Class.LOGGING, "medium")
     assert verdict.main.where[0].line == 1
     assert verdict.main.where[0].source == line

@@ -66,8 +66,8 @@ def judge_sync(context: JudgeContext) -> Finding | None:
             Evidence("time of a training step in other code", round(share, 4), limit, unit="share"),
             Evidence("the same in a typical step", round(outside * 1e3, 3), policy.OUTSIDE_MS, unit="ms"),
         ),
-        "Check what runs at every step besides the model: logging, print, .item() or .cpu() of the loss, metrics, writing "
-        "files. Do it every 50th step, or keep values on the device and read them once."
+        "Check what runs at every step besides the model: preparing batches, metrics, logging, .item() of the loss, writing "
+        "files. Let loader workers prepare batches, and do the rest every 50th step; read values from the device only then."
         f"{_LARGER_BATCH if iteration * 1e3 < policy.SMALL_STEP_MS else ''}",
         share,
         confidence=context.confidence(

@@ -15,7 +15,8 @@ from sm_profiler.report.sample_fold import Place, Sampled
 
 WRITES = re.compile(r"\.(write|writelines|writerow|writerows|flush)\(|\bjson\.dumps?\(|\bprint\(")
 LOOPS = re.compile(r"\.(fit|evaluate|predict)\(")  # whose results a line prints: it runs a whole loop
-BESIDE_THE_PHASES = ("outside", "between")
+# What follows the last batch of an evaluation counts as part of it in the samples: results that are written, too.
+BESIDE_THE_PHASES = ("outside", "between", "evaluation")
 MAX_LINES = 5
 
 
