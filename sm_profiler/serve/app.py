@@ -31,7 +31,7 @@ from sm_profiler.serve.pages import POLICY, job_row, render_page, state_line
 from sm_profiler.serve.parts import render
 
 MAX_STREAMS = 100  # open at a time; other viewers poll
-FOLLOWED_IN_LIST = 8  # running jobs that the list of jobs follows, for their verdicts and step times
+FOLLOWED_IN_LIST = 8  # jobs that the list of jobs reads, for their verdicts and step times; ended ones one by one
 LOOK_S = 0.2  # between two looks at a job's version
 BEAT_S = 5.0  # a stream without news shows that it is alive
 STREAM_S = 900.0  # then the browser connects anew
@@ -85,12 +85,22 @@ class Site:
         return HTMLResponse(self._list(self.jobs.listing()))
 
     def _list(self, jobs: list[Found]) -> Any:
-        running = [one for one in jobs if one.state != "ended" or len(jobs) == 1][:FOLLOWED_IN_LIST]
+        followed = self._followed(jobs)
         rows = []
         for one in jobs:
-            live = self.jobs.live_or_none(one) if one in running else self.jobs.watched(one)
-            rows.append(job_row(one, live.watch() if live and one in running else live.snapshot if live else None))
+            live = self.jobs.live_or_none(one) if one in followed else self.jobs.watched(one)
+            rows.append(job_row(one, live.watch() if live and one in followed else live.snapshot if live else None))
         return Markup(render("list.html", rows=rows, problems=self.jobs.problems))  # noqa: S704 - our own template
+
+    def _followed(self, jobs: list[Found]) -> list[Found]:
+        """Return the jobs that the list follows: those that run, and one that has ended and whose verdict is missing."""
+        running = [one for one in jobs if one.state != "ended" or len(jobs) == 1][:FOLLOWED_IN_LIST]
+        ended = [one for one in jobs if one.state == "ended" and one.saved is None and one not in running]
+        for one in ended[: FOLLOWED_IN_LIST - len(running)]:
+            live = self.jobs.watched(one)
+            if live is None or not live.snapshot.version or live.snapshot.state == "reading":
+                return [*running, one]
+        return running
 
     def job(self, request: Request) -> Response:
         """Answer with what is known of a job at once; the rest comes as it is read."""

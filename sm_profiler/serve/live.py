@@ -15,6 +15,7 @@ from sm_profiler.printable import printable
 from sm_profiler.report.formatting import utc
 from sm_profiler.report.model import Report
 from sm_profiler.report.page import page_parts, section_part
+from sm_profiler.report.saved import SavedVerdict
 from sm_profiler.report.system_fold import Buckets
 from sm_profiler.serve.ending import Ending
 from sm_profiler.serve.heat_map import heat_section
@@ -58,6 +59,7 @@ class Snapshot:
         note: one line on that state; "" if there is nothing to add.
         parts: parts of the page in their order.
         report: the report; None before the first.
+        saved: the verdict of an earlier look, until there is a report.
         spark: mean step time in seconds, of consecutive stretches of the latest steps.
         gpu: mean use of the GPUs in per cent, in consecutive stretches of the job; empty without GPUs.
         files: number of files read.
@@ -69,6 +71,7 @@ class Snapshot:
     note: str = ""
     parts: Mapping[str, Part] = attrs.field(factory=dict)
     report: Report | None = None
+    saved: SavedVerdict | None = None
     spark: tuple[float, ...] = ()
     gpu: tuple[float, ...] = ()
     files: int = 0
@@ -250,7 +253,9 @@ class LiveJob:
         if over or (not state and now >= self._next_keeping):
             self._next_keeping = now + KEEP_S
             shown = {key: part.html for key, part in parts.items() if key != "log"}
-            remember(self.where, Remembered(shown, self._snapshot.spark, files, time.time()))
+            main = report.verdict.main
+            verdict = SavedVerdict(main.kind, main.headline)
+            remember(self.where, Remembered(shown, self._snapshot.spark, files, time.time(), verdict))
 
     def _rendered(self, report: Report) -> dict[str, str]:
         """Return the parts of the page: those of the report, with the heat map after the timeline."""
@@ -279,7 +284,7 @@ def shown_again(kept: Remembered) -> Snapshot:
     """Return the first state of a job that was shown before."""
     parts = {key: Part(html, 1, 0.0) for key, html in kept.parts.items()}
     note = f"as of {utc(kept.at)}; reading what is there"
-    return Snapshot(1, "reading", note, parts, spark=kept.spark, files=kept.files)
+    return Snapshot(1, "reading", note, parts, saved=kept.verdict, spark=kept.spark, files=kept.files)
 
 
 def sparkline(report: Report, points: int = SPARK_POINTS) -> tuple[float, ...]:

@@ -37,10 +37,9 @@ def job_row(found: Found, snapshot: Snapshot | None) -> dict[str, Any]:
     row = {"id": found.id, "name": found.name, "verdict": "", "headline": "", "mood": "open", "spark": ""}
     row["state"] = {"running": "running", "ended": "ended"}.get(found.state, "")
     finding: Any = found.saved
-    if snapshot is not None and snapshot.report is not None:
-        finding = snapshot.report.verdict.main
     if snapshot is not None:
-        row["state"] = state_line(snapshot)
+        finding = snapshot.report.verdict.main if snapshot.report is not None else snapshot.saved or finding
+        row["state"] = state_line(snapshot) if snapshot.version or found.state != "ended" else "ended; it is being read"
         row["spark"] = step_times(snapshot) + gpu_use(snapshot)
     if finding is not None:
         row |= {"verdict": finding.label, "headline": finding.headline}

@@ -16,6 +16,8 @@ from typing import Any
 import attrs
 
 from sm_profiler._version import __version__
+from sm_profiler.report.classes import Class
+from sm_profiler.report.saved import SavedVerdict
 from sm_profiler.serve.reading import local_folder
 from sm_profiler.source.cache import cache_root
 
@@ -34,17 +36,22 @@ class Remembered:
         spark: the step times of the list of jobs.
         files: number of files read.
         at: when it was kept, seconds since the epoch.
+        verdict: class and headline of its verdict; None without one.
     """
 
     parts: Mapping[str, str]
     spark: tuple[float, ...]
     files: int
     at: float
+    verdict: SavedVerdict | None = None
 
 
 def remember(where: str, state: Remembered) -> None:
     """Keep a job's state; a folder that cannot be written to is left alone."""
-    content = attrs.asdict(state) | {"version": __version__, "place": _place(where)}
+    content = attrs.asdict(state, recurse=False) | {"version": __version__, "place": _place(where)}
+    content["verdict"] = None
+    if state.verdict is not None:
+        content["verdict"] = {"class": state.verdict.kind.name, "headline": state.verdict.headline}
     text = json.dumps(content).encode()
     path = _path(where)
     if path is None or len(text) > MAX_BYTES:
@@ -75,7 +82,10 @@ def recall(where: str) -> Remembered | None:
         if found["version"] != __version__ or found["place"] != _place(where):
             return None
         parts = {str(key): str(html) for key, html in found["parts"].items()}
-        return Remembered(parts, tuple(float(one) for one in found["spark"]), int(found["files"]), float(found["at"]))
+        spark, verdict = tuple(float(one) for one in found["spark"]), None
+        if found["verdict"] is not None:
+            verdict = SavedVerdict(Class[found["verdict"]["class"]], str(found["verdict"]["headline"]))
+        return Remembered(parts, spark, int(found["files"]), float(found["at"]), verdict)
     except (OSError, zlib.error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 

@@ -1,6 +1,7 @@
 """The pages, their answers, and who gets them."""
 
 import json
+import shutil
 
 import pytest
 from serve_helpers import copy_files, data_files, end, make_job, until
@@ -226,6 +227,18 @@ def test_refuses_more_jobs_than_it_keeps(tmp_path, monkeypatch):
     assert browser.get(f"/jobs/{first.id}").status_code == 200
     assert browser.get(f"/jobs/{second.id}").status_code == 503
     assert browser.get("/").status_code == 200
+
+
+def test_the_list_reads_jobs_that_have_ended_one_by_one(folder, tmp_path):
+    for name in ("a", "b"):
+        shutil.copytree(folder / "first", tmp_path / name)
+        end(tmp_path / name)
+    jobs = Jobs([str(tmp_path)])
+    browser = client(None, jobs)
+    browser.get("/list")
+    assert [jobs.watched(one) is not None for one in jobs.listing()].count(True) == 1
+    until(lambda: browser.get("/list").text.count("badge") == 2)
+    jobs.close()
 
 
 def test_shows_the_saved_verdict_until_the_profile_is_read(folder, tmp_path):

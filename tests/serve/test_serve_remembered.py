@@ -5,11 +5,15 @@ import zlib
 import pytest
 from serve_helpers import data_files, make_job
 
+from sm_profiler.report import Class
+from sm_profiler.report.saved import SavedVerdict
 from sm_profiler.serve import remembered
+from sm_profiler.serve.jobs import Found
 from sm_profiler.serve.live import LiveJob
+from sm_profiler.serve.pages import job_row
 from sm_profiler.serve.remembered import Remembered, recall, remember
 
-STATE = Remembered({"verdict": "<p>x</p>", "glance": ""}, (0.1, 0.2), 7, 1000.0)
+STATE = Remembered({"verdict": "<p>x</p>", "glance": ""}, (0.1, 0.2), 7, 1000.0, SavedVerdict(Class.INPUT_BOUND, "x"))
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +43,8 @@ def test_a_page_shows_the_last_state_until_all_is_read(job):
     assert again.snapshot.state == "reading"
     assert "as of" in again.snapshot.note
     assert again.snapshot.spark == first.snapshot.spark
+    row = job_row(Found("job-1", "job", str(job)), again.snapshot)
+    assert (row["verdict"], row["mood"]) == ("Waiting for data", "issue")
     again._progress()  # a part of the data would be less than what is shown
     assert again.snapshot.report is None
     again.poll()

@@ -1,4 +1,4 @@
-"""Twenty viewers of the live page, coming and going: memory, file descriptors and threads stay flat.
+"""Twenty viewers of the live page, coming and going, one job that grows: memory, descriptors and threads stay flat.
 
 SM_PROFILER_SOAK_SERVE_S=86400 makes a day of it.
 """
@@ -67,19 +67,48 @@ class Viewer(threading.Thread):
             connection.close()
 
 
+class Writer(threading.Thread):
+    """A training job: links the files of a made job into the folder that is served, minute by minute."""
+
+    def __init__(self, made, to, over):
+        super().__init__(daemon=True)
+        self.made, self.to, self.over = made, to, over
+        self.files = sorted(made.rglob("*.json"), key=lambda path: path.name[:10])
+        self.written = 0
+
+    def run(self):
+        pause_s = SECONDS / (len(self.files) + 1)
+        for path in self.files:
+            target = self.to / path.relative_to(self.made)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.link(path, target)
+            self.written += 1
+            if self.over.wait(pause_s):
+                return
+
+
+def make(folder, minutes):
+    command = [sys.executable, str(MAKE_JOB), "--out", str(folder), "--no-end-marker", "--minutes", str(minutes)]
+    subprocess.run(
+        [*command, "--start-epoch", str(int(time.time() - 60 * minutes) - 20)], check=True, capture_output=True
+    )
+
+
 def test_viewers_come_and_go(tmp_path):
+    jobs_folder = tmp_path / "jobs"
     for number in range(JOBS):
-        command = [sys.executable, str(MAKE_JOB), "--out", str(tmp_path / f"job-{number}"), "--no-end-marker"]
-        begin = str(int(time.time()) - 200)
-        subprocess.run([*command, "--minutes", "3", "--start-epoch", begin], check=True, capture_output=True)
+        make(jobs_folder / f"job-{number}", 3)
+    make(tmp_path / "made", min(max(SECONDS / 15, 4), 60))
     environment = {**os.environ, "SM_PROFILER_CACHE": "off"}
-    command = [sys.executable, "-m", "sm_profiler", "serve", str(tmp_path), "--port", "0"]
+    command = [sys.executable, "-m", "sm_profiler", "serve", str(jobs_folder), "--port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
     over = threading.Event()
     viewers = []
+    writer = Writer(tmp_path / "made", jobs_folder / "growing", over)
+    writer.start()
     try:
         address = server.stdout.readline().strip()
-        jobs = [found.id for found in find_shown(str(tmp_path))]
+        jobs = [found.id for found in find_shown(str(jobs_folder))]
         viewers = [Viewer(number, address, jobs, over) for number in range(VIEWERS)]
         for viewer in viewers:
             viewer.start()
@@ -102,5 +131,13 @@ def test_viewers_come_and_go(tmp_path):
         server.stdout.close()
     assert all(viewer.answers for viewer in viewers)
     assert not [one for viewer in viewers for one in viewer.wrong]
+    assert writer.written > len(writer.files) // 2
     growth, error = usage.growth(1)
+    handles, threads = (usage.growth(column)[0] for column in (2, 3))
+    answers = sum(viewer.answers for viewer in viewers)
+    sys.stdout.write(
+        f"\n{answers:,} answers, {writer.written} new files, {growth / 2**20:.1f} ± {error / 2**20:.1f} MB more\n"
+    )
+    most = max(row[1] for row in usage.samples)
+    sys.stdout.write(f"{handles:+.1f} descriptors, {threads:+.1f} threads; at most {most / 2**20:.0f} MB\n")
     assert growth < max(3 * error, MAX_GROWTH), f"{growth / 2**20:.1f} MB more"
