@@ -14,6 +14,7 @@ from sm_profiler.formats.columns import Floats, Ints
 
 LIMIT = 32_768  # distinct values kept exactly; beyond that the least significant bits of all values are dropped
 MANTISSA_BITS = 52
+Counted = tuple[Floats, NDArray[np.integer[Any]]]  # distinct values in ascending order, and how often each occurred
 
 
 @attrs.frozen
@@ -145,10 +146,14 @@ class QuantileSketch:
             self._absorb(*np.unique(pending, return_counts=True), 0)
 
     def _absorb(self, values: Floats, counts: NDArray[np.integer[Any]], dropped_bits: int) -> None:
+        """Add distinct values in ascending order."""
         bits = max(self._dropped_bits, dropped_bits)
-        together = _without_low_bits(np.concatenate([self._values, values]), bits)
-        weights = np.concatenate([self._counts, counts], dtype=np.int64)
-        self._values, self._counts = _grouped(together, weights)
+        mine, theirs = (self._values, self._counts), (values, counts)
+        if bits > self._dropped_bits:
+            mine = _grouped(_without_low_bits(self._values, bits), self._counts)
+        if bits > dropped_bits:
+            theirs = _grouped(_without_low_bits(values, bits), counts)
+        self._values, self._counts = _united(mine, theirs)
         while self.limit is not None and len(self._values) > self.limit and bits < MANTISSA_BITS:
             bits += 1
             self._values, self._counts = _grouped(_without_low_bits(self._values, bits), self._counts)
@@ -173,6 +178,18 @@ def _without_low_bits(values: Floats, bits: int) -> Floats:
         return values
     kept = np.int64(-1) << np.int64(bits)
     return (values.view(np.int64) & kept).view(np.float64)
+
+
+def _united(one: Counted, other: Counted) -> Counted:
+    """Return all distinct values of both in ascending order, without sorting them again."""
+    (values, counts), (more, more_counts) = (one, other) if len(one[0]) >= len(other[0]) else (other, one)
+    if not len(more):
+        return values, counts
+    at = np.searchsorted(values, more)
+    known = values[np.minimum(at, len(values) - 1)] == more
+    sums = counts.astype(np.int64)
+    sums[at[known]] += more_counts[known]
+    return np.insert(values, at[~known], more[~known]), np.insert(sums, at[~known], more_counts[~known])
 
 
 def _grouped(values: Floats, counts: NDArray[np.integer[Any]]) -> tuple[Floats, Ints]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.printable import printable
+from sm_profiler.processes import trim_heap
 from sm_profiler.report.formatting import utc
 from sm_profiler.report.model import Report
 from sm_profiler.report.page import page_parts, section_part
@@ -256,6 +257,7 @@ class LiveJob:
             main = report.verdict.main
             verdict = SavedVerdict(main.kind, main.headline)
             remember(self.where, Remembered(shown, self._snapshot.spark, files, time.time(), verdict))
+            trim_heap()
 
     def _rendered(self, report: Report) -> dict[str, str]:
         """Return the parts of the page: those of the report, with the heat map after the timeline."""

@@ -114,8 +114,9 @@ const startTimeline = (kept) => {
     for (const { lane, svg } of lanes) drawLane(lane, svg);
     axis.replaceChildren();
     axis.setAttribute("width", width);
-    for (const tick of round(from, to, Math.max(width / 110, 2))) {
-      const x = place(tick);
+    const unit = data.length < 180 ? 1 : data.length < 7200 ? 60 : 3600;  // as in moment()
+    for (const mark of round(from / unit, to / unit, Math.max(width / 110, 2))) {
+      const tick = mark * unit, x = place(tick);
       make("line", { x1: x, x2: x, y1: 0, y2: 4, class: "axis" }, axis);
       make("text", { x, y: 18, "text-anchor": "middle" }, axis).textContent = moment(tick);
     }
