@@ -13,6 +13,8 @@ from hashlib import blake2b
 from typing import Any, BinaryIO
 
 _BUFFER = 1 << 20
+_REMEMBERED = 1 << 15  # encoded parts of packets of a kind that are kept
+_DOUBLE = struct.Struct("<d").pack
 _MASK = (1 << 64) - 1
 
 # Numbers of fields, from the schema.
@@ -36,15 +38,23 @@ _CLEARED, _NEEDED = 1, 2
 _BOOTTIME, _REALTIME = 6, 1
 
 
-def varint(number: int) -> bytes:
-    """Encode an unsigned integer; a negative one as 64 bits."""
-    number &= _MASK
+def _encoded(number: int) -> bytes:
     out = bytearray()
     while number > 0x7F:  # noqa: PLR2004 - seven bits a byte
         out.append(number & 0x7F | 0x80)
         number >>= 7
     out.append(number)
     return bytes(out)
+
+
+# Most numbers of a trace are lengths, fields and texts: looking them up takes a third of the time of encoding them.
+_SHORT = tuple(map(_encoded, range(1 << 14)))
+_MORE = tuple(bytes((number & 0x7F | 0x80, number >> 7 | 0x80)) for number in range(1 << 14))  # two bytes before others
+
+
+def varint(number: int) -> bytes:
+    """Encode an unsigned integer; a negative one as 64 bits."""
+    return _SHORT[number] if 0 <= number < len(_SHORT) else _encoded(number & _MASK)
 
 
 def whole(field: int, number: int) -> bytes:
@@ -69,7 +79,7 @@ def fixed(field: int, number: int) -> bytes:
 
 def real(field: int, number: float) -> bytes:
     """Encode a field with a floating-point number."""
-    return varint(field << 3 | 1) + struct.pack("<d", number)
+    return varint(field << 3 | 1) + _DOUBLE(number)
 
 
 # Parts of packets that stay the same.
@@ -77,7 +87,8 @@ _PACKET_TAG, _EVENT_TAG = varint(_PACKET << 3 | 2), varint(_EVENT << 3 | 2)
 _TIMESTAMP_TAG, _NAME_TAG, _CATEGORY_TAG, _IID_TAG = (
     varint(field << 3) for field in (_TIMESTAMP, _NAME, _CATEGORY, 1)
 )  # fmt: skip
-_BEGIN_TYPE, _NEEDED_FLAG = whole(_TYPE, _BEGIN), whole(_FLAGS, _NEEDED)
+_BEGIN_TYPE, _VALUE_TYPE, _NEEDED_FLAG = whole(_TYPE, _BEGIN), whole(_TYPE, _VALUE), whole(_FLAGS, _NEEDED)
+_COUNTER_TAG = varint(_COUNTER << 3 | 1)
 
 
 class PerfettoSink:
@@ -102,6 +113,8 @@ class PerfettoSink:
         self._tracks: dict[tuple[int, int], bytes] = {}
         self._ends: dict[tuple[int, int], bytes] = {}
         self._counters: dict[tuple[int, str], bytes] = {}
+        self._heads: dict[tuple[int, int, str, str], bytes] = {}
+        self._annotations: dict[tuple[str, int], bytes] = {}
         self._processes: dict[int, tuple[int, str, int]] = {}
         self._flows = self._hash("flow")
         self._upper, self._upper_bytes = -1, b""
@@ -141,8 +154,7 @@ class PerfettoSink:
             self._upper, self._upper_bytes = at >> 28, varint(at >> 28)
         if not self._upper:
             return _TIMESTAMP_TAG + varint(at)
-        low = (at & 0x7F | 0x80, at >> 7 & 0x7F | 0x80, at >> 14 & 0x7F | 0x80, at >> 21 & 0x7F | 0x80)
-        return _TIMESTAMP_TAG + bytes(low) + self._upper_bytes
+        return _TIMESTAMP_TAG + _MORE[at & 0x3FFF] + _MORE[at >> 14 & 0x3FFF] + self._upper_bytes
 
     def _event(self, at: int, content: bytes) -> None:
         interned = b""
@@ -188,15 +200,23 @@ class PerfettoSink:
         flow: int,
     ) -> None:
         """Write the begin and the end of a slice."""
-        track = self._tracks[process, thread]
-        content = track + _BEGIN_TYPE + _NAME_TAG + self._interned(_NAMES, name)
-        content += _CATEGORY_TAG + self._interned(_CATEGORIES, category)
+        content = self._heads.get((process, thread, name, category)) or self._head(process, thread, name, category)
         for key, value in args.items():
-            content += data(_ANNOTATION, _IID_TAG + self._interned(_KEYS, key) + _value(value))
+            content += (type(value) is int and self._annotations.get((key, value))) or self._annotation(key, value)
         if flow:
             content += fixed(_FLOW if flow > 0 else _FLOW_END, self._flows + abs(flow))
         self._event(start, content)
         self._packet(self._moment(start + length) + self._ends[process, thread])
+
+    def _head(self, process: int, thread: int, name: str, category: str) -> bytes:
+        """Encode what the slices of a name and category on a track have in common."""
+        named = self._tracks[process, thread] + _BEGIN_TYPE + _NAME_TAG + self._interned(_NAMES, name)
+        found = named + _CATEGORY_TAG + self._interned(_CATEGORIES, category)
+        return _remembered(self._heads, (process, thread, name, category), found)
+
+    def _annotation(self, key: str, value: float | str) -> bytes:
+        found = data(_ANNOTATION, _IID_TAG + self._interned(_KEYS, key) + _value(value))
+        return _remembered(self._annotations, (key, value), found) if type(value) is int else found
 
     def counter(self, process: int, name: str, at: int, values: Mapping[str, int | float | str]) -> None:
         """Write the values of a counter, each on a track of its own."""
@@ -208,12 +228,19 @@ class PerfettoSink:
                 number = self._hash(owner, "counter", title)
                 about = whole(_TRACK_UUID, number) + whole(_TRACK_PARENT, self._hash(owner)) + text(_TRACK_NAME, title)
                 self._packet(data(_TRACK, about + data(_TRACK_COUNTER, b"")))
-                track = self._counters[process, title] = whole(_UUID, number)
-            self._event(at, whole(_TYPE, _VALUE) + track + real(_COUNTER, float(value)))
+                track = self._counters[process, title] = _VALUE_TYPE + whole(_UUID, number) + _COUNTER_TAG
+            self._event(at, track + _DOUBLE(float(value)))
 
     def close(self, about: Mapping[str, Any]) -> None:  # noqa: ARG002 - the format has no place for such facts
         """Write what is left."""
         self._flush()
+
+
+def _remembered(known: dict[Any, bytes], key: object, encoded: bytes) -> bytes:
+    if len(known) >= _REMEMBERED:
+        known.clear()
+    known[key] = encoded
+    return encoded
 
 
 def _value(value: float | str) -> bytes:

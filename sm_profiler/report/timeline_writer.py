@@ -169,13 +169,16 @@ class TimelineWriter:
             events.tid,
             events.worker_id,
         )
+        lane_names: dict[tuple[int, int, int], str] = {}
         good = np.isfinite(events.start_us) & np.isfinite(events.duration_us)
         order = order[good[order]]
         for start_us, duration_us, name, phase, node, step, tid, worker in zip(
             *(column[order].tolist() for column in columns), strict=True
         ):
             start, length = round((start_us - self.origin_us) * 1e3), max(round(duration_us * 1e3), 0)
-            lane = _lane_name(lanes[phase], tid, worker)
+            lane = lane_names.get((phase, tid, worker))
+            if lane is None:
+                lane = lane_names[phase, tid, worker] = _lane_name(lanes[phase], tid, worker)
             args = {"step": step} if step >= 0 else {}
             self.add_slice(processes[node], lane, names[name], phases[phase] or "event", start, length, args)
 

@@ -6,6 +6,7 @@ import tracemalloc
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 from gpu_events import call, event, kernel
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2
@@ -259,3 +260,29 @@ def test_a_sink_begins_anew_for_each_reader(tmp_path):
         "x",
     )
     assert found.values == {("p", "memory"): [(10**18 + 7, 1.5)], ("p", "memory: other"): [(10**18 + 7, 2)]}
+
+
+def test_parts_of_packets_that_are_remembered_are_those_of_each_slice(tmp_path, monkeypatch):
+    """Numbers that are equal and not the same, of one, two and more bytes, also after too many to remember."""
+    numbers = [0, 1, True, 1.0, -1, 0.0, -0.0, 127, 128, 16383, 16384, 1 << 40, "1", 127, 128, 16384]
+    files = []
+    for remembered in (1 << 15, 2, 0):
+        monkeypatch.setattr("sm_profiler.formats.perfetto_writer._REMEMBERED", remembered)
+        files.append(tmp_path / f"{remembered}.pftrace")
+        with files[-1].open("wb") as out:
+            sink = PerfettoSink(out, 10**18, "here")
+            sink.name_process(1, "p", 1)
+            sink.name_thread(1, 1, "t", 1)
+            for at, number in enumerate(numbers):
+                sink.slice(1, 1, "ab"[at % 2], "kind", at << 20, 1, {"number": number}, 0)
+            sink.close({})
+    assert len({file.read_bytes() for file in files}) == 1
+    found = [one["args"]["number"] for one in Decoded(files[0].read_bytes()).slices]
+    for number, one in zip(numbers, found, strict=True):
+        if isinstance(number, str):
+            assert one.string_value == number
+        elif isinstance(number, float):
+            assert np.copysign(1, one.double_value) == np.copysign(1, number)
+            assert one.double_value == number
+        else:
+            assert one.int_value == int(number)
