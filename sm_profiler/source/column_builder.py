@@ -95,18 +95,32 @@ class StoredColumns:
     def __init__(self, *, is_system: bool, rows: int) -> None:
         """Start with no rows; `rows` is their number."""
         self._filler = ColumnFiller(SystemColumns if is_system else EventColumns, rows)
+        self._span: tuple[Copy, int, int] | None = None  # consecutive rows that are not written yet
 
     def add(self, file: FileRows) -> None:
         """Append the rows of the next file."""
         if file.rows:
+            self._write()
             joined = ColumnBuilder(is_system=file.item.is_system)
             joined.add(attrs.evolve(file, copy=None))
             self._filler.add(joined.columns())
         if file.copy is not None:
-            self._filler.add(file.copy.columns, file.start, file.stop)
+            start = file.start
+            if self._span is not None and self._span[0] is file.copy and self._span[2] == start:
+                start = self._span[1]
+            else:
+                self._write()
+            self._span = file.copy, start, file.stop
+
+    def _write(self) -> None:
+        if self._span is not None:
+            copy, start, stop = self._span
+            self._filler.add(copy.columns, start, stop)
+            self._span = None
 
     def columns(self) -> Any:
         """Return all rows; nothing is left then."""
+        self._write()
         return self._filler.columns()
 
 

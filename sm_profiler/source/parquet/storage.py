@@ -116,7 +116,7 @@ class ParquetStorage:
                 continue
             parts = sorted((one for one in self._parts.values() if one.part.table == table), key=_hour)
             for _, group in groupby(parts, _hour):
-                infos = [each.info for one in group for each in one.header.files if _is_usual(each, one.part)]
+                infos = [each.info for one in group for each in one.header.files if each.key not in self._odd]
                 yield from sorted((info for info in infos if info.key.startswith(prefix)), key=_key)
 
     def load(self) -> None:
@@ -173,12 +173,15 @@ class ParquetStorage:
         part = self._parts.get(Part.for_item(item, self.job).key)
         if part is None or not isinstance(item.file, (SystemFile, TraceFile)):
             return None
+        return self._opened(part).places.get(item.info.key)
+
+    def _opened(self, part: PartFile) -> _OpenPart:
         opened = self._open_parts.get(part.info.key)
         if opened is None:
             while len(self._open_parts) >= _MAX_OPEN:
                 self._open_parts.pop(next(iter(self._open_parts)))
             opened = self._open_parts[part.info.key] = _OpenPart.of(part)
-        return opened.places.get(item.info.key)
+        return opened
 
     def count_rows(self, *, system: bool) -> int:
         """Return the number of measurements, or of events."""
@@ -220,7 +223,7 @@ class ParquetStorage:
                 continue
             key = place.part.info.key, place.file.group
             if key not in groups and place.file.rows:
-                groups[key] = _Group.of(place, packed=by_minute)
+                groups[key] = _Group.of(place, *self._opened(place.part).groups[place.file.group], packed=by_minute)
             group = groups.get(key) if place.file.rows else None
             yield _rows(item, place, group.rows if group is not None else None)
             if group is not None:
@@ -259,13 +262,24 @@ class ParquetStorage:
 
 @attrs.define(eq=False)
 class _OpenPart:
-    """A Parquet file with its account of files unpacked."""
+    """A Parquet file with its account of files unpacked.
+
+    Attributes:
+        places: of the rows of each file.
+        groups: row group → number of its files, and the latest of their times.
+    """
 
     places: dict[str, Place]
+    groups: dict[int, tuple[int, int]]
 
     @classmethod
     def of(cls, part: PartFile) -> _OpenPart:
-        return cls({place.file.key: place for place in _places(part)})
+        places = list(_places(part))
+        groups: dict[int, tuple[int, int]] = {}
+        for file in (place.file for place in places if place.file.rows):
+            count, last_us = groups.get(file.group, (0, file.at_us))
+            groups[file.group] = count + 1, max(last_us, file.at_us)
+        return cls({place.file.key: place for place in places}, groups)
 
 
 @attrs.define(eq=False)
@@ -285,9 +299,8 @@ class _Group:
     last_us: int
 
     @classmethod
-    def of(cls, place: Place, *, packed: bool) -> _Group:
-        files = [file for file in place.part.header.files if file.group == place.file.group and file.rows]
-        return cls(place.part, _group(place, packed=packed), len(files), max(file.at_us for file in files))
+    def of(cls, place: Place, files: int, last_us: int, *, packed: bool) -> _Group:
+        return cls(place.part, _group(place, packed=packed), files, last_us)
 
 
 def _free(
