@@ -121,8 +121,8 @@ def plan_parts(
     ):
         return []
     ends = np.cumsum(np.bincount((of_items - begin) // slice_us, items.sizes, count))
-    cuts = sorted({0, count, *(int(np.searchsorted(ends, ends[-1] * part / parts)) + 1 for part in range(1, parts))})
-    cuts = [cut for cut in cuts if cut <= count]
+    nearest = np.abs(ends[:, None] - ends[-1] * np.arange(1, parts) / parts).argmin(axis=0) + 1
+    cuts = sorted({0, count, *nearest.tolist()})
     # Earlier rows that no file promises belong to a window before the first; rows of the others are in these files.
     warm_us = -(-SLACK_US // interval_us) * interval_us + interval_us
     grouped = group_nodes(items, groups)
