@@ -105,9 +105,8 @@ def test_other_sources_are_returned_unchanged(runs, where, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_default_configuration_of_run_has_no_problems(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    profile = load_profile(default_config("train").read_text())
+def test_default_configuration_of_run_has_no_problems(tmp_path):
+    profile = load_profile(default_config(tmp_path).read_text())
     assert set(profile.collectors) == {"detailed", "dataloader", "python"}
     assert profile.problems == []
 

@@ -10,7 +10,7 @@ import pytest
 
 from sm_profiler.cli import main
 from sm_profiler.cli.main import COMMANDS
-from sm_profiler.cli.run import default_config, quoted
+from sm_profiler.cli.run import profile_folder, quoted
 
 ESCAPE = "\x1b[31mred\x07"
 NOT_UTF8 = os.fsdecode(b"caf\xe9")
@@ -128,8 +128,20 @@ def test_failed_starts_leave_no_folder(script, code, place):
 
 
 def test_runs_of_the_same_second_have_folders_of_their_own(place):
-    folders = {default_config("train").parent for _ in range(3)}
+    folders = {profile_folder("train") for _ in range(3)}
     assert len(folders) == 3
+
+
+def test_out_names_the_folder_of_the_profile(place):
+    (place / "script.py").write_text("import time\ntime.sleep(1)\n")
+    done = command(["run", "--out", "runs/first", "script.py"], place, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.rstrip().endswith("next: sm-profiler report runs/first")
+    assert (place / "runs/first/system").is_dir()
+    again = command(["run", "--out", "runs/first", "script.py"], place, capture_output=True, text=True)
+    assert (again.returncode, again.stderr) == (
+        2, "sm-profiler: runs/first is not empty; --out takes a new folder\n",
+    )  # fmt: skip
 
 
 def test_hint_can_be_pasted_into_a_shell(place):

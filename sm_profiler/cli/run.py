@@ -54,13 +54,15 @@ class Command:
         """Declare the arguments."""
         parser.epilog = EXAMPLES
         parser.usage = (
-            "sm-profiler run [--config FILE] [--no-monitor] [--watch] [--open] [-m MODULE | SCRIPT | -- COMMAND] [ARGS]"
+            "sm-profiler run [--out DIR | --config FILE] [--no-monitor] [--watch] [--open] "
+            "[-m MODULE | SCRIPT | -- COMMAND] [ARGS]"
         )
-        parser.add_argument(
-            "--config",
-            type=Path,
-            metavar="FILE",
-            help="a profilerconfig.json; the profile goes to its LocalPath (default: ./sm-profiler/<script>-<time>)",
+        where = parser.add_mutually_exclusive_group()
+        where.add_argument(
+            "--out", type=Path, metavar="DIR", help="the profile's folder (default: ./sm-profiler/<script>-<time>)"
+        )
+        where.add_argument(
+            "--config", type=Path, metavar="FILE", help="a profilerconfig.json; the profile goes to its LocalPath"
         )
         parser.add_argument("--no-monitor", action="store_true", help="do not sample the machine")
         parser.add_argument("--watch", action="store_true", help="show verdict and step time below the script's output")
@@ -83,7 +85,7 @@ class Command:
         view = LiveView(options.watch, options.open)
         view.check()
         command, name = find_command(options)
-        config = find_configuration(options.config, name)
+        config = find_configuration(options.config, name, options.out)
         profile = load_profile(config.text)
         for problem in profile.problems:
             print(f"sm-profiler: {printable(problem)}", file=sys.stderr)
@@ -194,11 +196,16 @@ class Configuration:
     folder: Path | None = None
 
 
-def find_configuration(given: Path | None, name: str) -> Configuration:
+def find_configuration(given: Path | None, name: str, out: Path | None = None) -> Configuration:
     """Return the configuration given by option or environment, as the hook finds it, or else the default one.
 
+    Args:
+        given: a file with a configuration.
+        name: short name of the command.
+        out: folder for the profile, which needs the default configuration.
+
     Raises:
-        ProfilerError: it cannot be read.
+        ProfilerError: it cannot be read, or the folder is not empty.
     """
     from sm_profiler.container import CONFIG_VARIABLE
     from sm_profiler.hook.settings import find_config, read_config
@@ -206,10 +213,10 @@ def find_configuration(given: Path | None, name: str) -> Configuration:
     try:
         if given is not None:
             return Configuration(read_config(given).text, printable(given), {CONFIG_VARIABLE: str(given.resolve())})
-        found = find_config(os.environ)
+        found = find_config(os.environ) if out is None else None
         if found is not None:
             return Configuration(found.text, printable(found.path or f"${CONFIG_VARIABLE}"), {})
-        path = default_config(name)
+        path = default_config(profile_folder(name, out))
         text = path.read_text("utf-8")
     except OSError as error:
         raise ProfilerError(f"{error.filename}: {error.strerror}") from error
@@ -277,15 +284,14 @@ def mark_end(root: Path) -> None:
             (root / marker).touch()
 
 
-def default_config(name: str) -> Path:
-    """Write the configuration of a run without `--config` and return its path: `./sm-profiler/<name>-<time>/`.
+def default_config(folder: Path) -> Path:
+    """Write the configuration of a run without `--config` into the folder of its profile, and return its path.
 
     Operators, data loader and Python code in their default windows.  Horovod and SMDDP are left out: the hook would warn
     about libraries that the user never mentioned.
     """
     from sm_profiler.debugger import FrameworkProfile, ProfilerConfig
 
-    folder = new_folder(Path("sm-profiler").absolute(), f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     config = ProfilerConfig(
         system_monitor_interval_millis=INTERVAL_MS,
         framework_profile_params=FrameworkProfile(local_path=str(folder)),
@@ -296,6 +302,21 @@ def default_config(name: str) -> Path:
     path = folder / "profilerconfig.json"
     path.write_text(json.dumps(request, indent=1))
     return path
+
+
+def profile_folder(name: str, out: Path | None = None) -> Path:
+    """Create and return the folder of a profile: `out`, or else `./sm-profiler/<name>-<time>/`.
+
+    Raises:
+        ProfilerError: `out` has files: two profiles in one folder would be judged as one job.
+    """
+    if out is None:
+        return new_folder(Path("sm-profiler").absolute(), f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    folder = out.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise ProfilerError(f"{printable(out)} is not empty; --out takes a new folder")
+    return folder
 
 
 def new_folder(parent: Path, name: str) -> Path:
