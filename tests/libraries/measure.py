@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ HELPERS = {"counted"}
 NAMES = tuple(sorted(path.stem for path in SCRIPTS.glob("*.py") if path.stem not in HELPERS))
 
 
-def start(name: str, folder: Path, profile: Path | None = None) -> subprocess.Popen:
+def start(
+    name: str, folder: Path, profile: Path | None = None, windows: Mapping[str, str] = WINDOWS
+) -> subprocess.Popen:
     """Start a script in a folder of its own; without `profile` the hook is off."""
     folder.mkdir(parents=True)
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("SM_PROFILER", "SMPROFILER"))}
@@ -30,7 +33,7 @@ def start(name: str, folder: Path, profile: Path | None = None) -> subprocess.Po
         "TOKENIZERS_PARALLELISM": "false",
     }
     if profile is not None:
-        kept["SM_PROFILER_CONFIG"] = json.dumps({"ProfilingParameters": {"LocalPath": str(profile), **WINDOWS}})
+        kept["SM_PROFILER_CONFIG"] = json.dumps({"ProfilingParameters": {"LocalPath": str(profile), **windows}})
     with (folder / "log").open("w", encoding="utf-8") as log:
         return subprocess.Popen(
             [PYTHON, "-m", "sm_profiler.hook.launch", SCRIPTS / f"{name}.py"],

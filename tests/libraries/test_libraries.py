@@ -6,6 +6,9 @@ import measure
 import pytest
 from profile_events import recorded
 
+from sm_profiler.report import Class, build_report
+from sm_profiler.source import open_source
+
 pytestmark = pytest.mark.long
 
 
@@ -28,3 +31,9 @@ def test_steps_agree_with_the_librarys_count_and_results_are_identical(tmp_path,
     assert (seen["Step:ModeKeys.TRAIN"], seen["Step:ModeKeys.EVAL"]) == (off["train"], off["eval"])
     assert off["forwards"] in {None, seen["Forward"]}
     assert measure.stray(events) == []
+
+
+def test_a_loop_that_acts_and_learns_in_turns_is_judged(tmp_path):
+    measure.counted(measure.start("dqn", tmp_path / "on", tmp_path / "profile", {}), tmp_path / "on")
+    report = build_report(open_source(tmp_path / "profile", cache=False))
+    assert report.verdict.kind is not Class.INCONCLUSIVE

@@ -51,9 +51,8 @@ def judge_sync(context: JudgeContext) -> Finding | None:
     """Find logging, `.item()`, metrics or checkpoints at every step."""
     share = outside_share(context)
     outside = context.mean(lambda rank: rank.mean("outside"))
-    update = 0.0 if any(rank.slices["optimizer"] for rank in context.ranks) else _update_by_hand(context)
-    limit = policy.OUTSIDE_BY_HAND if update is None else policy.OUTSIDE
-    rest = (1 - (update or 0.0)) * (1 - _gradients_by_hand(context))
+    update = _update_by_hand(context)
+    limit, rest = _beside_the_model(context, update)
     share, outside = share * rest, outside * rest
     if share < limit or outside * 1e3 < policy.OUTSIDE_MS:
         return _waits_for_gpu(context)
@@ -66,8 +65,9 @@ def judge_sync(context: JudgeContext) -> Finding | None:
             Evidence("time of a training step in other code", round(share, 4), limit, unit="share"),
             Evidence("the same in a typical step", round(outside * 1e3, 3), policy.OUTSIDE_MS, unit="ms"),
         ),
-        "Check what runs at every step besides the model: preparing batches, metrics, logging, .item() of the loss, writing "
-        "files. Let loader workers prepare batches, and do the rest every 50th step; read values from the device only then."
+        "Check what runs at every step besides the model: preparing batches, metrics, logging, .item() of the loss, an average "
+        "of the weights, writing files. Let loader workers prepare batches, and do the rest every 50th step; read values from the "
+        "device only then."
         f"{_LARGER_BATCH if iteration * 1e3 < policy.SMALL_STEP_MS else ''}",
         share,
         confidence=context.confidence(
@@ -110,8 +110,21 @@ def _waits_for_gpu(context: JudgeContext) -> Finding | None:
     )
 
 
+def _beside_the_model(context: JudgeContext, update: float | None) -> tuple[float, float]:
+    """Return from which share of a step the time outside the phases is a finding, and how much of it is not the model's.
+
+    Args:
+        context: what there is to judge.
+        update: what `_update_by_hand` returns.
+    """
+    limit = policy.OUTSIDE_BY_HAND if update is None else policy.OUTSIDE
+    return limit, (1 - (update or 0.0)) * (1 - _gradients_by_hand(context))
+
+
 def _update_by_hand(context: JudgeContext) -> float | None:
     """Return the share of the time outside the phases in which the script updates its parameters itself; None if unknown."""
+    if any(rank.slices["optimizer"] for rank in context.ranks):
+        return 0.0
     samples = context.metrics.samples
     beside = [one for one in samples.stacks if one.places and not one.long and one.phase in BESIDE_THE_PHASES]
     update = [one for one in beside if UPDATES.search(samples.source(one.places[-1]))]
@@ -278,8 +291,10 @@ def _loop_of_python(context: JudgeContext, launches: Launches) -> Finding | None
     of a compiled function are judged by their operators alone.
     """
     step, outside, share = _typical(context, "length"), _typical(context, "outside"), outside_share(context)
+    limit, rest = _beside_the_model(context, _update_by_hand(context))
+    share, outside = share * rest, outside * rest
     compiled = tiny_ms(context) < policy.TINY_STEP_MS
-    if compiled or not is_tiny(context) or share < policy.OUTSIDE or outside * 1e3 >= policy.OUTSIDE_MS or step <= 0:
+    if compiled or not is_tiny(context) or share < limit or outside * 1e3 >= policy.OUTSIDE_MS or step <= 0:
         return None
     launching = min(launches.seconds / (launches.step or step), 1.0)
     return Finding(
@@ -290,12 +305,12 @@ def _loop_of_python(context: JudgeContext, launches: Launches) -> Finding | None
             Evidence(
                 "typical iteration of the loop", round(step * 1e3, 3), tiny_ms(context), unit="ms", held="good from"
             ),
-            Evidence("time of a training step outside its phases", round(share, 4), policy.OUTSIDE, unit="share"),
+            Evidence("time of a training step outside its phases", round(share, 4), limit, unit="share"),
             Evidence("fixed cost of the operators of a typical step", round(launching, 4), unit="share"),
         ),
         _SMALL_STEPS_ADVICE.format(context.stack.fewer_launches),
         min(share + launching, 1.0),
-        confidence=context.confidence(share, policy.OUTSIDE, sure=False),
+        confidence=context.confidence(share, limit, sure=False),
     )
 
 
