@@ -124,6 +124,15 @@ def on_batch():
     return model, losses, {"TRAIN": 10, "EVAL": 1, "PREDICT": 1}
 
 
+def wide():
+    keras.utils.set_random_seed(1)
+    x = rng.random((640, 1024), np.float32)
+    model = keras.Sequential([keras.layers.Input((1024,)), *[keras.layers.Dense(1024) for _ in range(3)]])
+    model.compile("sgd", "mse")
+    history = model.fit(x, x, epochs=2, batch_size=64, verbose=0)
+    return model, history.history["loss"], {"TRAIN": 20}
+
+
 def own():
     keras.utils.set_random_seed(1)
     model = Own()
@@ -205,6 +214,7 @@ LOOPS = {
     "unknown": unknown,
     "on_batch": on_batch,
     "layers": layers,
+    "wide": wide,
     "own": own,
     "dataset": dataset,
     "dataset-threads": lambda: dataset(workers=2),

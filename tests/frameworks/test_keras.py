@@ -124,6 +124,20 @@ def test_more_ways_to_train(backend, tmp_path):
 
 
 @pytest.mark.long
+def test_what_still_computes_at_the_end_of_an_epoch_is_recorded_as_waiting(tmp_path):
+    rows, _ = check("jax", ["wide"], tmp_path)
+    steps, waits = (
+        [(one["start"], one["start"] + one["dur"] / 1e6) for one in rows if one["phase"] == phase]
+        for phase in ("Step:ModeKeys.TRAIN", "sm_profiler/results")
+    )
+    for epoch in (row for row in rows if row["phase"] == "sm_profiler/epoch"):
+        until = epoch["start"] + epoch["dur"] / 1e6
+        since = max(end for _, end in steps if end <= until)
+        waited = sum(max(min(end, until) - max(start, since), 0) for start, end in waits)
+        assert waited >= (until - since) / 2 or until - since < 0.02
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_windows_on_steps_of_keras(backend, tmp_path):
     windows = {

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 from framework_helpers import events
-from test_keras import INSTALLED, PYTHON, QUIET
+from test_keras import INSTALLED, PYTHON, QUIET, ROOT
 
-SCRIPTS = sorted(path.stem for path in (Path(__file__).parent / "keras_scripts").glob("*.py"))
+PLACES = (*(Path(__file__).parent / "keras_scripts").glob("*.py"), *(ROOT / "examples").glob("keras_*.py"))
+SCRIPTS = {path.stem: path for path in sorted(PLACES, key=lambda path: path.stem)}
 BACKENDS = ("tensorflow", "jax", "torch")
 SOME = {
     "custom_loop": ("tensorflow",),  # its loop is TensorFlow's
     "image_sequence": ("tensorflow", "jax"),  # PyTorch 2.13 cannot compute a gradient of this net, with or without us
+    "text_generation": ("tensorflow",),
 }
 CELLS = [(script, backend) for script in SCRIPTS for backend in SOME.get(script, BACKENDS)]
 if os.environ.get("SM_PROFILER_KERAS_SCRIPTS") == "sample":  # each script on one backend, and not on the slowest
@@ -30,7 +32,7 @@ pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is missin
 def train(script, backend, folder, *profiler):
     """Run a script in a folder; return what it printed last."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SM_PROFILER")}
-    command = [*profiler, Path(__file__).parent / "keras_scripts" / f"{script}.py"]
+    command = [*profiler, SCRIPTS[script]]
     done = subprocess.run(
         [PYTHON, *command], cwd=folder, capture_output=True, text=True, check=False, timeout=900,
         env=environment | QUIET | {"KERAS_BACKEND": backend},
