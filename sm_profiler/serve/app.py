@@ -181,7 +181,7 @@ class Site:
                 return missing()
             report = self.jobs.live(one).watch().report
             if report is None:
-                text = f"{one.name} is still read. This page shows the comparison when it is there."
+                text = f"{one.name} is still being read. This page shows the comparison as soon as it is done."
                 return page("message.html", 202, title="Two runs compared", refresh=True, text=text, back="./")
             reports.append(report)
         policy = page_policy() + "; frame-ancestors 'self'"
