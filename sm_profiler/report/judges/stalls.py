@@ -102,11 +102,13 @@ def _between_epochs(rank: Rank, context: JudgeContext) -> bool:
 def _restarted(rank: Rank, context: JudgeContext) -> tuple[Evidence, ...]:
     """Return the evidence that long steps are long because a loader stops its workers and starts them again, if they are."""
     spent = time_spent(context, event_names.LOADER_WORKERS)
+    stops = time_spent(context, event_names.LOADER_WORKERS, lambda one: one.name == "stop")
     waits, long = rank.iterations.of("wait"), rank.stalls.long
     if not spent.in_long or rank.loop <= 0:
         return ()
     waited = float(waits[long].sum() - np.median(waits) * long.sum()) * rank.scale / rank.loop
-    if spent.in_long + max(waited, 0.0) < policy.RESTARTED * rank.stall_share:
+    started = max(spent.in_long - stops.in_long, waited)  # a wait begins when its workers start
+    if stops.in_long + started < policy.RESTARTED * rank.stall_share:
         return ()
     return (Evidence("time to stop and start the loader's workers", round(spent.share, 4), None, rank.name, "share"),)
 
