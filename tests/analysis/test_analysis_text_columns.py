@@ -59,6 +59,16 @@ def test_formats_times_in_several_chunks():
         assert shown[row].as_py() == text_time(int(times[row]))
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.float64])
+def test_formats_runs_of_equal_times(kind):
+    moments = 1_700_000_000_000_000 + np.cumsum(RANDOM.integers(1, 10**6, 9_000))
+    times = np.repeat(moments, RANDOM.integers(1, 30, len(moments))).astype(kind)
+    texts = dict(zip(moments.tolist(), text_times(moments).to_pylist(), strict=True))
+    assert text_times(times).to_pylist() == [texts[int(one)] for one in times]
+    assert text_times(times[:1]).to_pylist() == [texts[int(times[0])]]
+    assert text_times(times[:0]).to_pylist() == []
+
+
 def columns(count, whole):
     texts = [Category(RANDOM.integers(0, 4, count).astype(np.int32), TEXTS) for _ in range(4)]
     start = 1.7e15 + np.sort(RANDOM.integers(0, 10**9, count)) / (1 if whole else 4)
