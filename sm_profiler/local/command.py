@@ -105,9 +105,7 @@ def program_of(  # noqa: PLR0913 - what a command depends on
     if toolkit:
         return Program(toolkit_command(python, host), host.ml, by_toolkit=True)
     code = host.path(CODE)
-    fetched = host.folder / "sourcedir"
-    download(s3, directory, fetched)
-    unpack(next(path for path in fetched.rglob("*") if path.is_file()), code)
+    unpack(_source_archive(s3, host, directory), code)
     if not _is_file_below(code, script):
         raise ProfilerError(f"the source code has no file {script}")
     arguments = arguments_of(user_hyperparameters(hyperparameters))
@@ -121,6 +119,18 @@ def program_of(  # noqa: PLR0913 - what a command depends on
     words = ["-m", script.removesuffix(".py")] if is_package else [script]
     command = [*launcher(host, hyperparameters, python, gpus), *words, *arguments]
     return Program(command, code, tuple(installs))
+
+
+def _source_archive(s3: Any, host: Host, directory: str) -> Path:
+    """Return the archive with the source code: from S3, or in a channel, by which jobs without a network get it."""
+    if directory.startswith(f"{INPUT_DATA}/"):
+        inside = str(host.path(directory).relative_to(host.ml))
+        if not _is_file_below(host.ml, inside):
+            raise ProfilerError(f"no input channel contains {directory}")
+        return host.ml / inside
+    fetched = host.folder / "sourcedir"
+    download(s3, directory, fetched)
+    return next(path for path in fetched.rglob("*") if path.is_file())
 
 
 def _is_file_below(folder: Path, name: str) -> bool:

@@ -38,6 +38,7 @@ DISTRIBUTIONS = tuple(
         *("pytorch_xla_multi_worker", "multi_worker_mirrored_strategy"),
     )
 )
+SUBMIT_DIRECTORY = "sagemaker_submit_directory"
 MAX_HOSTS = 8  # of a job; each is a process on this machine
 # Inherited from the endpoint's environment: variables that make this machine's GPUs and libraries usable.
 MACHINE_VARIABLES = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TZ", "LANG")
@@ -148,7 +149,10 @@ class Host:
         for name in FOLDERS:
             self.path(name).mkdir(parents=True, exist_ok=True)
         (self.folder / "home").mkdir(exist_ok=True)
-        self.write_config("hyperparameters", request.get("HyperParameters", {}))
+        hyperparameters = dict(request.get("HyperParameters", {}))
+        if SUBMIT_DIRECTORY in hyperparameters:  # in a channel, if the job has no network
+            hyperparameters[SUBMIT_DIRECTORY] = self.map(hyperparameters[SUBMIT_DIRECTORY])
+        self.write_config("hyperparameters", hyperparameters)
         self.write_config("resourceconfig", self.resource_config())
         self.write_config("inputdataconfig", input_data_config(request))
         if profiler_config is not None:

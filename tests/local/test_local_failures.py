@@ -1,6 +1,7 @@
 """Failures end the job as Failed with a reason, in bounded time, and leave no process behind."""
 
 import contextlib
+import json
 import os
 import signal
 from pathlib import Path
@@ -56,6 +57,23 @@ def test_missing_source_code_fails_the_job(bench):
     bench.sagemaker.create_training_job(**request)
     job = bench.wait(request["TrainingJobName"])
     assert "No S3 objects found" in job["FailureReason"]
+
+
+@pytest.mark.parametrize("name", ["sourcedir.tar.gz", "../../../../../../etc/hostname", "other.tar.gz"])
+def test_jobs_without_a_network_get_their_code_in_a_channel(bench, name):
+    """As SDK v2 sends it with enable_network_isolation."""
+    request = bench.request("print('from the channel')", EnableNetworkIsolation=True)
+    source = json.loads(request["HyperParameters"]["sagemaker_submit_directory"])
+    request["HyperParameters"]["sagemaker_submit_directory"] = json.dumps(f"/opt/ml/input/data/code/{name}")
+    s3 = {"S3DataType": "S3Prefix", "S3Uri": source, "S3DataDistributionType": "FullyReplicated"}
+    request["InputDataConfig"] = [{"ChannelName": "code", "DataSource": {"S3DataSource": s3}}]
+    bench.sagemaker.create_training_job(**request)
+    job = bench.wait(request["TrainingJobName"])
+    if name == "sourcedir.tar.gz":
+        assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
+        assert "from the channel" in bench.lines(request["TrainingJobName"])
+    else:
+        assert "no input channel contains" in job["FailureReason"]
 
 
 def test_source_code_must_be_an_archive(bench):
