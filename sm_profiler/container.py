@@ -44,6 +44,7 @@ STOP_SIGNAL_VARIABLE = "SAGEMAKER_ENV_RULE_STOP_SIGNAL_FILE"
 SERVICE_CONFIG_PATH_VARIABLE = "SMPROFILER_CONFIG_PATH"
 
 # Environment variables of sm-profiler.
+ISOLATED_FOLDER = "sm-profiler"  # of the agent's files in a folder that the service stores: the job has no network
 AUTO_VARIABLE = "SM_PROFILER_AUTO"
 CONFIG_VARIABLE = "SM_PROFILER_CONFIG"
 ROOT_VARIABLE = "SM_PROFILER_ROOT"

@@ -10,7 +10,7 @@ from typing import Any
 
 from sm_profiler.config.api import KMS_KEY, MAX_VARIABLES
 from sm_profiler.config.environment import environment_for
-from sm_profiler.container import AUTO_VARIABLE, CONFIG_VARIABLE, OUTPUT_DATA
+from sm_profiler.container import AUTO_VARIABLE, CONFIG_VARIABLE, ISOLATED_FOLDER, OUTPUT_DATA
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch.request import config_request
 from sm_profiler.launch.service_model import is_pipeline_variable
@@ -77,7 +77,7 @@ def _isolated(config: Mapping[str, Any], checkpoint_path: str | None) -> dict[st
     """
     moved = {key: value for key, value in config.items() if key != "S3OutputPath"}
     if isinstance(moved.get("ProfilingParameters"), Mapping) and moved["ProfilingParameters"]:
-        folder = f"{str(checkpoint_path or OUTPUT_DATA).rstrip('/')}/sm-profiler"
+        folder = f"{str(checkpoint_path or OUTPUT_DATA).rstrip('/')}/{ISOLATED_FOLDER}"
         moved["ProfilingParameters"] = {**moved["ProfilingParameters"], "LocalPath": folder}
     return moved
 

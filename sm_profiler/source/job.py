@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sm_profiler.container import AUTO_VARIABLE, ISOLATED_FOLDER
 from sm_profiler.errors import SourceError
 
 try:
@@ -49,9 +50,26 @@ def output_of(job: dict[str, Any], name: str) -> str:
         SourceError: it is not profiled.
     """
     path = (job.get("ProfilerConfig") or {}).get("S3OutputPath")
+    isolated = job.get("EnableNetworkIsolation") is True and AUTO_VARIABLE in (job.get("Environment") or {})
+    if not path and isolated:
+        return _stored_output(job, name)
     if not path:
         # A job launched with the agent has its configuration in its environment, and its output next to its model.
         path = (job.get("OutputDataConfig") or {}).get("S3OutputPath")
     if not path:
         raise SourceError(f"training job {name} has no profiler output")
     return f"{path.rstrip('/')}/{job.get('TrainingJobName', name)}/profiler-output"
+
+
+def _stored_output(job: dict[str, Any], name: str) -> str:
+    """Return where the service stores the files of the agent in a job without a network."""
+    checkpoints = (job.get("CheckpointConfig") or {}).get("S3Uri")
+    if not checkpoints:
+        results = (
+            f"{(job.get('OutputDataConfig') or {}).get('S3OutputPath', '').rstrip('/')}/{name}/output/output.tar.gz"
+        )
+        raise SourceError(
+            f"training job {name} has no network: its profile is the folder {ISOLATED_FOLDER} in {results}; download and "
+            "unpack it, and name the folder"
+        )
+    return f"{checkpoints.rstrip('/')}/{ISOLATED_FOLDER}"

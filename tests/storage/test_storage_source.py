@@ -171,6 +171,20 @@ def test_training_jobs_by_name(endpoint):
     assert profiler_output("resnet-7", client=Jobs(job)) == "s3://jobs/models/resnet-7/profiler-output"
     with pytest.raises(SourceError, match="resnet-7 has no profiler output"):
         profiler_output("resnet-7", client=Jobs({}))
+
+
+def test_a_job_without_a_network_has_its_profile_where_the_service_stored_it():
+    job = {
+        "EnableNetworkIsolation": True,
+        "Environment": {"SM_PROFILER_AUTO": "1"},
+        "OutputDataConfig": {"S3OutputPath": "s3://jobs/models"},
+    }
+    synced = {**job, "CheckpointConfig": {"S3Uri": "s3://jobs/checkpoints/"}}
+    assert profiler_output("resnet-7", client=Jobs(synced)) == "s3://jobs/checkpoints/sm-profiler"
+    with pytest.raises(SourceError, match=r"s3://jobs/models/resnet-7/output/output\.tar\.gz; download and unpack"):
+        profiler_output("resnet-7", client=Jobs(job))
+    managed = {**synced, "ProfilerConfig": {"S3OutputPath": "s3://jobs/team"}}
+    assert profiler_output("resnet-7", client=Jobs(managed)).startswith("s3://jobs/team/")
     for call in (lambda: describe("no-such-job"), lambda: open_source("no-such-job")):
         with pytest.raises(SourceError, match="no-such-job") as caught:
             call()
