@@ -150,7 +150,8 @@ class Host:
             self.path(name).mkdir(parents=True, exist_ok=True)
         (self.folder / "home").mkdir(exist_ok=True)
         hyperparameters = dict(request.get("HyperParameters", {}))
-        if SUBMIT_DIRECTORY in hyperparameters:  # in a channel, if the job has no network
+        if str(decode(hyperparameters.get(SUBMIT_DIRECTORY, ""))).startswith(container.INPUT_DATA):
+            # the code of a job without a network is in a channel
             hyperparameters[SUBMIT_DIRECTORY] = self.map(hyperparameters[SUBMIT_DIRECTORY])
         self.write_config("hyperparameters", hyperparameters)
         self.write_config("resourceconfig", self.resource_config())
