@@ -114,6 +114,28 @@ def test_the_filter_of_metrics_chooses_what_is_recorded(column):
     assert not [one for one in rows if one["phase"] == "DataLoaderWorkerFetch"]
 
 
+def test_phases_are_those_of_the_framework(column):
+    backend, is_keras, _, rows, _ = column
+    found = {one["phase"] for one in rows}
+    if is_keras and backend == "torch":
+        assert found >= {"Forward", "Backward(post-forward)", "Optimizer"}
+    else:
+        assert "sm_profiler/compiled_step" in found
+
+
+def test_compilations_are_recorded_where_something_is_compiled(column):
+    backend, _, _, rows, _ = column
+    compilers = {one["args"]["compiler"] for one in rows if one["phase"] == "sm_profiler/compile"}
+    assert compilers == {"tensorflow": {"tf.function"}, "jax": {"jax.jit"}, "torch": set()}[backend]
+
+
+def test_epochs_and_the_input_are_those_of_keras(column):
+    _, is_keras, _, rows, _ = column
+    assert len([one for one in rows if one["phase"] == "sm_profiler/epoch"]) == (3 if is_keras else 0)
+    kinds = {one["args"]["kind"] for one in rows if one["phase"] == "sm_profiler/input"}
+    assert not is_keras or kinds == {"PyDataset", "generator"}
+
+
 def test_a_checkpoint_has_its_size_and_line(column):
     backend, is_keras, _, rows, _ = column
     saves = [one for one in rows if one["phase"] == "sm_profiler/save"]
