@@ -174,6 +174,8 @@ def test_gradients_as_functions_are_no_time_beside_the_model():
     for leaf in ("torch._functorch.vmap.wrapped", "torch.autograd.graph._engine_run_backward"):
         assert Class.SYNC_BOUND not in {one.kind for one in all_of(verdict_of(loop(leaf)))}
     assert Class.SYNC_BOUND in {one.kind for one in all_of(verdict_of(loop("torch.autograd.grad_mode.no_grad.clone")))}
+    timed = [*loop("torch.autograd.graph._engine_run_backward"), sampled(("backward", 0, 4, 21))]
+    assert Class.SYNC_BOUND in {one.kind for one in all_of(verdict_of(timed))}
 
 
 def all_of(verdict):

@@ -136,14 +136,15 @@ def _update_by_hand(context: JudgeContext) -> float | None:
 def _gradients_by_hand(context: JudgeContext) -> float:
     """Return the share of the time outside the phases in lines that compute gradients as functions of their inputs.
 
-    The hook times forward() and backward(); torch.func.grad, vmap and torch.autograd.grad are neither.
+    The hook times forward() and backward(); torch.func.grad, vmap and torch.autograd.grad are neither. A line of which a
+    part was timed as backward() is none of them, though samples at its edges may lie outside the phase.
     """
+    stacks = context.metrics.samples.stacks
+    timed = {one.places[-1] for one in stacks if one.places and one.phase == "backward"}
     beside = [
-        one
-        for one in context.metrics.samples.stacks
-        if one.places and not one.long and one.phase in BESIDE_THE_PHASES and one.leaf != IMPORT
+        one for one in stacks if one.places and not one.long and one.phase in BESIDE_THE_PHASES and one.leaf != IMPORT
     ]
-    lines = {one.places[-1] for one in beside if GRADIENTS.search(one.leaf)}
+    lines = {one.places[-1] for one in beside if GRADIENTS.search(one.leaf)} - timed
     seconds = sum(one.seconds for one in beside)
     return sum(one.seconds for one in beside if not lines.isdisjoint(one.places)) / seconds if seconds > 0 else 0.0
 
