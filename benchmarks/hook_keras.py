@@ -1,6 +1,6 @@
 """Measure the cost of the hook per step of Keras's fit: two processes, with and without it, that take turns.
 
-    .envs/frameworks/bin/python benchmarks/hook_keras.py [--pairs 300] [--backend tensorflow|jax|torch]
+    .envs/frameworks/bin/python benchmarks/hook_keras.py [--pairs 300] [--backend tensorflow|jax|torch|all]
 
 The network is 4 x Dense(256), batch 64, SGD, a step of about 1.5 ms; each turn is one epoch of 50 steps.  It prints the
 quartiles of the differences per step, of the time and of the processor time of all threads, which other load changes less.
@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 
+BACKENDS = ("tensorflow", "jax", "torch")
 STEPS = 50
 WARM = 5
 
@@ -71,23 +72,29 @@ def turn(child: subprocess.Popen[str]) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=300)
-    parser.add_argument("--backend", default="tensorflow")
+    parser.add_argument("--backend", default="all", choices=(*BACKENDS, "all"))
     parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train:
         train()
         return
+    for backend in BACKENDS if options.backend == "all" else (options.backend,):
+        measure(backend, options.pairs)
+
+
+def measure(backend: str, pairs: int) -> None:
+    """Print what the hook adds to the steps of one backend."""
     with tempfile.TemporaryDirectory() as folder:
-        plain, hooked = start(options.backend, None), start(options.backend, folder)
+        plain, hooked = start(backend, None), start(backend, folder)
         differences, steps = [], []
-        for pair in range(options.pairs):
+        for pair in range(pairs):
             order = (plain, hooked) if pair % 2 else (hooked, plain)
             taken = {id(child): turn(child) for child in order}
             steps.append(taken[id(plain)])
             differences.append([on - off for on, off in zip(taken[id(hooked)], taken[id(plain)], strict=True)])
         for child in (plain, hooked):
             child.communicate()
-    print(f"Keras on {options.backend}, {options.pairs} pairs of {STEPS} steps:")
+    print(f"Keras on {backend}, {pairs} pairs of {STEPS} steps:")
     columns = zip(("time", "processor time"), zip(*steps, strict=True), zip(*differences, strict=True), strict=True)
     for name, without, added in columns:
         step, (low, middle, high) = statistics.median(without), statistics.quantiles(added, n=4)

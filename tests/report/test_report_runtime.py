@@ -51,6 +51,28 @@ def test_first_compilations_belong_to_the_start():
     assert judged(rows).kind is Class.BALANCED
 
 
+@pytest.mark.parametrize(("steps", "kind"), [((1,), Class.BALANCED), ((1, 2, 40), Class.RECOMPILATION)])
+def test_a_second_compilation_in_the_first_steps_belongs_to_the_start(steps, kind):
+    rows, now = [], 1.0
+    for step in range(60):
+        forward = 0.003 + (0.6 if step in steps else 0.0)
+        rows += training(1, forward=forward, at=now, number=step)
+        if step in steps:
+            rows.append(
+                (
+                    event_names.COMPILE,
+                    "train",
+                    now + 0.001,
+                    0.6,
+                    "algo-1-0",
+                    step,
+                    {"again": True, "reason": "a sharding"},
+                )
+            )
+        now += forward + 0.0072
+    assert judged(rows).kind is kind
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_a_step_that_compiles_a_function_for_the_first_time_is_no_outlier(again):
     rows = training(100)

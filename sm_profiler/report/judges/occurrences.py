@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import numpy as np
 
+from sm_profiler.report import policy
 from sm_profiler.report.job_metrics import Rank
 from sm_profiler.report.judges.judge_context import JudgeContext
 from sm_profiler.report.model import Location
@@ -86,6 +87,15 @@ def _share(rank: Rank, seconds: float, judged: float) -> float:
     kept = max(rank.train_steps - rank.left_out, 1)
     rest = max(rank.loop - judged, 0.0) * (1 + rank.left_out / kept)
     return min(seconds / max(seconds + rest, 1e-12), 1.0)
+
+
+def in_first_steps(record: Record) -> bool:
+    """Return whether a function was compiled in the first steps, which belong to the start, even if it was the second time.
+
+    JAX, for one, compiles a step twice if it returns its parameters on other devices, or with other types, than those it
+    got at first.
+    """
+    return 0 <= record.step < policy.WARM_UP_STEPS
 
 
 def calls_of(record: Record) -> int:

@@ -11,7 +11,7 @@ from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, percent, plural, size
 from sm_profiler.report.judges.judge_context import JudgeContext
-from sm_profiler.report.judges.occurrences import lines_of, time_spent
+from sm_profiler.report.judges.occurrences import in_first_steps, lines_of, time_spent
 from sm_profiler.report.model import Evidence, Finding, Location
 from sm_profiler.report.record_fold import Record
 from sm_profiler.report.where import BESIDE_THE_LOOP
@@ -51,7 +51,7 @@ def judge_recompilation(context: JudgeContext) -> Finding | None:
     """Find functions that a compiler compiles again while the loop runs."""
     spent = time_spent(context, event_names.COMPILE, lambda one: one.args.get("again") is True)
     rank = spent.worst
-    if rank is None or spent.share < policy.RECOMPILING:
+    if rank is None or spent.share < policy.RECOMPILING or all(map(in_first_steps, spent.records)):
         return None
     compiler = next((text for one in spent.records if (text := _text(one, "compiler"))), _TORCH)
     reason = next((text for one in reversed(spent.records) if (text := _text(one, "reason"))), "")

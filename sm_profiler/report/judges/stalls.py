@@ -12,7 +12,7 @@ from sm_profiler.report.formatting import duration, percent
 from sm_profiler.report.job_metrics import Rank
 from sm_profiler.report.judges.judge_context import JudgeContext, input_bursts
 from sm_profiler.report.judges.loop import MAX_NAME
-from sm_profiler.report.judges.occurrences import time_spent
+from sm_profiler.report.judges.occurrences import in_first_steps, time_spent
 from sm_profiler.report.model import Evidence, Finding
 from sm_profiler.report.svg import shorten
 
@@ -142,7 +142,9 @@ def _first_compilations(context: JudgeContext) -> float:
 
     A longer job has no more of them: they belong to its start, as the compilations of its first step do.
     """
-    return time_spent(context, event_names.COMPILE, lambda one: one.args.get("again") is not True).in_long
+    return time_spent(
+        context, event_names.COMPILE, lambda one: one.args.get("again") is not True or in_first_steps(one)
+    ).in_long
 
 
 def judge_outliers(context: JudgeContext) -> Finding | None:
