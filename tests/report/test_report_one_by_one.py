@@ -7,6 +7,7 @@ from test_report_compiled import JAX, compiled
 
 from sm_profiler.formats import event_names
 from sm_profiler.report.classes import Class
+from sm_profiler.report.gains import with_gains
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.policy import ONE_BY_ONE
 from sm_profiler.report.sample_fold import Place, Sampled, Samples
@@ -30,7 +31,8 @@ def verdict(  # noqa: PLR0913 - one argument a part, each with a default
         place = Place("train.py", 12, "train")
         stack = Sampled("algo-1-0", phase, long=False, places=(place,), leaf=leaf, seconds=spent, count=200)
         metrics = attrs.evolve(metrics, samples=Samples((stack,), {("train.py", 12): "grads = tx.update(grads)"}))
-    return decide(JudgeContext(metrics, {})).main
+    context = JudgeContext(metrics, {})
+    return with_gains(decide(context), context).main
 
 
 def test_gradients_that_are_not_compiled_are_named_with_their_cost():
@@ -66,3 +68,11 @@ def test_a_compiled_step_that_waits_in_its_call_is_not_judged_by_its_samples():
 
 def test_other_frameworks_are_not_judged():
     assert verdict(fixed_us=80, metadata=({"framework": "pytorch"},)).kind is not Class.HOST_BOUND
+
+
+def test_compiling_may_save_what_the_operations_compute_too():
+    gain = verdict(fixed_us=60).gain  # 6 of 10 ms are launches
+    assert gain.share_of_loop.low <= 0.6
+    assert gain.share_of_loop.high > 0.9
+    sampled = verdict(0.001, outside=0.009, leaf="jax._src.numpy.ufunc_api", sampled=0.6).gain
+    assert sampled.share_of_loop.high <= 0.65

@@ -21,7 +21,7 @@ from sm_profiler.report.job_metrics import Rank
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.judges.loop import launches_of
 from sm_profiler.report.judges.occurrences import calls_of
-from sm_profiler.report.judges.one_by_one import ONE_BY_ONE
+from sm_profiler.report.judges.one_by_one import ONE_BY_ONE, most_saved
 from sm_profiler.report.judges.ranks import MEETINGS
 from sm_profiler.report.judges.slowdown import STEP_OF_CHANGE
 from sm_profiler.report.judges.turns import find_delays, shared_steps
@@ -217,7 +217,8 @@ def _host(finding: Finding, context: JudgeContext, table: LoopTable) -> Claim | 
     if gpu is not None and gpu <= policy.GPU_NEVER:
         return None  # another repair
     if finding.evidence[0].metric == ONE_BY_ONE:
-        return None
+        claim, lost, most = _lost_share(finding, table), lost_share(finding), most_saved(context)
+        return claim if most is None or lost <= 0 else attrs.evolve(claim, high=claim.high * max(most / lost, 1.0))
     share = {key: float(table.of(key).sum()) / table.total for key in ("wait", "forward", "backward", EVALUATION)}
     passes = share["forward"] + share["backward"]
     if gpu is not None:

@@ -98,6 +98,17 @@ def judge_one_by_one(context: JudgeContext) -> Finding | None:
     )  # fmt: skip
 
 
+def most_saved(context: JudgeContext) -> float | None:
+    """Return the share of a step that compiling it could save at most; None if the gradients are compiled.
+
+    That is all of it but what waits or is the script's own: what the operations compute is fused, too.
+    """
+    if _uncompiled(context) is None:
+        return None
+    compiled = context.mean(lambda rank: rank.share_of_iterations("compiled", without_stalls=True))
+    return min(compiled + _sampled(context)[0], 1.0)
+
+
 def _launches(one: Sampled, *, inside: bool) -> bool:
     in_part = one.phase in BESIDE_THE_PHASES or (inside and one.phase == "compiled")
     return in_part and not one.long and _LAUNCHES.match(one.leaf) is not None
