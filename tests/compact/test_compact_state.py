@@ -101,7 +101,7 @@ def hostile(state):
     for packed in (b"", b"x", state["packed"][:-9], state["packed"][:50]):
         yield msgspec.msgpack.encode(state | {"packed": packed})
     body = msgspec.msgpack.decode(kept.zlib.decompress(state["packed"]))
-    rules, *others = codec.decode(body["state"])
+    rules, *others = codec.decode(kept.zlib.decompress(body["state"]))
     folds = others[3]
     for changed in (
         msgspec.msgpack.encode(["o", "sm_profiler.cli.main:main", [], None]),
@@ -110,7 +110,7 @@ def hostile(state):
         codec.encode([rules, *others[:3], [dict.fromkeys(fold, 7) for fold in folds], others[4]]),
         msgspec.msgpack.encode(["o", "subprocess:Popen", [["args", "ls"]], None]),
     ):
-        packed = kept.zlib.compress(msgspec.msgpack.encode(body | {"state": changed}))
+        packed = kept.zlib.compress(msgspec.msgpack.encode(body | {"state": kept.zlib.compress(changed)}))
         yield msgspec.msgpack.encode(state | {"packed": packed})
 
 

@@ -77,6 +77,7 @@ class Answer(msgspec.Struct):
     clock: list[int] = []
 
 
+MAX_STATE_BYTES = 1 << 30  # in memory; more is damage
 _TASK, _ANSWER = msgspec.msgpack.Decoder(Task), msgspec.msgpack.Decoder(Answer)
 
 
@@ -230,7 +231,8 @@ def decode_slice(data: bytes, parameters: Mapping[str, object]) -> Slice:
         SourceError: the bytes are not such a state.
     """
     try:
-        rules, broken, first_met, windows, states, failed = codec.decode(zlib.decompress(data))
+        unpack = zlib.decompressobj()
+        rules, broken, first_met, windows, states, failed = codec.decode(unpack.decompress(data, MAX_STATE_BYTES))
         folds = new_folds(parameters)
         report = folds[0]
         for name, rule in report.rules.items():
