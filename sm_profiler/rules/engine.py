@@ -214,8 +214,8 @@ class SliceTree:
         """Create a tree.
 
         Args:
-            put_away: stores the state of merged slices, which may wait for long, outside of memory, and returns a
-                function that loads it; default: states stay in memory.
+            put_away: stores the state of a slice that waits for the next one outside of memory, which is for its rows,
+                and returns a function that loads it; default: states stay in memory.
         """
         self._put_away = put_away
         self._waiting: dict[tuple[int, int], Callable[[], Slice]] = {}
@@ -227,8 +227,7 @@ class SliceTree:
             first, second = (other, state) if number % 2 else (state, other)
             first.merge(second)
             level, number, state = level + 1, number // 2, first
-        put_away = self._put_away if level else None  # the next slice needs that of a single one
-        self._waiting[level, number] = put_away(state) if put_away is not None else lambda: state
+        self._waiting[level, number] = self._put_away(state) if self._put_away is not None else lambda: state
 
     def parts(self) -> Iterator[tuple[int, int, Slice]]:
         """Yield level, number and state of what is merged so far, in the order of time."""

@@ -14,6 +14,7 @@ from sm_profiler.formats.columns import Floats, Ints
 
 LIMIT = 32_768  # distinct values kept exactly; beyond that the least significant bits of all values are dropped
 MANTISSA_BITS = 52
+LEAST_PENDING = 512  # values kept as they came; more if as many are distinct: a sort of both pays then
 Counted = tuple[Floats, NDArray[np.integer[Any]]]  # distinct values in ascending order, and how often each occurred
 
 
@@ -95,7 +96,7 @@ class QuantileSketch:
         self.count += len(values)
         self._pending.append(values)
         self._pending_count += len(values)
-        if self.limit is not None and self._pending_count > self.limit:
+        if self.limit is not None and self._pending_count > max(LEAST_PENDING, len(self._values)):
             self._compact()
 
     def merge(self, other: QuantileSketch) -> None:

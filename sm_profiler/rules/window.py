@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
 import numpy as np
 
-from sm_profiler.formats.columns import EventColumns, Floats, Mask, SystemColumns
-from sm_profiler.formats.packed import Packed
+from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints, Mask, Rows, SystemColumns
+from sm_profiler.formats.packed import Packed, gather
+
+_T = TypeVar("_T")
 
 MINUTE_US = 60_000_000
 MAX_PLAUSIBLE_US = 1e17  # three thousand years
@@ -39,6 +41,21 @@ class BatchLike(Protocol):
         """Start of the minute in the files' names; None if they have none."""
 
 
+class Later(Generic[_T]):
+    """Rows that are made when somebody reads them first."""
+
+    def __init__(self, make: Callable[[], _T]) -> None:
+        self._make: Callable[[], _T] | None = make
+        self._made: list[_T] = []
+
+    def __call__(self) -> _T:
+        """Return the rows."""
+        if self._make is not None:
+            self._made.append(self._make())
+            self._make = None
+        return self._made[0]
+
+
 @attrs.frozen(eq=False)
 class EvaluationWindow:
     """One stretch of a job.
@@ -55,11 +72,21 @@ class EvaluationWindow:
 
     start_us: int
     end_us: int
-    system: SystemColumns
-    events: EventColumns
+    _system: SystemColumns | Later[SystemColumns]
+    _events: EventColumns | Later[EventColumns]
     new_system: SystemColumns = attrs.field()
     new_events: EventColumns = attrs.field()
     evaluated_by_service: bool = True
+
+    @property
+    def system(self) -> SystemColumns:
+        """The rows in the window."""
+        return self._system() if isinstance(self._system, Later) else self._system
+
+    @property
+    def events(self) -> EventColumns:
+        """The events that overlap the window."""
+        return self._events() if isinstance(self._events, Later) else self._events
 
     @new_system.default
     def _all_rows(self) -> SystemColumns:
@@ -78,12 +105,17 @@ def _plausible(table: Any, limit: float, *columns: Floats) -> Any:
 
 def in_timeline_order(events: EventColumns) -> EventColumns:
     """Sort events by timeline, in the service's order; the order within each timeline is kept."""
-    ranks = np.asarray([_rank(kind) for kind in events.kind.values], np.int8)
-    if len(events) == 0 or len(set(ranks)) < 2:  # noqa: PLR2004 - one timeline is sorted already
-        return events
-    order = np.argsort(ranks[events.kind.codes], kind="stable")
-    sorted_events: EventColumns = events[order]
+    order = _timeline_order(events.kind)
+    sorted_events: EventColumns = events if order is None else events[order]
     return sorted_events
+
+
+def _timeline_order(kind: Category) -> Ints | None:
+    """Return the row numbers in the order of timelines; None if there is one timeline."""
+    ranks = np.asarray([_rank(text) for text in kind.values], np.int8)
+    if len(kind) == 0 or len(set(ranks)) < 2:  # noqa: PLR2004 - one timeline is sorted already
+        return None
+    return np.argsort(ranks[kind.codes], kind="stable")
 
 
 def _rank(kind: str) -> int:
@@ -96,53 +128,67 @@ class _Rows:
 
     Attributes:
         table: the rows.
-        starts_us, ends_us: times of each row; the same for system rows.
+        times: computes the first and the last moment of each row, which take as much memory as all the rest.
+        first_us, last_us: of all rows.
         counted: True for each row that a window has counted; None if none has been.
+        next_us: start of the earliest row that has not been counted; None if all have.
     """
 
     table: Packed
-    starts_us: Floats
-    ends_us: Floats
+    times: Callable[[Packed], tuple[Floats, Floats]]
+    first_us: float
+    last_us: float
     counted: Mask | None = None
-    first_us: float = attrs.field()
-    last_us: float = attrs.field()
+    next_us: float | None = attrs.field()
 
-    @first_us.default
+    @next_us.default
     def _first(self) -> float:
-        return float(self.starts_us.min())
+        return self.first_us
 
-    @last_us.default
-    def _last(self) -> float:
-        return float(self.ends_us.max())
+    @classmethod
+    def of(cls, columns: Any, times: Callable[[Packed], tuple[Floats, Floats]]) -> _Rows:
+        """Pack rows."""
+        table = Packed(columns)
+        starts_us, ends_us = times(table)
+        return cls(table, times, float(starts_us.min()), float(ends_us.max()))
 
-    def select(self, start_us: int, end_us: int) -> tuple[Any, Any]:
-        """Return the rows that overlap a window, and those that it counts: not yet counted and starting before its end."""
+    def select(self, start_us: int, end_us: int) -> tuple[Rows, Rows] | None:
+        """Return the rows that overlap a window, and those that it counts: not yet counted and starting before its end.
+
+        None if all rows are later; the same object twice if both are the same.
+        """
         if self.first_us > end_us:
-            return None, None
-        overlaps = (self.starts_us <= end_us) & (self.ends_us >= start_us)
-        new = self.starts_us < end_us
+            return None
+        starts_us, ends_us = self.times(self.table)
+        overlaps = (starts_us <= end_us) & (ends_us >= start_us)
+        new = starts_us < end_us
         if self.counted is None:
-            self.counted = new
+            self.counted = new.copy()
         else:
             new &= ~self.counted
             self.counted |= new
-        within = _chosen(self.table, overlaps)
-        return within, within if np.array_equal(new, overlaps) else _chosen(self.table, new)
+        left_us = starts_us[~self.counted]
+        self.next_us = float(left_us.min()) if len(left_us) else None
+        within = _chosen(overlaps)
+        return within, within if np.array_equal(new, overlaps) else _chosen(new)
 
     def is_done(self, end_us: int) -> bool:
         """Return True if no later window needs any row."""
-        return self.last_us < end_us and self.counted is not None and bool(self.counted.all())
-
-    def next_us(self) -> float | None:
-        """Return the start of the earliest row that has not been counted; None if all have."""
-        if self.counted is None:
-            return self.first_us
-        left = self.starts_us[~self.counted]
-        return float(left.min()) if len(left) else None
+        return self.last_us < end_us and self.next_us is None
 
 
-def _chosen(rows: Packed, mask: Mask) -> Any:
-    return rows[:] if mask.all() else rows[mask]
+def _chosen(mask: Mask) -> Rows:
+    return slice(None) if mask.all() else np.flatnonzero(mask)
+
+
+def _moments(system: Packed) -> tuple[Floats, Floats]:
+    moments_us = system.floats("timestamp") * 1e6
+    return moments_us, moments_us
+
+
+def _spans(events: Packed) -> tuple[Floats, Floats]:
+    starts_us = events.floats("start_us")
+    return starts_us, starts_us + events.floats("duration_us")
 
 
 class WindowCutter:
@@ -182,15 +228,13 @@ class WindowCutter:
             _plausible(batch.events, MAX_PLAUSIBLE_US, batch.events.start_us, batch.events.duration_us),
         )
         if len(system):
-            moments_us = system.timestamp * 1e6
-            part = _Rows(Packed(system), moments_us, moments_us)
+            part = _Rows.of(system, _moments)
             self._system.append(part)
             minute_us = int(part.last_us // MINUTE_US * MINUTE_US) if batch.minute_us is None else batch.minute_us
             self._last_minute_us = max(minute_us, self._last_minute_us or 0)
             self._begin(part.first_us)
         if len(events):
-            packed = Packed(events)
-            part = _Rows(packed, packed.floats("start_us"), events.end_us)
+            part = _Rows.of(events, _spans)
             self._events.append(part)
             self._last_event_us = max(part.last_us, self._last_event_us or 0.0)
             self._begin(part.first_us)
@@ -271,27 +315,34 @@ class WindowCutter:
         if self._windows * self.length_us > MAX_SPAN_US:
             last_us = max((part.last_us for part in (*self._system, *self._events)), default=0.0)
             end_us = max(end_us, int(min(last_us, MAX_TIME_US)) + 1)
-        system = [part.select(start_us, end_us) for part in self._system]
-        events = [part.select(start_us, end_us) for part in self._events]
+        system = _selected(self._system, start_us, end_us)
+        events = _selected(self._events, start_us, end_us)
         self._system = [part for part in self._system if not part.is_done(end_us)]
         self._events = [part for part in self._events if not part.is_done(end_us)]
         self._next_us = end_us
-        inside, new_rows = _joined(SystemColumns, system)
-        window_events, new_events = _joined(EventColumns, events)
-        ordered = in_timeline_order(window_events)
-        new_events = ordered if new_events is window_events else in_timeline_order(new_events)
-        return EvaluationWindow(start_us, end_us, inside, ordered, new_rows, new_events, self._by_service(start_us))
+        inside, new_rows = _both(SystemColumns, system)
+        happened, new_events = _both(EventColumns, events, ("kind", _timeline_order))
+        return EvaluationWindow(start_us, end_us, inside, happened, new_rows, new_events, self._by_service(start_us))
 
     def _next_data_us(self) -> float | None:
         """Return the time of the earliest row that has not been counted; None if all have."""
-        found = [part.next_us() for part in (*self._system, *self._events)]
+        found = [part.next_us for part in (*self._system, *self._events)]
         return min((moment for moment in found if moment is not None), default=None)
 
 
-def _joined(kind: Any, selected: list[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Return all rows in a window, and those that it counts; one table if both are the same."""
-    pairs = [(within, new) for within, new in selected if within is not None]
-    within = kind.concat([one for one, _ in pairs if len(one)])
-    if all(one is other for one, other in pairs):
-        return within, within
-    return within, kind.concat([other for _, other in pairs if len(other)])
+def _selected(parts: list[_Rows], start_us: int, end_us: int) -> list[tuple[Packed, Rows, Rows]]:
+    """Return the tables with rows in a window, each with those that overlap it and those that it counts."""
+    found = [(part.table, part.select(start_us, end_us)) for part in parts]
+    return [(table, *rows) for table, rows in found if rows is not None]
+
+
+def _both(kind: Any, selected: list[tuple[Packed, Rows, Rows]], order: Any = None) -> tuple[Any, Any]:
+    """Return the rows in a window, which few rules read, to be made later, and those that it counts."""
+
+    def gathered(chosen: list[tuple[Packed, Rows]]) -> Any:
+        return gather(kind, [(table, rows) for table, rows in chosen if isinstance(rows, slice) or len(rows)], order)
+
+    new = gathered([(table, rows) for table, _, rows in selected])
+    if all(within is rows for _, within, rows in selected):
+        return new, new
+    return Later(lambda: gathered([(table, within) for table, within, _ in selected])), new

@@ -9,7 +9,7 @@ import attrs
 from sm_profiler.formats.assemble import EventAssembler, SystemAssembler
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.outcome import Outcome
-from sm_profiler.formats.packed import Packed
+from sm_profiler.formats.packed import Packed, gather
 from sm_profiler.formats.system_reader import SystemRows
 from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent, TraceRows
 from sm_profiler.source.cache import Copy, Reading
@@ -132,7 +132,7 @@ class ColumnBuilder:
         self._is_system = is_system
         self._size = size
         self._seen_bytes = self._seen_rows = 0
-        self._tables: list[Any] = []
+        self._tables: list[Any] = []  # columns, or packed ones and which of their rows
         self._waiting: list[SystemRows | TraceRows] = []
         self._waiting_rows = 0
         self._assembler: Any = None
@@ -166,7 +166,9 @@ class ColumnBuilder:
         self._close_rows()
         kind: Any = SystemColumns if self._is_system else EventColumns
         tables, self._tables = self._tables, []
-        return kind.concat(tables)
+        if tables and all(isinstance(each, tuple) for each in tables):
+            return gather(kind, tables)
+        return kind.concat([each[0][each[1]] if isinstance(each, tuple) else each for each in tables])
 
     def _assemble(self) -> None:
         if self._assembler is None:
@@ -187,6 +189,9 @@ class ColumnBuilder:
     def _close_span(self) -> None:
         if self._span:
             copy, start, stop = self._span
-            everything = start == 0 and stop == len(copy.columns) and not isinstance(copy.columns, Packed)
-            self._tables.append(copy.columns if everything else copy.columns[start:stop])
+            if isinstance(copy.columns, Packed):
+                self._tables.append((copy.columns, slice(start, stop)))
+            else:
+                everything = start == 0 and stop == len(copy.columns)
+                self._tables.append(copy.columns if everything else copy.columns[start:stop])
             self._span = None

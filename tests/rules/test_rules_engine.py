@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rules_jobs import START_US, MemoryBatch, MemorySource, as_json, batches, events, samples, source_of
 
-from sm_profiler.formats.columns import EventColumns
+from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.rules import (
     RULES,
     CPUBottleneck,
@@ -23,6 +23,8 @@ from sm_profiler.rules import (
     write_rule_reports,
 )
 from sm_profiler.rules import window as window_module
+from sm_profiler.rules.engine import Slice, SliceTree
+from sm_profiler.rules.quantile_sketch import LEAST_PENDING, QuantileSketch
 from sm_profiler.rules.window import WindowCutter
 from sm_profiler.storage import open_storage
 
@@ -196,6 +198,52 @@ def test_cutter_drops_rows_of_past_windows():
         cutter.add(part)
         held += [sum(len(each.table) for each in cutter._system) for _ in cutter.ready()]
     assert max(held) <= 5 * 120 * len(samples(1))
+
+
+def test_cutting_a_window_takes_no_more_than_its_rows():
+    rows = SystemColumns.concat([samples(600)] * 20)
+    cutter = WindowCutter()
+    for part in batches(attrs.evolve(rows, timestamp=np.floor(rows.timestamp))):
+        cutter.add(part)
+    cut = cutter.rest()
+    next(cut)
+    tracemalloc.start()
+    window = next(cut)
+    held, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    size = 32 * len(window.new_system)  # two floats and four codes
+    assert held < 1.6 * size
+    assert peak < 2.2 * size
+    assert len(window.system) > len(window.new_system)  # those at its end, too, which nobody has read so far
+
+
+def test_rows_of_a_window_are_made_once():
+    cutter = WindowCutter()
+    for part in batches(samples(300)):
+        cutter.add(part)
+    first, *_ = cutter.rest()
+    assert first.system is first.system
+    assert first.events is first.new_events
+
+
+def test_a_slice_that_waits_is_put_away():
+    put_away = []
+    tree = SliceTree(lambda state: lambda: put_away.append(state) or state)
+    tree.add(0, 0, Slice([]))
+    assert not put_away
+    tree.add(0, 1, Slice([]))
+    assert len(put_away) == 1
+
+
+def test_a_sketch_of_few_distinct_values_is_small():
+    values = np.random.default_rng(0).integers(0, 9, 20_000).astype(np.float64)
+    piecewise, at_once = QuantileSketch(), QuantileSketch()
+    for part in np.split(values, 200):
+        piecewise.add(part)
+        assert piecewise._pending_count <= LEAST_PENDING
+    at_once.add(values)
+    for one, other in zip(piecewise.values_and_counts(), at_once.values_and_counts(), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_source_without_minutes():
