@@ -130,17 +130,20 @@ class Bottleneck(BuiltinRule):
         system = window.new_system
         idle, hot = self._idle_and_hot(system)
         own_rows = list(system.node.groups())
-        own_events: dict[str, Ints] | None = None
+        events: EventColumns | None = None
+        own_events: dict[str, Ints] = {}
         for node, rows in own_rows:
             in_order = rows[np.argsort(system.timestamp[rows], kind="stable")]
             times = self._add_points(system[in_order], node, counts, idle[in_order], hot[in_order])
             if times:
-                own_events = node_groups(window.events.node) if own_events is None else own_events
+                if events is None:
+                    events = window.events
+                    own_events = node_groups(events.node)
                 # A single node's events are its own, even if no process has its name; a numbered node has others.
                 alone = len(own_rows) == 1 and not is_numbered(node)
-                everything = np.arange(len(window.events) if alone else 0)
+                everything = np.arange(len(events) if alone else 0)
                 counts.breakdown = counts.breakdown or TimeBreakdown()
-                add_events_at(counts.breakdown, window.events, np.asarray(times), own_events.get(node, everything))
+                add_events_at(counts.breakdown, events, np.asarray(times), own_events.get(node, everything))
         self._datapoints += counts.datapoints - before[0]
         self._bottlenecks += counts.bottlenecks - before[1]
         return self._exceeds(self._bottlenecks, self._datapoints)

@@ -131,6 +131,7 @@ class ProfilerReport(BuiltinRule):
     def evaluate(self, window: EvaluationWindow) -> bool:
         """Pass the window to every rule; return True if it meets the condition of one."""
         met = False
+        kept = (window.system, window.events) if self.compat else None  # most rules of the service read them
         for name, rule in self.rules.items():
             if name not in self.broken:
                 try:
@@ -139,6 +140,7 @@ class ProfilerReport(BuiltinRule):
                         met = True
                 except Exception as error:  # noqa: BLE001 - one rule's error must not stop the others
                     self.broken[name] = one_line(error)
+        del kept
         self.windows += 1
         return met
 

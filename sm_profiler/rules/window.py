@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
+from weakref import ref
 
 import attrs
 import numpy as np
@@ -42,18 +43,19 @@ class BatchLike(Protocol):
 
 
 class Later(Generic[_T]):
-    """Rows that are made when somebody reads them first."""
+    """Rows that are made when somebody reads them, and again if nobody has kept them until somebody else does."""
 
     def __init__(self, make: Callable[[], _T]) -> None:
-        self._make: Callable[[], _T] | None = make
-        self._made: list[_T] = []
+        self._make = make
+        self._made: Callable[[], _T | None] = lambda: None
 
     def __call__(self) -> _T:
         """Return the rows."""
-        if self._make is not None:
-            self._made.append(self._make())
-            self._make = None
-        return self._made[0]
+        made = self._made()
+        if made is None:
+            made = self._make()
+            self._made = ref(made)
+        return made
 
 
 @attrs.frozen(eq=False)

@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+import weakref
 
 import attrs
 import numpy as np
@@ -217,13 +218,20 @@ def test_cutting_a_window_takes_no_more_than_its_rows():
     assert len(window.system) > len(window.new_system)  # those at its end, too, which nobody has read so far
 
 
-def test_rows_of_a_window_are_made_once():
+def test_rows_of_a_window_are_made_once_and_not_kept():
     cutter = WindowCutter()
-    for part in batches(samples(300)):
+    rows = samples(300)
+    for part in batches(attrs.evolve(rows, timestamp=np.floor(rows.timestamp))):
         cutter.add(part)
     first, *_ = cutter.rest()
-    assert first.system is first.system
+    kept = first.system
+    assert first.system is kept
+    assert kept is not first.new_system
     assert first.events is first.new_events
+    gone = weakref.ref(kept)
+    del kept
+    assert gone() is None
+    assert len(first.system) > len(first.new_system)
 
 
 def test_a_slice_that_waits_is_put_away():

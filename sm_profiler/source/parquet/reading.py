@@ -35,6 +35,10 @@ class RangeFile(io.RawIOBase):
         start, end = max(start, 0), min(end, self._info.size)
         self._held, self._start = self._storage.read(self._info.key, start, end), start
 
+    def forget(self) -> None:
+        """Free the range: files of all nodes are open at the same time."""
+        self._held = b""
+
     def readable(self) -> bool:
         """Return True."""
         return True
@@ -140,6 +144,9 @@ class PartFile:
             raise
         except DAMAGE as error:
             raise ValueError(f"damaged: {' '.join(str(error).split())[:200]}") from error
+        finally:
+            if self._open is not None:
+                self._open[0].forget()
 
     def rows(self, *columns: str, only: int | None = None) -> list[dict[str, Any]]:
         """Return rows of the table of files as dictionaries.
