@@ -43,7 +43,7 @@ class BatchLike(Protocol):
 
 
 class Later(Generic[_T]):
-    """Rows that are made when somebody reads them, and again if nobody has kept them until somebody else does."""
+    """Rows that are made for each reader; readers at the same time share them."""
 
     def __init__(self, make: Callable[[], _T]) -> None:
         self._make = make

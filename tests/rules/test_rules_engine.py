@@ -215,7 +215,7 @@ def test_cutting_a_window_takes_no_more_than_its_rows():
     size = 32 * len(window.new_system)  # two floats and four codes
     assert held < 1.6 * size
     assert peak < 2.2 * size
-    assert len(window.system) > len(window.new_system)  # those at its end, too, which nobody has read so far
+    assert len(window.system) > len(window.new_system)  # those at its end, too, which were not made yet
 
 
 def test_rows_of_a_window_are_made_once_and_not_kept():
