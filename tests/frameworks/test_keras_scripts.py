@@ -15,8 +15,11 @@ PLACES = (*(Path(__file__).parent / "keras_scripts").glob("*.py"), *(ROOT / "exa
 SCRIPTS = {path.stem: path for path in sorted(PLACES, key=lambda path: path.stem)}
 BACKENDS = ("tensorflow", "jax", "torch")
 SOME = {
-    "custom_loop": ("tensorflow",),  # its loop is TensorFlow's
+    "actor_critic": ("tensorflow",),  # its loop is TensorFlow's
+    "custom_loop": ("tensorflow",),
     "image_sequence": ("tensorflow", "jax"),  # PyTorch 2.13 cannot compute a gradient of this net, with or without us
+    "siamese_pairs": ("tensorflow",),
+    "tabular_features": ("jax",),
     "text_generation": ("tensorflow",),
 }
 CELLS = [(script, backend) for script in SCRIPTS for backend in SOME.get(script, BACKENDS)]
