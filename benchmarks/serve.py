@@ -51,7 +51,7 @@ def grow(job: Path, to: Path) -> None:
     for path in job.rglob("*.json"):
         by_minute.setdefault(minute_of(path), []).append(path)
     minutes = sorted(by_minute)
-    late = minutes[-NEW_MINUTES:]
+    late = minutes[-min(NEW_MINUTES, len(minutes) // 2) :]
     shutil.rmtree(to, ignore_errors=True)
     for minute in minutes[: -len(late)]:
         link(job, to, by_minute[minute])
@@ -122,7 +122,9 @@ def serve(folder: Path, viewers: int) -> None:
             first.append(time.perf_counter() - began)
         waiting = set(jobs)
         while waiting:
-            waiting = {job for job in waiting if b'"state":"r' not in opened(f"{address}jobs/{job}/updates").read()}
+            waiting = {
+                job for job in waiting if b'"state":"running"' not in opened(f"{address}jobs/{job}/updates").read()
+            }
             time.sleep(0.5)
         streams = [opened(f"{address}jobs/{jobs[number % len(jobs)]}/events") for number in range(viewers)]
         used = cpu_of(server.pid)
