@@ -17,6 +17,7 @@ MIN_OPERATOR_SHARE = 2.0  # percent: operators with less are left out of the rep
 COLLECTIVE_TIMELINES = ("horovod", "smdataparallel")
 FEW_EVENTS = 32  # up to so many events are added one by one
 UNITS = 1024  # of a microsecond: sums are whole numbers of them, so that they do not depend on the order of their terms
+LONGEST_US = float((1 << 62) // UNITS)  # 142 years: what fits in 64 bits
 _NO_EVENTS = EventColumns.empty()
 
 
@@ -217,8 +218,8 @@ class TimeBreakdown:
 
 
 def in_units(durations_us: Floats) -> Floats:
-    """Return durations in UNITS, whole numbers."""
-    return np.rint(durations_us * UNITS)
+    """Return durations in UNITS, whole numbers; damaged ones are cut to LONGEST_US."""
+    return np.rint(np.clip(np.nan_to_num(durations_us), 0.0, LONGEST_US) * UNITS)
 
 
 def _add_to(sums: dict[str, float], more: dict[str, float]) -> None:

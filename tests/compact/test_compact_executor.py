@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import attrs
 import pytest
 from shuffled_executor import ShuffledExecutor
 
@@ -22,8 +23,9 @@ def files_of(folder):
 
 
 def written(job, folder, **options):
+    """Return what was done and the rows' files; the length of the state beside them depends on inodes and times."""
     done = compact(open_source(job), LocalStorage(folder), job="j", **options)
-    return done, files_of(folder)
+    return attrs.evolve(done, written_bytes=0), files_of(folder)
 
 
 def parts_given(executor):

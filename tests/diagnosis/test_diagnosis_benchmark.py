@@ -17,7 +17,7 @@ from benchmarks.diagnosis.scoring import BUSY, reliability, score
 from sm_profiler.report import Class
 
 SCRIPTS = sorted(path for path in PROBLEMS.glob("*.py") if path.stem not in ("bench", "ranks", "jax_parts", "tf_parts"))
-OTHERS_LOOPS = "keras_fit", "tf_generator"  # not a `for` of the script
+OTHERS_LOOPS = "keras_compile", "keras_fit", "keras_pipeline", "keras_tiny", "tf_generator"  # not a `for` of the script
 CASE = next(case for case in CASES if case.script == "slow_getitem")
 REPAIRED = {"loop": 2.0, "samples": 100, "shares": {}}
 PLANTED = {"loop": 4.0, "samples": 100, "shares": {"loading": 0.5}}

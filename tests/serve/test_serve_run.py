@@ -134,7 +134,9 @@ def test_viewers_end_if_the_command_cannot_be_started(tmp_path, monkeypatch):
     broken = tmp_path / "broken"
     broken.write_bytes(b"\x7fELF")
     broken.chmod(0o700)
-    options = Namespace(config=None, no_monitor=True, watch=True, open=True, module=False, words=["--", str(broken)])
+    options = Namespace(
+        config=None, out=None, no_monitor=True, watch=True, open=True, module=False, words=["--", str(broken)]
+    )
     with pytest.raises(ProfilerError):
         Command().run(options)
     assert calls == ["start", False]
