@@ -157,8 +157,8 @@ SMALL_STEPS = ("BATCH_TOO_SMALL", "HOST_BOUND")
 def _keras(number: int, backend: str) -> Iterator[Case]:
     """Return Keras's cases on one backend; on JAX, the step hides the loading even without prefetching."""
     on, about = {"backend": number}, f"Keras on {backend}:"
-    yield Case("keras_fit", {"problem": 0, **on}, HEALTHY, f"{about} nothing")
-    yield Case("keras_fit", {"problem": 0, "width": 700, **on}, HEALTHY, f"{about} nothing")
+    for size in ({"width": 1280}, {"width": 1600, "batch": 96}):  # long enough to outweigh the imports
+        yield Case("keras_fit", {"problem": 0, "steps": 800, **size, **on}, HEALTHY, f"{about} nothing")
     for more in ({}, {"share": 0.35}):
         for problem, expected, what, line in (
             (1, ("SLOW_CALLBACK",), "a slow callback", "callback"),
