@@ -8,6 +8,7 @@ for a disk that is full, read-only or gone: events wait in a bounded backlog, an
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import time
@@ -300,6 +301,8 @@ class TraceWriter:
         name = f"{self.source}_{self.kind}_{os.getpid()}_{self.files}_{time.time_ns()}.json{TEMPORARY}"
         self._path = folder / name
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        with contextlib.suppress(OSError):  # as long as it is written, no other node takes it for one of the dead
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._size, self._events, self._opened_at, self._hour = 0, 0, self.age_clock(), hour
         self._base_us, self._end_us, self._announced = base_us, 0, set()
         self._heads.clear()

@@ -65,6 +65,7 @@ class Recorder:
         self.records: deque[Record] = deque()
         self.events = events
         self.tasks: deque[Callable[[], None]] = deque()
+        self.at_end: Callable[[], None] | None = None  # once the file is complete
         self._timebase = timebase
         self._guard = guard
         self._controller = controller
@@ -162,6 +163,8 @@ class Recorder:
         if not self._abandoned:
             self._limited(DISK_SECONDS, self.writer.close)
             self._report_disk(ended=True)
+            if self.at_end is not None:
+                self._limited(DISK_SECONDS, self.at_end)
 
     def _limited(self, seconds: float, action: Callable[[], Result]) -> Result:
         """Run an action that may hang; close() gives up once it has taken so long."""

@@ -167,6 +167,8 @@ class Sampler(Collector):
                 self._loop(stop)
         except Exception as error:  # noqa: BLE001 - fail open
             self._on_error(self, error)
+        finally:
+            self._helpers.close()
 
     def _loop(self, stop: threading.Event) -> None:
         while not stop.wait(self.delay(self._clock()) * self._random.uniform(0.5, 1.5)):

@@ -431,7 +431,7 @@ class Session(StepObserver):
         self.closed = self.quiet = True
         if self._recorder is not None:
             with self.guarded("closing"):
-                self._recorder.tasks.append(self._complete_left_files)
+                self._recorder.at_end = self._complete_left_files
                 self._recorder.close()
         self.tracker.append = _ignore
         self._notify("finish", also_failed=True)

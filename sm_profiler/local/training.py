@@ -85,6 +85,9 @@ class TrainingRun(threading.Thread):
             ending, status = "Failed", "Failed"
             reason = f"InternalServerError: the local endpoint failed: {error!r} at {_location(error)}"
         self._finish()
+        if self.interrupted.is_set():  # for the last time: no attempt follows that would end the rules
+            for run in self.rules:
+                run.training_ended()
         with self.job.lock:
             self.job.failure = reason[:MAX_REASON]
             self.job.move(ending, status)
@@ -108,7 +111,6 @@ class TrainingRun(threading.Thread):
         Raises:
             ProfilerError: the request allows no further attempt.
         """
-        self.interrupted.clear()
         self.attempts += 1
         if self.job.request.get("EnableManagedSpotTraining"):
             self.job.move("Interrupted")
@@ -116,6 +118,7 @@ class TrainingRun(threading.Thread):
             self.job.move("Restarting")
         else:
             raise ProfilerError("InternalServerError: We encountered an internal error. Please try again.")
+        self.interrupted.clear()
         for host in self.hosts:
             host.folder.rename(host.folder.with_name(f"{host.name}.attempt-{self.attempts}"))
         for stream in self.streams:

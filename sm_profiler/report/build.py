@@ -221,7 +221,7 @@ def data_quality(files: Sequence[Any], metadata: Sequence[Mapping[str, Any]], *,
         for file in bad[:MAX_QUALITY_ROWS]
     ]
     return {
-        "sentence": sentence, "files": total, "states": dict(states), "lost": lost, "rows": rows,
+        "sentence": sentence, "files": total, "states": dict(sorted(states.items())), "lost": lost, "rows": rows,
         "more": max(len(bad) - MAX_QUALITY_ROWS, 0), "collectors": _collectors(metadata),
     }  # fmt: skip
 

@@ -44,14 +44,15 @@ def terminal_summary(report: Report, colour: bool = False, *, width: int | None 
     lines += _wrap(f"Next: {main.next_step}", width)
     lines += _bar(report, width, colour=colour)
     lines += [shorten(printable(f"  {_evidence(one)}"), width) for one in main.evidence[:3]]
+    last = []
     count, downtime = report.metrics.interruptions
     if count:
         times = "once" if count == 1 else f"{count} times"
         repeated = repeated_work(report.metrics)
         again = f"; {plural(repeated.steps, 'step')} ({duration(repeated.seconds)}) done again" if repeated else ""
         text = f"  interrupted {times} and resumed; {duration(downtime)} of downtime excluded{again}"
-        lines.append(shorten(text, width))
-    last = _also(report.verdict.also, width)
+        last.append(shorten(text, width))
+    last += _also(report.verdict.also, width)
     if report.broken:
         last.append(shorten(printable(f"  {_broken(report.broken)}"), width))
     return "\n".join([*lines[: MAX_LINES - len(last)], *last])

@@ -301,6 +301,16 @@ def test_a_forked_child_leaves_the_open_file_alone(tmp_path):
     assert recover_traces(tmp_path) == 0  # this process lives
 
 
+def test_a_file_that_a_process_of_another_container_writes_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(trace_recovery, "_alive", lambda _pid: False)  # as it looks from there
+    writer = TraceWriter(tmp_path, "0-algo-1")
+    writer.write([TraceEvent("Forward", "a", START_US, 5)])
+    assert recover_traces(tmp_path) == 0
+    writer.write([TraceEvent("Forward", "b", START_US, 5)])
+    writer.close()
+    assert len(open_source(tmp_path, cache=False).events()) == 2
+
+
 def test_processes_that_recover_at_once_keep_each_event_once(tmp_path):
     for number in range(40):
         writer = TraceWriter(tmp_path, f"{number}-algo-1")

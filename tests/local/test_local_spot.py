@@ -8,7 +8,7 @@ from sm_profiler.errors import ProfilerError
 from sm_profiler.report import build_report, terminal_summary
 from sm_profiler.source import open_source
 
-# Saves every ten steps, waits to be interrupted after 35, and goes on where the checkpoint is.
+# Saves every ten steps, for more than the millisecond from which a save is an event of its own; waits to be interrupted after 35, and goes on where the checkpoint is.
 TRAINING = """
 import os, time
 from pathlib import Path
@@ -29,7 +29,7 @@ for step, (batch,) in enumerate(DataLoader(TensorDataset(torch.randn(60 - first,
     model(batch).pow(2).mean().backward()
     optimizer.step()
     if step % 10 == 0:
-        torch.save({"model": model.state_dict(), "step": step}, saved)
+        torch.save({"model": model.state_dict(), "step": step, "large": torch.zeros(8_000_000)}, saved)
     if step == 35 and not first:
         print("waiting", flush=True)
         time.sleep(600)

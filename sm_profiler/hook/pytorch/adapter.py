@@ -317,6 +317,7 @@ class PyTorchAdapter(FrameworkAdapter):
 
     def _train_on_this_thread(self) -> None:
         self.forwards.train_here()
+        self.forwards.relayed = True  # until the next update, which shows whether threads take turns
         if threading.current_thread() is not threading.main_thread():
             at_thread_end(self.session.training_thread_ends)
 

@@ -117,7 +117,11 @@ class DataLoaderCollector(Collector):
         )
 
         def is_handed_on(iterator: Any) -> bool:
-            return forwards.takes_over(tracker.may_hand_on(iterator.__dict__.get(STREAM)))
+            try:
+                return forwards.takes_over(forwards.relayed and tracker.may_hand_on(iterator.__dict__.get(STREAM)))
+            except Exception as error:  # noqa: BLE001 - fail open
+                session.fail(error)
+                return False
 
         @functools.wraps(original)
         def __next__(self: Any) -> Any:  # noqa: N807 - replaces a method of this name

@@ -44,6 +44,8 @@ def _by_restarts(context: JudgeContext) -> Finding | None:
         return max(rank.slices["wait"] - usual, 0.0) / rank.loop if rank.loop > 0 else 0.0
 
     workers, first, share = context.metrics.loader.num_workers, context.mean(of), context.metrics.average_share("wait")
+    if not context.metrics.average_share("evaluation"):  # what is left are waits at the start of an attempt
+        return None
     if workers <= 0 or first < policy.INPUT_WAIT or first < policy.EXPLAINED * share or not context.waits_known:
         return None
     return Finding(

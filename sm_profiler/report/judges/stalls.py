@@ -101,16 +101,22 @@ def _between_epochs(rank: Rank, context: JudgeContext) -> bool:
 
 def _restarted(rank: Rank, context: JudgeContext) -> tuple[Evidence, ...]:
     """Return the evidence that long steps are long because a loader stops its workers and starts them again, if they are."""
-    spent = time_spent(context, event_names.LOADER_WORKERS)
-    stops = time_spent(context, event_names.LOADER_WORKERS, lambda one: one.name == "stop")
-    waits, long = rank.iterations.of("wait"), rank.stalls.long
-    if not spent.in_long or rank.loop <= 0:
+    found = context.metrics.records.get(event_names.LOADER_WORKERS)
+    iterations, long = rank.iterations, rank.stalls.long
+    stops, starts, rows = 0.0, 0.0, set()
+    for one in found.of(rank.name) if found else ():
+        row = int(np.searchsorted(iterations.start, one.start, side="right")) - 1
+        if row >= 0 and long[row] and one.start < iterations.start[row] + iterations.length[row]:
+            rows.add(row)
+            stops, starts = (stops + one.seconds, starts) if one.name == "stop" else (stops, starts + one.seconds)
+    if not rows or len(rows) < policy.RESTARTED * rank.stalls.count:
         return ()
-    waited = float(waits[long].sum() - np.median(waits) * long.sum()) * rank.scale / rank.loop
-    started = max(spent.in_long - stops.in_long, waited)  # a wait begins when its workers start
-    if stops.in_long + started < policy.RESTARTED * rank.stall_share:
+    waits, lost = iterations.of("wait"), float((iterations.length[long] - rank.stalls.median).sum())
+    waited = float((waits[sorted(rows)] - np.median(waits)).sum())  # from the start of the workers
+    if stops + max(starts, waited) < policy.RESTARTED * lost:
         return ()
-    return (Evidence("time to stop and start the loader's workers", round(spent.share, 4), None, rank.name, "share"),)
+    each = round((stops + starts) / len(rows) * 1e3, 3)
+    return (Evidence("time to stop and start the loader's workers", each, None, rank.name, "ms"),)
 
 
 def _by_others(context: JudgeContext) -> float:

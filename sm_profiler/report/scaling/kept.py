@@ -130,7 +130,7 @@ def load(source: ProfileSource) -> Slice | None:
         if not unpack.eof:
             return None
         whole = decode_slice(body.state, {})
-    except (zlib.error, msgspec.MsgspecError, SourceError, RecursionError):
+    except (zlib.error, msgspec.MsgspecError, SourceError, RecursionError, MemoryError):
         return None
     metadata = {path: tuple(records) for path, records in body.metadata.items()}
     source.adopt_all([FileQuality(*one) for one in body.faults], metadata)

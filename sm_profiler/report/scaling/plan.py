@@ -68,10 +68,11 @@ def group_nodes(items: OrderedItems, wanted: int) -> list[tuple[int, ...]]:
     wanted = min(wanted, len(np.unique(hosts)))
     if wanted < 2 or not hosts.all():  # noqa: PLR2004 - one group is all nodes
         return [()]
-    sizes = np.bincount(hosts, items.sizes)
+    nodes, places = np.unique(hosts, return_inverse=True)
+    sizes = dict(zip(nodes.tolist(), np.bincount(places, items.sizes).tolist(), strict=True))
     groups: list[list[int]] = [[] for _ in range(wanted)]
     filled = np.zeros(wanted)
-    for host in sorted(np.unique(hosts).tolist(), key=lambda host: (-sizes[host], host)):
+    for host in sorted(sizes, key=lambda host: (-sizes[host], host)):
         smallest = int(filled.argmin())
         groups[smallest].append(host)
         filled[smallest] += sizes[host] + 1

@@ -31,6 +31,7 @@ from sm_profiler.source.streams import Streams
 from sm_profiler.storage import FileInfo, MissingFileError, Storage
 from sm_profiler.storage.base import UnreadableFileError
 
+MAX_STATE_BYTES = 1 << 28  # of a state as it is stored
 _READ_AT_ONCE = 16  # footers
 _MAX_OPEN = 1024  # unpacked accounts of files: of both tables of many nodes, at the turn of an hour
 _TABLES = (paths.SYSTEM, paths.EVENTS, paths.FILES)
@@ -91,9 +92,10 @@ class ParquetStorage:
     def read_state(self) -> bytes:
         """Return the state of a report's folds; b"" if there is none that can be read."""
         try:
-            return self.base.read(paths.state_of(self.job))
+            data = self.base.read(paths.state_of(self.job), 0, MAX_STATE_BYTES + 1)
         except SourceError:
             return b""
+        return data if len(data) <= MAX_STATE_BYTES else b""
 
     def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[FileInfo]:
         """Yield the files of the profile whose key begins with `prefix` and follows `start_after`, by key.
