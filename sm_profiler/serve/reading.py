@@ -114,7 +114,9 @@ class JobReader:
             self._cutter = WindowCutter(self._source.first_timestamp_us, ProfilerReport().parameters.scan_interval_us)
         else:
             self._source.refresh()
-        finished = stopped or (self._source.finished and not others_may_follow(self._source))
+        # The markers come before the exit code of a run: the page of one that is about to end shows both at once.
+        marked = state is None and self._source.finished and not others_may_follow(self._source)
+        finished = stopped or marked
         found = False
         self.is_intact = False
         for batch in self._source.batches(unsettled=finished):

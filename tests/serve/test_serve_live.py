@@ -5,6 +5,7 @@ import copy
 import pytest
 from serve_helpers import copy_files, data_files, end, make_job, until
 
+from sm_profiler.monitor.run_state import write_state
 from sm_profiler.report import build_report
 from sm_profiler.report.page import page_parts
 from sm_profiler.report.step_fold import StepFold
@@ -43,6 +44,20 @@ def test_the_report_grows_with_the_files_and_ends_as_the_whole_report(job, tmp_p
     assert 0 < seen[0] < seen[1] == steps(whole)
     assert report.verdict.as_dict() == whole.verdict.as_dict()
     assert not report.metrics.running
+
+
+def test_a_run_is_over_once_it_has_its_exit_code(job, tmp_path):
+    """The end markers come before."""
+    folder = tmp_path / "job"
+    copy_files(job, folder, data_files(job))
+    write_state(folder)
+    end(folder)
+    reader = JobReader(str(folder))
+    reader.read()
+    assert not reader.over
+    write_state(folder, 3)
+    assert reader.read()
+    assert (reader.over, reader.outcome) == (True, "ended with exit code 3")
 
 
 def test_each_file_is_read_once(job, tmp_path, monkeypatch):
