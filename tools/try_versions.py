@@ -188,7 +188,7 @@ def run_row(row: Row, uv: str, folder: Path) -> tuple[list[str], str]:
 
 
 def call(command: list[str], problem: str) -> str:
-    """Run a command; raise RowError with the end of what it said if it fails."""
+    """Run a command; raise RowError with the end of its output if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reasons = [line.strip() for line in done.stderr.splitlines() if line.strip()]
@@ -255,13 +255,13 @@ def run_sdk3(python: str) -> str:
     shown = subprocess.run([python, str(program)], env=environment, capture_output=True, text=True, check=False)
     found = [line for line in shown.stdout.splitlines() if line.startswith("RESULTS ")]
     if not found:
-        said = shown.stderr.strip().splitlines() or [f"it exited with {shown.returncode} and printed nothing"]
-        raise RowError(f"does not run: {said[-1][:300]}")
+        lines = shown.stderr.strip().splitlines() or [f"it exited with {shown.returncode} and printed nothing"]
+        raise RowError(f"does not run: {lines[-1][:300]}")
     results: dict[str, str] = json.loads(found[0].removeprefix("RESULTS "))
-    failed = {name: said for name, said in results.items() if said != "fine"}
+    failed = {name: outcome for name, outcome in results.items() if outcome != "fine"}
     if failed:
         print(json.dumps(failed, indent=1).replace("\\n", "\n"), file=sys.stderr)
-        reasons = [f"{name} ({said.splitlines()[0][:120]})" for name, said in failed.items()]
+        reasons = [f"{name} ({outcome.splitlines()[0][:120]})" for name, outcome in failed.items()]
         raise RowError(f"{len(results) - len(failed)} of {len(results)} cases pass; not {'; '.join(reasons)}")
     return f"{len(results)} cases passed"
 

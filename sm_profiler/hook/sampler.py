@@ -157,7 +157,6 @@ class Sampler(Collector):
             thread.join(timeout=0.5)
             if thread.is_alive():
                 return
-        self._helpers.close()
         self._tally.settle(rename=END)
         self.write(self._clock())
 

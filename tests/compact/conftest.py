@@ -1,3 +1,4 @@
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,18 @@ def make_job(tmp_path_factory):
         return made[options]
 
     return make
+
+
+@pytest.fixture
+def damaged(two_nodes, tmp_path):
+    """A job whose files are partly damaged, with one from another time."""
+    job = shutil.copytree(two_nodes, tmp_path / "profiler-output")
+    files = sorted((job / "framework").rglob("*.json"))
+    files[0].write_bytes(files[0].read_bytes()[:-200])
+    files[1].write_bytes(b"not a trace")
+    first = min((job / "system").rglob("*.json"))
+    first.with_name(f"99999999999.{first.name.partition('.')[2]}").write_bytes(first.read_bytes())
+    return job
 
 
 @pytest.fixture(scope="session")

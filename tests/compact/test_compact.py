@@ -67,22 +67,16 @@ def test_report_from_parquet_equals_the_one_from_json(make_job, tmp_path, scenar
     assert report_text(tmp_path) == report_text(job)
 
 
-def test_rows_metadata_and_quality_survive_damage_and_events_across_files(two_nodes, tmp_path):
-    job = shutil.copytree(two_nodes, tmp_path / "profiler-output")
-    files = sorted((job / "framework").rglob("*.json"))
-    files[0].write_bytes(files[0].read_bytes()[:-200])
-    files[1].write_bytes(b"not a trace")
-    first = min((job / "system").rglob("*.json"))
-    first.with_name(f"99999999999.{first.name.partition('.')[2]}").write_bytes(first.read_bytes())
-    compacted(job, tmp_path / "out")
-    one, other = open_source(job), open_source(tmp_path / "out")
+def test_rows_metadata_and_quality_survive_damage_and_events_across_files(damaged, tmp_path):
+    compacted(damaged, tmp_path / "out")
+    one, other = open_source(damaged), open_source(tmp_path / "out")
     assert_same_rows(one.system(), other.system())
     assert_same_rows(one.events(), other.events())
     assert one.quality() == other.quality()
     assert any(each.status == "refused" for each in other.quality())
     assert one.metadata() == other.metadata()
     assert one.finished == other.finished
-    assert report_text(job) == report_text(tmp_path / "out")
+    assert report_text(damaged) == report_text(tmp_path / "out")
 
 
 def test_batches_hold_the_same_rows(two_nodes, tmp_path):

@@ -20,15 +20,8 @@ STATE = "states/job=j/report.state"
 
 
 @pytest.fixture
-def job(two_nodes, tmp_path):
-    """A job whose files are partly damaged, with one from another time."""
-    job = shutil.copytree(two_nodes, tmp_path / "profiler-output")
-    files = sorted((job / "framework").rglob("*.json"))
-    files[0].write_bytes(files[0].read_bytes()[:-200])
-    files[1].write_bytes(b"not a trace")
-    first = min((job / "system").rglob("*.json"))
-    first.with_name(f"99999999999.{first.name.partition('.')[2]}").write_bytes(first.read_bytes())
-    return job
+def job(damaged):
+    return damaged
 
 
 @pytest.fixture

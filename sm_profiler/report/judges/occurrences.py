@@ -106,16 +106,16 @@ def calls_of(record: Record) -> int:
 
 def _in_long(rank: Rank, records: Sequence[Record]) -> float:
     """Return the seconds of the records inside long iterations; a sum of many calls is spread over all steps."""
-    iterations, long = rank.iterations, rank.stalls.long
-    if not len(iterations) or not long.any():
-        return 0.0
-    starts, seconds = iterations.start, 0.0
-    for record in records:
-        row = int(np.searchsorted(starts, record.start, side="right")) - 1
-        inside = row >= 0 and record.start < starts[row] + iterations.length[row]
-        if inside and long[row] and calls_of(record) == 1:
-            seconds += record.seconds
-    return seconds * rank.scale
+    inside = (one for one in records if calls_of(one) == 1 and long_iteration(rank, one) is not None)
+    return sum(one.seconds for one in inside) * rank.scale
+
+
+def long_iteration(rank: Rank, record: Record) -> int | None:
+    """Return the row of the long iteration in which a record begins, or None."""
+    iterations = rank.iterations
+    row = int(np.searchsorted(iterations.start, record.start, side="right")) - 1
+    inside = row >= 0 and record.start < iterations.start[row] + iterations.length[row]
+    return row if inside and rank.stalls.long[row] else None
 
 
 def lines_of(records: Sequence[Record]) -> tuple[Location, ...]:

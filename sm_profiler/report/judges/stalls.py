@@ -12,7 +12,7 @@ from sm_profiler.report.formatting import duration, percent
 from sm_profiler.report.job_metrics import Rank
 from sm_profiler.report.judges.judge_context import JudgeContext, input_bursts
 from sm_profiler.report.judges.loop import MAX_NAME
-from sm_profiler.report.judges.occurrences import in_first_steps, time_spent
+from sm_profiler.report.judges.occurrences import in_first_steps, long_iteration, time_spent
 from sm_profiler.report.model import Evidence, Finding
 from sm_profiler.report.svg import shorten
 
@@ -105,8 +105,7 @@ def _restarted(rank: Rank, context: JudgeContext) -> tuple[Evidence, ...]:
     iterations, long = rank.iterations, rank.stalls.long
     stops, starts, rows = 0.0, 0.0, set()
     for one in found.of(rank.name) if found else ():
-        row = int(np.searchsorted(iterations.start, one.start, side="right")) - 1
-        if row >= 0 and long[row] and one.start < iterations.start[row] + iterations.length[row]:
+        if (row := long_iteration(rank, one)) is not None:
             rows.add(row)
             stops, starts = (stops + one.seconds, starts) if one.name == "stop" else (stops, starts + one.seconds)
     if not rows or len(rows) < policy.RESTARTED * rank.stalls.count:
