@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 import sys
 import sysconfig
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 
@@ -13,6 +17,8 @@ _LIBRARIES = tuple(
     | {f"{Path(__file__).resolve().parents[1]}/", "<frozen "}
 )
 MAX_DEPTH = 100  # frames searched
+MAX_PATHS, MAX_ENTRIES = 64, 10_000  # folders of sys.path that are looked into, and entries of each
+INSTALLED = ".dist-info"
 
 
 def user_line(frame: FrameType | None = None) -> dict[str, str | int]:
@@ -34,4 +40,33 @@ def user_line(frame: FrameType | None = None) -> dict[str, str | int]:
 
 def is_library(path: str) -> bool:
     """Return whether a file of code belongs to a library instead of the user's program."""
-    return path.startswith(_LIBRARIES) or "/site-packages/" in path or "/dist-packages/" in path
+    return (
+        path.startswith(_LIBRARIES)
+        or "/site-packages/" in path
+        or "/dist-packages/" in path
+        or path.startswith(_targets())
+    )
+
+
+@functools.cache
+def _targets() -> tuple[str, ...]:
+    """Return the folders that `pip install --target` filled, as far as Python imports from them.
+
+    The folder of the script is none, even if packages are installed beside it.
+    """
+    script = getattr(sys.modules.get("__main__"), "__file__", None) or ""
+    own = {_real(os.path.dirname(script)), _real(os.curdir)}  # noqa: PTH120 - as text
+    folders = [one for one in sys.path[:MAX_PATHS] if isinstance(one, str) and _real(one) not in own]
+    return tuple(one.rstrip(os.sep) + os.sep for one in folders if _holds_packages(one))
+
+
+def _real(folder: str) -> str:
+    with contextlib.suppress(OSError):  # a relative one, if the working folder was removed
+        return os.path.realpath(folder)
+    return folder
+
+
+def _holds_packages(folder: str) -> bool:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return any(one.name.endswith(INSTALLED) for one in islice(entries, MAX_ENTRIES))
+    return False

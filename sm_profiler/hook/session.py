@@ -20,6 +20,7 @@ from sm_profiler.formats.layout import source_name
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.hook import settings
 from sm_profiler.hook.adapter import FrameworkAdapter, NoFramework
+from sm_profiler.hook.aside import Aside
 from sm_profiler.hook.birth import birth
 from sm_profiler.hook.collector import Collector, overrides
 from sm_profiler.hook.guard import Guard
@@ -81,6 +82,7 @@ class Session(StepObserver):
         self.timebase = Timebase()
         self.tracker = StepTracker(self._record_first, self)
         self.work = OwnWork(self.append)
+        self.aside = Aside()
         self.schedule = Schedule(self.is_off, self.run, self.note)
         self.controller = OverheadController(self.tracker, self.schedule.windows, self._shed, work=self.work)
         self.slowdown = Slowdown(self.work, self.schedule.active)

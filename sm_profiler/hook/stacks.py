@@ -16,6 +16,8 @@ from statistics import median
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
+from sm_profiler.hook.caller import is_library
+
 Place: TypeAlias = tuple[str, int, str]  # file, line, function
 Key: TypeAlias = tuple[str, bool, str, tuple[Place, ...]]  # phase, in a long step, innermost function, user's lines
 
@@ -32,8 +34,6 @@ LENGTHS = 64  # latest steps that define the usual one
 MIN_LENGTHS = 8
 _HOOK, _LIBRARY, _USER = range(3)
 _OWN = str(Path(__file__).parents[1]) + os.sep
-_STANDARD = str(Path(os.__file__).parent) + os.sep
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 PROMPT_SECONDS = 0.0001  # shorter ones cost other threads of the script too much
@@ -134,7 +134,7 @@ class StackReader:
             origin = _HOOK
         elif self._script and name.startswith(self._script):
             origin = _USER
-        elif name.startswith(_STANDARD) or any(part in name for part in _INSTALLED) or "torchinductor_" in name:
+        elif is_library(name) or "torchinductor_" in name:
             origin = _LIBRARY
         else:
             origin = _USER

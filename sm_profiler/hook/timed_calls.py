@@ -67,6 +67,8 @@ TARGETS = (
     Target("transformers.modeling_utils", ("PreTrainedModel.save_pretrained",), SAVE, (1, "save_directory")),
     Target("accelerate.accelerator", ("Accelerator.save_state", "Accelerator.save_model"), SAVE),
     Target("keras.src.saving.saving_api", ("save_model", "save_weights"), SAVE, (1, "filepath")),
+    Target("tensorflow.python.checkpoint.checkpoint", ("Checkpoint.save", "Checkpoint.write"), SAVE, (1, "file_prefix")),
+    Target("tensorflow.python.checkpoint.checkpoint_management", ("CheckpointManager.save",), SAVE),
     Target("builtins", ("print",), LOG),
     Target("logging", ("Logger.handle",), LOG),
     *(
@@ -148,6 +150,7 @@ class TimedCalls(Collector):
 
     def _wrap(self, original: Any, *, phase: str, title: str, path: tuple[int, str] | None) -> Any:
         session, tracker, clock, get_ident = self._session, self._session.tracker, self._clock, threading.get_ident
+        aside = session.aside
         short = _Sum(phase, title)
         self._sums.append(short)
 
@@ -160,6 +163,7 @@ class TimedCalls(Collector):
                     self._paths += _path(path, args, kwargs)
                 return original(*args, **kwargs)
             self._inside = True
+            aside.depth += 1
             self._modules = len(sys.modules)
             start = clock()
             try:
@@ -167,6 +171,7 @@ class TimedCalls(Collector):
             finally:
                 length = clock() - start
                 self._inside = False
+                aside.leave(length)
                 if length < LONG_NS:
                     short.add(length)
                     if short.line is None:
@@ -231,7 +236,7 @@ class TimedCalls(Collector):
 
     def forked(self) -> None:
         """Forget the parent's calls."""
-        self._inside = False
+        self._inside, self._session.aside.depth = False, 0
         self.start()
 
     def failed(self) -> None:

@@ -59,7 +59,7 @@ class XplaneWindow(DetailedWindow):
         self._running: Any = None  # the framework's session, while the window is open
         self._folder: Path | None = None
         self._original: Any = None  # class of sessions, while ours runs
-        self._taking = threading.Lock()  # the script may start to profile on a thread of its own
+        self._changing = threading.RLock()  # the script may start to profile on a thread of its own
 
     @property
     def is_open(self) -> bool:
@@ -81,7 +81,7 @@ class XplaneWindow(DetailedWindow):
 
     def enter(self, step: int) -> None:
         """Start the profiler, unless the script profiles."""
-        with self._session.work.doing(f"{DETAILED} window starts"):
+        with self._session.work.doing(f"{DETAILED} window starts"), self._changing:
             if self._profiler.is_busy():
                 self._session.note(DETAILED, "left out: the script was profiling")
                 self._session.guard.warn("the detailed window is left out: the script is profiling")
@@ -93,7 +93,7 @@ class XplaneWindow(DetailedWindow):
 
     def leave(self, step: int) -> None:  # noqa: ARG002 - the life cycle's
         """Stop the profiler, and schedule the conversion of its trace."""
-        with self._session.work.doing(f"{DETAILED} window stops"):
+        with self._session.work.doing(f"{DETAILED} window stops"), self._changing:
             running, folder = self._take()
             if running is None or folder is None:
                 return
@@ -112,25 +112,26 @@ class XplaneWindow(DetailedWindow):
         """
         if self._running is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._running))
-        self._taking = threading.Lock()
+        self._changing = threading.RLock()
         self._running = self._folder = None
         self._children = []
         self._restore()
 
     def failed(self) -> None:
         """Stop the profiler and discard its trace."""
-        running, folder = self._take()
-        if running is not None:
-            self._profiler.stop(running)
+        with self._changing:
+            running, folder = self._take()
+            if running is not None:
+                self._profiler.stop(running)
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
     # parts
 
     def _take(self) -> tuple[Any, Path | None]:
-        with self._taking:  # stopped twice, the framework's session would read what it has freed
-            running, folder = self._running, self._folder
-            self._running = self._folder = None
+        """Return the session and its folder, once: stopped twice, the framework's session would read what it has freed."""
+        running, folder = self._running, self._folder
+        self._running = self._folder = None
         self._restore()
         return running, folder
 
@@ -140,13 +141,14 @@ class XplaneWindow(DetailedWindow):
         self._original = original = getattr(module, SESSION)
 
         def session(*args: Any, **kwargs: Any) -> Any:
-            try:
-                collector._session.note(DETAILED, "cut short: the script started to profile")
-                collector.leave(-1)
-                collector._session.schedule.end(DETAILED)
-            except Exception as error:  # noqa: BLE001 - fail open
-                collector._session.guard.failed(DETAILED, error)
-            return original(*args, **kwargs)
+            with collector._changing:  # no window stops late, or starts, beside the script's session
+                try:
+                    collector._session.note(DETAILED, "cut short: the script started to profile")
+                    collector.leave(-1)
+                    collector._session.schedule.end(DETAILED)
+                except Exception as error:  # noqa: BLE001 - fail open
+                    collector._session.guard.failed(DETAILED, error)
+                return original(*args, **kwargs)
 
         setattr(module, SESSION, session)
 

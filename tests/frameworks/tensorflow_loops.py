@@ -138,6 +138,17 @@ def retraced():
     return losses, {"TRAIN": 10}
 
 
+def compiled_by_xla():
+    network, optimizer = model()
+
+    @tf.function(jit_compile=True, reduce_retracing=True)
+    def compiled(x, y):
+        return step(network, optimizer, x, y)
+
+    losses = [float(compiled(x[: 1 + number // 2], y[: 1 + number // 2])) for number, (x, y) in enumerate(batches(10))]
+    return losses, {"TRAIN": 10}
+
+
 def break_everything():
     """Let every call of the hook raise."""
     from sm_profiler.hook.entry import get_hook
@@ -152,7 +163,7 @@ def break_everything():
         stopwatch.Stopwatch: ["rows", "batches", "_find_graph", "_create", "_record", "_variables"],
         retracing.Retracing: ["_describe", "start"],
         stages.Stages: ["beat", "iterator_ended", "batch", "close", "_look"],
-        loops.Loops: ["_fetched", "_called", "_ran_batches"],
+        loops.Loops: ["_find_compilation", "_fetched", "_called", "_ran_batches"],
     }
     for owner, names in calls.items():
         for name in names:

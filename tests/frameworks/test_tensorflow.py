@@ -14,7 +14,8 @@ from sm_profiler.source import open_source
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("tensorflow_loops.py")
 LOOPS = [
-    "eager", "function", "without_loader", "epoch_of_dataset", "epoch_of_iterator", "mirrored", "retraced"
+    "eager", "function", "without_loader", "epoch_of_dataset", "epoch_of_iterator", "mirrored", "retraced",
+    "compiled_by_xla",
 ]  # fmt: skip
 
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="needs the environment `frameworks` (make frameworks)")
@@ -97,6 +98,17 @@ def test_traces_are_recorded_with_their_cause(runs):
     reasons = [one["reason"] for one in about if one["again"]]
     assert sum("Python value: factor" in reason for reason in reasons) >= 5
     assert sum("shape of x" in reason for reason in reasons) >= 3
+    assert all(one["file"].endswith("tensorflow_loops.py") for one in about)
+
+
+def test_xla_compiles_for_each_shape(runs):
+    results, events, _ = runs
+    found = inside(events, results["on"]["compiled_by_xla"], "sm_profiler/compile")
+    found = found[found.phase.mask("sm_profiler/compile") & found.name.mask("compiled")]
+    about = [json.loads(text) for text in found.args.decode()]
+    reasons = [one["reason"] for one in about if one["compiler"] == "XLA"]
+    assert reasons == [f"shape is ({rows}, 20), was ({rows - 1}, 20)" for rows in (3, 4, 5)]
+    assert sum(one["compiler"] == "tf.function" for one in about) == 2
     assert all(one["file"].endswith("tensorflow_loops.py") for one in about)
 
 

@@ -24,9 +24,16 @@ def step(x):
     optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
     return loss
 
+class Saving(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if sys.argv[2:]:
+            keras.ops.sum(keras.ops.ones(3))
+            self.model.predict_on_batch(rows[:10])
+            self.model.save_weights(f"{sys.argv[2]}/a.weights.h5")
+
 if sys.argv[1] == "fit":
     model.compile(optimizer, "mse", jit_compile=False)
-    losses = model.fit(rows, rows[:, :1], batch_size=10, verbose=0).history["loss"]
+    losses = model.fit(rows, rows[:, :1], batch_size=10, verbose=0, callbacks=[Saving()]).history["loss"]
 else:
     run = tf.function(step) if sys.argv[1] == "function" else step
     losses = [float(run(x)) for x in tf.data.Dataset.from_tensor_slices(rows).batch(10)]
@@ -36,14 +43,19 @@ print(json.dumps(losses))
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is missing")
 
 
-def train(kind, folder=None):
+def train(kind, folder=None, *arguments):
     variables = {name: value for name, value in os.environ.items() if not name.startswith("SM_PROFILER")} | QUIET
     variables |= {"KERAS_BACKEND": "tensorflow", "PYTHONPATH": str(ROOT)}
     if folder is not None:
         parameters = {"ProfilingParameters": {"LocalPath": str(folder)}}
         variables |= {"SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": json.dumps(parameters)}
     done = subprocess.run(
-        [PYTHON, "-c", SCRIPT, kind], env=variables, capture_output=True, text=True, check=False, timeout=300
+        [PYTHON, "-c", SCRIPT, kind, *arguments],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -60,3 +72,15 @@ def test_operators_are_counted_and_results_stay(kind, tmp_path):
     assert args["fixed_us"] > 0
     assert args["step_us"] > 0
     assert args.get("eager", False) is (kind == "eager")
+
+
+@pytest.mark.long
+def test_operators_of_callbacks_and_saves_are_not_the_steps(tmp_path):
+    counts = []
+    for name, arguments in (("plain", ()), ("saving", (str(tmp_path),))):
+        train("fit", tmp_path / name, *arguments)
+        events = open_source(str(tmp_path / name)).events()
+        found = events[events.phase.mask("sm_profiler/operators")]
+        counts += [json.loads(found.args.values[code])["operators"] for code in found.args.codes]
+    assert len(counts) == 2
+    assert counts[0] == counts[1]

@@ -2,9 +2,11 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from sm_profiler.hook.tensorflow.retracing import Retracing
+from sm_profiler.hook.tensorflow.retracing import MAX_WAITING, Retracing
+from sm_profiler.hook.tensorflow.xla import MAX_TENSORS, another, shapes
 
 
 @pytest.fixture
@@ -74,3 +76,93 @@ def test_a_call_that_never_ends_keeps_its_traces(traces):
     collector.held.append(("sm_profiler/compile", "step", 0, 10, 1, {"again": False}))
     collector.close()
     assert len(records) == 1
+
+
+FIRST, SECOND = 1, 2  # functions
+
+
+def held_back(traces, function, *, xla=False):
+    """Trace a function in its first call, of 10 + 30 ns."""
+    collector, _, call = traces
+    call_ended, collector.call_ended = (
+        collector.call_ended,
+        lambda end, _: collector.wait_for_run(function, end, xla=xla),
+    )
+    call()
+    collector.call_ended = call_ended
+
+
+def test_the_next_run_shows_what_the_first_took_beyond_it(traces):
+    collector, records, _ = traces
+    held_back(traces, FIRST)
+    collector.ran(SECOND, 1)
+    assert not records
+    collector.ran(FIRST, 4)
+    ((*_, start, end, step, args),) = records
+    assert (end - start, step) == (10 + 30 - 4, 7)
+    assert "first_us" not in args
+    collector.ran(FIRST, 4)
+    assert len(records) == 1
+
+
+@pytest.mark.parametrize("xla", [False, True])
+def test_of_a_function_that_never_runs_again_the_first_run_counts_apart(traces, xla):
+    collector, records, _ = traces
+    held_back(traces, FIRST, xla=xla)
+    collector.close()
+    ((*_, start, end, _, args),) = records
+    assert end - start == 10
+    assert "first_us" in args
+
+
+def test_no_more_than_some_calls_are_held_back(traces):
+    _, records, _ = traces
+    for number in range(MAX_WAITING + 1):
+        held_back(traces, number)
+    assert len(records) == 1
+
+
+def test_what_xla_compiles_without_a_trace_is_its_call_without_a_run(traces):
+    collector, records, _ = traces
+    collector.compiled("step", -50, {"compiler": "XLA", "again": True, "reason": "shape is (2,), was (1,)"})
+    collector.call_ended(0, 20)
+    ((phase, name, start, end, step, args),) = records
+    assert (phase, name, end - start, step) == ("sm_profiler/compile", "step", 30, 7)
+    assert args["compiler"] == "XLA"
+
+
+def test_a_call_of_usual_length_compiled_nothing(traces):
+    collector, records, _ = traces
+    collector.compiled("step", -50, {"compiler": "XLA", "again": True, "reason": "shape is (2,), was (1,)"})
+    collector.forget_compiled()
+    collector.call_ended(0, 20)
+    assert not records
+
+
+def test_a_forked_child_holds_nothing_back(traces):
+    collector, records, _ = traces
+    held_back(traces, FIRST)
+    collector.forked()
+    collector.close()
+    assert not records
+
+
+def test_shapes_of_a_call_are_new_once():
+    function = SimpleNamespace()
+    batches = [({"x": np.zeros((rows, 2))}, [np.zeros(rows)], "text", 3.0) for rows in (4, 4, 3, 4, 3)]
+    found = [another(function, batch, {"training": True}) for batch in batches]
+    assert found == ["", "", "shape is (3, 2), was (4, 2)", "", ""]
+
+
+def test_arguments_with_other_kinds_of_shapes_have_none():
+    class Shaped:
+        shape = np.zeros(3)
+
+    assert another(SimpleNamespace(), (Shaped(),), {}) == ""
+
+
+def test_nested_arguments_count_to_some_depth():
+    nested = [np.zeros(5)]
+    nested.append(nested)
+    assert set(shapes(nested)) == {(5,)}
+    assert len(shapes([np.zeros(1)] * 1000)) == MAX_TENSORS

@@ -16,6 +16,7 @@ from test_hook_training import environment, events
 
 from sm_profiler.config import load_profile
 from sm_profiler.config.explaining import explain
+from sm_profiler.hook import caller
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.pytorch.worker_samples import SLOT_BYTES, Board, WorkerSampler, WorkerStacks
 from sm_profiler.hook.sampler import DELAY, DENSE_DELAY, MAX_DELAY, SHARE, Sampler, is_wanted
@@ -56,6 +57,30 @@ def test_without_the_users_lines_the_innermost_of_libraries_stay():
     assert [place[1:] for place in places] == [(5, "outer"), (6, "middle"), (7, "inner")]
     assert leaf == "made.up.inner"
     assert reader.read(None) == ((), "")
+
+
+def test_packages_of_pip_install_target_are_libraries_but_not_the_script_beside_others(tmp_path, monkeypatch):
+    target, scripts = tmp_path / "lib", tmp_path / "code"
+    for folder in (target, scripts):
+        (folder / "vendored-1.0.dist-info").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(scripts), str(target), *sys.path])
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(scripts / "train.py"), raising=False)
+    caller._targets.cache_clear()
+    reader = StackReader(stop=stack.__code__)
+    places, leaf = reader.read(stack((f"{scripts}/train.py", 4, "main"), (f"{target}/vendored/x.py", 5, "call")))
+    caller._targets.cache_clear()
+    assert [place[1:] for place in places] == [(4, "main")]
+    assert leaf == "made.up.call"
+
+
+def test_a_removed_working_folder_does_not_matter(tmp_path, monkeypatch):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    caller._targets.cache_clear()
+    assert not caller.is_library("/w/train.py")
+    caller._targets.cache_clear()
 
 
 def test_files_below_the_working_folder_are_named_relative_to_it(tmp_path, monkeypatch):

@@ -212,3 +212,13 @@ def test_patches_restore_any_attribute_and_delete_what_was_not_there():
     assert vars(Owner)["value"] is before
     assert "inherited" not in vars(Owner)
     assert not hasattr(Owner, "missing")
+
+
+def test_the_outermost_calls_count_as_beside_the_step(wrapped, session):
+    module, _ = wrapped
+    during = []
+    module.save, save = lambda *args: during.append(session.aside.depth) or save(*args), module.save
+    module.outer(5_000_000)
+    module.save(3_000_000)
+    assert during == [1, 0]
+    assert (session.aside.depth, session.aside.ns) == (0, 8_000_000)

@@ -86,6 +86,37 @@ def test_the_script_may_profile_on_a_thread_of_its_own(window, profiler):
     assert getattr(profiler.module, SESSION) is Running
 
 
+def test_the_scripts_session_starts_only_after_the_windows_has_stopped(window, profiler):
+    stops, goes_on, order = threading.Event(), threading.Event(), []
+
+    class Scripts:
+        def __init__(self):
+            order.append("script starts")
+
+    def stop(_session):
+        stops.set()
+        goes_on.wait(60)
+        order.append("window stopped")
+        return lambda path: path.write_bytes(b"")
+
+    profiler.stop = stop
+    window._original = Scripts
+    window._restore()
+    window._make_way()
+    starts = getattr(profiler.module, SESSION)  # looked up by the script before the window ends
+    leaving = threading.Thread(target=window.leave, args=(-1,))
+    leaving.start()
+    assert stops.wait(60)
+    script = threading.Thread(target=starts)
+    script.start()
+    script.join(0.2)  # it must not get further, however long this takes
+    goes_on.set()
+    leaving.join()
+    script.join()
+    assert order == ["window stopped", "script starts"]
+    assert getattr(profiler.module, SESSION) is Scripts
+
+
 def test_a_forked_child_neither_stops_nor_frees_its_parents_profiler(window, profiler):
     running = weakref.ref(window._running)
     window.forked()

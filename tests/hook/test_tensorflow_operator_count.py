@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from sm_profiler.hook.aside import Aside
 from sm_profiler.hook.tensorflow import operators
 from sm_profiler.hook.tensorflow.operators import Costs, OperatorCount
 
@@ -16,7 +17,7 @@ def count(monkeypatch):
     launchers = SimpleNamespace(TFE_Py_FastPathExecute=max, TFE_Py_Execute=min)
     monkeypatch.setattr(operators, "import_module", lambda _: launchers)
     loops = SimpleNamespace(thread=threading.get_ident(), ran=None)
-    return OperatorCount(None, None, loops, SimpleNamespace(ignored=contextlib.nullcontext))
+    return OperatorCount(SimpleNamespace(aside=Aside()), None, loops, SimpleNamespace(ignored=contextlib.nullcontext))
 
 
 def test_a_step_that_does_not_end_is_not_counted_forever(count, monkeypatch):
@@ -29,6 +30,18 @@ def test_a_step_that_does_not_end_is_not_counted_forever(count, monkeypatch):
     assert count._launchers.TFE_Py_FastPathExecute is max
     assert count._launchers.TFE_Py_Execute is min
     assert count._loops.ran is None
+
+
+def test_what_callbacks_and_saves_launch_is_not_the_steps(count):
+    count._begin()
+    launch = count._launchers.TFE_Py_Execute
+    assert launch(1, 2) == 1
+    count._session.aside.depth += 1
+    assert launch(1, 2) == 1
+    count._session.aside.leave(taken_ns=5)
+    assert launch(1, 2) == 1
+    assert count._count == 2
+    count.stop()
 
 
 def test_costs_are_measured_on_a_thread_of_their_own(count, monkeypatch):

@@ -135,12 +135,17 @@ class Callbacks(Collector):
         def timed(*args: Any, **kwargs: Any) -> Any:
             declared = session.sampler.declared if session.sampler else []
             declared.append(PHASE)
+            aside = session.aside if threading.get_ident() == session.training_thread() else None
+            if aside is not None:
+                aside.depth += 1
             start = perf_counter_ns()
             try:
                 return original(*args, **kwargs)
             finally:
                 end = perf_counter_ns()
                 declared.pop()
+                if aside is not None:
+                    aside.leave(end - start)
                 self._times.ended(method, start, end, session.tracker.train_number)
 
         return timed

@@ -129,7 +129,8 @@ class TensorFlowAdapter(FrameworkAdapter):
         now = perf_counter_ns()
         eager, self.loops.fetched = self.loops.fetched, []
         self.loops.leads = False
-        inside = self.stopwatch.batches()
+        read, self.loops.inside = self.loops.inside, []
+        inside = [*read, *self.stopwatch.batches()]
         waits = [*eager, *inside]
         if waits:
             for start, end in waits:

@@ -7,13 +7,16 @@ reports which batches it fetched.
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 import weakref
 from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from sm_profiler.hook.caller import user_line
 from sm_profiler.hook.steps import METER_MAX_NS, SCRIPT, Stream
+from sm_profiler.hook.tensorflow import xla
 from sm_profiler.hook.tensorflow.retracing import Retracing
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 STREAM = "_sm_profiler_stream"
 TRAINS = "_sm_profiler_trains"  # of a function: whether gradients are computed in it; absent until it was traced
 QUICKEST = "_sm_profiler_quickest"  # of a function: nanoseconds of its quickest call without a trace
+SERIAL = "_sm_profiler_serial"  # of a function: its number; that of its id may become another function's
 TAPE, LAYER = 1, 2  # keys of forwards
 FEW_BATCHES = 10_000  # that Keras's loops fetched eagerly and did not ask for
 
@@ -37,6 +41,7 @@ class Loops:
         thread: id of the training thread.
         leads: the session has been notified that this framework trains.
         fetched: waits for batches that were fetched eagerly inside a step that another adapter marks.
+        inside: waits inside graphs of such a step that have been read.
         retracing: records the traces of functions.
         ran: outermost functions that ran, while they are counted; else None.
     """
@@ -54,7 +59,9 @@ class Loops:
         self.retracing.is_called = lambda: bool(self._calls) and get_ident() == self.thread
         self.thread = threading.main_thread().ident
         self.fetched: list[tuple[int, int]] = []
+        self.inside: list[Times] = []
         self._calls: list[Any] = []  # functions that run or are traced, the outermost first
+        self._serials = itertools.count()
         self.ran: list[Any] | None = None
         self._tape: Any = None  # outermost tape that records
         self._forward = False  # of that tape
@@ -285,15 +292,18 @@ class Loops:
             finally:
                 calls.pop()
                 if not calls:
-                    self._call_ended(function, start_ns, began=known is not None, outermost=outermost)
+                    self._call_ended(function, (args, kwargs), start_ns, began=known is not None, outermost=outermost)
 
         return __call__
 
-    def _call_ended(self, function: Any, start_ns: int, *, began: bool, outermost: bool) -> None:
+    def _call_ended(
+        self, function: Any, arguments: tuple[Any, Any], start_ns: int, *, began: bool, outermost: bool
+    ) -> None:
         end_ns = perf_counter_ns()
         tracker = self._session.tracker
         try:
             if outermost:
+                self._find_compilation(function, arguments, start_ns)
                 self._called(function, start_ns, end_ns, began=began)
                 if tracker.metering:
                     tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
@@ -313,23 +323,46 @@ class Loops:
         finally:
             end_ns = perf_counter_ns()
             self._calls.clear()
-            if self.ran is not None:
+            if self.ran is not None and not self._session.aside.depth:
                 self.ran.append(function)
             try:
-                if self.retracing.held:
-                    self.fetched += self._stopwatch.batches()
-                self._note_duration(function, start_ns, end_ns, self.fetched)
+                self._find_compilation(function, (args, kwargs), start_ns)
+                if self.retracing.held or QUICKEST not in function.__dict__:
+                    self.inside += self._stopwatch.batches()
+                self._note_duration(function, start_ns, end_ns, [*self.fetched, *self.inside])
             except Exception as error:  # noqa: BLE001 - fail open
                 self._session.fail(error)
 
+    def _find_compilation(self, function: Any, arguments: tuple[Any, Any], start_ns: int) -> None:
+        """Note that XLA compiled a function for new shapes in the call that ended; what it traced anew counts as a trace."""
+        if not _uses_xla(function) or self._session.guard.is_off(xla.COMPILER) or not self._tf.executing_eagerly():
+            return
+        try:
+            reason = xla.another(function, *arguments)
+            if reason and not self.retracing.held:
+                about = {"compiler": xla.COMPILER, "again": True, "reason": reason} | user_line()
+                self.retracing.compiled(_name(function), start_ns, about)
+        except Exception as error:  # noqa: BLE001 - fail open; the arguments' own code may have raised it
+            self._session.guard.failed(xla.COMPILER, error)
+
     def _note_duration(self, function: Any, start_ns: int, end_ns: int, waits: list[Any]) -> None:
-        """Note how long an outermost call took, or record its traces."""
+        """Note how long an outermost call took, or record what was traced or compiled in it."""
         quickest = function.__dict__.get(QUICKEST)
-        if self.retracing.held:
-            waited = sum(end - start for start, end in waits if start >= start_ns)
-            self.retracing.call_ended(end_ns - waited, quickest)
-        elif quickest is None or end_ns - start_ns < quickest:
-            function.__dict__[QUICKEST] = end_ns - start_ns
+        retracing = self.retracing
+        if not retracing.held and quickest is not None and end_ns - start_ns >= quickest:
+            return
+        ran_ns = end_ns - start_ns - sum(end - start for start, end in waits if start >= start_ns)
+        if retracing.held and quickest is None:
+            serial = function.__dict__.setdefault(SERIAL, next(self._serials))
+            retracing.wait_for_run(serial, start_ns + ran_ns, xla=_uses_xla(function))
+        elif retracing.held:
+            if not function.__dict__.get("_jit_compile") and ran_ns < xla.SLOWER * quickest:
+                retracing.forget_compiled()  # the part that XLA compiles may have had the same shapes
+            retracing.call_ended(start_ns + ran_ns, quickest)
+        else:
+            function.__dict__[QUICKEST] = ran_ns
+            if quickest is None:
+                retracing.ran(function.__dict__.get(SERIAL), ran_ns)
 
     @property
     def running(self) -> Any:
@@ -338,12 +371,12 @@ class Loops:
 
     def _called(self, function: Any, start_ns: int, end_ns: int, *, began: bool) -> None:
         tracker = self._session.tracker
-        if self.ran is not None:
+        if self.ran is not None and not self._session.aside.depth:
             self.ran.append(function)
         trains = function.__dict__.setdefault(TRAINS, False)
         waits = self._stopwatch.batches()
         self._note_duration(function, start_ns, end_ns, waits)
-        name = str(function.__dict__.get("_name") or "tf.function")
+        name = _name(function)
         if waits:
             for start, end in waits:
                 self._stages.batch(name, start, end)
@@ -368,3 +401,12 @@ class Loops:
                 tracker.begin_step(wait.start_ns, gradients=trains)
             tracker.waited(name, wait.end_ns - wait.start_ns)
             tracker.call_ends(name, wait.end_ns, max(end, wait.end_ns), trains=trains)
+
+
+def _name(function: Any) -> str:
+    return str(function.__dict__.get("_name") or "tf.function")
+
+
+def _uses_xla(function: Any) -> bool:
+    """Return whether XLA compiles a function or a part of it."""
+    return bool(function.__dict__.get("_jit_compile")) or function.__dict__.get(xla.NODES, 0) < 0

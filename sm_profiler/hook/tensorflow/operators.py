@@ -1,6 +1,7 @@
 """Operators a step, and the least that they take on this machine: together the part of a step that no larger batch costs.
 
-Operators that Python launches are counted during one step, those of a `tf.function` in its graph.  What each takes at
+Operators that Python launches are counted during one step, without those of callbacks, saving and logging; those of a
+`tf.function` in its graph.  What each takes at
 least is calibrated with operators on single numbers; in a step without any `tf.function`, the Python between them counts,
 too.
 """
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.tensorflow.xla import NODES
 from sm_profiler.hook.threads import waited_ns
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ STEPS = (10, 100)  # that are counted: those before the first trace and warm up
 MAX_OPERATORS = 100_000  # of a step; after the last one, the script may go on for long without another
 TIMED_STEPS = 7  # after a counted one
 FRAMEWORK = "tensorflow"
-NODES = "_sm_profiler_nodes"  # of a function: operators of its latest graph; -1 if XLA compiles them
 LAUNCHERS = ("TFE_Py_FastPathExecute", "TFE_Py_Execute")
 CHAIN = 48  # operators of the calibration's graph
 REPEATS = 20
@@ -61,6 +62,7 @@ class OperatorCount(Collector):
         self._replaced: dict[str, Any] = {}
         self._count = 0
         self._began_ns = self._inside_ns = 0  # of the counted step: its start, and the time in its operators
+        self._aside_ns = 0  # of all callbacks and saves before it
         self._python_us = 0.0  # beside its operators
         self._due = list(STEPS)
         self._counted: tuple[list[Any], int, int] | None = None  # functions, operators from Python, batches of a step
@@ -83,7 +85,8 @@ class OperatorCount(Collector):
             if mode is ModeKeys.TRAIN:
                 self._counted = self._loops.ran, self._count, self._session.tracker.batches
             self._edges = [perf_counter_ns() - waited_ns()]
-            self._python_us = max(self._edges[0] - self._began_ns - self._inside_ns, 0) / 1000
+            beside = self._inside_ns + self._session.aside.ns - self._aside_ns
+            self._python_us = max(self._edges[0] - self._began_ns - beside, 0) / 1000
             self.stop()
         elif self._counted is not None:
             self._edges = [*self._edges, perf_counter_ns() - waited_ns()] if mode is ModeKeys.TRAIN else []
@@ -104,12 +107,13 @@ class OperatorCount(Collector):
     def _begin(self) -> None:
         self._count, self._inside_ns, self._loops.ran = 0, 0, []
         self._began_ns = perf_counter_ns() - waited_ns()
-        thread, get_ident = self._loops.thread, threading.get_ident
+        thread, get_ident, aside = self._loops.thread, threading.get_ident, self._session.aside
+        self._aside_ns = aside.ns
         for name in LAUNCHERS:
             original = self._replaced[name] = getattr(self._launchers, name)
 
             def launch(*args: Any, original: Any = original) -> Any:
-                if get_ident() != thread:
+                if get_ident() != thread or aside.depth:
                     return original(*args)
                 self._count += 1
                 if self._count > MAX_OPERATORS:
@@ -157,7 +161,7 @@ class OperatorCount(Collector):
                 "fixed_us": round(total / count, 4),
                 "step_us": round(step_us, 1),
             }
-            if of_python + eager * costs.eager > total / 2:
+            if not nodes:
                 args["eager"] = True
             self._session.append((OPERATORS, "operators", now, now, self._session.tracker.train_number, args))
 

@@ -7,18 +7,29 @@ import functools
 from collections import deque
 from collections.abc import Callable, Iterator
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 from sm_profiler.formats.event_names import COMPILE
 from sm_profiler.hook.caller import is_library, user_line
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.steps import Record
+from sm_profiler.hook.tensorflow.xla import COMPILER as XLA
 
 MAX_TEXT = 300  # characters of a reason
 MAX_NAMES = 10_000  # functions remembered
 MAX_EARLY = 200
+MAX_WAITING = 64  # calls whose functions have not run again yet
 COMPILER = "tf.function"
 NEW_OBJECT = "tf.function is created again for the same code: create it once, outside of the loop"
+
+
+class _Waiting(NamedTuple):
+    """A call of a function that was traced or compiled in it, and of which no other call shows yet how long a run takes."""
+
+    function: int
+    held: list[Record]
+    end_ns: int
+    xla: bool
 
 
 class Retracing(Collector):
@@ -41,6 +52,7 @@ class Retracing(Collector):
         self._clock = clock
         self._depth = 0
         self._early: deque[Record] | None = deque(maxlen=MAX_EARLY)  # before the first step, which starts recording
+        self._waiting: deque[_Waiting] = deque()
         self._codes: set[Any] = set()  # of the user's functions that were traced
         self.traced: Callable[[Any], object] = lambda _graph: None
         self.is_called: Callable[[], bool] = lambda: False
@@ -55,7 +67,48 @@ class Retracing(Collector):
 
     def close(self) -> None:
         """Record what a call left that has not ended."""
+        for one in self._waiting:  # they ran once, and it is not known how long of that was compiling
+            self._call_ended(one.held, one.end_ns, None)
+        self._waiting.clear()
         self.call_ended(self._clock(), None)
+
+    def forked(self) -> None:
+        """Forget what is the parent's to record."""
+        self._waiting.clear()
+        self.held = []
+
+    def compiled(self, name: str, start_ns: int, about: dict[str, Any]) -> None:
+        """Note that a function was compiled without a trace, in a call that began at that time."""
+        self.held.append((COMPILE, name, start_ns, start_ns, self._step(), about))
+
+    def forget_compiled(self) -> None:
+        """Forget that the call that ended was one in which a function was compiled without a trace."""
+        self.held = [record for record in self.held if (record[5] or {}).get("compiler") != XLA]
+
+    def wait_for_run(self, function: int, end_ns: int, *, xla: bool) -> None:
+        """Hold back what a call left until the function runs again, which shows how long a run takes.
+
+        Args:
+            function: number of the function.
+            end_ns: end of the call, without what it waited for.
+            xla: XLA compiles the function.
+        """
+        if len(self._waiting) >= MAX_WAITING:
+            one = self._waiting.popleft()
+            self._call_ended(one.held, one.end_ns, None, xla=one.xla)
+        held, self.held = self.held, []
+        self._waiting.append(_Waiting(function, held, end_ns, xla))
+
+    def ran(self, function: int | None, run_ns: int) -> None:
+        """Record what was held back until a function ran again."""
+        if function is None:
+            return
+        waiting, self._waiting = self._waiting, deque()
+        for one in waiting:
+            if one.function == function:
+                self._call_ended(one.held, one.end_ns, run_ns, xla=one.xla)
+            else:
+                self._waiting.append(one)
 
     def call_ended(self, end_ns: int, quickest_ns: int | None) -> None:
         """Record the traces of a call; TensorFlow optimizes and compiles their graphs in the run that follows.
@@ -66,11 +119,16 @@ class Retracing(Collector):
                 apart, as the most that the trace may have taken beyond its record.
         """
         held, self.held = self.held, []
+        self._call_ended(held, end_ns, quickest_ns)
+
+    def _call_ended(self, held: list[Record], end_ns: int, quickest_ns: int | None, *, xla: bool = False) -> None:
         if not held:
             return
         phase, name, began, ended, step, about = held[-1]
         first = max(end_ns - ended, 0)
-        if quickest_ns is None:
+        if xla:  # which takes many times as long as a run
+            ended += max(first - (quickest_ns or 0), 0)
+        elif quickest_ns is None:
             about = (about or {}) | {"first_us": round(first / 1000, 1)}
         else:
             ended += max(first - quickest_ns, 0)

@@ -17,13 +17,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# Batches whose times are kept until Python reads them.  The short table is read after a few batches, since reading the
-# long one takes much longer than a fetch; the long one holds the epochs that run as one function.
+# Batches whose times are kept until Python reads them.  The short table is read after each step; the long one, whose
+# reading takes much longer than a fetch, holds the epochs that run as one function.
 SHORT, LONG = 64, 16_384
 CPU = "/device:CPU:0"
 NAME = "sm_profiler_batches"
-# What a row is: a fetch, the start of a loop over a dataset, or its body, which begins when a batch has arrived.
-FETCH, LOOP, BODY = 0.0, 1.0, 2.0
+ENDLESS = 2**62
+# What a row is: a fetch, the start of a loop over a dataset, its body, which begins when a batch has arrived, or a fetch
+# that found the dataset at its end.
+FETCH, LOOP, BODY, NOTHING = 0.0, 1.0, 2.0, -1.0
+COLUMNS, NUMBER = 4, 3  # kind, start, end, and the number of the row, from 1 on
 
 
 class Times(NamedTuple):
@@ -38,7 +41,6 @@ class Stopwatch:
 
     Attributes:
         used: a function with a stopwatch was traced.
-        lost: batches whose times were overwritten before they were read.
     """
 
     def __init__(self, tensorflow: Any, failed: Callable[[Exception], None]) -> None:
@@ -49,7 +51,6 @@ class Stopwatch:
         self._seen = 0
         self._nested = threading.local()
         self.used = False
-        self.lost = 0
 
     # reading
 
@@ -57,20 +58,20 @@ class Stopwatch:
         """Return the batches since the last call: kind, start and end (`perf_counter_ns`)."""
         if not self.used or self._handles is None:
             return []
-        short, long, number = self._handles
-        raw, tf = self._raw, self._tf
-        count = int(raw.ReadVariableOp(resource=number, dtype=tf.int64))
-        new, self._seen = count - self._seen, count
-        if new <= 0:
+        short, long, _ = self._handles
+        table, seen = self._read(short), self._seen
+        rows, last = _rows_after(seen, table)
+        if last == seen and table[seen % SHORT, NUMBER] > seen:  # more than the short table holds
+            newest = int(table[:, NUMBER].max())
+            rows, last = _rows_after(max(seen, newest - LONG), self._read(long))
+        self._seen = last
+        if not rows:
             return []
-        table, size = (short, SHORT) if new <= SHORT else (long, LONG)
-        if new > size:
-            self.lost += new - size
-            new = size
-        times = raw.ReadVariableOp(resource=table, dtype=tf.float64).numpy()
         offset = perf_counter_ns() - time.time_ns()
-        chosen = times[[(count - new + one) % size for one in range(new)]].tolist()
-        return [(kind, int(start * 1e9) + offset, int(end * 1e9) + offset) for kind, start, end in chosen]
+        return [(kind, int(start * 1e9) + offset, int(end * 1e9) + offset) for kind, start, end in rows]
+
+    def _read(self, handle: Any) -> Any:
+        return self._raw.ReadVariableOp(resource=handle, dtype=self._tf.float64).numpy()
 
     def batches(self) -> list[Times]:
         """Return the waits since the last call."""
@@ -180,8 +181,10 @@ class Stopwatch:
     def _variables(self) -> tuple[Any, Any, Any]:
         """Return the variables by their names: a handle from outside would become an input of the function."""
         tf = self._tf
-        long = self._variable(tf.float64, [LONG, 3], "long")
-        return self._variable(tf.float64, [SHORT, 3], "short"), long, self._variable(tf.int64, [], "count")
+        short, long = (
+            self._variable(tf.float64, [size, COLUMNS], name) for size, name in ((SHORT, "short"), (LONG, "long"))
+        )
+        return short, long, self._variable(tf.int64, [], "count")
 
     def _create(self) -> None:
         if self._handles is not None:
@@ -190,7 +193,7 @@ class Stopwatch:
         with tf.init_scope(), tf.device(CPU):
             handles = self._variables()
             for handle, size in zip(handles, (SHORT, LONG), strict=False):
-                self._raw.AssignVariableOp(resource=handle, value=tf.zeros([size, 3], tf.float64))
+                self._raw.AssignVariableOp(resource=handle, value=tf.zeros([size, COLUMNS], tf.float64))
             self._raw.AssignVariableOp(resource=handles[2], value=tf.zeros([], tf.int64))
             self._handles = handles
         self.used = True
@@ -205,21 +208,29 @@ class Stopwatch:
     def _record_fetch(self, began: Any, result: Any, *, optional: bool) -> None:
         tf = self._tf
         tensors = [one for one in tf.nest.flatten(result, expand_composites=True) if tf.is_tensor(one)]
-        got = result.has_value() if optional else None
-        self._record(FETCH, began, tensors, got)
+        with tf.device(CPU):
+            kind = tf.where(result.has_value(), FETCH, NOTHING) if optional else FETCH
+        self._record(kind, began, tensors)
 
-    def _record(self, kind: float, began: Any, after: list[Any], got: Any = None) -> None:
-        """Add a row, once `after` is done; without one if `got` is false."""
+    def _record(self, kind: Any, began: Any, after: list[Any]) -> None:
+        """Add a row, once `after` is done."""
         tf, raw = self._tf, self._raw
         with tf.control_dependencies(after), tf.device(CPU):
             ended = tf.timestamp()
-            row = tf.stack([tf.constant(kind, tf.float64), began, ended])[tf.newaxis]
-            short, long, number = self._variables()
-            count = raw.ReadVariableOp(resource=number, dtype=tf.int64)
-            written = [
-                raw.ResourceScatterUpdate(resource=table, indices=(count % size)[tf.newaxis], updates=row)
-                for table, size in ((short, SHORT), (long, LONG))
-            ]
-            more = tf.constant(1, tf.int64) if got is None else tf.cast(got, tf.int64)
-            with tf.control_dependencies(written):
-                raw.AssignAddVariableOp(resource=number, value=more)
+            short, long, count = self._variables()
+            before = raw.ResourceCountUpTo(resource=count, limit=ENDLESS, T=tf.int64)
+            row = tf.stack([tf.cast(kind, tf.float64), began, ended, tf.cast(before + 1, tf.float64)])
+            for table, size in ((short, SHORT), (long, LONG)):
+                raw.ResourceScatterUpdate(resource=table, indices=before % size, updates=row)
+
+
+def _rows_after(seen: int, table: Any) -> tuple[list[tuple[float, float, float]], int]:
+    """Return the rows that follow number `seen` in a table, without those of no batch, and the last number."""
+    rows: list[tuple[float, float, float]] = []
+    while True:
+        kind, start, end, number = table[seen % len(table)].tolist()
+        if number != seen + 1:
+            return rows, seen
+        seen += 1
+        if kind != NOTHING:
+            rows.append((kind, start, end))
