@@ -12,10 +12,16 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, BinaryIO
 
+import numpy as np
+
+from sm_profiler.formats import perfetto_rows
+from sm_profiler.formats.columns import Mask
+from sm_profiler.formats.protobuf_fields import data, fixed, real, text, varint, whole
+from sm_profiler.formats.timeline_rows import Bytes, CounterRows, SliceRows, distinct
+
 _BUFFER = 1 << 20
 _REMEMBERED = 1 << 15  # encoded parts of packets of a kind that are kept
 _DOUBLE = struct.Struct("<d").pack
-_MASK = (1 << 64) - 1
 
 # Numbers of fields, from the schema.
 _PACKET, _CLOCKS, _TIMESTAMP, _SEQUENCE, _EVENT, _INTERNED, _FLAGS, _TRACK = 1, 6, 8, 10, 11, 12, 13, 60
@@ -37,51 +43,6 @@ _CATEGORIES, _NAMES, _KEYS = 1, 2, 3
 _CLEARED, _NEEDED = 1, 2
 _BOOTTIME, _REALTIME = 6, 1
 
-
-def _encoded(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:  # noqa: PLR2004 - seven bits a byte
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-# Most numbers of a trace are lengths, fields and texts: looking them up takes a third of the time of encoding them.
-_SHORT = tuple(map(_encoded, range(1 << 14)))
-_MORE = tuple(bytes((number & 0x7F | 0x80, number >> 7 | 0x80)) for number in range(1 << 14))  # two bytes before others
-
-
-def varint(number: int) -> bytes:
-    """Encode an unsigned integer; a negative one as 64 bits."""
-    return _SHORT[number] if 0 <= number < len(_SHORT) else _encoded(number & _MASK)
-
-
-def whole(field: int, number: int) -> bytes:
-    """Encode a field with an integer."""
-    return varint(field << 3) + varint(number)
-
-
-def data(field: int, content: bytes) -> bytes:
-    """Encode a field with bytes: a text or a message."""
-    return varint(field << 3 | 2) + varint(len(content)) + content
-
-
-def text(field: int, content: str) -> bytes:
-    """Encode a field with text."""
-    return data(field, content.encode("utf-8", "replace"))
-
-
-def fixed(field: int, number: int) -> bytes:
-    """Encode a field with an integer of 64 bits."""
-    return varint(field << 3 | 1) + struct.pack("<Q", number & _MASK)
-
-
-def real(field: int, number: float) -> bytes:
-    """Encode a field with a floating-point number."""
-    return varint(field << 3 | 1) + _DOUBLE(number)
-
-
 # Parts of packets that stay the same.
 _PACKET_TAG, _EVENT_TAG = varint(_PACKET << 3 | 2), varint(_EVENT << 3 | 2)
 _TIMESTAMP_TAG, _NAME_TAG, _CATEGORY_TAG, _IID_TAG = (
@@ -89,6 +50,9 @@ _TIMESTAMP_TAG, _NAME_TAG, _CATEGORY_TAG, _IID_TAG = (
 )  # fmt: skip
 _BEGIN_TYPE, _VALUE_TYPE, _NEEDED_FLAG = whole(_TYPE, _BEGIN), whole(_TYPE, _VALUE), whole(_FLAGS, _NEEDED)
 _COUNTER_TAG = varint(_COUNTER << 3 | 1)
+_MOMENT = len(_TIMESTAMP_TAG) + perfetto_rows.MOMENT_BYTES
+_VARIANTS = 10  # lengths of the varint of a step: none, or up to nine bytes
+_ANNOTATION_TAG, _WHOLE_TAG = varint(_ANNOTATION << 3 | 2), varint(4 << 3)
 
 
 class PerfettoSink:
@@ -115,6 +79,7 @@ class PerfettoSink:
         self._counters: dict[tuple[int, str], bytes] = {}
         self._heads: dict[tuple[int, int, str, str], bytes] = {}
         self._annotations: dict[tuple[str, int], bytes] = {}
+        self._templates: dict[tuple[tuple[int, int, str, str], int], perfetto_rows.Packets] = {}
         self._processes: dict[int, tuple[int, str, int]] = {}
         self._flows = self._hash("flow")
         self._upper, self._upper_bytes = -1, b""
@@ -154,7 +119,12 @@ class PerfettoSink:
             self._upper, self._upper_bytes = at >> 28, varint(at >> 28)
         if not self._upper:
             return _TIMESTAMP_TAG + varint(at)
-        return _TIMESTAMP_TAG + _MORE[at & 0x3FFF] + _MORE[at >> 14 & 0x3FFF] + self._upper_bytes
+        return (
+            _TIMESTAMP_TAG
+            + perfetto_rows.PAIRS[at & 0x3FFF]
+            + perfetto_rows.PAIRS[at >> 14 & 0x3FFF]
+            + self._upper_bytes
+        )
 
     def _event(self, at: int, content: bytes) -> None:
         interned = b""
@@ -218,10 +188,76 @@ class PerfettoSink:
         found = data(_ANNOTATION, _IID_TAG + self._interned(_KEYS, key) + _value(value))
         return _remembered(self._annotations, (key, value), found) if type(value) is int else found
 
+    def slices(self, rows: SliceRows) -> None:
+        """Write the begins and ends of slices."""
+        if not len(rows):
+            return
+        begin, end = self._origin + int(rows.start.min()), self._origin + int((rows.start + rows.length).max())
+        kinds, first = rows.kinds()
+        keys = [rows.kind_at(row) for row in first.tolist()]
+        together = perfetto_rows.fits(begin, end)
+        singly = [row for row, key in zip(first.tolist(), keys, strict=True) if key not in self._heads]
+        if "step" not in self._tables[_KEYS]:
+            singly += np.flatnonzero(rows.step >= 0)[:1].tolist()
+        # What is new is written with the row that has it first, and numbered in this order.
+        self._flush()
+        written = {row: self._single(rows, row) for row in (sorted({*singly}) if together else range(len(rows)))}
+        if not together:
+            self._out.write(b"".join(written.values()))
+            return
+        digits = perfetto_rows.varint_lengths(rows.step)
+        variants, first = distinct(kinds * _VARIANTS + digits, len(keys) * _VARIANTS)
+        packets = [self._packets(keys[kinds[row]], int(digits[row])) for row in first.tolist()]
+        lines, used = perfetto_rows.slices(rows, self._origin, variants, packets)
+        self._write_rows(lines, used, written)
+
+    def _write_rows(self, lines: Bytes, used: Mask, written: Mapping[int, bytes]) -> None:
+        """Write the used bytes of rows, and of some rows what has been written for them."""
+        begin = 0
+        for row, one in [*written.items(), (len(lines), b"")]:
+            if row > begin:
+                self._out.write(lines[begin:row][used[begin:row]].tobytes())
+            self._out.write(one)
+            begin = row + 1
+
+    def _packets(self, kind: tuple[int, int, str, str], digits: int) -> perfetto_rows.Packets:
+        """Return both packets of the slices of a kind, without their times and the step, a varint of so many bytes."""
+        found = self._templates.get((kind, digits))
+        if found is not None:
+            return found
+        content = self._heads.get(kind) or self._head(*kind)
+        if digits:
+            step = _IID_TAG + self._interned(_KEYS, "step") + _WHOLE_TAG
+            content += _ANNOTATION_TAG + varint(len(step) + digits) + step
+        named = _EVENT_TAG + varint(len(content) + digits) + content
+        after = _NEEDED_FLAG + self._sequence
+        end = self._ends[kind[:2]] + self._sequence
+        before = _PACKET_TAG + varint(_MOMENT + len(named) + digits + len(after)) + _TIMESTAMP_TAG
+        between = after + _PACKET_TAG + varint(_MOMENT + len(end)) + _TIMESTAMP_TAG
+        if len(self._templates) >= _REMEMBERED:
+            self._templates.clear()
+        made = self._templates[kind, digits] = perfetto_rows.Packets(before, named, between, end)
+        return made
+
+    def _single(self, rows: SliceRows, row: int) -> bytes:
+        for announce in rows.named.get(row, ()):
+            announce()
+        step = int(rows.step[row])
+        args = {"step": step} if step >= 0 else {}
+        self.slice(*rows.kind_at(row), int(rows.start[row]), int(rows.length[row]), args, 0)
+        return self._taken()
+
+    def _taken(self) -> bytes:
+        """Return the packets since the last flush instead of writing them."""
+        found = b"".join(self._parts)
+        self._parts.clear()
+        self._size = 0
+        return found
+
     def counter(self, process: int, name: str, at: int, values: Mapping[str, int | float | str]) -> None:
         """Write the values of a counter, each on a track of its own."""
         for key, value in values.items():
-            title = name if key in ("", "value") else f"{name}: {key}"
+            title = _title(name, key)
             track = self._counters.get((process, title))
             if track is None:
                 owner = self._processes[process][1]
@@ -231,9 +267,49 @@ class PerfettoSink:
                 track = self._counters[process, title] = _VALUE_TYPE + whole(_UUID, number) + _COUNTER_TAG
             self._event(at, track + _DOUBLE(float(value)))
 
+    def counters(self, rows: CounterRows) -> None:
+        """Write values of counters."""
+        if not len(rows):
+            return
+        together = perfetto_rows.fits(self._origin + int(rows.at.min()), self._origin + int(rows.at.max()))
+        names, series = rows.name.values, rows.series.values
+        mixed = (rows.process * len(names) + rows.name.codes) * len(series) + rows.series.codes
+        kinds, first = distinct(mixed, (int(rows.process.max()) + 1) * len(names) * len(series))
+        keys = [
+            (int(rows.process[row]), _title(names[rows.name.codes[row]], series[rows.series.codes[row]]))
+            for row in first.tolist()
+        ]
+        singly = {row for row, key in zip(first.tolist(), keys, strict=True) if key not in self._counters} | {
+            *rows.named
+        }
+        self._flush()
+        written = {}
+        for row in sorted(singly) if together else range(len(rows)):
+            for announce in rows.named.get(row, ()):
+                announce()
+            value = {series[rows.series.codes[row]]: float(rows.value[row])}
+            self.counter(int(rows.process[row]), names[rows.name.codes[row]], int(rows.at[row]), value)
+            written[row] = self._taken()
+        if not together:
+            self._out.write(b"".join(written.values()))
+            return
+        packets = []
+        for key in keys:
+            content = self._counters[key]
+            named = _EVENT_TAG + varint(len(content) + 8) + content
+            after = _NEEDED_FLAG + self._sequence
+            before = _PACKET_TAG + varint(_MOMENT + len(named) + 8 + len(after)) + _TIMESTAMP_TAG
+            packets.append(perfetto_rows.Packets(before, named, after, b""))
+        lines, used = perfetto_rows.counters(rows, self._origin, kinds, packets)
+        self._write_rows(lines, used, written)
+
     def close(self, about: Mapping[str, Any]) -> None:  # noqa: ARG002 - the format has no place for such facts
         """Write what is left."""
         self._flush()
+
+
+def _title(name: str, key: str) -> str:
+    return name if key in ("", "value") else f"{name}: {key}"
 
 
 def _remembered(known: dict[Any, bytes], key: object, encoded: bytes) -> bytes:

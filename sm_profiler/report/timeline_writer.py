@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -19,67 +20,28 @@ import numpy as np
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import event_names
-from sm_profiler.formats.columns import EventColumns, SystemColumns
+from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints, Numbering, SystemColumns
 from sm_profiler.formats.perfetto_writer import PerfettoSink
+from sm_profiler.formats.timeline_rows import Announce, CounterRows, SliceRows, distinct
 from sm_profiler.report.svg import clean, shorten
+from sm_profiler.report.timeline_counters import values_of
+from sm_profiler.report.timeline_lanes import (
+    BACKWARD_MODULES,
+    COMMUNICATION,
+    FORWARD_MODULES,
+    LOADER,
+    LOOP,
+    OWN,
+    Lanes,
+)
 from sm_profiler.report.trace_sinks import Arguments, JsonSink, TraceSink
 
 JSON, PERFETTO = "json", "perfetto"
 PERFETTO_ENDINGS = (".pftrace", ".perfetto-trace")
-
-LOOP, FORWARD_MODULES, BACKWARD_MODULES, LOADER, COMMUNICATION, OWN = (
-    "loop",
-    "modules, forward",
-    "modules, backward",
-    "data loading",
-    "communication",
-    "profiler",
-)
-COUNTERS = {
-    "CPUUtilization": "CPU use, %", "I/OWaitPercentage": "I/O wait, %", "GPUUtilization": "GPU use, %",
-    "GPUMemoryUtilization": "GPU memory, %", "MemoryUsedPercent": "memory, %", "ReceiveBytesPerSecond": "network, bytes/s",
-    "TransmitBytesPerSecond": "network, bytes/s", "ReadThroughputInBytesPerSecond": "disk, bytes/s",
-    "WriteThroughputInBytesPerSecond": "disk, bytes/s", "IOPS": "disk operations/s",
-}  # fmt: skip
-SERIES = {
-    "ReceiveBytesPerSecond": "received",
-    "TransmitBytesPerSecond": "sent",
-    "ReadThroughputInBytesPerSecond": "read",
-    "WriteThroughputInBytesPerSecond": "written",
-}
-
-
-MAX_LANES = 64  # of one name; more overlapping events than this are counted, not written
-
-
-@attrs.define
-class _Lane:
-    """Slices of one thread; `stack` contains the ends of the open ones."""
-
-    thread: int
-    stack: list[float] = attrs.field(factory=list)
-    last_start: float = -np.inf
-    last_end: float = -np.inf
-
-    def takes(self, start: float, end: float) -> bool:
-        """Add a slice if it nests here; return whether it does."""
-        if start < self.last_start:  # arrived late: it may cross slices that are already closed
-            return False
-        while self.stack and self.stack[-1] <= start:
-            self.stack.pop()
-        if self.stack and end > self.stack[-1]:
-            return False
-        self.stack.append(end)
-        self.last_start, self.last_end = start, max(end, self.last_end)
-        return True
-
-
-@attrs.define
-class _Process:
-    number: int
-    name: str
-    lanes: dict[str, list[_Lane]] = attrs.field(factory=dict)
-    threads: int = 0
+_ROWS = 1 << 14  # written at once, so that they stay in the processor's cache
+_FAR_NS = float(1 << 60)  # times beyond are handled as Python's integers
+_BUFFER = 1 << 20
+_REMEMBERED = 50_000  # names whose shown form is kept
 
 
 @attrs.define
@@ -107,100 +69,128 @@ class TimelineWriter:
     def __init__(self, sink: TraceSink, origin_us: float) -> None:
         self._sink = sink
         self.origin_us = origin_us
-        self._processes: dict[str, _Process] = {}
+        self._lanes = Lanes(sink)
+        self._shown: dict[str, str] = {}
         self.export = Export()
-
-    def _process(self, name: str, *, order: int = 0) -> _Process:
-        found = self._processes.get(name)
-        if found is None:
-            found = self._processes[name] = _Process(len(self._processes) + 1, name)
-            self._sink.name_process(found.number, shorten(name, 200), order or found.number)
-        return found
-
-    def _lane(self, process: _Process, lane: str, start: float, end: float) -> int | None:
-        """Return the thread for a slice; None if too many others overlap with it."""
-        lanes = process.lanes.setdefault(lane, [])
-        for one in lanes:
-            if one.takes(start, end):
-                return one.thread
-        if len(lanes) >= MAX_LANES:
-            return None
-        process.threads += 1
-        fresh = _Lane(process.threads)
-        fresh.takes(start, end)
-        lanes.append(fresh)
-        label = lane if len(lanes) == 1 else f"{lane} ({len(lanes)})"
-        self._sink.name_thread(process.number, fresh.thread, shorten(label, 200), _order(lane) * 1000 + len(lanes))
-        return fresh.thread
 
     def add_slice(  # noqa: PLR0913, PLR0917 - one argument a field
         self, process: str, lane: str, name: str, category: str, start: int, length: int, args: Arguments, flow: int = 0
     ) -> None:
         """Write a slice to a lane of a process, times in nanoseconds since the origin; those of a lane in their order."""
-        found = self._process(process)
-        thread = self._lane(found, lane, start, start + length)
-        if thread is None:
+        found = self._lanes.process(process)
+        taken = self._lanes.lane(found, lane, start, start + length)
+        for announce in self._lanes.names():
+            announce()
+        if taken is None:
             self.export.left_out += 1
             return
-        self._sink.slice(found.number, thread, name, category, start, length, args, flow)
+        self._sink.slice(found.number, taken.thread, name, category, start, length, args, flow)
         self.export.events += 1
 
     def add_counter(self, process: str, name: str, at: int, values: Arguments) -> None:
         """Write values of a counter from a moment on."""
-        self._sink.counter(self._process(process).number, name, at, values)
+        found = self._lanes.process(process)
+        for announce in self._lanes.names():
+            announce()
+        self._sink.counter(found.number, name, at, values)
         self.export.events += 1
 
     def add_events(self, events: EventColumns) -> None:
         """Write trace events, sorted by start, longer ones first."""
-        if not len(events):
-            return
+        with np.errstate(over="ignore"):
+            start = np.rint((events.start_us - self.origin_us) * 1e3)
+            length = np.maximum(np.rint(events.duration_us * 1e3), 0)
         order = np.lexsort((-events.duration_us, events.start_us))
-        phases = [shorten(text, 100) for text in events.phase.values]
-        names = [shorten(text, 300) or "?" for text in events.name.values]
-        lanes = [clean(text) for text in events.phase.values]
-        processes: dict[int, str] = dict(enumerate(events.node.values))
-        columns = (
-            events.start_us,
-            events.duration_us,
-            events.name.codes,
-            events.phase.codes,
-            events.node.codes,
-            events.step,
-            events.tid,
-            events.worker_id,
-        )
-        lane_names: dict[tuple[int, int, int], str] = {}
-        good = np.isfinite(events.start_us) & np.isfinite(events.duration_us)
-        order = order[good[order]]
-        for start_us, duration_us, name, phase, node, step, tid, worker in zip(
-            *(column[order].tolist() for column in columns), strict=True
-        ):
-            start, length = round((start_us - self.origin_us) * 1e3), max(round(duration_us * 1e3), 0)
-            lane = lane_names.get((phase, tid, worker))
-            if lane is None:
-                lane = lane_names[phase, tid, worker] = _lane_name(lanes[phase], tid, worker)
+        order = order[np.isfinite(start[order]) & np.isfinite(length[order])]
+        for at in range(0, len(order), _ROWS):
+            rows = order[at : at + _ROWS]
+            chosen, begins, lengths = events[rows], start[rows], length[rows]
+            if np.abs(begins).max() < _FAR_NS and lengths.max() < _FAR_NS:
+                self._add_rows(chosen, begins.astype(np.int64), lengths.astype(np.int64))
+            else:
+                self._add_singly(chosen, begins, lengths)
+
+    def _add_singly(self, events: EventColumns, start: Floats, length: Floats) -> None:
+        kinds, lanes = _lane_kinds(events)
+        names, phases = self._names(events.name), self._categories(events.phase)
+        for row, (process, lane) in enumerate(kinds[number] for number in lanes.tolist()):
+            name, phase = names.values[names.codes[row]], phases.values[phases.codes[row]]
+            step = int(events.step[row])
             args = {"step": step} if step >= 0 else {}
-            self.add_slice(processes[node], lane, names[name], phases[phase] or "event", start, length, args)
+            self.add_slice(process, lane, name, phase, int(start[row]), int(length[row]), args)
+
+    def _add_rows(self, events: EventColumns, start: Ints, length: Ints) -> None:
+        kinds, lanes = _lane_kinds(events)
+        track, named = self._lanes.place(kinds, lanes, start, start + length)
+        step = events.step
+        if (track < 0).any():
+            rows = np.flatnonzero(track >= 0)
+            self.export.left_out += len(track) - len(rows)
+            named = {int(np.searchsorted(rows, row)): names for row, names in named.items()}
+            events, track, start, length, step = events[rows], track[rows], start[rows], length[rows], step[rows]
+        if not len(track):
+            return
+        names, phases = self._names(events.name), self._categories(events.phase)
+        self._sink.slices(SliceRows(track, self._lanes.tracks, names, phases, start, length, step, named))
+        self.export.events += len(track)
+
+    def _names(self, names: Category) -> Category:
+        return _only_used(names, self._name)
+
+    def _name(self, text: str) -> str:
+        found = self._shown.get(text)
+        if found is None:
+            if len(self._shown) >= _REMEMBERED:
+                self._shown.clear()
+            found = self._shown[text] = shorten(text, 300) or "?"
+        return found
+
+    def _categories(self, phases: Category) -> Category:
+        return _only_used(phases, lambda text: shorten(text, 100) or "event")
 
     def add_system(self, system: SystemColumns) -> None:
         """Write system metrics as counters of their node."""
         if not len(system):
             return
-        titles = [COUNTERS.get(text, "") for text in system.dimension.values]
-        by_name = [COUNTERS.get(text, "") for text in system.name.values]
-        platform = {code for code, text in enumerate(system.dimension.values) if text == "Platform"}
-        pending: dict[tuple[int, str, float], dict[str, float]] = {}
-        columns = (system.timestamp, system.value, system.node.codes, system.dimension.codes, system.name.codes)
-        for seconds, value, node, dimension, name in zip(*(column.tolist() for column in columns), strict=True):
-            title = titles[dimension] or by_name[name]
-            if not title or dimension in platform or not np.isfinite(value) or not np.isfinite(seconds):
-                continue
-            series = system.name.values[name]
-            pending.setdefault((node, title, seconds), {})[SERIES.get(series, shorten(series, 60) or "value")] = value
-        for (node, title, seconds), values in sorted(pending.items(), key=lambda item: item[0][2]):
-            process = self._process(f"{system.node.values[node]} system", order=100_000)
-            self._sink.counter(process.number, title, round((seconds * 1e6 - self.origin_us) * 1e3), values)
-        self.export.events += len(pending)
+        found = values_of(system, self.origin_us)
+        if not len(found.at):
+            return
+        node = found.node
+        edges = [*np.flatnonzero(found.first).tolist(), len(found.at)]
+        self.export.events += len(edges) - 1
+        named: dict[int, list[Announce]] = {}
+        numbers = np.zeros(len(node.values), np.int64)
+        _, appears = distinct(node.codes, len(node.values))
+        for row in np.sort(appears).tolist():
+            process = self._lanes.process(f"{node.values[node.codes[row]]} system", order=100_000)
+            numbers[node.codes[row]] = process.number
+            if names := self._lanes.names():
+                named[row] = names
+        owner = numbers[node.codes]
+        if np.abs(found.at).max() >= _FAR_NS:
+            for begin, end in itertools.pairwise(edges):
+                for announce in named.get(begin, ()):
+                    announce()
+                self._sink.counter(
+                    int(owner[begin]), found.name_at(begin), int(found.at[begin]), found.shown(begin, end)
+                )
+            return
+        at = found.at.astype(np.int64)
+        begin = 0
+        for end in edges[1:]:
+            if end - begin >= _ROWS or end == len(at):
+                rows = slice(begin, end)
+                here = {row - begin: names for row, names in named.items() if begin <= row < end}
+                columns = (
+                    owner[rows],
+                    found.name[rows],
+                    found.series[rows],
+                    at[rows],
+                    found.value[rows],
+                    found.first[rows],
+                )
+                self._sink.counters(CounterRows(*columns, here))
+                begin = end
 
     def finish(self, metadata: list[dict[str, Any]], source: str) -> Export:
         """End the trace with the errors of its clocks."""
@@ -213,11 +203,11 @@ class TimelineWriter:
             ):
                 self.export.clock_error_us[str(one.get("node", args.get("rank")))] = float(args["clock_error_us"])
         for name, error in self.export.clock_error_us.items():
-            if name in self._processes:
-                self._sink.label_process(self._processes[name].number, f"clock within {error / 1e3:.3g} ms")
+            if name in self._lanes.processes:
+                self._sink.label_process(self._lanes.processes[name].number, f"clock within {error / 1e3:.3g} ms")
         for name, shift in self.export.shift_us.items():
-            self._sink.label_process(self._processes[name].number, f"shifted by {shift / 1e3:+.3g} ms")
-        self.export.processes = len(self._processes)
+            self._sink.label_process(self._lanes.processes[name].number, f"shifted by {shift / 1e3:+.3g} ms")
+        self.export.processes = len(self._lanes.processes)
         self._sink.close({
             "source": clean(source),
             "start_time_since_epoch_in_micros": round(self.origin_us),
@@ -250,20 +240,31 @@ def _lane_name(phase: str, tid: int, worker: int) -> str:
     return _LANES.get(phase, LOOP)
 
 
-def _order(lane: str) -> int:
-    known = (
-        LOOP,
-        LOADER,
-        FORWARD_MODULES,
-        BACKWARD_MODULES,
-        "operators",
-        "host thread",
-        "GPU",
-        COMMUNICATION,
-        "loader worker",
-        OWN,
-    )
-    return next((place for place, name in enumerate(known) if lane.startswith(name)), len(known))
+def _lane_kinds(events: EventColumns) -> tuple[list[tuple[str, str]], Ints]:
+    """Return the names of processes and lanes, and the index of each event's pair of them."""
+    phase = _only_used(events.phase, clean)
+    phases, of_event = phase.values, phase.codes
+    by_thread = np.array([text == event_names.CPU_OPERATORS for text in phases])[of_event]
+    by_worker = np.array([text.startswith(event_names.DATALOADER_WORKER) for text in phases])[of_event]
+    detail = np.where(by_thread, events.tid, np.where(by_worker, events.worker_id, -1))
+    details, first = distinct(np.maximum(detail, -1) + 1, min(int(detail.max()) + 2, (1 << 62)))
+    mixed = (events.node.codes.astype(np.int64) * len(phases) + of_event) * len(first) + details
+    codes, examples = distinct(mixed, len(events.node.values) * len(phases) * len(first))
+    numbers = Numbering()
+    found = [
+        numbers[
+            events.node.values[events.node.codes[row]],
+            _lane_name(phases[of_event[row]], int(events.tid[row]), int(events.worker_id[row])),
+        ]
+        for row in examples.tolist()
+    ]
+    return list(numbers), np.array(found, np.int64)[codes]
+
+
+def _only_used(texts: Category, shown: Callable[[str], str]) -> Category:
+    """Return the texts of a column as they are shown, without those of other rows."""
+    codes, first = distinct(texts.codes, len(texts.values))
+    return Category(codes.astype(np.int32), tuple(shown(texts.values[code]) for code in texts.codes[first].tolist()))
 
 
 @contextlib.contextmanager
@@ -293,7 +294,7 @@ def timeline_file(
             if (kind or PERFETTO) == PERFETTO and (kind or ending in PERFETTO_ENDINGS):
                 yield TimelineWriter(PerfettoSink(cast("BinaryIO", out), round(origin_us) * 1000, identity), origin_us)
             else:
-                with io.TextIOWrapper(out, encoding="utf-8", write_through=False) as text:
-                    yield TimelineWriter(JsonSink(text), origin_us)
+                with io.BufferedWriter(cast("io.RawIOBase", out), _BUFFER) as buffered:
+                    yield TimelineWriter(JsonSink(buffered), origin_us)
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}") from None

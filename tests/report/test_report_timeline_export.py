@@ -13,7 +13,8 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import detailed_folder, source_name
 from sm_profiler.report.gpu.timeline import Window, outside
 from sm_profiler.report.timeline_export import export_timeline
-from sm_profiler.report.timeline_writer import MAX_LANES, TimelineWriter
+from sm_profiler.report.timeline_lanes import MAX_LANES
+from sm_profiler.report.timeline_writer import TimelineWriter
 from sm_profiler.report.trace_sinks import JsonSink
 from sm_profiler.source import open_source
 
@@ -95,7 +96,7 @@ def test_checker_rejects_crossing_slices():
 
 def write(tmp_path, *tables, metadata=()):
     path = tmp_path / "trace.json"
-    with path.open("w") as out:
+    with path.open("wb") as out:
         writer = TimelineWriter(JsonSink(out), 1.7e15)
         for table in tables:
             writer.add_events(table)
