@@ -129,14 +129,21 @@ class Case:
         """Return the case with other sizes, the same for the same seed."""
         draw = random.Random(f"{seed} {self.name}")  # noqa: S311 - sizes, no secret
         size = {
-            key: value if key in FIXED else type(value)(value * draw.uniform(*VARY.get(key, (0.8, 1.25))))
+            key: value if key in FIXED else _near(value, *VARY.get(key, (0.8, 1.25)), draw)
             for key, value in self.size.items()
         }
         return attrs.evolve(self, size=size)
 
 
-FIXED = {"slow", "after", "dies", "patience", "problem", "backend", "ahead"}
+FIXED = {"slow", "after", "dies", "patience", "problem", "backend", "ahead", "jit", "part", "item", "apart"}
+HEADS = 16  # of the transformers on a GPU: their widths are multiples
 VARY = {"share": (0.9, 1.15), "steps": (1.0, 1.2), "rare": (0.85, 1.15), "seconds": (1.0, 1.3)}
+
+
+def _near(value: float, low: float, high: float, draw: random.Random) -> float:
+    """Return a value times a random factor; multiples of the heads stay such, which networks with attention need."""
+    changed = type(value)(value * draw.uniform(low, high))
+    return changed if value % HEADS or changed < HEADS else int(changed // HEADS * HEADS)
 
 
 def _function(source: str, number: int) -> str:

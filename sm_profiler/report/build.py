@@ -102,15 +102,15 @@ def _built_from_slices(
             source,
             lambda: new_folds(parameters),
             interval_us=interval_us,
-            put_away=lambda state: put_away(state, parameters),
+            put_away=put_away,
         )
     return _of_slice(source, whole, job)
 
 
 def _of_slice(source: Any, whole: Slice, job: JobInfo) -> Report:
     """Return the report of a whole job's folds."""
-    report, *folds = whole.folds
-    results = report.results()
+    folds = whole.folds[1:]
+    results = whole.folds[0].results()
     for index, line in whole.broken.items():
         results.broken[type(whole.folds[index]).__name__] = line
     return assemble(source, results, MetricFolds.of(folds), job)

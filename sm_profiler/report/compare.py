@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -18,7 +19,7 @@ from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.markdown import Summary, runs_of
 from sm_profiler.report.model import Report
-from sm_profiler.report.page import render_page
+from sm_profiler.report.page import Link, render_page
 from sm_profiler.report.svg import shorten
 
 ROUNDS = 2000  # resamples; with these, the ends of an interval vary by less than a tenth of its width
@@ -198,8 +199,8 @@ def terminal_comparison(found: Comparison) -> str:
     return "\n".join(lines)
 
 
-def render_comparison(found: Comparison) -> str:
-    """Return the comparison as an HTML page."""
+def render_comparison(found: Comparison, links: Sequence[Link] = ()) -> str:
+    """Return the comparison as an HTML page; `links` lead to others, where a server shows them."""
     slower = found.step is not None and found.step.is_clear and (found.step.change or 0) > 0
     return render_page(
         "compare.html",
@@ -210,6 +211,7 @@ def render_comparison(found: Comparison) -> str:
         tables=(),
         method="means over the training steps after the warm-up; intervals from a moving-block bootstrap.",
         mood="issue" if slower else "healthy" if found.changes else "open",
+        links=links,
     )
 
 

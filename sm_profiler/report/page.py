@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+import attrs
 import jinja2
 from markupsafe import Markup
 
@@ -24,7 +25,15 @@ from sm_profiler.report.svg import clean, shorten
 from sm_profiler.report.timeline_data import timeline
 from sm_profiler.report.view import finding_view, glance, pictures
 
-PAGE = "page.html"
+PAGE, LINKS = "page.html", "links.html"
+
+
+@attrs.frozen
+class Link:
+    """A link to another page; without an address, the name of this one."""
+
+    text: str
+    address: str = ""
 
 
 def render_html(report: Report) -> str:
@@ -75,13 +84,16 @@ def _sections(report: Report) -> list[Section]:
     return [*of_traces, *build_sections(report.metrics, report.rules, report.broken)]
 
 
-def render_page(template: str, *, package: str = "", script: str = "", **content: Any) -> str:
+def render_page(
+    template: str, *, package: str = "", script: str = "", links: Sequence[Link] = (), **content: Any
+) -> str:
     """Return a page from one of the templates, with the shared style.
 
     Args:
         template: name of the template.
         package: another package that has it, with a style and a script of the same name.
         script: the page's script, unless the package has it.
+        links: other pages, where a server shows them.
         content: what the template shows.
     """
     style, environment = page_style(), _environment()
@@ -97,6 +109,7 @@ def render_page(template: str, *, package: str = "", script: str = "", **content
         script=Markup(script),  # noqa: S704 - our own file
         policy=_policy(style, script),
         version=__version__,
+        links=links,
         **content,
     )
 
@@ -156,11 +169,11 @@ def _environment() -> jinja2.Environment:
 def new_environment(load: Callable[[str], str]) -> jinja2.Environment:
     """Return an environment that escapes everything and has the filters of the pages; `load` returns a template.
 
-    The frame of all pages is PAGE.
+    All pages share their frame, PAGE, and the links to others, LINKS.
     """
 
     def shared(name: str) -> str | None:
-        return _asset(name) if name == PAGE else None
+        return _asset(name) if name in {PAGE, LINKS} else None
 
     loader = jinja2.ChoiceLoader([jinja2.FunctionLoader(shared), jinja2.FunctionLoader(load)])
     environment = jinja2.Environment(

@@ -48,7 +48,7 @@ MEASURED_STAGES = T(
     0.5, "of a wait that the measured stages explain; below, most of it is in the one that TensorFlow forgot"
 )
 INPUT_WAIT_MS = T(1.5, "collating a small batch in the training process takes less than this, however small the step")
-HANDOVER_MS = T(0.5, "taking a batch that a worker has ready takes less, however small the step")
+HANDOVER_MS = T(0.5, "taking a batch that a worker or a pipeline has ready takes less, however small the step")
 GPU_IDLE = T(0.35, "a GPU that is idle in over a third of the samples waits for something during most of each step")
 ALWAYS_IDLE = T(1.0, "a GPU that is idle in all samples is unused; it does not wait for data")
 WORKERS = T(8, "workers to try first; more of them start slowly, take memory, and are rarely needed")
@@ -150,6 +150,10 @@ RETRY_COST = T(
 )
 EXPLAINED = T(0.5, "of a finding's lost share; a symptom of which another finding explains most is not listed again")
 
+UNSEEN_WAITS = T(
+    0.3, "of the loop in lines that hand arrays of JAX to numpy; Python and launches alone leave less to wait for"
+)
+
 # Before the loop.
 INIT_ALLOWANCE_S = T(5.0, "starting Python and importing torch takes 2 to 5 s and cannot be avoided")
 INIT_ALLOWANCE_GPU_S = T(12.0, "as INIT_ALLOWANCE_S, with the start of CUDA and its libraries")
@@ -161,11 +165,15 @@ INIT_MODEL_S = T(2.0, "after the import, building a model and opening a dataset"
 INITIALIZATION = T(0.25, "a quarter of the paid time before the first step")
 START_PART = T(0.4, "of the start; a part this large is the one to repair first")
 START_PART_SHOWN = T(0.05, "of the start; smaller parts do not matter")
+COMPILING_S = T(1.0, "in the first steps; less is no start to complain about, however short the job")
+COMPILING_IN_VAIN = T(1.0, "compiling that takes longer than all other steps has not paid off; it needs no allowance")
 INIT_WEIGHT = T(0.5, "a start is paid once and a slow loop with every epoch: the start leads only if twice as large")
 
 # Nothing happens.
 IDLE = T(0.2, "of the job; ends and pauses of a few seconds are part of every job")
 IDLE_CORES = T(0.25, "cores; a thread that works occupies one, a waiting process with its hook a few hundredths")
+IDLE_SAMPLED = T(0.5, "of a span that samples of a process cover; the process may compute in the rest")
+IDLE_MACHINE_CORES = T(0.5, "cores of a machine, however many it has; one thread that computes occupies one")
 PAUSE = T(20, "usual iterations; logging, validation and checkpoints take less, or are recorded by name")
 PAUSE_KNOWN = T(0.5, "of a pause that is recorded as a checkpoint, a compilation or the like, which is its cause then")
 

@@ -24,7 +24,8 @@ _STATES = {
 }
 MIN_SECONDS, MAX_SECONDS = 1e9, 1e11  # since the epoch; times before 2001 and after 5138 are damage
 UNPAID = frozenset({"instance"})
-INSIDE_LOOP = frozenset({"compile", "first_steps"})
+COMPILING = "compile"
+INSIDE_LOOP = frozenset({COMPILING, "first_steps"})
 LABELS = {
     "instance": "waiting for the instance",
     "image": "pulling the image",
@@ -32,7 +33,7 @@ LABELS = {
     "install": "starting the container and installing packages",
     "imports": "starting Python and importing packages",
     "building": "building model and dataset before the first step",
-    "compile": "compiling in the first steps",
+    COMPILING: "compiling in the first steps",
     "first_steps": "the slow first steps",
 }
 ADVICE = {
@@ -45,7 +46,7 @@ ADVICE = {
     "package on a network file system imports slowly.",
     "building": "Cache what each start prepares again (the index of the dataset, tokenized or decoded data), load weights once and "
     "memory-mapped (safetensors), and build model and dataset in parallel.",
-    "compile": "Keep what is compiled between runs (for torch.compile TORCHINDUCTOR_CACHE_DIR on a volume or "
+    COMPILING: "Keep what is compiled between runs (for torch.compile TORCHINDUCTOR_CACHE_DIR on a volume or "
     "torch.compiler.save_cache_artifacts, for JAX jax_compilation_cache_dir), and compile only the parts that repeat.",
     "first_steps": "Keep what the first steps prepare: cuDNN autotuning (benchmark=False for changing shapes), allocator warm-up, "
     "loader workers (persistent_workers=True, fewer imports in them).",
@@ -104,7 +105,7 @@ class JobPart:
 
 _BARS = {  # part of the start → colour and letter
     "image": ("violet", "I"), "download": ("teal", "D"), "install": ("sky", "P"), "imports": ("amber", "M"),
-    "building": ("rose", "B"), "compile": ("moss", "C"), "first_steps": ("violet", "S"),
+    "building": ("rose", "B"), COMPILING: ("moss", "C"), "first_steps": ("violet", "S"),
 }  # fmt: skip
 
 
@@ -234,7 +235,7 @@ def _of_first_steps(metrics: JobMetrics) -> dict[str, float]:
     records = metrics.records.get(COMPILE)
     compiling = sum(one.seconds for one in records.of(rank.name) if one.start <= until) if records else 0.0
     compiling = min(compiling, spent)
-    return {"compile": compiling, "first_steps": spent - compiling}
+    return {COMPILING: compiling, "first_steps": spent - compiling}
 
 
 def _first_steps(rank: Rank) -> float:

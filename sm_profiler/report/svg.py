@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from markupsafe import Markup, escape
 
 # XML allows no control characters but tab, newline and carriage return
@@ -12,12 +14,12 @@ _REMOVED |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)))
 
 def element(tag: str, *children: Markup | str, **attributes: object) -> Markup:
     """Return an element; `class_` becomes `class`, other underscores become hyphens, and None omits an attribute."""
-    written = Markup("").join(
-        Markup(' {}="{}"').format(_name(key), _value(value)) for key, value in attributes.items() if value is not None
-    )
-    inner = Markup("").join(child if isinstance(child, Markup) else escape(clean(child)) for child in children)
-    opened = Markup("<") + Markup(tag) + written  # noqa: S704 - our own file, or escaped above
-    return opened + Markup(">") + inner + Markup("</{}>").format(Markup(tag))  # noqa: S704 - our own file, or escaped above
+    # plain strings: those of Markup.format take a tenth of a report's time
+    written = "".join([
+        f' {_name(key)}="{escape(_value(value))}"' for key, value in attributes.items() if value is not None
+    ])  # fmt: skip
+    inner = "".join([child if isinstance(child, Markup) else escape(clean(child)) for child in children])
+    return Markup(f"<{tag}{written}>{inner}</{tag}>")  # noqa: S704 - our own file, or escaped above
 
 
 def clean(text: str) -> str:
@@ -47,6 +49,7 @@ def text(x: float, y: float, content: str, *, kind: str = "", anchor: str | None
     return element("text", content, x=x, y=y, class_=kind or None, text_anchor=anchor)
 
 
+@cache
 def _name(key: str) -> str:
     if key in ("viewBox", "preserveAspectRatio"):
         return key

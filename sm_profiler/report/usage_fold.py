@@ -29,6 +29,11 @@ class Usage:
         """Return the cores that the process occupied in a time span; None with fewer than two samples."""
         return self._rate(self.cpu, start, end)
 
+    def covered(self, start: float, end: float) -> float:
+        """Return the share of a time span between the first and the last sample in it: what its rates speak of."""
+        inside = self.seconds[(self.seconds >= start) & (self.seconds <= end)]
+        return float(inside[-1] - inside[0]) / (end - start) if len(inside) and end > start else 0.0
+
     def fault_rate(self, start: float, end: float) -> float | None:
         """Return the page faults from disk a second in a time span; None with fewer than two samples."""
         return self._rate(self.faults, start, end)

@@ -12,6 +12,7 @@ from sm_profiler.report.formatting import percent
 from sm_profiler.report.judges import JUDGES, JudgeContext
 from sm_profiler.report.judges.loop import launches_unknown, outside_share
 from sm_profiler.report.judges.slowdown import largest_slowdown
+from sm_profiler.report.judges.unseen_waits import waits_unseen
 from sm_profiler.report.model import Evidence, Finding, Location, Verdict
 from sm_profiler.report.where import beside_the_phases, with_locations
 from sm_profiler.rules.profiler_report import one_line
@@ -105,9 +106,13 @@ def _healthy(context: JudgeContext) -> Finding | None:
             "job run longer."
         )
         where, label = beside_the_phases(context.metrics), NO_SINGLE_CAUSE
-    if context.core_wait >= policy.SHARED:
-        waited = percent(context.core_wait)
-        if context.core_wait >= policy.MOSTLY_SHARED:
+    unseen = waits_unseen(context)
+    if unseen >= policy.UNSEEN_WAITS:
+        text = f"No bottleneck found, but numpy reads JAX's arrays {percent(unseen)} of the time, and may wait for them unseen."
+        advice = "Read arrays with jax.device_get(…) instead of numpy, so that these waits count as computing."
+    if context.shared_wait >= policy.SHARED:
+        waited = percent(context.shared_wait)
+        if context.shared_wait >= policy.MOSTLY_SHARED:
             text = f"Other processes use the machine: the training waits for a core {waited} of the time, which hides any other cause."
             advice, label = (
                 "Give the job a machine of its own, or fewer processes beside it, and profile it again.",
@@ -133,11 +138,13 @@ def _confidence_in_health(context: JudgeContext, unexplained: float) -> str:
 
     Other programs that take the cores stretch what computes, and so hide what waits.
     """
-    if unexplained >= policy.MOSTLY_UNEXPLAINED or context.core_wait >= policy.SHARED:
+    if unexplained >= policy.MOSTLY_UNEXPLAINED or context.shared_wait >= policy.SHARED:
         return "low"
     steady = context.steps >= policy.STEADY_STEPS
     blind = not context.waits_known and not context.metrics.gpus and not any(r.waits_seen for r in context.ranks)
-    others = context.core_wait >= policy.CORE_WAIT or largest_slowdown(context) is not None  # none that is the script's
+    others = (
+        context.shared_wait >= policy.CORE_WAIT or largest_slowdown(context) is not None
+    )  # none that is the script's
     if not steady or blind or others or unexplained >= policy.UNEXPLAINED or launches_unknown(context):
         return "medium"
     near = (

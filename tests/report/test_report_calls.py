@@ -43,6 +43,36 @@ def test_a_save_that_is_a_small_part_of_a_stall_does_not_hide_it():
     assert Class.CHECKPOINTING in {finding.kind for finding in verdict.also}
 
 
+@pytest.mark.parametrize(
+    ("line", "function", "counts"),
+    [
+        ('with path.open("wb") as file:', "main", True),
+        ("file = open(path, 'w')", "main", True),
+        ('with path.open("rb") as file:', "main", False),
+        ('with path.open("wb") as file:', "other", False),
+    ],
+)
+def test_opening_a_file_belongs_to_its_save(line, function, counts):
+    rows = with_saves(400, 20, 0.2, saved=0.2)  # the rest truncates the last checkpoint
+    found = Sampled("algo-1-0", "outside", True, (Place("train.py", 30, function),), "pathlib.Path.open", 3.0, 45)
+    metrics = attrs.evolve(metrics_of(rows), samples=Samples((found,), {("train.py", 30): line}))
+    verdict = decide(JudgeContext(metrics, {}))
+    if counts:
+        assert (verdict.kind, verdict.also) == (Class.CHECKPOINTING, ())
+        assert verdict.main.share_of_time == pytest.approx((20 * 0.04 + 3.0) / 7.9, abs=0.05)
+    else:
+        assert verdict.kind is Class.PERIODIC_STALL
+
+
+def test_a_save_that_opens_its_file_in_the_same_line_counts_once():
+    rows = with_saves(400, 20, 0.2)
+    found = Sampled("algo-1-0", "outside", True, (Place("train.py", 31, "main"),), "pickle.dump", 4.0, 60)
+    source = 'pickle.dump(state, open(path, "wb"))'
+    once = verdict_of(rows).main.share_of_time
+    metrics = attrs.evolve(metrics_of(rows), samples=Samples((found,), {("train.py", 31): source}))
+    assert decide(JudgeContext(metrics, {})).main.share_of_time == pytest.approx(once)
+
+
 def test_rare_saves_cost_nothing():
     assert verdict_of(with_saves(400, 200, 0.03)).kind is Class.BALANCED
 

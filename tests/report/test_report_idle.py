@@ -44,10 +44,36 @@ def test_a_short_end_is_usual():
     assert judged(training(600), cpu(11, lambda _: 2), used(11, lambda at: 1.0 if at < 8 else 0.01)) is None
 
 
+def test_only_what_exceeds_a_usual_end_counts():
+    rows, use = training(600), used(60, lambda at: 1.0 if at < 8 else 0.01)  # until second 7, then nothing
+    assert judged(rows, cpu(13, lambda _: 2), use) is None  # a framework takes seconds to end
+    assert judged(rows, cpu(30, lambda _: 2), use).kind is Class.IDLE
+
+
 def test_without_samples_of_the_process_the_machine_decides():
     rows = training(600)
     assert judged(rows, cpu(60, lambda at: 90 if at < 8 else 2)).kind is Class.IDLE
     assert judged(rows, cpu(60, lambda at: 90 if at < 8 else 60)) is None
+
+
+def test_few_samples_at_the_end_do_not_hide_a_wait_that_computes():
+    rows = training(600)  # until second 7
+    at = np.array([1.0, 5.0, 38.0, 39.0])  # none while results are computed and waited for
+    usage = {"algo-1-0": Usage(at + START_S, np.array([1.0, 5.0, 37.0, 37.01]), np.zeros(4))}
+    assert judged(rows, cpu(40, lambda _: 95), usage) is None
+    assert judged(rows, cpu(40, lambda at: 95 if at < 8 else 1), usage).confidence == "medium"
+
+
+@pytest.mark.parametrize("cores", [2, 64])
+def test_one_busy_thread_of_a_large_machine_is_not_idle(cores):
+    def machine(busy):
+        return [
+            (at, busy if core == 0 else 0.5, "algo-1", "cpu", f"cpu{core}", "CPUUtilization")
+            for at in range(1, 40) for core in range(cores)
+        ]  # fmt: skip
+
+    assert judged(training(600), machine(98)) is None
+    assert judged(training(600), machine(2)).kind is Class.IDLE
 
 
 def test_an_idle_gpu_after_the_loop_is_lost_even_if_the_host_works():

@@ -9,6 +9,7 @@ from sm_profiler.formats import event_names
 from sm_profiler.report.classes import Class
 from sm_profiler.report.judges.inputs import judge_input
 from sm_profiler.report.judges.judge_context import JudgeContext
+from sm_profiler.report.judges.loop import judge_host, launches_of
 from sm_profiler.report.judges.written import LOOPS
 from sm_profiler.report.usage_fold import Usage
 
@@ -122,6 +123,39 @@ def test_counted_operators_replace_the_fixed_limit_of_small_steps():
         assert verdict_of(rows, metadata=KERAS).kind is kind
 
 
+def test_a_counted_step_in_which_the_script_did_more_is_no_usual_one():
+    rows = compiled(3000, wait=0, length=0.005)
+    rows = operators(rows, operators=70, fixed_us=1.2, step_us=5_200)
+    rows = operators(rows, operators=370, fixed_us=11.0, step_us=5_200)
+    verdict = verdict_of(rows, metadata=KERAS)
+    assert Class.HOST_BOUND not in {verdict.kind, *(one.kind for one in verdict.also)}
+    assert launches_of(JudgeContext(metrics_of(rows), {})).operators == 70
+
+
+def test_launches_take_a_smaller_share_of_a_loop_with_long_steps():
+    rows = compiled(3000, wait=0, length=0.0007)
+    found = {}
+    for name, more in (("usual", []), ("long", training(10, at=6.0, number=3000, wait=0, forward=0.5))):
+        rows = operators(rows + more, operators=250, fixed_us=2.0, step_us=800)
+        finding = judge_host(JudgeContext(metrics_of(rows), {}))
+        found[name] = finding.share_of_time
+        assert finding.headline.startswith("About 62 % of a step of 800 µs")
+    assert found["usual"] == pytest.approx(0.625, rel=0.05)
+    assert found["long"] < 0.4 * found["usual"]
+
+
 def test_a_line_that_prints_what_a_whole_loop_returns_writes_nothing():
     assert LOOPS.search("print(model.fit(x, y).history)")
     assert LOOPS.search("print(model.predict_proba(x))") is None
+
+
+def test_the_input_is_the_one_that_most_training_steps_read():
+    short, long = compiled(1, wait=0), training(300, at=3.0, number=1, wait=0.02)
+    first, second, evaluated = (
+        (event_names.INPUT, kind, at, 0.0, "algo-1-0", -1, {"kind": kind, **more})
+        for kind, at, more in (("tf.data", 0.9, {}), ("PyDataset", 2.0, LINE), ("generator", 12.0, {}))
+    )
+    evaluation = training(5, at=12.1, mode="EVAL")
+    verdict = verdict_of([first, *short, second, *long, evaluated, *evaluation])
+    assert verdict.kind is Class.INPUT_BOUND
+    assert [(place.line, place.function) for place in verdict.main.where] == [(12, "__getitem__")]

@@ -95,6 +95,23 @@ def test_batches_of_a_generator_are_input_if_they_take_longer_than_taking_them_f
     assert (Class.INPUT_BOUND in {one.kind for one in (verdict.main, *verdict.also)}) is found
 
 
+@pytest.mark.parametrize(
+    ("step", "line", "kind"),
+    [(0.004, 40, Class.HOST_BOUND), (0.004, 41, Class.SYNC_BOUND), (0.04, 40, Class.SYNC_BOUND)],
+    ids=["the trainer's own", "the script's", "of long steps"],
+)
+def test_what_a_trainer_does_beside_small_steps_is_their_fixed_cost(step, line, kind):
+    counted = event_names.OPERATORS, "operators", 1.0, 0.0, NAME, 20, {"operators": 60, "fixed_us": 3.0}
+    parts = {"forward": 0.3, "backward": 0.2, "optimizer": 0.1, "outside": 0.4}
+    rows = [*training(600, wait=0, **{name: part * step for name, part in parts.items()}), counted]
+    inside = [stack(phase, seconds, 40) for phase, seconds in (("forward", 3.0), ("backward", 2.0))]
+    context = judged(rows, *inside, stack("outside", 4.0, line))
+    verdict = decide(context)
+    assert verdict.kind is kind
+    if kind is Class.HOST_BOUND:
+        assert "the trainer's own code" in verdict.main.headline
+
+
 def test_a_loop_outside_the_training_loop_is_no_iterator():
     nested = stack("outside", 6.0, (20, "report"), (8, "rows"))
     verdict = decide(judged(training(400, wait=0, outside=0.008), nested, stack("forward", 2.0, 21)))
@@ -106,6 +123,15 @@ def test_health_on_a_machine_that_others_use_is_a_guess(waiting, confidence):
     verdict = decide(judged(training(400), waiting=waiting))
     assert (verdict.kind, verdict.main.confidence) == (Class.BALANCED, confidence)
     assert (verdict.main.label == "Others use the machine") is (waiting >= policy.MOSTLY_SHARED)
+
+
+@pytest.mark.parametrize(("busy", "blamed"), [(90, True), (55, False)], ids=["others", "its own threads"])
+def test_only_other_programs_that_run_can_keep_a_core_busy(busy, blamed):
+    rows = training(400)
+    cores = [(at, busy, "algo-1", "cpu", f"cpu{core}", "CPUUtilization") for at in range(1, 6) for core in (0, 1)]
+    verdict = decide(judged(rows, waiting=0.3, cores=1.1, system=metrics_of(rows, cores).system))
+    assert ("Other processes use the machine" in verdict.main.headline) is blamed
+    assert verdict.main.confidence == ("low" if blamed else "high")
 
 
 @pytest.mark.parametrize(

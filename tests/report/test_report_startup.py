@@ -179,6 +179,15 @@ def test_a_machine_with_only_the_folder_of_containers_is_none():
     assert str(inspect.signature(birth).parameters["input_config"].default) == INPUT_CONFIG
 
 
+@pytest.mark.parametrize(("compiled", "steps", "slow"), [(3.0, 20, True), (0.0, 20, False), (3.0, 60, False)])
+def test_compiling_for_longer_than_all_other_steps_needs_no_allowance(compiled, steps, slow):
+    rows = training(1, at=5.0, forward=3.1) + training(steps, at=8.2, forward=0.1, number=1)
+    rows.append(("sm_profiler/compile", "step", 5.05, compiled, "algo-1-0", 0, {}))
+    metrics = metrics_of(rows, SAMPLES[:16], metadata=process(4.0, started=0.5))
+    found = judge_initialization(JudgeContext(metrics, {}))
+    assert (found is not None) == slow
+
+
 def test_the_bar_of_the_job_shows_each_paid_part_of_the_start():
     rows = training(1, at=20.0, forward=4.0) + training(300, at=24.1, number=1)
     described = transitions(Starting=600, DownloadingTrainingImage=40, Downloading=30)

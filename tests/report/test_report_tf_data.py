@@ -1,10 +1,12 @@
 """The slow stage of a tf.data pipeline, from made-up records."""
 
 import pytest
-from report_helpers import training, verdict_of
+from report_helpers import metrics_of, training, verdict_of
 
 from sm_profiler.formats import event_names
 from sm_profiler.report import Class
+from sm_profiler.report.judges import JudgeContext
+from sm_profiler.report.judges.inputs import judge_input
 
 SLOW = {
     "stage": "map(decode)", "us": 3700.0, "batch_us": 118_400.0, "parallelism": 1.0, "parallel": False,
@@ -49,6 +51,14 @@ def test_no_stage_dominates():
 
 def test_to_prefetch_is_no_work():
     assert "prefetch takes" not in verdict_of(waiting(SLOW | {"stage": "prefetch", "us": 22.0})).main.headline
+
+
+@pytest.mark.parametrize(("made_us", "found"), [(1500.0, True), (40.0, False)])
+def test_a_small_wait_counts_if_the_pipeline_takes_as_long_to_make_a_batch(made_us, found):
+    args = {"batches": 300, "stages": [BATCH, SLOW | {"us": made_us, "batch_us": made_us}]}
+    rows = training(300, wait=0.0009, forward=0.001, backward=0.0015, optimizer=0.0002)
+    rows.append((event_names.DATA_STAGES, "tf.data", 1.0, 0.0, "algo-1-0", 50, args))
+    assert (judge_input(JudgeContext(metrics_of(rows), {})) is not None) is found
 
 
 def test_the_record_with_the_most_batches_counts():

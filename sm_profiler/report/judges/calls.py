@@ -10,6 +10,7 @@ from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, percent, plural, size
 from sm_profiler.report.judges.judge_context import JudgeContext
 from sm_profiler.report.judges.occurrences import Spent, calls_of, largest_names, lines_of, time_spent
+from sm_profiler.report.judges.opened import with_opening
 from sm_profiler.report.judges.written import Written, written_lines
 from sm_profiler.report.model import Evidence, Finding, Location
 from sm_profiler.report.record_fold import Record
@@ -36,6 +37,7 @@ def _explained(spent: Spent) -> dict[Class, float]:
 def judge_saving(context: JudgeContext) -> Finding | None:
     """Find checkpoints and other files that the loop waits for."""
     spent = time_spent(context, event_names.SAVE, lambda one: not one.args.get("imported"))  # a save imports only once
+    spent, opening = with_opening(context, spent)
     rank = spent.worst
     if rank is None or spent.share < policy.SAVING:
         return None
@@ -47,6 +49,7 @@ def judge_saving(context: JudgeContext) -> Finding | None:
         Evidence("time in the training loop spent saving files", round(spent.share, 4), policy.SAVING, unit="share"),
         Evidence("files saved", spent.calls, None, rank.name),
         Evidence("duration of a save", round(usual * 1e3, 3), None, rank.name, "ms"),
+        *opening,
     ]
     written = [
         float(one.args["bytes"]) for one in single if isinstance(one.args.get("bytes"), int) and one.args["bytes"]

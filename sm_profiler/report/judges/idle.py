@@ -27,7 +27,8 @@ def judge_idle(context: JudgeContext) -> Finding | None:
     tail, pauses = _tail(metrics, metrics.loop[1]), _pauses(metrics)
     paused = sum(end - start for start, end in pauses)
     share = (tail + paused) / metrics.duration
-    if share < policy.IDLE:
+    beyond = (max(tail - start_allowance(metrics), 0.0) + paused) / metrics.duration  # a usual end is in each job
+    if beyond < policy.IDLE:
         return None
     where = []
     evidence = [Evidence("idle time of the job", round(share, 4), policy.IDLE, unit="share")]
@@ -48,7 +49,7 @@ def judge_idle(context: JudgeContext) -> Finding | None:
         _advice(tail >= paused, running=metrics.running),
         share,
         of="job",
-        confidence="high" if share >= policy.CLEARLY * policy.IDLE and cores is not None else "medium",
+        confidence="high" if beyond >= policy.CLEARLY * policy.IDLE and cores is not None else "medium",
         where=lines_of_samples(
             metrics, lambda one: one.phase == "end" if tail >= paused else one.long and one.phase == "outside"
         ),
@@ -119,12 +120,18 @@ def _is_idle(metrics: JobMetrics, span: Span) -> bool:
     if cores is not None:
         return cores < policy.IDLE_CORES
     cpu = _within(metrics, "cpu", span)
-    return cpu is not None and cpu < policy.SAMPLE_IDLE
+    if cpu is None:
+        return False
+    used_cores = cpu / 100 * max(metrics.system.cores.values(), default=1)
+    return cpu < policy.SAMPLE_IDLE and used_cores < policy.IDLE_MACHINE_CORES
 
 
 def _cores(metrics: JobMetrics, span: Span) -> float | None:
-    """Return the CPU cores that the busiest training process occupies in a span."""
-    used = [cores for usage in metrics.usage.values() if (cores := usage.cores(*span)) is not None]
+    """Return the CPU cores that the busiest training process occupies in a span; None if samples cover too little of it."""
+    used = [
+        cores for usage in metrics.usage.values()
+        if usage.covered(*span) >= policy.IDLE_SAMPLED and (cores := usage.cores(*span)) is not None
+    ]  # fmt: skip
     return max(used, default=None)
 
 

@@ -14,7 +14,7 @@ from sm_profiler.report.job_metrics import Rank
 from sm_profiler.report.judges.judge_context import JudgeContext
 from sm_profiler.report.judges.keras_inputs import KerasInput, keras_input
 from sm_profiler.report.judges.loop import MAX_NAME, outside_share
-from sm_profiler.report.judges.tf_data import Stage, slow_stage
+from sm_profiler.report.judges.tf_data import Stage, batch_seconds, slow_stage
 from sm_profiler.report.judges.workers import workers_of
 from sm_profiler.report.judges.written import BESIDE_THE_PHASES
 from sm_profiler.report.model import Evidence, Finding, Location
@@ -67,7 +67,8 @@ def _by_restarts(context: JudgeContext) -> Finding | None:
 def _by_waits(context: JudgeContext) -> Finding | None:
     wait = context.wait
     mean = context.mean(lambda rank: rank.mean("wait", without_stalls=False))
-    least_ms = policy.HANDOVER_MS if context.metrics.loader.num_workers > 0 else policy.INPUT_WAIT_MS
+    is_late = context.metrics.loader.num_workers > 0 or (mean > 0 and batch_seconds(context) >= mean)
+    least_ms = policy.HANDOVER_MS if is_late else policy.INPUT_WAIT_MS
     if wait < policy.INPUT_WAIT or mean * 1e3 < least_ms:
         return None
     share = context.metrics.average_share("wait")  # of the whole loop with its evaluation, like the chart

@@ -16,10 +16,20 @@ from sm_profiler.report.job_metrics import JobMetrics, Rank
 from sm_profiler.report.judges.judge_context import JudgeContext
 from sm_profiler.report.judges.objects import growing_lines, grown_objects
 from sm_profiler.report.model import Evidence, Finding
-from sm_profiler.report.startup import ADVICE, before_profile, in_first_steps, largest, start_parts
+from sm_profiler.report.startup import (
+    ADVICE,
+    COMPILING,
+    StartPart,
+    before_profile,
+    in_first_steps,
+    largest,
+    start_parts,
+)
 from sm_profiler.report.step_fold import TRAIN
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sm_profiler.formats.columns import Floats
 
 
@@ -40,6 +50,15 @@ def _model_allowance(metrics: JobMetrics) -> float:
     return max(min(metrics.loading or 0.0, policy.INIT_LOADING_S), policy.INIT_MODEL_S)
 
 
+def _compiles_in_vain(metrics: JobMetrics, parts: Sequence[StartPart]) -> bool:
+    """Return whether compiling in the first steps takes longer than all of the loop but the first steps' excess."""
+    compiling = sum(part.seconds for part in parts if part.key == COMPILING)
+    if metrics.loop is None or metrics.running or compiling < policy.COMPILING_S:
+        return False
+    start, end = metrics.loop
+    return compiling > policy.COMPILING_IN_VAIN * max(end - start - in_first_steps(parts), 0.0)
+
+
 def judge_initialization(context: JudgeContext) -> Finding | None:
     """Find a long time before training runs at full speed, compared with the whole job, and name its largest part."""
     metrics = context.metrics
@@ -48,9 +67,12 @@ def judge_initialization(context: JudgeContext) -> Finding | None:
         return None
     parts = start_parts(metrics)
     earlier, imports = before_profile(metrics)
-    first_steps = max(in_first_steps(parts) - _model_allowance(metrics), 0.0)
     before, whole, allowance = inside + earlier, whole + earlier, start_allowance(metrics) + imports
-    excess = (max(before - allowance, 0.0) + first_steps) / whole
+    if _compiles_in_vain(metrics, parts):  # no model is built meanwhile, and a short job consists of its start anyway
+        first_steps, judged = in_first_steps(parts), max(whole - min(before, allowance), 1e-9)
+    else:
+        first_steps, judged = max(in_first_steps(parts) - _model_allowance(metrics), 0.0), whole
+    excess = (max(before - allowance, 0.0) + first_steps) / judged
     if excess < policy.INITIALIZATION:
         return None
     before += first_steps

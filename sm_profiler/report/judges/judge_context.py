@@ -68,6 +68,21 @@ class JudgeContext:
         return usage.core_wait(rank.start, rank.end) if usage is not None else 0.0
 
     @property
+    def shared_wait(self) -> float:
+        """Share of the loop in which the main threads have no core because other programs use it."""
+        return self.mean(self.shared_wait_of)
+
+    def shared_wait_of(self, rank: Rank) -> float:
+        """Return the same of one process.
+
+        While a thread waits for a core, another one runs there. So the waits that other programs cause cannot exceed
+        their processor time; the others are those for threads of the training itself, which more machines do not end.
+        """
+        others = cores_of_others(self.metrics, rank.node, rank.start, rank.end)
+        waited = self.core_wait_of(rank)
+        return waited if others is None else min(waited, others)
+
+    @property
     def gpu_mean(self) -> float | None:
         """Mean use of all GPUs in the loop, percent; None without GPUs."""
         return mean_or_none([gpu.mean for gpu in self.metrics.gpus])
@@ -160,12 +175,22 @@ class JudgeContext:
         clear = value >= policy.CLEARLY * threshold and beyond >= policy.SURE_SIGMAS * error
         if clear and sure and self.steps >= policy.STEADY_STEPS:
             return "high"
-        if not clear and self.core_wait >= policy.MOSTLY_SHARED:  # which shifts the shares of the parts
+        if not clear and self.shared_wait >= policy.MOSTLY_SHARED:  # which shifts the shares of the parts
             return "low"
         return "medium" if beyond >= policy.LIKELY_SIGMAS * error and (sure or clear) else "low"
 
 
 Judge: TypeAlias = Callable[[JudgeContext], Finding | None]
+
+
+def cores_of_others(metrics: JobMetrics, node: str, start: float, end: float) -> float | None:
+    """Return the CPU cores that others than the training processes occupy on a node; None if that is not known."""
+    cpu, cores = metrics.system.of("cpu").get((node, "")), metrics.system.cores.get(node)
+    usage = [metrics.usage[one.name] for one in metrics.ranks if one.node == node and one.name in metrics.usage]
+    known = [used for one in usage if (used := one.cores(start, end)) is not None]
+    if cpu is None or not cores or not known or not np.isfinite(busy := cpu.mean_within(start, end)):
+        return None
+    return max(busy / 100 * cores - sum(known), 0.0)
 
 
 def mean_or_none(values: Sequence[float]) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import attrs
+import numpy as np
 
 from sm_profiler.formats import event_names
 from sm_profiler.report.judges.judge_context import JudgeContext
@@ -30,11 +31,31 @@ class KerasInput:
 
 def keras_input(context: JudgeContext) -> KerasInput | None:
     """Return the cause in a PyDataset or a generator; None for other inputs."""
-    records = context.metrics.records.get(event_names.INPUT)
-    first = next(iter(records.longest), None) if records else None  # of the training; others evaluate
-    if first is None or first.name not in {"PyDataset", "generator"}:
+    one = training_input(context)
+    if one is None or one.name not in {"PyDataset", "generator"}:
         return None
-    return _py_dataset(first, context) if first.name == "PyDataset" else GENERATOR
+    return _py_dataset(one, context) if one.name == "PyDataset" else GENERATOR
+
+
+def training_input(context: JudgeContext) -> Record | None:
+    """Return the input that most training steps read, or None; a loop over an input begins after its record.
+
+    One that was read again is recorded once: its later steps count for the input before them.
+    """
+    records = context.metrics.records.get(event_names.INPUT)
+    if records is None or not records.longest:
+        return None
+    rank = next((one for one in context.ranks if records.of(one.name)), None)
+    if rank is None or not len(rank.train):
+        return records.longest[0]
+    own = records.of(rank.name)
+    rows = np.searchsorted(rank.steps.start, [one.start * 1e6 for one in own])
+    read = [(one, row) for one, row in zip(own, rows, strict=True) if row < len(rank.train) and rank.train[row]]
+    if not read:
+        return own[0]
+    ends = [*(row for _, row in read[1:]), len(rank.train)]
+    steps = [int(rank.train[row:end].sum()) for (_, row), end in zip(read, ends, strict=True)]
+    return read[steps.index(max(steps))][0]
 
 
 def _py_dataset(record: Record, context: JudgeContext) -> KerasInput:

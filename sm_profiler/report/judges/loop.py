@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections import defaultdict
 
 import attrs
 import numpy as np
@@ -15,8 +17,11 @@ from sm_profiler.report.formatting import duration, number, percent
 from sm_profiler.report.job_metrics import Rank
 from sm_profiler.report.judges.judge_context import JudgeContext, declared_shares, mean_or_none
 from sm_profiler.report.judges.one_by_one import judge_one_by_one
+from sm_profiler.report.judges.stack import KERAS
+from sm_profiler.report.judges.unseen_waits import waits_unseen
 from sm_profiler.report.judges.written import BESIDE_THE_PHASES
 from sm_profiler.report.model import Evidence, Finding
+from sm_profiler.report.sample_fold import Place
 from sm_profiler.report.step_fold import GC
 from sm_profiler.report.svg import shorten
 from sm_profiler.report.where import BESIDE_THE_LOOP, IMPORT, lines_of_samples
@@ -54,7 +59,7 @@ def judge_sync(context: JudgeContext) -> Finding | None:
     update = _update_by_hand(context)
     limit, rest = _beside_the_model(context, update)
     share, outside = share * rest, outside * rest
-    if share < limit or outside * 1e3 < policy.OUTSIDE_MS:
+    if share < limit or outside * 1e3 < policy.OUTSIDE_MS or _is_small_for_trainer(context):
         return _waits_for_gpu(context)
     iteration = context.mean(lambda rank: rank.mean("length"))
     return Finding(
@@ -77,6 +82,29 @@ def judge_sync(context: JudgeContext) -> Finding | None:
             error=context.share_error(lambda one: one.iterations.of("outside")),
         ),
     )
+
+
+def _is_small_for_trainer(context: JudgeContext) -> bool:
+    """Return whether steps are small, and what lies beside their phases is code of a library whose loop the script calls.
+
+    Then one line of the script, such as `model.fit(…)`, is the innermost one of several phases and of what lies beside them.
+    Keras's loop runs code of the script in callbacks only, which are no part of a step, so that samples must show
+    otherwise. What a trainer does at each step costs the same however large the batch is.
+    """
+    if _typical(context, "length") * 1e3 >= policy.SMALL_STEP_MS:
+        return False
+    stacks = [one for one in context.metrics.samples.stacks if one.places and not one.long]
+    names = {"wait", *(part.key for part in parts.phases())}
+    phases: dict[Place, set[str]] = defaultdict(set)
+    for one in stacks:
+        if one.phase in names:
+            phases[one.places[-1]].add(one.phase)
+    calls = {place for place, found in phases.items() if len(found) > 1}
+    beside = [one for one in stacks if one.phase in BESIDE_THE_PHASES]
+    trainers = sum(one.count for one in beside if one.places[-1] in calls)
+    scripts = sum(one.count for one in beside if one.places[-1] not in calls)
+    chance = policy.SURE_SIGMAS * math.sqrt(trainers + scripts)
+    return trainers - scripts > (-chance if context.stack is KERAS else chance)
 
 
 def _waits_for_gpu(context: JudgeContext) -> Finding | None:
@@ -190,6 +218,12 @@ def tiny_ms(context: JudgeContext) -> float:
     return float(policy.TINY_GRAPH_MS if context.stack.one_by_one else policy.TINY_COMPILED_MS)
 
 
+def _part_of_usual_steps(context: JudgeContext) -> float:
+    """Return the share of the loop that its steps would take if all were as long as the typical one."""
+    mean = context.mean(lambda rank: rank.mean("length", without_stalls=False))
+    return min(_typical(context, "length") / mean, 1.0) if mean > 0 else 1.0
+
+
 def _typical(context: JudgeContext, key: str) -> float:
     return context.mean(lambda rank: rank.median(key))
 
@@ -202,7 +236,7 @@ class Launches:
         operators: operators a step.
         fixed: seconds an operator takes at least on this machine.
         step: seconds of the steps beside which it was calibrated, without waiting for a core; None if not recorded.
-        eager: most of the cost is that of operators which Python launches, in a framework that compiles steps.
+        eager: Python launches all of them, in a framework that compiles steps.
     """
 
     operators: float
@@ -217,7 +251,11 @@ class Launches:
 
 
 def launches_of(context: JudgeContext) -> Launches | None:
-    """Return the operators that the hook counted and the cost that it calibrated; None without a complete record."""
+    """Return the operators that the hook counted and the cost that it calibrated; None without a complete record.
+
+    Of the counted steps it is the one in the middle, the cheaper one of two: a step in which the script does more, now and
+    then, is none that a larger batch makes cheaper.
+    """
     records = context.metrics.records.get(event_names.OPERATORS)
     found = []
     for record in records.longest if records else ():
@@ -227,9 +265,9 @@ def launches_of(context: JudgeContext) -> Launches | None:
             found.append(Launches(count, fixed_us / 1e6, step, record.args.get("eager") is True))
     if not found:
         return None
-    operators, fixed = (float(np.median([getattr(one, key) for one in found])) for key in ("operators", "fixed"))
+    usual = sorted(found, key=lambda one: one.seconds)[(len(found) - 1) // 2]
     steps = [one.step for one in found if one.step]
-    return Launches(operators, fixed, float(np.median(steps)) if steps else None, found[-1].eager)
+    return attrs.evolve(usual, step=float(np.median(steps)) if steps else None)
 
 
 def launches_unknown(context: JudgeContext) -> bool:
@@ -280,7 +318,7 @@ def _measured_launches(context: JudgeContext, launches: Launches) -> Finding | N
             Evidence("fixed cost of an operator on this machine", round(launches.fixed * 1e3, 5), unit="ms"),
         ),
         first + _SMALL_STEPS_ADVICE.format(context.stack.fewer_launches),
-        share,
+        share * _part_of_usual_steps(context),
         confidence=context.confidence(share, limit, error=policy.LAUNCHES_ERROR * share),
     )
 
@@ -294,13 +332,16 @@ def _loop_of_python(context: JudgeContext, launches: Launches) -> Finding | None
     step, outside, share = _typical(context, "length"), _typical(context, "outside"), outside_share(context)
     limit, rest = _beside_the_model(context, _update_by_hand(context))
     share, outside = share * rest, outside * rest
-    compiled = tiny_ms(context) < policy.TINY_STEP_MS
-    if compiled or not is_tiny(context) or share < limit or outside * 1e3 >= policy.OUTSIDE_MS or step <= 0:
+    compiled, of_trainer = tiny_ms(context) < policy.TINY_STEP_MS, _is_small_for_trainer(context)
+    if compiled or share < limit or step <= 0:
+        return None
+    if not of_trainer and (not is_tiny(context) or outside * 1e3 >= policy.OUTSIDE_MS):
         return None
     launching = min(launches.seconds / (launches.step or step), 1.0)
+    whose = "the trainer's own code" if of_trainer else "Python of the loop"
     return Finding(
         Class.HOST_BOUND,
-        f"Steps of {duration(step)} are too small: {percent(share)} of them is Python of the loop, and launching "
+        f"Steps of {duration(step)} are too small: {percent(share)} of them is {whose}, and launching "
         f"{launches.operators:,.0f} operators takes {percent(launching)} more, however little they compute.",
         (
             Evidence(
@@ -319,6 +360,8 @@ def _tiny_steps(context: JudgeContext) -> Finding | None:
     """Find steps so short that launches dominate them on any machine, if operators were not counted."""
     wait, outside = _typical(context, "wait"), _typical(context, "outside") * (1 - _gradients_by_hand(context))
     if not is_tiny(context) or wait * 1e3 >= policy.INPUT_WAIT_MS or outside * 1e3 >= policy.OUTSIDE_MS:
+        return None
+    if waits_unseen(context) >= policy.UNSEEN_WAITS:  # steps end long before they have run
         return None
     limit = tiny_ms(context)
     iteration = _typical(context, "length")

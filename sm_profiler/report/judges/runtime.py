@@ -29,6 +29,11 @@ _REPAIRS = {
         "input_signature with None for the varying axes, and drop a shorter last batch (drop_remainder=True). Call tf.function "
         "once, outside the loop: each new function is traced on its own."
     ),
+    "XLA": (
+        "Pad batches to a few lengths and mask the rest, and drop a shorter last batch (drop_remainder=True): XLA compiles a "
+        "function for each shape, even if TensorFlow does not trace it again. If the shapes must vary, leave out "
+        "jit_compile=True."
+    ),
     "jax.jit": (
         "Give the function the same shapes and types at each call: pad batches to a few lengths and mask the rest, and drop a "
         "shorter last batch. Pass numbers that change as arrays instead of naming them in static_argnums, and call jax.jit once, "
@@ -53,7 +58,7 @@ def judge_recompilation(context: JudgeContext) -> Finding | None:
     rank = spent.worst
     if rank is None or spent.share < policy.RECOMPILING or all(map(in_first_steps, spent.records)):
         return None
-    compiler = next((text for one in spent.records if (text := _text(one, "compiler"))), _TORCH)
+    compiler = next((text for one in reversed(spent.records) if (text := _text(one, "compiler"))), _TORCH)
     reason = next((text for one in reversed(spent.records) if (text := _text(one, "reason"))), "")
     breaks = [one for one in context.metrics.records[event_names.COMPILE].of(rank.name) if one.name == "graph break"]
     evidence = [

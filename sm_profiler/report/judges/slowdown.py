@@ -12,7 +12,7 @@ from sm_profiler.report import parts, policy
 from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, percent
 from sm_profiler.report.job_metrics import JobMetrics, Rank
-from sm_profiler.report.judges.judge_context import JudgeContext
+from sm_profiler.report.judges.judge_context import JudgeContext, cores_of_others
 from sm_profiler.report.judges.ranks import MEETINGS, in_step
 from sm_profiler.report.model import Evidence, Finding
 from sm_profiler.report.where import lines_since
@@ -219,22 +219,9 @@ def _core_waits(metrics: JobMetrics, rank: Rank, change: Change) -> tuple[float,
 
 def _others(metrics: JobMetrics, rank: Rank, change: Change) -> tuple[float, float] | None:
     """Return the CPU cores that others than the training processes use on the rank's node, before and after the change."""
-    cpu, cores = metrics.system.of("cpu").get((rank.node, "")), metrics.system.cores.get(rank.node)
     moment = float(rank.iterations.start[change.at])
-    if cpu is None or not cores:
-        return None
-    found = []
-    for span in ((rank.start, moment), (moment, rank.end)):
-        own = [
-            metrics.usage[one.name].cores(*span)
-            for one in metrics.ranks
-            if one.node == rank.node and one.name in metrics.usage
-        ]
-        known = [used for used in own if used is not None]
-        if not known:
-            return None
-        found.append(max(cpu.mean_within(*span) / 100 * cores - sum(known), 0.0))
-    return found[0], found[1]
+    before, after = (cores_of_others(metrics, rank.node, *span) for span in ((rank.start, moment), (moment, rank.end)))
+    return None if before is None or after is None else (before, after)
 
 
 def _changes(metrics: JobMetrics, rank: Rank, moment: float) -> list[Evidence]:

@@ -13,6 +13,7 @@ from sm_profiler.report.job_metrics import Rank
 from sm_profiler.report.judges.judge_context import JudgeContext, input_bursts
 from sm_profiler.report.judges.loop import MAX_NAME
 from sm_profiler.report.judges.occurrences import in_first_steps, long_iteration, time_spent
+from sm_profiler.report.judges.unseen_waits import long_steps_may_wait
 from sm_profiler.report.model import Evidence, Finding
 from sm_profiler.report.svg import shorten
 
@@ -26,6 +27,8 @@ def judge_periodic(context: JudgeContext) -> Finding | None:
     """Find long steps at a fixed interval."""
     rank = _worst(context)
     if rank is None or rank.stalls.period is None or rank.stall_share < policy.STALL_COST:
+        return None
+    if long_steps_may_wait(rank, context):
         return None
     stalls, period, restarted = rank.stalls, rank.stalls.period, _restarted(rank, context)
     about = "" if stalls.exact else "about "
@@ -162,6 +165,7 @@ def judge_outliers(context: JudgeContext) -> Finding | None:
         or not rank.stalls.is_rare
         or rank.stalls.typical < policy.OUTLIER_LENGTH * rank.stalls.median
         or rank.stalls.agreement < policy.SAME_PART
+        or long_steps_may_wait(rank, context)
     ):
         return None
     stalls, epochs = rank.stalls, _between_epochs(rank, context)
@@ -185,5 +189,5 @@ def judge_outliers(context: JudgeContext) -> Finding | None:
         rank.stall_share,
         explains={Class.INPUT_BOUND: rank.stall_share} if stalls.where == "wait" else {},
         # A thread that holds the interpreter may wait for the core in place of the training thread.
-        confidence="low" if context.core_wait >= max(rank.stall_share, policy.SHARED) else confidence,
+        confidence="low" if context.shared_wait >= max(rank.stall_share, policy.SHARED) else confidence,
     )

@@ -96,17 +96,38 @@ class Stage:
         )  # fmt: skip
 
 
+def batch_seconds(context: JudgeContext) -> float:
+    """Return the seconds in which the stages make a batch, without handing over what is ready; 0 if none were recorded."""
+    return max(
+        (
+            sum(
+                _number(one.get("batch_us"))
+                for one in _stages(about)
+                if not str(one.get("stage", "")).startswith("prefetch")
+            )
+            / 1e6
+            for about in _latest(context)
+        ),
+        default=0.0,
+    )
+
+
 def slow_stage(context: JudgeContext) -> Stage | None:
     """Return the stage that takes most of the time for a batch, or None if none dominates or none was recorded."""
+    wait = context.mean(lambda rank: rank.mean("wait", without_stalls=False))
+    stages = [stage for about in _latest(context) if (stage := forgotten(about, wait) or slowest(about)) is not None]
+    return max(stages, key=lambda stage: stage.batch, default=None)
+
+
+def _latest(context: JudgeContext) -> list[Mapping[str, Any]]:
+    """Return the most complete record of each judged process."""
     found = context.metrics.records.get(event_names.DATA_STAGES)
     names = {rank.name for rank in context.ranks}
     latest: dict[str, Mapping[str, Any]] = {}
     for record in found.longest if found else ():
         if record.process in names and known(record.args) > known(latest.get(record.process, {})):
             latest[record.process] = record.args
-    wait = context.mean(lambda rank: rank.mean("wait", without_stalls=False))
-    stages = [stage for about in latest.values() if (stage := forgotten(about, wait) or slowest(about)) is not None]
-    return max(stages, key=lambda stage: stage.batch, default=None)
+    return list(latest.values())
 
 
 def forgotten(about: Mapping[str, Any], wait: float) -> Stage | None:
