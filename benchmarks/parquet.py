@@ -1,6 +1,6 @@
 """Measure how much faster a profile is read from Parquet than from its JSON, in CPU seconds of all processes.
 
-    python benchmarks/parquet.py [--hours 6] [--repeat 3] [--keep FOLDER]
+    python benchmarks/parquet.py [--hours 6] [--repeat 3] [--only ROW ...] [--keep FOLDER]
 
 The job has 8 GPUs and takes 180 MB of JSON an hour. Each figure is the least of some runs, each in a process of its own,
 without the imports. "rows" is a report of which the kept state is not used.
@@ -90,6 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--hours", type=float, default=6)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--only", nargs="+", metavar="ROW", help='rows of the table, as "frame, events"')
     parser.add_argument("--keep", type=Path, help="a folder for the job, which a second call reads again")
     options = parser.parse_args()
     folder = options.keep or Path(tempfile.mkdtemp(prefix="sm-profiler-parquet-"))
@@ -97,7 +98,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         job, dataset = made(folder, options.hours)
         print("| | JSON, CPU s | Parquet, CPU s | times as fast | JSON, MiB | Parquet, MiB |\n" + "|---" * 6 + "|")
-        for what in run("", job):
+        for what in options.only or run("", job):
             runs = [[run(what, where) for _ in range(options.repeat)] for where in (job, dataset)]
             (json_s, json_mb), (parquet_s, parquet_mb) = map(min, runs)
             print(

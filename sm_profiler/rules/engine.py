@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import attrs
 
 from sm_profiler.processes import trim_heap
 from sm_profiler.rules.builtin import Compat
-from sm_profiler.rules.profiler_report import ProfilerReport, one_line
+from sm_profiler.rules.profiler_report import ProfilerReport, merge_part, one_line
 from sm_profiler.rules.results import RuleResults
+from sm_profiler.rules.stored import Stored, loaded
 from sm_profiler.rules.window import MINUTE_US, BatchLike, EvaluationWindow, WindowCutter
 
 LATE_S = 90.0  # a node that still runs uploads a system file every minute
@@ -148,13 +150,6 @@ def run_folds(
     return state.broken
 
 
-@attrs.frozen
-class Stored:
-    """A fold outside of memory; `load` returns it."""
-
-    load: Callable[[], Any]
-
-
 @attrs.define(eq=False)
 class Slice:
     """Folds of a stretch of a job.
@@ -178,9 +173,7 @@ class Slice:
 
     def load(self, index: int) -> Any:
         """Return a fold, which is in memory from then on."""
-        fold = self.folds[index]
-        if isinstance(fold, Stored):
-            fold = self.folds[index] = fold.load()
+        fold = self.folds[index] = loaded(self.folds[index])
         return fold
 
     def loaded(self) -> Slice:
@@ -192,15 +185,15 @@ class Slice:
     def merge(self, later: Slice) -> None:
         """Absorb the stretch that follows, fold by fold: its folds are gone then."""
         for index in range(len(self.folds)):
-            fold, other = self.load(index), later.load(index)
+            self.folds[index] = merge_part(index, self.folds[index], later.folds[index], self.broken, later.broken)
             later.folds[index] = None
-            if index in self.broken or index in later.broken:
-                self.broken.setdefault(index, later.broken.get(index, ""))
-                continue
-            try:
-                fold.merge(other)
-            except Exception as error:  # noqa: BLE001 - one fold's error must not stop the others
-                self.broken[index] = one_line(error)
+
+    def merge_later(self, later: Slice) -> None:
+        """Absorb the stretch that follows, each fold once it is loaded: two whole states need not be in memory."""
+        for index in range(len(self.folds)):
+            mine, theirs = self.folds[index], later.folds[index]
+            self.folds[index] = Stored(partial(merge_part, index, mine, theirs, self.broken, later.broken))
+        later.folds = []
 
 
 class SliceTree:
@@ -225,7 +218,10 @@ class SliceTree:
         while (load := self._waiting.pop((level, number ^ 1), None)) is not None:
             other = load()
             first, second = (other, state) if number % 2 else (state, other)
-            first.merge(second)
+            if self._put_away is None:
+                first.merge(second)
+            else:
+                first.merge_later(second)
             level, number, state = level + 1, number // 2, first
         self._waiting[level, number] = self._put_away(state) if self._put_away is not None else lambda: state
 
@@ -240,14 +236,14 @@ class SliceTree:
         whole = waiting.pop()() if waiting else None
         while waiting and whole is not None:
             earlier = waiting.pop()()
-            earlier.merge(whole)
+            earlier.merge_later(whole)
             whole = earlier
         return whole.loaded() if whole is not None else None
 
 
 SLICE_WINDOWS = 60  # an hour: of less, more is read twice than folded
 SLICE_BYTES = 1 << 30  # of files in a slice, on average: what a worker folds at least
-TRIM_WINDOWS = 10  # more often takes time to get memory back
+TRIM_WINDOWS = 4  # more often takes time to get memory back
 _SHORTER = (2, 4, 12)  # shares of an hour
 
 
@@ -295,6 +291,7 @@ def run_sliced(
         while start_us >= begin_us + (number + 1) * slice_us:
             tree.add(0, number, state)
             state, number = Slice(folds()), number + 1
+            trim_heap()
 
     for count, window in enumerate(windows(source, interval_us=interval_us, before=close), 1):
         state.update(window)
@@ -302,8 +299,10 @@ def run_sliced(
         if not count % TRIM_WINDOWS:
             trim_heap()
     tree.add(0, number, state)
+    del state
+    trim_heap()
     whole = tree.whole()
-    return whole if whole is not None else state
+    return whole if whole is not None else Slice(folds())
 
 
 def run_rules(  # noqa: PLR0913 - all but the source are options

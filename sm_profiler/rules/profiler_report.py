@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import attrs
 
@@ -23,7 +24,10 @@ from sm_profiler.rules.overall_framework_metrics import OverallFrameworkMetrics
 from sm_profiler.rules.overall_system_usage import OverallSystemUsage
 from sm_profiler.rules.results import RuleResult, RuleResults
 from sm_profiler.rules.step_outlier import StepOutlier
+from sm_profiler.rules.stored import Stored, loaded
 from sm_profiler.rules.window import MINUTE_US, EvaluationWindow
+
+Key = TypeVar("Key", str, int)
 
 # In the order in which ProfilerReport runs them.
 RULES: tuple[type[BuiltinRule], ...] = (
@@ -106,7 +110,7 @@ class ProfilerReport(BuiltinRule):
     """Runs all other rules; its condition is met if that of any of them is.
 
     Attributes:
-        rules: the rules by name.
+        rules: the rules by name; `rule` returns one that is stored.
         broken: rule name → one line about the error that stopped it.
         first_met: rule name → index of the first window that met its condition.
     """
@@ -123,7 +127,9 @@ class ProfilerReport(BuiltinRule):
     def start(self) -> None:
         """Create every rule."""
         given = self.parameters.of_rules
-        self.rules = {rule.name(): rule(compat=self.compat, **given.get(rule.name(), {})) for rule in RULES}
+        self.rules: dict[str, Any] = {
+            rule.name(): rule(compat=self.compat, **given.get(rule.name(), {})) for rule in RULES
+        }
         self.broken: dict[str, str] = {}
         self.first_met: dict[str, int] = {}
         self.windows = 0
@@ -149,15 +155,29 @@ class ProfilerReport(BuiltinRule):
         self.broken.update(other.broken)
         for name, rule in self.rules.items():
             if name not in self.broken:
-                rule.merge(other.rules[name])
+                merged = partial(merge_part, name, rule, other.rules[name], self.broken, other.broken)
+                is_stored = isinstance(rule, Stored) or isinstance(other.rules[name], Stored)
+                self.rules[name] = Stored(merged) if is_stored else merged()
+
+    def rule(self, name: str) -> Any:
+        """Return a rule, which is in memory from then on."""
+        rule = self.rules[name] = loaded(self.rules[name])
+        return rule
+
+    def load_rules(self) -> None:
+        """Have all rules in memory: `broken` has the errors of those that were merged while they were loaded."""
+        for name in self.rules:
+            self.rule(name)
 
     def results(self) -> RuleResults:
         """Return the result of each rule that is not broken."""
         found: dict[str, RuleResult] = {}
-        for name, rule in self.rules.items():
+        for name in self.rules:
             if name not in self.broken:
                 try:
-                    found[name] = rule.result()
+                    rule = self.rule(name)
+                    if name not in self.broken:  # it may have been merged while it was loaded
+                        found[name] = rule.result()
                 except Exception as error:  # noqa: BLE001 - one rule's error must not stop the others
                     self.broken[name] = one_line(error)
         return RuleResults(found, dict(self.broken))
@@ -168,6 +188,27 @@ class ProfilerReport(BuiltinRule):
         fired = len(results.fired)
         triggered = {name: result.triggered for name, result in results.results.items()}
         return self._result(fired, fired, len(triggered), ReportDetails(triggered, results.broken))
+
+
+def merge_part(key: Key, mine: Any, theirs: Any, broken: dict[Key, str], theirs_broken: Mapping[Key, str]) -> Any:
+    """Return a fold or rule with that of another part of the job.
+
+    Args:
+        key: its name or number.
+        mine: it; both may be stored.
+        theirs: that of the other part.
+        broken: errors by key, to which that of merging is added.
+        theirs_broken: the other part's, to which loading it may add.
+    """
+    part, other = loaded(mine), loaded(theirs)
+    if key in broken or key in theirs_broken:
+        broken.setdefault(key, theirs_broken.get(key, ""))
+        return part
+    try:
+        part.merge(other)
+    except Exception as error:  # noqa: BLE001 - the error of one must not stop the others
+        broken[key] = one_line(error)
+    return part
 
 
 def one_line(error: BaseException) -> str:

@@ -18,6 +18,7 @@ from sm_profiler.storage import FileInfo
 
 _LOOSE = 64  # items that may stay objects when they are put in order
 _PACK_AT, _PACK_MOST = 1024, 1 << 15  # items that may be objects until they are packed: an eighth, within these limits
+IN_ORDER = 2048  # the same if they come in the order of time
 _MAX_TAG = 64
 _Stream: TypeAlias = tuple[str, str]  # kind of a trace file, "" for system metrics; node or source in its name
 
@@ -53,9 +54,19 @@ class _Packed:
 
     def joined(self, other: _Packed) -> _Packed:
         """Return the items of both, sorted."""
+        if len(self) and len(other) and other.at_us.min() <= self.at_us[-1]:
+            first = int(np.searchsorted(self.at_us, other.at_us.min()))
+            return self[:first].followed_by(self[first:].followed_by(other).in_order())  # what is before stays in order
+        return self.followed_by(other.in_order())  # files are read in the order of time
+
+    def followed_by(self, other: _Packed) -> _Packed:
+        """Return the items of both, as they are ordered in each."""
         names = [field.name for field in attrs.fields(_Packed)]
-        both = _Packed(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in names))
-        return both[np.lexsort((both.stream, both.at_us))]
+        return _Packed(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in names))
+
+    def in_order(self) -> _Packed:
+        """Return the items, sorted."""
+        return self[np.lexsort((self.stream, self.at_us))]
 
 
 class _Names:
@@ -109,8 +120,15 @@ def _item(info: FileInfo, file: SystemFile | TraceFile) -> Item:
 class ItemTable(MutableMapping[str, Item]):
     """Items by key. Those with standard names are packed; they are made again each time they are read."""
 
-    def __init__(self, items: Iterable[Item] = ()) -> None:
-        """Create a table of some items."""
+    def __init__(self, items: Iterable[Item] = (), *, most: int = _PACK_MOST) -> None:
+        """Create a table.
+
+        Args:
+            items: the items.
+            most: of a long job's items, how many may be objects until they are packed: fewer if they come in the order of
+                time, which takes no sorting.
+        """
+        self._most = most
         self._names = _Names()
         self._packed = _Packed.of(())
         self._alive: Mask = np.ones(0, np.bool_)
@@ -127,7 +145,9 @@ class ItemTable(MutableMapping[str, Item]):
 
     def copy(self) -> ItemTable:
         """Return a table of the same items, which shares what is packed."""
-        made = ItemTable()
+        if len(self._objects) > _LOOSE:
+            self._pack()
+        made = ItemTable(most=self._most)
         made._names, made._packed, made._alive, made._dead = self._names, self._packed, self._alive.copy(), self._dead
         made._objects, made._odd, made._ordered = dict(self._objects), dict(self._odd), self._ordered
         return made
@@ -139,7 +159,7 @@ class ItemTable(MutableMapping[str, Item]):
     def put(self, item: Item) -> None:
         """Add an item whose key is not in the table, which is not looked up."""
         self._objects[item.info.key] = item
-        if len(self._objects) > min(max(len(self._packed) // 8, _PACK_AT), _PACK_MOST):
+        if len(self._objects) > min(max(len(self._packed) // 8, _PACK_AT), self._most):
             self._pack()
         self._ordered = None
 

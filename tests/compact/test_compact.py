@@ -309,3 +309,11 @@ def test_python_statistics_come_back(make_job, tmp_path):
     assert [info.key for info in source.other_files] == [key]
     assert source.storage.read(key) == b"stats"
     assert LocalStorage(job).read(key) == b"stats"
+
+
+def test_reading_by_the_minute_forgets_the_files_of_earlier_hours(two_nodes, tmp_path):
+    compact(open_source(two_nodes), LocalStorage(tmp_path), job="j")
+    source = open_source(tmp_path)
+    hours = [{opened.hour for opened in source.storage._open_parts.values()} for _ in source.batches()]
+    assert hours[0] != hours[-1]
+    assert max(map(len, hours)) == 1

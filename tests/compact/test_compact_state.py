@@ -2,8 +2,11 @@
 
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from sm_profiler.cli.main import main
@@ -13,6 +16,7 @@ from sm_profiler.report import build_report
 from sm_profiler.report.scaling import codec, kept
 from sm_profiler.report.write import to_json
 from sm_profiler.source import open_source
+from sm_profiler.source.parquet import schema
 from sm_profiler.source.parquet.reading import PartFile
 from sm_profiler.storage import LocalStorage
 
@@ -142,3 +146,31 @@ def test_compact_renews_a_state(job, dataset, read, tmp_path, monkeypatch):
         assert not read
     with pytest.raises(SourceError, match="is in Parquet already"):
         compact(open_source(dataset), LocalStorage(tmp_path / "another"), job="j")
+
+
+def test_two_threads_that_read_leave_the_process_its_memory_pool(dataset, monkeypatch):
+    """The first that begins ends first, while the second still reads."""
+    before, pools = pa.default_memory_pool().backend_name, []
+    inside, both, numbers, original = threading.Event(), threading.Event(), iter(range(10**6)), schema.from_batch
+
+    def from_batch(*args):
+        number = next(numbers)
+        pools.append(pa.default_memory_pool().backend_name)
+        if number == 0:
+            inside.set()
+            both.wait(60)
+        elif number == 1:
+            both.set()
+            first.result(60)
+        return original(*args)
+
+    def read():
+        return len(open_source(dataset, processes=1).system())
+
+    monkeypatch.setattr(schema, "from_batch", from_batch)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(read)
+        assert inside.wait(60)
+        assert pool.submit(read).result(60) == first.result() > 0
+    assert set(pools) == {"system"}
+    assert pa.default_memory_pool().backend_name == before != "system"

@@ -5,9 +5,10 @@ import tempfile
 import pytest
 from report_helpers import make_job
 
-from sm_profiler.report.scaling import put_away
+from sm_profiler.report.scaling import kept, put_away
 from sm_profiler.report.scaling.part import encode_slice, new_folds
-from sm_profiler.rules.engine import Slice, run_sliced, windows
+from sm_profiler.rules.engine import Slice, SliceTree, run_sliced, windows
+from sm_profiler.rules.stored import Stored
 from sm_profiler.source import open_source
 
 
@@ -24,7 +25,7 @@ def folded(job):
 
 
 def test_a_state_comes_back_with_the_same_bytes(job):
-    load = put_away.put_away(folded(job), {})
+    load = put_away.put_away(folded(job))
     assert encode_slice(load()) == encode_slice(folded(job))
 
 
@@ -34,7 +35,7 @@ def test_a_state_stays_in_memory_without_a_place_for_files(job, monkeypatch):
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     state = folded(job)
-    assert put_away.put_away(state, {})() is state
+    assert put_away.put_away(state)() is state
 
 
 def test_slices_that_were_put_away_merge_to_the_same_digits(job):
@@ -42,7 +43,7 @@ def test_slices_that_were_put_away_merge_to_the_same_digits(job):
 
     def kept(state):
         stored.append(state)
-        return put_away.put_away(state, {})
+        return put_away.put_away(state)
 
     def whole(**options):
         source = open_source(job, cache=False, progress=False)
@@ -50,3 +51,73 @@ def test_slices_that_were_put_away_merge_to_the_same_digits(job):
 
     assert whole(put_away=kept) == whole()
     assert len(stored) > 1
+
+
+def test_a_state_that_waits_is_loaded_part_by_part(job):
+    state = put_away.put_away(folded(job))()
+    assert all(isinstance(rule, Stored) for rule in state.folds[0].rules.values())
+    assert all(isinstance(fold, Stored) for fold in state.folds[1:])
+    assert state.folds[0].rule("StepOutlier") is state.folds[0].rules["StepOutlier"]
+    assert isinstance(state.folds[0].rules["BatchSize"], Stored)
+
+
+def test_a_state_that_cannot_be_written_to_its_end_keeps_its_digits(job, monkeypatch):
+    written, put = [], put_away._File.put
+
+    def full(self, part, state):
+        if len(written) > 5:
+            raise OSError(28, "No space left on device")
+        written.append(part)
+        return put(self, part, state)
+
+    monkeypatch.setattr(put_away._File, "put", full)
+    assert encode_slice(put_away.put_away(folded(job))()) == encode_slice(folded(job))
+    assert len(written) == 6
+
+
+def test_a_rule_that_cannot_be_merged_does_not_affect_others(job, monkeypatch):
+    def fail(self, other):
+        raise ValueError("damaged")
+
+    monkeypatch.setattr("sm_profiler.rules.batch_size.BatchSize.absorb", fail)
+    source = open_source(job, cache=False, progress=False)
+    whole = run_sliced(source, lambda: new_folds({}), length=1, put_away=put_away.put_away)
+    results = whole.folds[0].results()
+    assert list(results.broken) == ["BatchSize"]
+    assert "StepOutlier" in results.results
+    assert not whole.broken
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_merge_that_fails_later_breaks_the_rule_of_the_whole_job(monkeypatch, level):
+    """Of four slices, either the second pair cannot be merged, or it cannot be merged with the first."""
+
+    def fail(self, other):
+        self.seen = [*getattr(self, "seen", [0]), *getattr(other, "seen", [0])]
+        if self.number == 2 - 2 * level and len(self.seen) == 2 + 2 * level:
+            raise ValueError("damaged")
+
+    monkeypatch.setattr("sm_profiler.rules.dataloader.Dataloader.absorb", fail)
+    for away in (None, put_away.put_away):
+        tree = SliceTree(away)
+        for number in range(4):
+            state = Slice(new_folds({}))
+            state.folds[0].rules["Dataloader"].number = number
+            tree.add(0, number, state)
+        results = tree.whole().folds[0].results()
+        assert list(results.broken) == ["Dataloader"]
+        assert "damaged" in results.broken["Dataloader"]
+        assert "Dataloader" not in results.results
+
+
+def test_the_state_of_a_rule_that_cannot_be_merged_is_not_kept(job, monkeypatch):
+    def fail(self, other):
+        raise ValueError("damaged")
+
+    source = open_source(job, cache=False, progress=False)
+    merged = run_sliced(source, lambda: new_folds({}), length=1, put_away=put_away.put_away)
+    monkeypatch.setattr("sm_profiler.rules.batch_size.BatchSize.absorb", fail)
+    assert isinstance(merged.folds[0].rules["BatchSize"], Stored)
+    monkeypatch.setattr(kept, "_digest", lambda _: "known")
+    monkeypatch.setattr(kept, "run_sliced", lambda *_, **__: merged)
+    assert kept.keep(source) is None

@@ -26,6 +26,7 @@ from sm_profiler.rules import (
 from sm_profiler.rules import window as window_module
 from sm_profiler.rules.engine import Slice, SliceTree
 from sm_profiler.rules.quantile_sketch import LEAST_PENDING, QuantileSketch
+from sm_profiler.rules.stored import Stored
 from sm_profiler.rules.window import WindowCutter
 from sm_profiler.storage import open_storage
 
@@ -241,6 +242,34 @@ def test_a_slice_that_waits_is_put_away():
     assert not put_away
     tree.add(0, 1, Slice([]))
     assert len(put_away) == 1
+
+
+def test_states_are_merged_fold_by_fold():
+    class Noted:
+        def __init__(self, name):
+            self.name = name
+
+        def merge(self, other):
+            merged.append((self.name, other.name))
+            self.name += other.name
+
+    def fold(name):
+        asked.append(name)
+        return Noted(name)
+
+    def stored(names):
+        return Slice([Stored(lambda name=name: fold(name)) for name in names])
+
+    asked, merged, kept = [], [], []
+    tree = SliceTree(lambda state: lambda: kept.append(state) or state)
+    for number, names in enumerate(("ax", "by", "cz")):
+        tree.add(0, number, stored(names))
+    whole = tree._waiting[1, 0]()
+    assert not asked
+    assert whole.load(0).name == "ab"
+    assert asked == ["a", "b"]
+    assert [fold.name for fold in tree.whole().folds] == ["abc", "xyz"]
+    assert merged == [("a", "b"), ("ab", "c"), ("x", "y"), ("xy", "z")]
 
 
 def test_a_sketch_of_few_distinct_values_is_small():

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from sm_profiler.formats import layout
@@ -77,3 +78,36 @@ def test_files_of_usual_names_are_no_objects():
     assert len(table.ordered()) == 10_000
     assert not table._objects
     assert not table._odd
+
+
+def test_items_in_the_order_of_time_are_packed_soon_and_the_same(monkeypatch):
+    monkeypatch.setattr("sm_profiler.source.item_table._PACK_AT", 8)
+    draw = random.Random(0)  # noqa: S311 - no secret
+    items = sorted(
+        {one.info.key: one for one in (item_of(draw) for _ in range(400))}.values(), key=lambda one: one.order
+    )
+    table, later = ItemTable(most=16), ItemTable(items)
+    for item in items:
+        table.put(item)
+        assert len(table._objects) <= 16
+    assert list(table.ordered()) == items == list(later.ordered())
+    copied = later.copy()
+    assert copied._packed is later._packed
+    assert list(copied.ordered()) == items
+    assert copied.ordered()._packed is later.ordered()._packed
+
+
+def test_late_items_leave_the_ones_before_them_in_place(monkeypatch):
+    """Two nodes whose files come a little out of order: only what overlaps is sorted again."""
+    monkeypatch.setattr("sm_profiler.source.item_table._PACK_AT", 8)
+    catalog, table, rows, lexsort = Catalog(None), ItemTable(most=16), [], np.lexsort
+    monkeypatch.setattr(np, "lexsort", lambda keys: rows.append(len(keys[0])) or lexsort(keys))
+    files = [layout.SystemFile("algo-1", MINUTE)]
+    for number in range(3, 500):
+        files += [layout.SystemFile("algo-1", MINUTE + number), layout.SystemFile("algo-2", MINUTE + number - 3)]
+    items = [catalog._item(FileInfo(file.path, 7, 2.0, ""), file) for file in files]
+    for item in items:
+        table.put(item)
+    assert len(rows) > 50
+    assert max(rows) < 40
+    assert list(table.ordered()) == sorted(items, key=lambda one: one.order)

@@ -73,7 +73,9 @@ def decode(data: bytes, apart: _Read | None = None) -> Any:
         ValueError: the bytes are damaged.
     """
     try:
-        return _unpacked(msgspec.msgpack.decode(data), apart)
+        packed = msgspec.msgpack.decode(data)
+        del data  # it is as large as the object
+        return _unpacked(packed, apart)
     except (msgspec.MsgspecError, TypeError, AttributeError, KeyError, ImportError, IndexError) as error:
         raise ValueError(f"not a state of sm-profiler: {error}") from error
 
@@ -126,7 +128,9 @@ def _unpacked(value: Any, apart: _Read | None = None) -> Any:  # noqa: PLR0911 -
     if tag == "n":
         return int(value[1])
     if tag == "a":
-        return np.frombuffer(value[3], _dtype(value[1])).reshape(value[2]).copy()
+        array = np.frombuffer(value[3], _dtype(value[1])).reshape(value[2]).copy()
+        value[3] = b""  # it is not needed twice in memory
+        return array
     if tag == "r" and apart is not None:
         return apart(_dtype(value[1]), value[2], value[3])
     if tag == "g":

@@ -109,7 +109,7 @@ def _folded(source: ProfileSource, pool: Pool, cut: _Cut, planned: Sequence[Part
     """Fold the parts of a job; None if that might give other digits than one process, or if there is only one."""
     if len(planned) < 2:  # noqa: PLR2004 - one part is one process
         return None
-    trees = {one.group: SliceTree(lambda state: put_away(state, cut.parameters)) for one in planned}
+    trees = {one.group: SliceTree(put_away) for one in planned}
     quality: list[FileQuality] = []
     metadata: dict[str, tuple[dict[str, Any], ...]] = {}
     missing = {one.first: set(one.minutes) for one in planned}

@@ -21,6 +21,7 @@ from sm_profiler._version import __version__
 from sm_profiler.errors import SourceError
 from sm_profiler.executors import Pool
 from sm_profiler.formats.outcome import READ
+from sm_profiler.processes import trim_heap
 from sm_profiler.report.scaling.folding import fold_with
 from sm_profiler.report.scaling.part import decode_slice, encode_slice, new_folds
 from sm_profiler.report.scaling.put_away import put_away
@@ -100,9 +101,8 @@ def keep(source: ProfileSource, pool: Pool | None = None) -> bytes | None:
     interval_us = new_folds({})[0].parameters.scan_interval_us
     whole = fold_with(source, pool, parameters={}, interval_us=interval_us) if pool is not None else None
     if whole is None:
-        whole = run_sliced(
-            source, lambda: new_folds({}), interval_us=interval_us, put_away=lambda state: put_away(state, {})
-        )
+        whole = run_sliced(source, lambda: new_folds({}), interval_us=interval_us, put_away=put_away)
+    whole.folds[0].load_rules()
     if whole.broken or whole.folds[0].broken:
         return None
     faults = [
@@ -127,13 +127,16 @@ def load(source: ProfileSource) -> Slice | None:
     try:
         unpack = zlib.decompressobj()
         body = _BODY.decode(unpack.decompress(kept.packed, MAX_BYTES))
+        del kept
         if not unpack.eof:
             return None
         whole = decode_slice(body.state, {})
+        body.state = b""
     except (zlib.error, msgspec.MsgspecError, SourceError, RecursionError, MemoryError):
         return None
     metadata = {path: tuple(records) for path, records in body.metadata.items()}
     source.adopt_all([FileQuality(*one) for one in body.faults], metadata)
+    trim_heap()  # of what the state was unpacked from
     return whole
 
 

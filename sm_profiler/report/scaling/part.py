@@ -211,7 +211,7 @@ def _sets_clock(batch: Batch) -> bool:
 def encode_slice(state: Slice) -> bytes:
     """Return the state of a slice as bytes, compressed: it crosses the network."""
     report, *folds = state.loaded().folds
-    rules = {name: rule_state(rule) for name, rule in report.rules.items()}
+    rules = {name: rule_state(report.rule(name)) for name in report.rules}
     data = codec.encode([
         rules, dict(report.broken), dict(report.first_met), report.windows, [dict(vars(fold)) for fold in folds],
         dict(state.broken),
@@ -231,8 +231,9 @@ def decode_slice(data: bytes, parameters: Mapping[str, object]) -> Slice:
         SourceError: the bytes are not such a state.
     """
     try:
-        unpack = zlib.decompressobj()
-        rules, broken, first_met, windows, states, failed = codec.decode(unpack.decompress(data, MAX_STATE_BYTES))
+        rules, broken, first_met, windows, states, failed = codec.decode(
+            zlib.decompressobj().decompress(data, MAX_STATE_BYTES)
+        )
         folds = new_folds(parameters)
         report = folds[0]
         for name, rule in report.rules.items():

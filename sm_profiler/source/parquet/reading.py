@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from typing import Any
 
 import attrs
@@ -139,7 +140,8 @@ class PartFile:
             source.hold(min(starts), max(ends))
             table = self.part.table
             names = [field.name for field in schema.SCHEMAS[table]]
-            return schema.from_batch(file.read_row_group(group, columns=names, use_threads=False), table)
+            with _from_system:
+                return schema.from_batch(file.read_row_group(group, columns=names, use_threads=False), table)
         except SourceError:
             raise
         except DAMAGE as error:
@@ -179,6 +181,34 @@ class PartFile:
         self._open = None
 
 
+class _SystemPool:
+    """Has Arrow allocate from the C library while any thread is in it: its own allocator keeps what is freed.
+
+    The pool is the whole process's, so the last thread that leaves puts back what the first one found.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = pa.default_memory_pool()
+                pa.set_memory_pool(pa.system_memory_pool())
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                pa.set_memory_pool(self._before)
+
+
+_from_system = _SystemPool()
+
+
 def _opened(storage: Storage, info: FileInfo) -> tuple[RangeFile, Any]:
     """Open a Parquet file.
 
@@ -191,9 +221,10 @@ def _opened(storage: Storage, info: FileInfo) -> tuple[RangeFile, Any]:
     part = Part.parse(info.key)
     texts = schema.texts_of(part.table) if part and part.table in schema.KINDS else []
     try:
-        file = pq.ParquetFile(
-            pa.PythonFile(source, "r"), read_dictionary=texts, page_checksum_verification=True, pre_buffer=False
-        )
+        with _from_system:
+            file = pq.ParquetFile(
+                pa.PythonFile(source, "r"), read_dictionary=texts, page_checksum_verification=True, pre_buffer=False
+            )
     except SourceError:
         raise
     except DAMAGE as error:

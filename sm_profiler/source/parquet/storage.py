@@ -185,6 +185,11 @@ class ParquetStorage:
             opened = self._open_parts[part.info.key] = _OpenPart.of(part)
         return opened
 
+    def _forget_before(self, hour: str) -> None:
+        """Forget the unpacked accounts of earlier hours, which have half a kilobyte for each file."""
+        for key in [key for key, opened in self._open_parts.items() if opened.hour < hour]:
+            del self._open_parts[key]
+
     def count_rows(self, *, system: bool) -> int:
         """Return the number of measurements, or of events."""
         table = paths.SYSTEM if system else paths.EVENTS
@@ -219,6 +224,7 @@ class ParquetStorage:
             place = self.place(item)
             if by_minute and item.at_us // layout.MINUTE_US > minute:
                 minute = item.at_us // layout.MINUTE_US
+                self._forget_before(_hour_folder(item.at_us))
                 _free(groups, lambda group: group.last_us // layout.MINUTE_US < minute)  # noqa: B023 - called at once
             if place is None:  # listed, and not compacted
                 yield FileRows(item, Outcome(REFUSED, 0, "its rows are not in the Parquet files"))
@@ -267,10 +273,12 @@ class _OpenPart:
     """A Parquet file with its account of files unpacked.
 
     Attributes:
+        hour: its hour, as in the folder's name.
         places: of the rows of each file.
         groups: row group → number of its files, and the latest of their times.
     """
 
+    hour: str
     places: dict[str, Place]
     groups: dict[int, tuple[int, int]]
 
@@ -281,7 +289,7 @@ class _OpenPart:
         for file in (place.file for place in places if place.file.rows):
             count, last_us = groups.get(file.group, (0, file.at_us))
             groups[file.group] = count + 1, max(last_us, file.at_us)
-        return cls({place.file.key: place for place in places}, groups)
+        return cls(part.part.hour, {place.file.key: place for place in places}, groups)
 
 
 @attrs.define(eq=False)
