@@ -29,7 +29,7 @@ from sm_profiler.report import charts
 from sm_profiler.report.blocks import Picture, Table, cut_table
 from sm_profiler.report.charts import ChartPart
 from sm_profiler.report.formatting import duration, percent, plural
-from sm_profiler.report.page import render_page
+from sm_profiler.report.page import Link, render_page
 from sm_profiler.report.svg import shorten
 
 MAX_CAUSES = 6  # in the bar; the others are summed
@@ -70,14 +70,15 @@ class GroupRow:
     trend: Markup
 
 
-def render_html(fleet: Fleet, out: str | os.PathLike[str] = "") -> str:
+def render_html(fleet: Fleet, out: str | os.PathLike[str] = "", links: Sequence[Link] = ()) -> str:
     """Return the page of a fleet.
 
     Args:
         fleet: the fleet.
         out: folder that the page is written to; links to the jobs' own reports are relative to it.
+        links: other pages, where a server shows them.
     """
-    return _Page(fleet, os.fspath(out)).render()
+    return _Page(fleet, os.fspath(out)).render(links)
 
 
 class _Page:
@@ -85,7 +86,7 @@ class _Page:
         self._fleet, self._out = fleet, out
         self._amounts = Amounts.of(fleet.totals)
 
-    def render(self) -> str:
+    def render(self, links: Sequence[Link]) -> str:
         fleet, totals = self._fleet, self._fleet.totals
         chosen = columns(fleet, self._amounts)
         return render_page(
@@ -121,6 +122,7 @@ class _Page:
             notes=fleet.notes,
             prices=fleet.prices,
             sources=fleet.sources,
+            links=links,
         )
 
     def _title(self) -> str:

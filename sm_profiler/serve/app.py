@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -20,12 +20,14 @@ from starlette.routing import Route
 from sm_profiler.errors import ProfilerError
 from sm_profiler.printable import printable
 from sm_profiler.report.compare import compare, render_comparison
-from sm_profiler.report.page import page_policy
+from sm_profiler.report.page import Link, page_policy
+from sm_profiler.report.svg import shorten
 from sm_profiler.report.write import to_json
 from sm_profiler.serve.changes import KINDS, Target, Window, target_of
 from sm_profiler.serve.fleet_page import FleetPage, policy_of
 from sm_profiler.serve.guard import Guard, refuse
 from sm_profiler.serve.jobs import Found, Jobs, TooManyJobsError
+from sm_profiler.serve.links import FLEET, JOBS, links_of
 from sm_profiler.serve.live import Snapshot
 from sm_profiler.serve.pages import POLICY, job_row, render_page, state_line
 from sm_profiler.serve.parts import render
@@ -74,11 +76,20 @@ class Site:
             Route("/jobs/{id}/windows", self.windows, methods=["GET", "POST"]),
         ]
 
-    def home(self, _request: Request) -> Response:
-        """Answer with the list of jobs; with the job itself if a single one is served."""
+    def home(self, request: Request) -> Response:
+        """Answer with the list of jobs."""
         jobs = self.jobs.listing()
-        fleet = len(jobs) > 1 and bool(self.fleet_page.places())
-        return page("home.html", title="Jobs", refresh=True, list=self._list(jobs), jobs=jobs, fleet=fleet)
+        links = self._links(request, here=JOBS)
+        return page("home.html", title="Jobs", refresh=True, list=self._list(jobs), jobs=jobs, links=links)
+
+    def _links(self, request: Request, *more: Link, here: str = "") -> Sequence[Link]:
+        """Return the links of a page."""
+        return links_of(request.scope["path"], *more, fleet=self.has_fleet, here=here)
+
+    @property
+    def has_fleet(self) -> bool:
+        """True if there is a page of the fleet: of several jobs, as far as they have been listed."""
+        return self.jobs.count > 1 and bool(self.fleet_page.places())
 
     def list_of_jobs(self, _request: Request) -> Response:
         """Answer with the list's HTML."""
@@ -106,8 +117,11 @@ class Site:
         """Answer with what is known of a job at once; the rest comes as it is read."""
         found = self.jobs.known(request.path_params["id"])
         if found is None:
-            return missing()
+            return self._missing(request)
         snapshot = self.jobs.live(found).watch()
+        changes = self.allow_changes and snapshot.state != "ended"
+        links = [Link("report.json", f"{found.id}/report.json")]
+        links += [Link("Change its windows", f"{found.id}/windows")] if changes else []
         return page(
             "job.html",
             title=found.name,
@@ -121,7 +135,7 @@ class Site:
             version_key=self._key(snapshot),
             data_at=snapshot.data_at,
             parts=as_markup({key: part.html for key, part in snapshot.parts.items()}),
-            changes=self.allow_changes and snapshot.state != "ended",
+            links=self._links(request, *links),
         )
 
     def updates(self, request: Request) -> Response:
@@ -175,19 +189,24 @@ class Site:
     def compare(self, request: Request) -> Response:
         """Answer with two jobs side by side, as far as they have been read."""
         found = [self.jobs.known(request.query_params.get(name, "")) for name in ("a", "b")]
-        reports = []
-        for one in found:
+        reports, links = [], list[Link]()
+        for label, one in zip(("Before", "After"), found, strict=True):
             if one is None:
-                return missing()
-            report = self.jobs.live(one).watch().report
+                return self._missing(request)
+            links.append(Link(f"{label}: {shorten(one.name, 40)}", f"jobs/{one.id}"))
+            snapshot = self.jobs.live(one).watch()
+            report = snapshot.report
             if report is None:
-                text = f"{one.name} is still being read. This page shows the comparison as soon as it is done."
-                return page("message.html", 202, title="Two runs compared", refresh=True, text=text, back="./")
+                text = f"{one.name}: {state_line(snapshot)}. This page shows the comparison as soon as both jobs have data."
+                return page(
+                    "message.html", 202, title="Two runs compared", refresh=True, text=text, links=self._links(request)
+                )
             reports.append(report)
         policy = page_policy() + "; frame-ancestors 'self'"
-        return HTMLResponse(render_comparison(compare(*reports)), headers={"content-security-policy": policy})
+        html = render_comparison(compare(*reports), self._links(request, *links))
+        return HTMLResponse(html, headers={"content-security-policy": policy})
 
-    def fleet(self, _request: Request) -> Response:
+    def fleet(self, request: Request) -> Response:
         """Answer with the fleet's page of all jobs, once it is made."""
         html, error = self.fleet_page.page()
         if html:
@@ -198,7 +217,8 @@ class Site:
             if error
             else "The jobs are being read. Once that is done, this page shows what they cost and how much of it is lost."
         )
-        return page("message.html", 502 if error else 202, title="All jobs", refresh=not error, text=text, back="./")
+        links = self._links(request, here=FLEET)
+        return page("message.html", 502 if error else 202, title=FLEET, refresh=not error, text=text, links=links)
 
     async def windows(self, request: Request) -> Response:
         """Answer with the form that changes a job's windows, ask again, and change them."""
@@ -207,14 +227,13 @@ class Site:
         form = dict(parse_qsl((await request.body()).decode("utf-8", "replace")))
         if request.method == "POST" and not secrets.compare_digest(form.get("csrf", "").encode(), self._csrf.encode()):
             return refuse(403, "This form is from before the server was restarted: open it again.")
-        return await run_in_threadpool(
-            self._windows, request.path_params["id"], form if request.method == "POST" else None
-        )
+        return await run_in_threadpool(self._windows, request, form if request.method == "POST" else None)
 
-    def _windows(self, identifier: str, form: dict[str, str] | None) -> Response:
-        found = self.jobs.known(identifier)
+    def _windows(self, request: Request, form: dict[str, str] | None) -> Response:
+        found = self.jobs.known(request.path_params["id"])
         if found is None:
-            return missing()
+            return self._missing(request)
+        links = self._links(request, Link("This job", f"../{found.id}"))
         content: dict[str, Any] = {
             "problem": "",
             "window": None,
@@ -231,7 +250,7 @@ class Site:
                 if form.get("sure") == "yes":
                     target.change(window)
                     text = "The window is changed. The hook takes it over within seconds; UpdateTrainingJob takes a minute."
-                    return page("message.html", title=found.name, text=text, back=f"../{found.id}")
+                    return page("message.html", title=found.name, text=text, links=links)
         except ProfilerError as error:
             content |= {"problem": printable(error), "window": None}
             status = 400
@@ -244,8 +263,14 @@ class Site:
             name=found.name,
             kinds=KINDS,
             csrf=self._csrf,
+            links=links,
             **content,
         )
+
+    def _missing(self, request: Request) -> Response:
+        """Return the answer to an unknown job."""
+        text = "It is not among the jobs of this server."
+        return page("message.html", 404, title="No such job", refresh=False, text=text, links=self._links(request))
 
     def _key(self, snapshot: Snapshot) -> str:
         return f"{self.boot}:{snapshot.version}"
@@ -289,21 +314,10 @@ def page(template: str, status: int = 200, **content: Any) -> Response:
     return HTMLResponse(render_page(template, nonce, **content), status, headers)
 
 
-def missing() -> Response:
-    """Return the answer to an unknown job."""
-    return page(
-        "message.html",
-        404,
-        title="No such job",
-        refresh=False,
-        text="It is not among the jobs of this server.",
-        back="../",
-    )
-
-
-def too_many(_request: Request, error: Exception) -> Response:
+def too_many(request: Request, error: Exception) -> Response:
     """Return the answer if no further job can be followed."""
-    return page("message.html", 503, title="Too many jobs", refresh=False, text=str(error), back="../")
+    links = links_of(request.scope["path"], fleet=False)
+    return page("message.html", 503, title="Too many jobs", refresh=False, text=str(error), links=links)
 
 
 def create_app(

@@ -21,6 +21,7 @@ import attrs
 from sm_profiler.errors import ProfilerError
 from sm_profiler.printable import printable
 from sm_profiler.processes import start_module
+from sm_profiler.serve.links import FLEET, links_of
 from sm_profiler.source.naming import is_account
 
 NICENESS = 10
@@ -111,7 +112,7 @@ def make(out: Path, sources: Sequence[str]) -> None:
 
     fleet = build_fleet(sources, executor="local:1", index=open_storage(str(out)), progress=False)
     temporary = out / "fleet.tmp"
-    temporary.write_text(render_html(fleet, SHOWN_ELSEWHERE), "utf-8")
+    temporary.write_text(render_html(fleet, SHOWN_ELSEWHERE, links_of("/fleet", here=FLEET)), "utf-8")
     temporary.replace(out / "fleet.html")
 
 

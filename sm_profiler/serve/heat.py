@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from sm_profiler.formats.columns import Floats
+from sm_profiler.formats.columns import Floats, SystemColumns
 from sm_profiler.report.formatting import natural_key
 from sm_profiler.report.system_fold import MAX_SECONDS, SystemWindow
+from sm_profiler.source import ProfileSource
+from sm_profiler.source.column_builder import ColumnBuilder
 
 COLUMNS = 96  # of time: half as many at least, once the job is as long as that
 MAX_DEVICES = 4096  # of a kind
@@ -106,7 +110,10 @@ class HeatFold:
 
     def update(self, window: SystemWindow) -> None:
         """Add the system metrics of one window."""
-        system = window.new_system
+        self.add(window.new_system)
+
+    def add(self, system: SystemColumns) -> None:
+        """Add system metrics."""
         for kind, dimension in KINDS.items():
             chosen = np.flatnonzero(system.dimension.mask(dimension))
             if not len(chosen):
@@ -117,6 +124,22 @@ class HeatFold:
             found, which = np.unique(pairs, return_inverse=True)
             rows = np.asarray([heat.row(_device(int(one), nodes.values, names.values)) for one in found])
             heat.add(rows[which], system.timestamp[chosen], system.value[chosen])
+
+
+def heat_of(source: ProfileSource) -> HeatFold:
+    """Return the use of each core and GPU in a whole profile, of which only the system metrics are read.
+
+    Raises:
+        SourceError: it cannot be read.
+    """
+    fold = HeatFold()
+    items = [item for item in source.files if item.is_system]
+    for _, pieces in groupby(source.rows_of(items), key=lambda piece: piece.item.at_us):
+        builder = ColumnBuilder(is_system=True)
+        for piece in pieces:
+            builder.add(piece)
+        fold.add(builder.columns())
+    return fold
 
 
 def _device(pair: int, nodes: tuple[str, ...], names: tuple[str, ...]) -> Row:

@@ -110,6 +110,11 @@ class Jobs:
                 self._listed = self.clock()
         return sorted(self._found.values(), key=lambda one: (-one.changed, one.name))
 
+    @property
+    def count(self) -> int:
+        """Number of jobs, as of the last listing."""
+        return len(self._found)
+
     def _list(self) -> None:
         found, problems = {}, []
         for source in self.sources:

@@ -30,8 +30,10 @@ LOCAL_POLL_S = 0.5  # listing the latest files of a folder costs little
 REMOTE_POLL_S = 10.0
 LINGER_S = 120.0  # a job is followed this long after its last viewer
 FIRST_S = 2.0  # a job that is read faster is shown as a whole
-REPORT_SHARE = 0.33  # of the time may be spent on reports
-LARGE_BYTES, LARGE_S = 30_000, 1.5  # larger parts of the page are renewed at most this often
+REPORT_SHARE = 0.33  # of the time may be spent on reports, more if that shows new data within FRESH_S
+FRESH_S = 1.8  # from a file to the page; what is missing of two seconds is the way to the viewer
+BREATH_S = 0.15  # between two reports at least: what takes longer cannot be shown within FRESH_S
+LARGE_BYTES, LARGE_S = 30_000, 1.0  # larger parts of the page are renewed at most this often
 LONGEST_RETRY_S = 60.0
 RESUMED_S = 3.0  # between two looks for a job that has ended and may be resumed
 REMOTE_RESUMED_S = 60.0
@@ -164,7 +166,10 @@ class LiveJob:
 
     def _pause_s(self) -> float:
         poll_s = LOCAL_POLL_S if local_folder(self.where) else REMOTE_POLL_S
-        return min(poll_s * 2.0**self._failures, LONGEST_RETRY_S) if self._failures else poll_s
+        if self._failures:
+            return min(poll_s * 2.0**self._failures, LONGEST_RETRY_S)
+        turn_s = self._next_report - self._clock()
+        return min(poll_s, turn_s) if turn_s > 0 and (self._dirty or poll_s == LOCAL_POLL_S) else poll_s
 
     def poll(self) -> None:
         """Read what is new; publish a report if there is anything, and if the last one did not cost too much."""
@@ -175,9 +180,7 @@ class LiveJob:
             self._ending = None
             self._publish(state="running", note="")
         try:
-            self._show_early = self._clock() + FIRST_S
-            if self._reader.read(self._progress):
-                self._dirty = True
+            self._read()
             caught_up = self._reader.over or self._snapshot.state != "running"  # that must not wait for its turn
             if self._dirty and (caught_up or self._clock() >= self._next_report):
                 self._publish_report()
@@ -196,6 +199,17 @@ class LiveJob:
             self._failed(printable(error))
         except Exception as error:  # noqa: BLE001 - of this job; the others and the page go on
             self._failed(printable(f"{type(error).__name__}: {error}"))
+
+    def _read(self) -> None:
+        """Read what is new; of a job in Parquet, show all but the heat map before that is read."""
+        self._show_early = self._clock() + FIRST_S
+        if self._reader.read(self._progress):
+            self._dirty = True
+        if self._reader.lacks_heat:
+            if not self._is_kept:
+                self._publish_report(state="reading")
+            self._reader.read_heat()
+            self._dirty = True
 
     def _read_log(self, *, last: bool = False) -> None:
         """Show the end of the log, also while there is no other data."""
@@ -218,12 +232,12 @@ class LiveJob:
             self._publish_report(state="reading")
 
     def _publish_report(self, state: str = "") -> None:
-        begun = self._clock()
         with _one_at_a_time:
+            begun = self._clock()  # the wait for other jobs is no work
             report = self._reader.report()
             rendered = self._rendered(report)
         now, version = self._clock(), self._snapshot.version + 1
-        self._next_report = now + max((now - begun) / REPORT_SHARE, LOCAL_POLL_S)
+        self._next_report = now + pause_after(now - begun)
         before, parts, kept = self._snapshot.parts, dict[str, Part](), False
         for key, html in rendered.items():
             old = before.get(key)
@@ -236,7 +250,7 @@ class LiveJob:
         for key in before.keys() - parts.keys():
             parts[key] = Part("", version, now)
         self._dirty = kept
-        over = self._reader.over
+        over = self._reader.over and not state
         files, outcome = self._reader.files, self._reader.outcome
         if over:
             self._ended()
@@ -287,6 +301,15 @@ def shown_again(kept: Remembered) -> Snapshot:
     parts = {key: Part(html, 1, 0.0) for key, html in kept.parts.items()}
     note = f"as of {utc(kept.at)}; reading what is there"
     return Snapshot(1, "reading", note, parts, saved=kept.verdict, spark=kept.spark, files=kept.files)
+
+
+def pause_after(report_s: float) -> float:
+    """Return how long to wait after a report that took some seconds.
+
+    A file that comes just as a report begins is shown by the next one: after the rest of this one, the pause, and that one.
+    """
+    share_s, fresh_s = max(report_s / REPORT_SHARE - report_s, LOCAL_POLL_S), FRESH_S - 2 * report_s
+    return min(share_s, fresh_s) if fresh_s >= BREATH_S else share_s
 
 
 def sparkline(report: Report, points: int = SPARK_POINTS) -> tuple[float, ...]:

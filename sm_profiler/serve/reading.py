@@ -12,15 +12,17 @@ from typing import Any
 import attrs
 
 from sm_profiler.monitor.run_state import read_state
+from sm_profiler.processes import trim_heap
 from sm_profiler.report.build import assemble
 from sm_profiler.report.metric_folds import JobInfo, MetricFolds
 from sm_profiler.report.model import Report
+from sm_profiler.report.scaling import kept
 from sm_profiler.report.step_fold import StepFold
 from sm_profiler.rules import ProfilerReport
-from sm_profiler.rules.engine import Slice, others_may_follow
+from sm_profiler.rules.engine import TRIM_WINDOWS, Slice, others_may_follow
 from sm_profiler.rules.window import WindowCutter
 from sm_profiler.serve.ending import Ending
-from sm_profiler.serve.heat import HeatFold
+from sm_profiler.serve.heat import HeatFold, heat_of
 from sm_profiler.source import ProfileSource, open_source
 from sm_profiler.source.naming import job_name
 from sm_profiler.source.open_files import copy_readable, open_files, profile_folder
@@ -68,6 +70,7 @@ class JobReader:
         outcome: how the run ended; "" if that is not known.
         heat: use of cores and GPUs, as of the last report.
         is_intact: False after an error that left some of the data half counted.
+        lacks_heat: all but the use of cores and GPUs came from the state that `compact` keeps; `read_heat` reads the rest.
     """
 
     where: str
@@ -75,12 +78,14 @@ class JobReader:
     files: int = 0
     outcome: str = ""
     is_intact: bool = True
+    lacks_heat: bool = False
     heat: HeatFold = attrs.field(factory=HeatFold)
     _source: ProfileSource | None = None
     _state: Slice = attrs.field(init=False)
     _cutter: WindowCutter = attrs.field(init=False)
     _open: tuple[tuple[str, int, int], ...] = ()
     _unjoined: int = JOIN_AFTER
+    _is_whole: bool = False  # the state is one that was kept
 
     @property
     def folder(self) -> Path | None:
@@ -110,31 +115,58 @@ class JobReader:
                 if stopped:
                     raise
                 return self._changed_open_files()
-            self._state = new_state()
-            self._cutter = WindowCutter(self._source.first_timestamp_us, ProfilerReport().parameters.scan_interval_us)
-        else:
-            self._source.refresh()
+            self._begin(self._source, kept.load(self._source))
+        elif self._source.refresh() and self._is_whole:
+            self._source.rewind()  # there are more rows than the kept state is of
+            self._begin(self._source, None)
         # The markers come before the exit code of a run: the page of one that is about to end shows both at once.
         marked = state is None and self._source.finished and not others_may_follow(self._source)
         finished = stopped or marked
-        found = False
-        self.is_intact = False
-        for batch in self._source.batches(unsettled=finished):
+        found = self._fold(self._source, progress, finished=finished)
+        if found:
+            self.files = len(self._source.files)
+        newly_over = finished and not self.over
+        self.over = finished
+        return self._changed_open_files() or found or newly_over or self.lacks_heat
+
+    def _begin(self, source: ProfileSource, whole: Slice | None) -> None:
+        """Start with the state that is kept with a profile in Parquet, without any data if that is None."""
+        self._is_whole = self.lacks_heat = whole is not None
+        self._state = new_state() if whole is None else Slice([*whole.folds, HeatFold()], whole.broken)
+        self._cutter = WindowCutter(source.first_timestamp_us, ProfilerReport().parameters.scan_interval_us)
+        if whole is not None:
+            self.files = len(source.files)
+
+    def _fold(self, source: ProfileSource, progress: Callable[[], object], *, finished: bool) -> bool:
+        """Fold the new data, and return whether there was any."""
+        found = self.is_intact = False
+        for count, batch in enumerate(source.batches(unsettled=finished), 1):
             found = True
             self._cutter.add(batch)
+            del batch  # its rows are packed
             for window in self._cutter.ready():
                 self._state.update(window)
+                del window  # before the next is cut
+            if not count % TRIM_WINDOWS:
+                trim_heap()
             progress()
         for window in self._cutter.ready(eager=True):
             self._state.update(window)
         if found:
             self._join_steps()
         self.is_intact = True
-        if found:
-            self.files = len(self._source.files)
-        newly_over = finished and not self.over
-        self.over = finished
-        return self._changed_open_files() or found or newly_over
+        return found
+
+    def read_heat(self) -> None:
+        """Read the use of cores and GPUs of a job whose other data came from a kept state; what cannot be read is left out.
+
+        Raises:
+            SourceError: it cannot be read.
+        """
+        self.lacks_heat = False  # also if it cannot be read, which would be so again: the rest is shown without it
+        if self._source is not None:
+            self._state.folds[-1] = heat_of(self._source)
+            trim_heap()
 
     def _join_steps(self) -> None:
         """Keep the steps in few pieces: with one for each process and minute, each report would take longer than the last."""
@@ -169,7 +201,10 @@ class JobReader:
             for index, line in state.broken.items():
                 results.broken[type(state.folds[index]).__name__] = line
             job = JobInfo(name=self.name, finished=self.over)
-            return assemble(source, results, MetricFolds.of(folds), job, windows=self.over)
+            report = assemble(source, results, MetricFolds.of(folds), job, windows=self.over)
+            del state, cutter, rules, folds
+            trim_heap()  # of the copy
+            return report
 
     @property
     def name(self) -> str:

@@ -121,6 +121,8 @@ def test_the_fleet_has_a_page(tmp_path, job):
     answer = until(lambda: one if (one := browser.get("/fleet")).status_code != 202 else None, 200)
     assert answer.status_code == 200, answer.text
     assert "2 jobs" in answer.text
+    assert '<a href="./">All jobs</a>' in answer.text
+    assert '<a aria-current="page">Cost and lost time</a>' in answer.text
     assert "<img src=x" not in answer.text
     assert answer.headers["content-security-policy"] == f"{policy_of(answer.text)}; frame-ancestors 'self'"
     assert "script-src 'sha256-" in policy_of(answer.text)

@@ -1,7 +1,9 @@
 """The pages, their answers, and who gets them."""
 
 import json
+import re
 import shutil
+from urllib.parse import urljoin
 
 import pytest
 from serve_helpers import copy_files, data_files, end, make_job, until
@@ -52,6 +54,40 @@ def test_lists_each_job_of_a_folder(folder):
     assert "&lt;img src=x" in answer.text
     assert "<img" not in answer.text
     assert "{{7*7}}" in answer.text
+
+
+def links(page):
+    """Return the addresses of the line of links at a page's top."""
+    line = re.search(r'<nav class="back".*?</nav>', page, re.DOTALL)
+    return re.findall(r'href="([^"]*)"', line[0]) if line else []
+
+
+def test_every_page_leads_to_the_others(folder):
+    """Behind a proxy, too: no link leaves the path under which it shows the pages."""
+    base = "/user/me/proxy/8899"
+    browser = client(folder, base=base, allow_changes=True)
+    jobs = [f"{base}/jobs/{one.id}" for one in find_shown(str(folder))]
+    pair = f"{base}/compare?a={jobs[0].rpartition('/')[2]}&b={jobs[1].rpartition('/')[2]}"
+    home = {f"{base}/", f"{base}/fleet"}
+    assert browser.get(f"{base}/").status_code == 200
+    seen = {}
+    for start in (*home, *jobs, pair, f"{jobs[1]}/windows", f"{base}/jobs/none", f"{base}/jobs/none/windows"):
+        answer = browser.get(start)
+        found = {urljoin(start, link) for link in links(answer.text)}
+        assert home - {start} <= found, (start, answer.text)
+        assert start not in found
+        seen |= dict.fromkeys(found, start)
+    for link, start in seen.items():
+        assert link.startswith(f"{base}/")
+        expected = {400} if link.endswith("/windows") else {200, 202}  # nothing configures these jobs
+        assert browser.get(link).status_code in expected, (link, start)
+    assert set(jobs) <= seen.keys()  # from the comparison and from the form
+    assert any(link.endswith("/windows") for link in seen)
+
+
+def test_one_job_alone_has_no_page_of_a_fleet(folder):
+    answer = client(folder / "first").get("/")
+    assert links(answer.text) == []
 
 
 def test_a_single_profile_is_one_job(folder):
@@ -142,7 +178,10 @@ def test_compares_two_jobs(folder):
 def test_a_job_without_data_waits(tmp_path):
     (tmp_path / "new" / "system").mkdir(parents=True)
     browser, job = client(tmp_path), address(tmp_path, "new")
-    assert "waiting for the first data" in browser.get(job).text
+    assert ">waiting for the first data<" in browser.get(job).text
+    assert "No data has been read yet." in browser.get(job).text
+    pair = {"a": job.rpartition("/")[2], "b": job.rpartition("/")[2]}
+    assert "new: waiting for the first data." in browser.get("/compare", params=pair).text
     assert browser.get(f"{job}/report.json").status_code == 404
 
 

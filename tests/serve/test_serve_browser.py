@@ -4,6 +4,8 @@ import pytest
 from browser_helpers import BASE, LONG_MS, Proxy, chromium, served
 from serve_helpers import copy_files, data_files, end, make_job, until
 
+from sm_profiler.monitor.run_state import write_state
+
 NASTY = "<img src=x onerror=alert(1)>"
 
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(1800)]
@@ -64,6 +66,19 @@ def test_a_job_is_watched_from_start_to_end_behind_a_proxy(job, proxy, tmp_path)
             assert all(path.startswith(BASE) for path in proxy.seen)
 
 
+def test_a_job_that_ends_without_data_promises_no_report(proxy, tmp_path):
+    (tmp_path / "job" / "system").mkdir(parents=True)
+    write_state(tmp_path / "job")
+    with served(tmp_path) as proxy.target, chromium() as page:
+        page.goto(f"{proxy.url}?token=known")
+        page.get_by_role("link", name="job", exact=True).click()
+        page.get_by_text("No data has been read yet").wait_for()
+        write_state(tmp_path / "job", 1)
+        page.locator("#state", has_text="recorded nothing").wait_for()
+        page.get_by_text("No data has been read yet").wait_for(state="detached")
+        assert page.problems == []
+
+
 def test_polls_where_a_proxy_lets_no_stream_through(job, proxy, tmp_path):
     folder, files = tmp_path / "job", data_files(job)
     copy_files(job, folder, files[: len(files) // 2])
@@ -106,6 +121,7 @@ def test_is_accessible_and_fits(job, proxy, tmp_path, scheme, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
     copy_files(job, tmp_path / "jobs" / NASTY, data_files(job))
     copy_files(job, tmp_path / "jobs" / "other", data_files(job))
+    copy_files(job, tmp_path / "jobs" / ("long-" + 100 * "x"), data_files(job))
     with (
         served(tmp_path / "jobs") as proxy.target,
         chromium(color_scheme=scheme, viewport={"width": width, "height": 800}) as page,
@@ -118,6 +134,13 @@ def test_is_accessible_and_fits(job, proxy, tmp_path, scheme, width):
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             if selector == ".badge":
                 page.get_by_role("link", name="other").click()
+        page.get_by_role("link", name="All jobs").click()
+        page.get_by_label("After").select_option(
+            label=page.get_by_label("After").locator("option").all_inner_texts()[-1]
+        )
+        page.get_by_role("button", name="Compare").click()
+        page.locator("#verdict-title").wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.problems == []
 
 

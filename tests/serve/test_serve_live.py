@@ -2,19 +2,25 @@
 
 import copy
 
+import attrs
 import pytest
 from serve_helpers import copy_files, data_files, end, make_job, until
 
+from sm_profiler.compact import compact
+from sm_profiler.errors import SourceError
 from sm_profiler.monitor.run_state import write_state
 from sm_profiler.report import build_report
 from sm_profiler.report.page import page_parts
 from sm_profiler.report.step_fold import StepFold
+from sm_profiler.serve.app import LOOK_S
 from sm_profiler.serve.ending import Ending
-from sm_profiler.serve.jobs import Found
-from sm_profiler.serve.live import LiveJob
+from sm_profiler.serve.jobs import Found, find_shown
+from sm_profiler.serve.live import LOCAL_POLL_S, REPORT_SHARE, LiveJob, pause_after
 from sm_profiler.serve.pages import job_row
 from sm_profiler.serve.reading import JobReader
 from sm_profiler.source import open_source
+from sm_profiler.source.parquet.storage import ParquetStorage
+from sm_profiler.storage import LocalStorage
 
 
 @pytest.fixture(scope="module")
@@ -229,3 +235,142 @@ def test_the_list_draws_step_time_and_gpu_use(tmp_path):
     row = job_row(Found("job", "job", str(folder)), live.snapshot)
     assert "Step time: " in row["spark"]
     assert "GPU use: " in row["spark"]
+
+
+@pytest.fixture
+def in_parquet(job, tmp_path):
+    """The job, ended, as a data set; where the live page finds it."""
+    folder = tmp_path / "job"
+    copy_files(job, folder, data_files(job))
+    end(folder)
+    compact(open_source(folder, cache=False), LocalStorage(tmp_path / "columns"), job="job")
+    (found,) = find_shown(str(tmp_path / "columns"))
+    return found.where
+
+
+def test_a_job_in_parquet_is_shown_from_the_state_that_is_kept(job, in_parquet, monkeypatch):
+    """Rows are read for the heat map only, after all else is on the page, and none of the training's."""
+    shown, read = [], []
+    live = LiveJob(in_parquet)
+    original = ParquetStorage.pieces
+
+    def pieces(storage, items, **options):
+        if items:
+            shown.append(live.snapshot)
+            read.extend(items)
+        return original(storage, items, **options)
+
+    monkeypatch.setattr(ParquetStorage, "pieces", pieces)
+    live.poll()
+    (first,) = shown
+    assert (first.state, live.snapshot.state) == ("reading", "ended")
+    assert all(item.is_system for item in read)
+    whole = LiveJob(str(job))
+    whole.poll()
+    assert first.report.verdict.main.headline == whole.snapshot.report.verdict.main.headline
+    assert not first.parts["heat"].html
+    assert live.snapshot.parts["heat"].html == whole.snapshot.parts["heat"].html
+    assert live.snapshot.files == first.files == whole.snapshot.files
+    assert live.snapshot.parts["timeline"] is first.parts["timeline"]
+
+
+def test_a_page_from_an_earlier_look_stays_until_all_is_read(in_parquet, monkeypatch):
+    LiveJob(in_parquet).poll()
+    live = LiveJob(in_parquet)
+    earlier, shown = live.snapshot, []
+    monkeypatch.setattr(live, "_publish", lambda **changes: shown.append(changes))
+    live.poll()
+    assert earlier.parts["heat"].html
+    assert [one["state"] for one in shown] == ["ended"]
+
+
+def test_rows_beyond_the_kept_state_are_counted(in_parquet, monkeypatch):
+    reader = JobReader(in_parquet)
+    reader.read()
+    before = steps(reader.report())
+    monkeypatch.setattr(reader._source, "refresh", lambda: 1)
+    assert reader.read()
+    assert not reader.lacks_heat
+    assert steps(reader.report()) == before > 0
+
+
+def test_a_job_in_parquet_without_an_end_is_shown_too(job, tmp_path):
+    """After an hour of silence, `compact` takes a job for one that is over."""
+    folder = tmp_path / "job"
+    copy_files(job, folder, data_files(job))
+    compact(open_source(folder, cache=False), LocalStorage(tmp_path / "columns"), job="job")
+    (found,) = find_shown(str(tmp_path / "columns"))
+    reader = JobReader(found.where)
+    assert reader.read()
+    assert reader.lacks_heat
+    reader.read_heat()
+    assert not reader.read()
+    assert not reader.over
+
+
+@pytest.mark.parametrize("report_s", [0.02, 0.2, 0.45, 0.6, 0.8])
+def test_a_file_is_on_the_page_within_two_seconds_while_others_come_all_the_time(job, monkeypatch, report_s):
+    now, reads, late = [0.0], [], []
+    live = LiveJob(str(job), clock=lambda: now[0])
+    live.poll()
+    report = live.snapshot.report
+    live._snapshot = attrs.evolve(live.snapshot, state="running")
+
+    def make(_):
+        now[0] += report_s
+        return report
+
+    def published(state=""):
+        read = reads[-1]
+        original(state)
+        late.append(now[0] - shown_to[-1])
+        shown_to.append(read)
+
+    original, shown_to = live._publish_report, [0.0]
+    monkeypatch.setattr(JobReader, "read", lambda *_: reads.append(now[0]) or True)
+    monkeypatch.setattr(JobReader, "report", make)
+    monkeypatch.setattr(live, "_publish_report", published)
+    monkeypatch.setattr(live, "_rendered", lambda _: {})
+    while now[0] < 60:
+        live.poll()
+        now[0] += live._pause_s()
+    assert max(late) + LOOK_S <= 2.0 + 1e-9
+    assert len(late) <= 60 / LOCAL_POLL_S  # reports are not made without a pause
+    assert report_s > 0.5 or len(late) * report_s < 0.45 * 60
+
+
+@pytest.mark.parametrize("report_s", [0.9, 2.0, 30.0])
+def test_reports_that_cannot_be_in_time_take_their_share_of_the_time(report_s):
+    assert report_s / (report_s + pause_after(report_s)) == pytest.approx(REPORT_SHARE)
+
+
+def test_the_wait_for_the_reports_of_other_jobs_is_no_work_of_this_one(job, monkeypatch):
+    now = [0.0]
+
+    class Busy:
+        def __enter__(self):
+            now[0] += 30.0
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr("sm_profiler.serve.live._one_at_a_time", Busy())
+    live = LiveJob(str(job), clock=lambda: now[0])
+    live.poll()
+    assert live._next_report == now[0] + pause_after(0.0)
+
+
+def test_a_job_in_parquet_whose_system_rows_cannot_be_read_is_shown_without_the_heat_map(in_parquet, monkeypatch):
+    def damaged(storage, items, **_):
+        if items:
+            raise SourceError("the file is damaged")
+        return iter(())
+
+    monkeypatch.setattr(ParquetStorage, "pieces", damaged)
+    live = LiveJob(in_parquet)
+    live.poll()
+    assert (live.snapshot.state, live.snapshot.note) == ("unreadable", "the file is damaged")
+    live.poll()
+    assert live.snapshot.state == "ended"
+    assert steps(live.snapshot.report) > 0
+    assert not live.snapshot.parts["heat"].html

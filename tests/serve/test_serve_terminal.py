@@ -62,10 +62,27 @@ def test_prints_a_line_without_a_terminal(job, capsys):
     assert "ended; INPUT_BOUND (high confidence); Training waits for data" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("state", "note", "line"),
+    [
+        ("ended", "ended with exit code 0", "ended with exit code 0"),
+        (
+            "ended",
+            "the run ended with exit code 1 and recorded nothing",
+            "ended: the run ended with exit code 1 and recorded nothing",
+        ),
+        ("ended", "", "ended"),
+        ("waiting", "", "waiting"),
+    ],
+)
+def test_a_state_is_named_once(state, note, line):
+    assert line_of(Snapshot(state=state, note=note)) == line
+
+
 def test_a_line_reports_what_is_missing(tmp_path):
     live = LiveJob(str(tmp_path))
     live.poll()
-    assert line_of(live.snapshot) == "waiting: waiting for the first data"
+    assert line_of(live.snapshot) == "waiting for the first data"
 
 
 def test_a_source_that_does_not_exist_is_one_line(tmp_path, capsys):

@@ -44,6 +44,7 @@
       if (key !== "timeline" && isRead(node)) waiting.set(key, news.parts[key]); else { waiting.delete(key); put(node, news.parts[key]); }
     }
     if (news.order.length) while (place) { const next = place.nextElementSibling; place.remove(); place = next; }
+    if (over) part("empty")?.remove(); // it ended without data
   };
   document.addEventListener("focusout", () => setTimeout(() => {
     for (const [key, html] of waiting) { const node = part(key); if (node && !isRead(node)) { waiting.delete(key); put(node, html); } }
