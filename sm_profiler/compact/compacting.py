@@ -45,7 +45,8 @@ def compact(source: ProfileSource, storage: Storage, *, job: str, executor: str 
             dataset has the same bytes.
 
     Raises:
-        SourceError: the profile cannot be read, or is in another dataset already, or the dataset cannot be written.
+        SourceError: the profile cannot be read, or is in another dataset already, or the dataset cannot be written or holds
+            another job of this name.
     """
     if isinstance(source.storage, ParquetStorage) and place_of(source) != (shared_location(storage), job):
         raise SourceError(f"{source.uri} is in Parquet already: copy its files, and compact the copy into itself")
@@ -71,8 +72,18 @@ class _Compaction:
             place = self._existing.place(item)
             if place is not None:
                 self._held.setdefault(place.part.part, {})[item.info.key] = item
+        self._refuse_another_job()
         self._streams = Streams()
         self.done = Compacted(job)
+
+    def _refuse_another_job(self) -> None:
+        """Raise an error if the dataset's job is another one of this name; a copy or move of a profile shares files with it."""
+        sizes = {key: item.info.size for items in self._held.values() for key, item in items.items()}
+        is_moved = any(sizes.get(item.info.key) == item.info.size for item in self._source.files)
+        if sizes and not is_moved and self._existing.origin != self._source.origin:
+            raise SourceError(
+                f"{self._existing.uri} holds another job, of {self._existing.origin}: give this one a name of its own with --job"
+            )
 
     def run(self, pool: Pool | None = None) -> Compacted:
         """Write all parts that have new files."""

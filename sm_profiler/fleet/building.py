@@ -24,7 +24,7 @@ from sm_profiler.fleet.judging import answer_of, judge_job, task_of
 from sm_profiler.fleet.model import Fleet, FleetJob
 from sm_profiler.fleet.report_json import read_report
 from sm_profiler.fleet.rows import row_of
-from sm_profiler.printable import one_line, printable
+from sm_profiler.printable import one_line
 from sm_profiler.report.formatting import plural
 from sm_profiler.source.naming import is_account, split_account
 from sm_profiler.storage import Storage, open_storage
@@ -95,8 +95,11 @@ def build_fleet(  # noqa: PLR0913 - keyword arguments, one an independent choice
         run.save()
         raise
     run.finish()
-    rows = [with_bill(row, table) for row in run.rows if choice.takes(row)]
+    once = _once(run.rows)
+    rows = [with_bill(row, table) for row in once if choice.takes(row)]
     notes = [*run.notes, *_notes(rows)]
+    if twice := len(run.rows) - len(once):
+        notes.append(f"Found in several places and counted once: {plural(twice, 'job')}.")
     return assemble(
         rows,
         group_by=tuple(dict.fromkeys(group_by)),
@@ -106,6 +109,19 @@ def build_fleet(  # noqa: PLR0913 - keyword arguments, one an independent choice
         prices=table.origin,
         notes=notes,
     )
+
+
+def _once(rows: Sequence[FleetJob]) -> list[FleetJob]:
+    """Return the rows of different jobs: sources may overlap, and a job has one bill.
+
+    Of the rows of a job, the one with a bill by the service is kept, and then the one that was judged.
+    """
+    kept: dict[str, FleetJob] = {}
+    for row in sorted(rows, key=lambda row: (not row.arn, not row.judged, row.source)):
+        names = [name for name in (row.arn, row.source) if name and not name.endswith(texts.CUT)]
+        if not any(name in kept for name in names):
+            kept.update(dict.fromkeys(names or [f"row {len(kept)}"], row))
+    return list({id(row): row for row in kept.values()}.values())
 
 
 def _notes(rows: Sequence[FleetJob]) -> Iterator[str]:
@@ -165,7 +181,7 @@ class _Run:
             self._sources.append(f"arn:aws:sagemaker:{account.region}:")
             return candidates_of(account, self.choice.since), ()
         # absolute: workers have a working directory of their own, and the index serves runs from any folder
-        storage = open_storage(source if "://" in source else str(Path(source).expanduser().absolute()))
+        storage = open_storage(source if "://" in source else str(Path(source).expanduser().resolve()))
         self._sources.append(f"{storage.uri}\n")
         return candidates_below(storage)
 
@@ -259,7 +275,7 @@ class _Run:
 
     def _failed(self, one: Candidate, error: str, facts: Facts | None = None, loaded: Loaded | None = None) -> None:
         """Add the row of a job that cannot be read; it is not kept, because the reason may be gone the next time."""
-        place = loaded.place if loaded else FleetJob(one.name, source=printable(one.job.partition("\n")[0]))
+        place = loaded.place if loaded else FleetJob(one.name, source=texts.sentence(one.place))
         row = row_of(None, facts or Facts(), place)
         self.rows.append(attrs.evolve(row, error=texts.sentence(error)))
 

@@ -54,3 +54,9 @@ class Candidate:
     modified: str = ""
     started: float = 0.0
     ended: bool = False
+
+    @property
+    def place(self) -> str:
+        """Its folder or URI, or its ARN."""
+        root, *inner = self.job.split("\n")
+        return "/".join([root.rstrip("/"), *filter(None, inner[:1])])

@@ -15,9 +15,9 @@ ON_REQUEST = {"tuning-job": "tuning_job"}  # keys that most jobs have no value f
 TAG = "tag:"
 
 
-def loss_order(job: FleetJob) -> tuple[float, float, str]:
-    """Return the key by which jobs are sorted: dollars, then hours, the most first."""
-    return -(job.lost_usd or 0.0), -job.lost_instance_hours, job.name
+def loss_order(job: FleetJob) -> tuple[float, float, str, str]:
+    """Return the key by which jobs are sorted: dollars, then hours, the most first; then by name and place."""
+    return -(job.lost_usd or 0.0), -job.lost_instance_hours, job.name, job.source
 
 
 def sums_of(jobs: Iterable[FleetJob]) -> Sums:

@@ -9,7 +9,7 @@ from sm_profiler.printable import printable
 
 NAME, SENTENCE = 200, 600  # characters
 MAX_TAGS = 60  # the service allows 50
-_CUT = "\N{HORIZONTAL ELLIPSIS}"
+CUT = "\N{HORIZONTAL ELLIPSIS}"  # ends a shortened text
 # endings of names: times, dates, numbers and random letters after them
 _ENDING = re.compile(
     r"(?:[-_.](?:[0-9]{4}-[0-9]{2}-[0-9]{2}(?:-[0-9]{2}){0,3}(?:-[0-9]{1,6})?|[0-9]+|v[0-9]+|(?=[a-z0-9]*[0-9])(?=[0-9]*[a-z])[a-z0-9]{6,}))+$"
@@ -30,7 +30,7 @@ def sentence(text: object) -> str:
 def _cut(text: object, length: int) -> str:
     raw = str(text)[: length + 1]
     shown = printable(" ".join(raw.split()) if "\n" in raw or "\t" in raw else raw)
-    return shown if len(shown) <= length else shown[: length - 1] + _CUT
+    return shown if len(shown) <= length else shown[: length - 1] + CUT
 
 
 def tags(found: Mapping[object, object]) -> dict[str, str]:

@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from sm_profiler.errors import SourceError
 from sm_profiler.source.naming import is_account, split_account
@@ -63,7 +64,7 @@ def open_source(  # noqa: PLR0913 - keyword arguments, one an independent choice
         if len(jobs) > 1:
             some = ", ".join(jobs[:_SHOWN_JOBS]) + (" …" if len(jobs) > _SHOWN_JOBS else "")
             raise SourceError(
-                f"{storage.uri} holds {len(jobs)} jobs: name one, as in {storage.uri}/job={jobs[0]} ({some})"
+                f"{storage.uri} holds {len(jobs)} jobs: name one, as in {storage.uri}/job={quote(jobs[0], safe='')} ({some})"
             )
         return open_source(open_parquet(storage, jobs[0]), strict=strict, progress=progress)
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
@@ -92,7 +93,10 @@ def _named_job(where: str, client: Any) -> Storage | None:
         return None
     root, job = split
     storage = _storage(root, client)
-    return open_parquet(storage, job) if job in jobs_in(storage) else None
+    jobs = set(jobs_in(storage))
+    typed = where.rstrip("/").rpartition("/")[2].removeprefix("job=")  # a name with a % need not be escaped
+    found = next((name for name in (job, typed) if name in jobs), None)
+    return open_parquet(storage, found) if found is not None else None
 
 
 def open_parquet(storage: Storage, job: str) -> Storage:

@@ -147,6 +147,31 @@ def test_several_jobs_in_one_dataset(make_job, two_nodes, tmp_path):
         open_source(f"{tmp_path}/job=neither")
 
 
+def test_names_are_taken_as_they_are_and_escaped(two_nodes, tmp_path):
+    for name in ("50%25", "a/b"):
+        compacted(two_nodes, tmp_path, name)
+    with pytest.raises(SourceError, match="as in .*/job=50%2525 ") as error:
+        open_source(tmp_path)
+    shown = str(error.value).partition("as in ")[2].partition(" ")[0]
+    expected = report_text(two_nodes)
+    for place in (shown, f"{tmp_path}/job=50%25", f"{tmp_path}/job=50%2525/", f"{tmp_path}/job=a%2Fb"):
+        assert report_text(place) == expected
+
+
+def test_another_job_of_the_same_name_is_refused(make_job, two_nodes, tmp_path):
+    out = tmp_path / "out"
+    compacted(two_nodes, out)
+    other = make_job(*SMALL, "--scenario", "healthy", "--seed", "5")
+    with pytest.raises(SourceError, match="holds another job, of .*--job"):
+        compacted(other, out)
+    assert report_text(out) == report_text(two_nodes)
+    moved = shutil.copytree(two_nodes, tmp_path / "moved")
+    grown = sorted(moved.rglob("*.algo-1.json"))[-1]
+    grown.write_bytes(b"".join(grown.read_bytes().splitlines(keepends=True)[:-5]))
+    assert compacted(moved, out).files  # a profile that was copied, and then changed
+    assert report_text(out) == report_text(moved)
+
+
 @pytest.mark.parametrize("where", ["footer", "pages", "empty"])
 def test_damaged_parquet_is_counted(two_nodes, tmp_path, where):
     compacted(two_nodes, tmp_path)

@@ -111,6 +111,34 @@ def test_rows_sums_and_choice(jobs):
     assert build(jobs, since=START_S + 1.5 * 86400).totals.jobs == 2
 
 
+def test_a_job_in_several_sources_has_one_bill(jobs, tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(jobs)
+    monkeypatch.chdir(tmp_path)
+    copy = tmp_path / "copy"
+    add_job(copy, "job-0", None, description("job-0", Tags=[]))  # the same ARN, without a report
+    add_job(copy, "job-1", report_json("job-1"))  # another job of the same name
+    once = build(jobs)
+    many = [str(jobs), "jobs/a/../a", str(jobs / "a/b/job-2"), str(tmp_path / "link"), str(copy)]
+    found = build_fleet(many, progress=False)
+    assert [job.name for job in found.jobs] == [*(job.name for job in once.jobs), "job-1"]
+    assert found.totals.bill_usd == pytest.approx(once.totals.bill_usd * 5 / 4)
+    assert "Found in several places and counted once: 10 jobs." in found.notes
+
+
+def test_jobs_with_the_same_loss_have_an_order_of_their_own(tmp_path):
+    for n in range(6):
+        add_job(tmp_path / "jobs", f"{n}/same", report_json("same"))
+    index = tmp_path / "index"
+    build(tmp_path / "jobs" / "3", index)  # from the index, and first, the next time
+    assert build(tmp_path / "jobs", index).jobs == build(tmp_path / "jobs").jobs
+
+
+def test_unreadable_jobs_are_listed_with_their_place(tmp_path):
+    for n in range(2):
+        add_job(tmp_path, f"{n}/bad", described=["no object"])
+    assert sorted(job.source for job in build(tmp_path).jobs) == [f"{tmp_path}/{n}/bad" for n in range(2)]
+
+
 def test_the_second_run_reads_only_what_is_new(jobs, tmp_path, monkeypatch):
     read = unread(monkeypatch)
     first = build(jobs, tmp_path / "out")
