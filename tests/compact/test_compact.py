@@ -150,7 +150,7 @@ def test_several_jobs_in_one_dataset(make_job, two_nodes, tmp_path):
 def test_names_are_taken_as_they_are_and_escaped(two_nodes, tmp_path):
     for name in ("50%25", "a/b"):
         compacted(two_nodes, tmp_path, name)
-    with pytest.raises(SourceError, match="as in .*/job=50%2525 ") as error:
+    with pytest.raises(SourceError, match=r"as in .*/job=50%2525 ") as error:
         open_source(tmp_path)
     shown = str(error.value).partition("as in ")[2].partition(" ")[0]
     expected = report_text(two_nodes)
@@ -162,11 +162,11 @@ def test_another_job_of_the_same_name_is_refused(make_job, two_nodes, tmp_path):
     out = tmp_path / "out"
     compacted(two_nodes, out)
     other = make_job(*SMALL, "--scenario", "healthy", "--seed", "5")
-    with pytest.raises(SourceError, match="holds another job, of .*--job"):
+    with pytest.raises(SourceError, match=r"holds another job, of .*--job"):
         compacted(other, out)
     assert report_text(out) == report_text(two_nodes)
     moved = shutil.copytree(two_nodes, tmp_path / "moved")
-    grown = sorted(moved.rglob("*.algo-1.json"))[-1]
+    grown = max(moved.rglob("*.algo-1.json"))
     grown.write_bytes(b"".join(grown.read_bytes().splitlines(keepends=True)[:-5]))
     assert compacted(moved, out).files  # a profile that was copied, and then changed
     assert report_text(out) == report_text(moved)
