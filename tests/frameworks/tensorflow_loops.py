@@ -149,10 +149,19 @@ def compiled_by_xla():
     return losses, {"TRAIN": 10}
 
 
+def compiled_in_graphs():
+    """Keras's fit, two batches a run: each run of the first epoch has batches of another length, the second none."""
+    network, _ = model()
+    network.compile("sgd", "mse", jit_compile=True, steps_per_execution=2)
+    x = tf.constant(np.random.default_rng(0).random((5, 20), np.float32))
+    data = tf.data.Dataset.range(10).map(lambda number: (x[: 1 + number // 2], x[: 1 + number // 2, :1]))
+    return network.fit(data, epochs=2, verbose=0).history["loss"], {"TRAIN": 10}
+
+
 def break_everything():
     """Let every call of the hook raise."""
     from sm_profiler.hook.entry import get_hook
-    from sm_profiler.hook.tensorflow import loops, retracing, stages, stopwatch
+    from sm_profiler.hook.tensorflow import loops, retracing, stages, stopwatch, xla
 
     def broken(*_args, **_kwargs):
         raise ZeroDivisionError("broken on purpose")
@@ -163,6 +172,7 @@ def break_everything():
         stopwatch.Stopwatch: ["rows", "batches", "_find_graph", "_create", "_record", "_variables"],
         retracing.Retracing: ["_describe", "start"],
         stages.Stages: ["beat", "iterator_ended", "batch", "close", "_look"],
+        xla.InGraphs: ["traced", "another"],
         loops.Loops: ["_find_compilation", "_fetched", "_called", "_ran_batches"],
     }
     for owner, names in calls.items():

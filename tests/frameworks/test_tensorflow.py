@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("tensorflow_loops.py")
 LOOPS = [
     "eager", "function", "without_loader", "epoch_of_dataset", "epoch_of_iterator", "mirrored", "retraced",
-    "compiled_by_xla",
+    "compiled_by_xla", "compiled_in_graphs",
 ]  # fmt: skip
 
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="needs the environment `frameworks` (make frameworks)")
@@ -110,6 +110,14 @@ def test_xla_compiles_for_each_shape(runs):
     assert reasons == [f"shape is ({rows}, 20), was ({rows - 1}, 20)" for rows in (3, 4, 5)]
     assert sum(one["compiler"] == "tf.function" for one in about) == 2
     assert all(one["file"].endswith("tensorflow_loops.py") for one in about)
+
+
+def test_xla_compiles_for_each_shape_that_a_graph_fetches(runs):
+    results, events, _ = runs
+    found = inside(events, results["on"]["compiled_in_graphs"], "sm_profiler/compile")
+    about = [json.loads(text) for text in found[found.name.mask("one_step_on_data")].args.decode()]
+    assert [one["reason"] for one in about] == [f"shape is ({rows}, 20), was ({rows - 1}, 20)" for rows in (2, 3, 4, 5)]
+    assert all(one["compiler"] == "XLA" and one["file"].endswith("tensorflow_loops.py") for one in about)
 
 
 def test_a_broken_hook_logs_one_warning(runs):

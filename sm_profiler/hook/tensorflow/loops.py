@@ -60,6 +60,7 @@ class Loops:
         self.thread = threading.main_thread().ident
         self.fetched: list[tuple[int, int]] = []
         self.inside: list[Times] = []
+        self._in_graphs = xla.InGraphs(tensorflow, stopwatch)
         self._calls: list[Any] = []  # functions that run or are traced, the outermost first
         self._serials = itertools.count()
         self.ran: list[Any] | None = None
@@ -271,6 +272,8 @@ class Loops:
         @functools.wraps(original)
         def __call__(function: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - replaces a method of this name
             calls = self._calls
+            if calls:
+                self._called_in_graph(function, args, kwargs)
             if session.quiet or get_ident() != self.thread or (tracker.manual and tracker.owner != SCRIPT):
                 return self._call_unseen(original, function, args, kwargs)
             outermost = not calls and tracker.in_fetch == 0 and tracker.in_backward == 0 and eager()
@@ -303,7 +306,7 @@ class Loops:
         tracker = self._session.tracker
         try:
             if outermost:
-                self._find_compilation(function, arguments, start_ns)
+                self._find_compilation(function, arguments, start_ns, end_ns)
                 self._called(function, start_ns, end_ns, began=began)
                 if tracker.metering:
                     tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
@@ -326,22 +329,38 @@ class Loops:
             if self.ran is not None and not self._session.aside.depth:
                 self.ran.append(function)
             try:
-                self._find_compilation(function, (args, kwargs), start_ns)
+                self._find_compilation(function, (args, kwargs), start_ns, end_ns)
                 if self.retracing.held or QUICKEST not in function.__dict__:
                     self.inside += self._stopwatch.batches()
                 self._note_duration(function, start_ns, end_ns, [*self.fetched, *self.inside])
             except Exception as error:  # noqa: BLE001 - fail open
                 self._session.fail(error)
 
-    def _find_compilation(self, function: Any, arguments: tuple[Any, Any], start_ns: int) -> None:
+    def _called_in_graph(self, function: Any, args: Any, kwargs: Any) -> None:
+        """Note the shapes of a call that is traced, if XLA compiles the function."""
+        if not function.__dict__.get("_jit_compile") or get_ident() != self.thread:
+            return
+        if self._session.quiet or self._session.guard.is_off(xla.COMPILER):
+            return
+        try:
+            self._calls[0].__dict__[xla.INSIDE] = True
+            self._in_graphs.traced(_name(function), args, kwargs)
+        except Exception as error:  # noqa: BLE001 - fail open
+            self._session.guard.failed(xla.COMPILER, error)
+
+    def _find_compilation(self, function: Any, arguments: tuple[Any, Any], start_ns: int, end_ns: int) -> None:
         """Note that XLA compiled a function for new shapes in the call that ended; what it traced anew counts as a trace."""
         if not _uses_xla(function) or self._session.guard.is_off(xla.COMPILER) or not self._tf.executing_eagerly():
             return
         try:
-            reason = xla.another(function, *arguments)
+            name, reason = _name(function), xla.another(function, *arguments)
+            quickest = function.__dict__.get(QUICKEST)
+            if quickest is None or end_ns - start_ns >= xla.SLOWER * quickest:  # reading takes time, too
+                inside = self._in_graphs.another(start_ns)
+                name, reason = inside if inside and not reason else (name, reason)
             if reason and not self.retracing.held:
                 about = {"compiler": xla.COMPILER, "again": True, "reason": reason} | user_line()
-                self.retracing.compiled(_name(function), start_ns, about)
+                self.retracing.compiled(name, start_ns, about)
         except Exception as error:  # noqa: BLE001 - fail open; the arguments' own code may have raised it
             self._session.guard.failed(xla.COMPILER, error)
 
@@ -409,4 +428,5 @@ def _name(function: Any) -> str:
 
 def _uses_xla(function: Any) -> bool:
     """Return whether XLA compiles a function or a part of it."""
-    return bool(function.__dict__.get("_jit_compile")) or function.__dict__.get(xla.NODES, 0) < 0
+    about = function.__dict__
+    return bool(about.get("_jit_compile")) or about.get(xla.NODES, 0) < 0 or xla.INSIDE in about

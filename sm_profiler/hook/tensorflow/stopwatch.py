@@ -98,7 +98,7 @@ class Stopwatch:
 
         @functools.wraps(original)
         def fetch(iterator: Any, *args: Any, **kwargs: Any) -> Any:
-            graph = None if getattr(self._nested, "inside", False) else self._graph()
+            graph = None if getattr(self._nested, "inside", False) else self.graph()
             if graph is None:
                 return original(iterator, *args, **kwargs)
             with self._once():
@@ -116,7 +116,7 @@ class Stopwatch:
 
         @functools.wraps(original)
         def scan(dataset: Any, state: Any, body: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._graph() is None:
+            if self.graph() is None:
                 return original(dataset, state, body, *args, **kwargs)
             began = self._time()
             if began is not None:
@@ -154,7 +154,8 @@ class Stopwatch:
             self._failed(error)
             return None
 
-    def _graph(self) -> Any:
+    def graph(self) -> Any:
+        """Return the graph that is being traced if operators can be added to it; else None."""
         return self._attempt(self._find_graph)
 
     def _find_graph(self) -> Any:
