@@ -26,6 +26,7 @@ from sm_profiler.hook.conversion import carry_out, write_events
 _TENSORFLOW_OPERATOR = re.compile(r"[\w./<>-]+:_?[A-Z]\w*")  # name:Type, as TensorFlow's executor names its work
 _WORK = ("Stream", "XLA Ops")  # starts of the names of a device's rows that show what ran; without any, all rows do
 _CALL = "StatefulPartitionedCall/"  # starts the names of all that a tf.function runs
+_EDGE_US = 60_000_000  # before the first step and after the last: a profiler starts and stops there, and clocks differ
 _JIT = "jit_"  # starts JAX's names of modules, before that of the compiled function
 
 
@@ -52,7 +53,7 @@ def _is_work(trace: XplaneTrace) -> Mask:
 
 
 def operators(trace: XplaneTrace, steps: list[tuple[int, int]], pid: int, framework: str = "") -> Iterator[TraceEvent]:
-    """Yield the operators and kernels of a trace as events.
+    """Yield the operators and kernels of a trace as events, without those that cannot be of its steps: they are damaged.
 
     Args:
         trace: the trace.
@@ -60,10 +61,15 @@ def operators(trace: XplaneTrace, steps: list[tuple[int, int]], pid: int, framew
         pid: the profiled process.
         framework: whose profiler recorded it.
     """
-    chosen = np.flatnonzero(is_operator(trace))
+    first_us, end_us = steps[0][1], steps[-1][1]
+    base_us = trace.base_ns // 1000 or first_us  # without a time in it, the trace began with the first step
+    events = trace.events
+    start, end = events.start_ns / 1000, (events.start_ns + events.duration_ns) / 1000
+    is_inside = (start >= first_us - base_us - _EDGE_US) & (end <= end_us - base_us + _EDGE_US)
+    chosen = np.flatnonzero(is_operator(trace) & is_inside)
     origins = trace.origins()
-    events = trace.events[chosen]
-    start_us = trace.base_ns // 1000 + np.floor(events.start_ns / 1000).astype(np.int64)
+    events = events[chosen]
+    start_us = base_us + np.floor(events.start_ns / 1000).astype(np.int64)
     place = np.searchsorted(np.array([start for _, start in steps]), start_us, side="right") - 1
     step = np.array([*(number for number, _ in steps), -1])[place]
     compiled = (events.hlo_op.decode(), events.hlo_module.decode())

@@ -64,6 +64,22 @@ def test_kernels_keep_their_names():
     assert found == [("gpu_functions-dev:1", "gemm"), ("gpu_functions-dev:0", "other")]
 
 
+@pytest.mark.parametrize("has_start", [True, False])
+def test_events_beyond_the_steps_are_left_out_and_a_trace_without_a_start_began_with_them(has_start):
+    work = {"hlo_op": "dot", "hlo_module": "jit_f"}
+    far = 2**62
+    host = Plane("/host:CPU").line(
+        "Eigen", [("dot", 3 * 10**9, 10**6, work), ("long", 0, far, work), ("late", far, 5, work)]
+    )
+    host.line("other", [("early", -far, 5, work)])
+    first = 1_700_000_000_000_000
+    planes = (Plane("Task Environment").argument("profile_start_time", first * 1000),) if has_start else ()
+    trace, _ = read_xplane(space(host, *planes))
+    found = list(operators(trace, [(4, first), (5, first + 2_000), (-1, first + 10_000)], 7, "jax"))
+    assert [(event.name, event.start_us, event.duration_us) for event in found] == [("jit(f)/dot", first + 3_000, 1)]
+    assert json.loads(found[0].args)["step_num"] == 5
+
+
 @pytest.mark.parametrize(
     ("name", "tensorflow", "phase"),
     [
