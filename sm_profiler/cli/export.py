@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sm_profiler.cli.arguments import SOURCE_HELP, newest_run, read_json
 from sm_profiler.cli.command import DONE
-from sm_profiler.errors import ConfigError
+from sm_profiler.errors import ConfigError, SourceError
 
 EXAMPLES = """\
 examples:
@@ -56,13 +56,22 @@ class Command:
             print(f"{report.verdict.kind.value}: nothing sent")
             return DONE
         ledger = Ledger(open_storage(options.ledger or default_folder(report.metrics.name)))
+        failed = []
         for text, exporter in exporters.items():
             kind = text.partition(":")[0]
             if exporter.once and not options.again and ledger.has(report, text):
                 print(f"{kind}: sent before")
                 continue
-            sent = exporter.send(report)
+            if exporter.once:
+                ledger.prepare()
+            try:
+                sent = exporter.send(report)
+            except SourceError as error:  # the others get it nevertheless
+                failed.append(str(error))
+                continue
             if exporter.once:
                 ledger.note(report, text)
             print(f"{kind}: sent {sent}")
+        if failed:
+            raise SourceError("; ".join(failed))
         return DONE

@@ -8,6 +8,7 @@ import json
 import attrs
 
 from sm_profiler.errors import SourceError
+from sm_profiler.exporters.message import place_of
 from sm_profiler.report import Report
 from sm_profiler.storage import MissingFileError, Storage
 
@@ -29,13 +30,23 @@ class Ledger:
         """Return whether the report's verdict was sent to a destination."""
         return key_of(report, destination) in self._keys()
 
+    def prepare(self) -> None:
+        """Write the list as it is: what could not be noted would be sent each time.
+
+        Raises:
+            SourceError: the list cannot be written.
+        """
+        self._write(self._keys())
+
     def note(self, report: Report, destination: str) -> None:
         """Note that it was sent.
 
         Raises:
             SourceError: the list cannot be written.
         """
-        keys = self._keys() | {key_of(report, destination)}
+        self._write(self._keys() | {key_of(report, destination)})
+
+    def _write(self, keys: set[str]) -> None:
         self.storage.write(FILE, (json.dumps({"sent": sorted(keys)}, indent=1) + "\n").encode())
         self._sent = keys
 
@@ -54,5 +65,5 @@ class Ledger:
 
 def key_of(report: Report, destination: str) -> str:
     """Return the key of a report's verdict at a destination; the destination's address, often a secret, stays out of it."""
-    text = f"{destination}\0{report.source}\0{report.metrics.name}\0{report.verdict.kind.value}"
+    text = f"{destination}\0{place_of(report)}\0{report.metrics.name}\0{report.verdict.kind.value}"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -35,6 +36,12 @@ class Message:
     def text(self) -> str:
         """The message as plain text."""
         return "\n".join((self.title, *self.lines))
+
+
+def place_of(report: Report) -> str:
+    """Return where a job's data is, the same however its folder was named."""
+    source = report.source
+    return str(Path(source).resolve()) if source and "://" not in source else source
 
 
 def message_of(report: Report) -> Message:

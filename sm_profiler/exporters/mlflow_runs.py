@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.errors import SourceError
+from sm_profiler.exporters.message import place_of
 from sm_profiler.exporters.series import group_means
 from sm_profiler.formats.columns import Floats
 from sm_profiler.printable import one_line, printable
@@ -55,7 +56,8 @@ class Tracking:
     def send(self, report: Report) -> str:
         """Write tags, metrics and artifacts."""
         try:
-            run = os.environ.get(RUN_ID) or self._run(report)
+            named = os.environ.get(RUN_ID)
+            run = named or self._run(report)
             tags = [RunTag(name, printable(value)[:_TAG_LENGTH]) for name, value in tags_of(report).items()]
             self.client.log_batch(run, tags=tags)
             batch: list[Metric] = []
@@ -68,6 +70,9 @@ class Tracking:
             with tempfile.TemporaryDirectory(prefix="sm-profiler-") as scratch:
                 write_report(report, Path(scratch, ARTIFACTS))
                 self.client.log_artifacts(run, str(Path(scratch, ARTIFACTS)), ARTIFACTS)
+            if not named and not report.metrics.running:
+                end = report.metrics.end
+                self.client.set_terminated(run, end_time=int(end * 1000) if np.isfinite(end) and end > 0 else None)
         except (MlflowException, OSError) as error:
             raise SourceError(f"MLflow: {one_line(error)[:300]}") from error
         return f"tags, {len(batch)} values and the report to run {run}"
@@ -87,14 +92,12 @@ class Tracking:
         run = self.client.create_run(
             number, start_time=start_ms or None, tags=tags, run_name=printable(report.metrics.name)[:200]
         )
-        if not report.metrics.running:
-            self.client.set_terminated(run.info.run_id)
         return str(run.info.run_id)
 
 
 def source_tag(report: Report) -> str:
     """Return the tag by which the run of a job is found again."""
-    return re.sub(r"['\"`\\]", "_", printable(report.source or report.metrics.name))[:_TAG_LENGTH]
+    return re.sub(r"['\"`\\]", "_", printable(place_of(report) or report.metrics.name))[:_TAG_LENGTH]
 
 
 def tags_of(report: Report) -> dict[str, str]:

@@ -218,6 +218,8 @@ def test_command(tmp_path, hook, capsys, monkeypatch):
     assert main(["export", str(slow), "--to", f"webhook:{hook.url}"]) == 0
     assert main(["export", str(slow), "--to", f"webhook:{hook.url}"]) == 0
     assert "webhook: sent before" in capsys.readouterr().out
+    for same in ("slow", "./slow/", f"../{tmp_path.name}/slow"):
+        assert main(["export", same, "--to", f"webhook:{hook.url}"]) == 0
     assert len(hook.got) == 1
     assert main(["export", str(slow), "--to", f"webhook:{hook.url}", "--again"]) == 0
     assert len(hook.got) == 2
@@ -226,6 +228,29 @@ def test_command(tmp_path, hook, capsys, monkeypatch):
     assert len(hook.got) == 2
     assert main(["export", str(slow)]) == 2
     assert "--to is missing" in capsys.readouterr().err
+
+
+def test_one_destination_that_fails_keeps_nothing_from_the_others(tmp_path, hook, aws, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    job = make_job(tmp_path / "job", "--scenario", "dataloader-slow", "--minutes", "1")
+    hook.answers = [(403, {})]
+    command = ["export", str(job), "--to", f"webhook:{hook.url}", "--to", "eventbridge"]
+    assert main(command) == 2
+    shown = capsys.readouterr()
+    assert "eventbridge: sent" in shown.out
+    assert shown.err.splitlines()[-1] == "sm-profiler: webhook at 127.0.0.1: HTTP status 403"
+    assert main(command) == 0
+    assert "eventbridge: sent before" in capsys.readouterr().out
+    assert len(hook.got) == 2
+
+
+def test_nothing_is_sent_that_cannot_be_noted(tmp_path, hook, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    job = make_job(tmp_path / "job", "--scenario", "dataloader-slow", "--minutes", "1")
+    (tmp_path / "file").touch()
+    assert main(["export", str(job), "--to", f"webhook:{hook.url}", "--ledger", "file"]) == 2
+    assert "sent.json" in capsys.readouterr().err
+    assert not hook.got
 
 
 def test_every_kind_can_be_opened(aws):

@@ -62,16 +62,22 @@ def server(tmp_path):
 
 
 def test_a_job_is_one_run_with_verdict_series_and_report(server, tmp_path):
-    job = make_job(tmp_path / "my-job" / "profiler-output", "--scenario", "dataloader-slow", "--minutes", "2")
+    job = make_job(
+        tmp_path / "my-job" / "profiler-output", "--scenario", "dataloader-slow", "--minutes", "2", "--no-end-marker"
+    )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [PYTHON, "-m", "sm_profiler", "export", str(job), "--to", f"mlflow:{server}"]
-    for _ in range(2):
+    for is_over in (False, True):
+        if is_over:
+            for folder in ("system", "framework"):
+                (job / folder / "training_job_end.ts").touch()
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-    assert "and the report to run" in done.stdout
-    asked = subprocess.run([PYTHON, "-c", QUESTIONS, server], capture_output=True, text=True, check=True)
-    found = json.loads(asked.stdout)
-    assert (found["runs"], found["name"], found["status"]) == (1, "my-job", "FINISHED")
+        assert "and the report to run" in done.stdout
+        asked = subprocess.run([PYTHON, "-c", QUESTIONS, server], capture_output=True, text=True, check=True)
+        found = json.loads(asked.stdout)
+        assert (found["runs"], found["name"]) == (1, "my-job")
+        assert found["status"] == ("FINISHED" if is_over else "RUNNING")
     assert found["tags"]["sm_profiler.verdict"] == "INPUT_BOUND"
     assert "sm-profiler/profiler-report.html" in found["files"]
     assert found["points"] > 10
