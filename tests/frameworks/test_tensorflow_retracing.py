@@ -35,18 +35,16 @@ def traces():
 def test_a_trace_includes_what_its_first_run_takes_beyond_others(traces):
     _, records, call = traces
     call(quickest=5)
-    ((phase, name, start, end, step, args),) = records
+    ((phase, name, start, end, step, _),) = records
     assert (phase, name, step) == ("sm_profiler/compile", "step", 7)
     assert end - start == 10 + 30 - 5
-    assert "first_us" not in args
 
 
-def test_without_another_run_the_first_counts_apart(traces):
+def test_without_another_run_only_the_trace_counts(traces):
     _, records, call = traces
     call()
-    ((*_, start, end, _, args),) = records
+    ((*_, start, end, _, _),) = records
     assert end - start == 10
-    assert args["first_us"] == pytest.approx(0.03, abs=0.06)
 
 
 def test_a_first_run_that_is_not_longer_takes_nothing_away(traces):
@@ -98,21 +96,19 @@ def test_the_next_run_shows_what_the_first_took_beyond_it(traces):
     collector.ran(SECOND, 1)
     assert not records
     collector.ran(FIRST, 4)
-    ((*_, start, end, step, args),) = records
+    ((*_, start, end, step, _),) = records
     assert (end - start, step) == (10 + 30 - 4, 7)
-    assert "first_us" not in args
     collector.ran(FIRST, 4)
     assert len(records) == 1
 
 
 @pytest.mark.parametrize("xla", [False, True])
-def test_of_a_function_that_never_runs_again_the_first_run_counts_apart(traces, xla):
+def test_of_a_function_that_never_runs_again_only_the_trace_counts(traces, xla):
     collector, records, _ = traces
     held_back(traces, FIRST, xla=xla)
     collector.close()
-    ((*_, start, end, _, args),) = records
+    ((*_, start, end, _, _),) = records
     assert end - start == 10
-    assert "first_us" in args
 
 
 def test_no_more_than_some_calls_are_held_back(traces):

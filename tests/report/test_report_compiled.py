@@ -144,6 +144,21 @@ def test_compiled_steps_are_not_tiny_because_other_work_takes_most_of_the_loop()
     assert Class.HOST_BOUND not in {one.kind for one in verdict.also}
 
 
+def test_tiny_steps_cost_no_more_than_training_takes_of_a_loop_that_evaluates():
+    rows, now = [], 1.0
+    for step in range(2000):
+        rows.append((event_names.COMPILED_STEP, "train_step", now, 0.0002, "algo-1-0", step))
+        rows.append(("Step:ModeKeys.TRAIN", "Step:ModeKeys.TRAIN", now, 0.0002, "algo-1-0", step))
+        now += 0.0002
+        if step % 100 == 99:
+            rows.append(("Step:ModeKeys.EVAL", "Step:ModeKeys.EVAL", now, 0.025, "algo-1-0", step))
+            now += 0.025
+    verdict = verdict_of(rows, metadata=JAX)
+    (tiny,) = [one for one in verdict.also if one.kind is Class.HOST_BOUND]
+    assert verdict.kind is Class.EVALUATION_BOUND
+    assert tiny.share_of_time <= 0.45
+
+
 def test_advice_for_jax_names_nothing_of_pytorch():
     for rows in (compiled(600, read=0.4), compiled(2000, call=0.0001)):
         advice = verdict_of(rows, metadata=JAX).main.next_step

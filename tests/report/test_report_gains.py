@@ -163,20 +163,35 @@ def test_sums_of_many_short_calls_are_saved_at_all_steps():
     assert gain.speedup.high / gain.speedup.low < 1.5
 
 
-def test_recompilations_are_saved_as_recorded():
+def recompiling(is_again, slow):
+    """Return the rows of 400 steps, some of which compile for 0.1 s and then run slowly once."""
     rows, now = [], 1.0
     for step in range(400):
-        again = step < 40 or step % 10 == 0
-        rows += training(1, forward=0.103 if again else 0.003, at=now, number=step)
+        again = is_again(step)
+        rows += training(1, forward=0.103 + slow if again else 0.003, at=now, number=step)
         if again:
             args = {"again": True, "file": "train.py", "line": 3, "function": "f"}
             rows.append(("sm_profiler/compile", "forward", now + 0.0015, 0.1, "algo-1-0", step, args))
-        now += 0.0102 + (0.1 if again else 0.0)
-    gain = gain_of(rows, Class.RECOMPILATION)
+        now += 0.0102 + (0.1 + slow if again else 0.0)
+    return rows
+
+
+@pytest.mark.parametrize("slow", [0.0, 0.04])
+def test_recompilations_are_saved_with_the_slow_runs_that_follow(slow):
+    def again(step):
+        return step < 40 or step % 10 == 0
+
+    gain = gain_of(recompiling(again, slow), Class.RECOMPILATION)
     steps = range(int(policy.WARM_UP_STEPS), 400)
-    lost = 0.1 * sum(step < 40 or step % 10 == 0 for step in steps) / len(steps)
+    lost = (0.1 + slow) * sum(map(again, steps)) / len(steps)
     assert contains(gain.speedup, (STEP + lost) / STEP)
-    assert gain.speedup.high / gain.speedup.low < 1.6
+    assert gain.speedup.high / gain.speedup.low < 1.7
+
+
+def test_if_each_step_compiles_again_the_rest_of_it_is_unknown():
+    gain = gain_of(recompiling(lambda _: True, 0.04), Class.RECOMPILATION)
+    assert gain.speedup.low < 4
+    assert contains(gain.speedup, (STEP + 0.14) / STEP)
 
 
 @pytest.mark.parametrize("slow", [0.006, 0.02])

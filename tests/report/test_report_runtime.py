@@ -42,6 +42,19 @@ def test_names_recompilations_and_their_reason():
     assert verdict.also == ()
 
 
+def test_recompilations_at_the_start_of_a_loop_are_certain_if_they_are_many():
+    rows, now = [], 1.0
+    for step in range(400):
+        length = 0.3 if step < 40 else 0.0
+        rows += training(1, forward=0.003 + length, at=now, number=step)
+        if length:
+            args = {"again": True, **LINE}
+            rows.append((event_names.COMPILE, "forward", now + 0.0012, length, "algo-1-0", step, args))
+        now += 0.0102 + length
+    verdict = judged(rows)
+    assert (verdict.kind, verdict.main.confidence) == (Class.RECOMPILATION, "high")
+
+
 def test_first_compilations_belong_to_the_start():
     rows = [
         *training(400),

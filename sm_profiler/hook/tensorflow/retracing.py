@@ -115,8 +115,7 @@ class Retracing(Collector):
 
         Args:
             end_ns: end of the call, without what it waited for.
-            quickest_ns: the function's quickest call without a trace; None if there was none. Then the first run counts
-                apart, as the most that the trace may have taken beyond its record.
+            quickest_ns: the function's quickest call without a trace; None if there was none. Then only the trace counts.
         """
         held, self.held = self.held, []
         self._call_ended(held, end_ns, quickest_ns)
@@ -128,9 +127,7 @@ class Retracing(Collector):
         first = max(end_ns - ended, 0)
         if xla:  # which takes many times as long as a run
             ended += max(first - (quickest_ns or 0), 0)
-        elif quickest_ns is None:
-            about = (about or {}) | {"first_us": round(first / 1000, 1)}
-        else:
+        elif quickest_ns is not None:
             ended += max(first - quickest_ns, 0)
         for record in (*held[:-1], (phase, name, began, ended, step, about)):
             self._record(record)

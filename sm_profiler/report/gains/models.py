@@ -13,7 +13,6 @@ from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Floats
 from sm_profiler.report import parts, policy
 from sm_profiler.report.classes import Class
-from sm_profiler.report.formatting import number
 from sm_profiler.report.gains.claim import Claim
 from sm_profiler.report.gains.loader_queue import fetch_times, simulated_wait
 from sm_profiler.report.gains.loop_table import BETWEEN, EVALUATION, LoopTable
@@ -259,15 +258,9 @@ def _calls(
         records = context.metrics.records.get(phase)
         seconds = np.zeros(len(table.index))
         for rank in context.ranks if records else ():
-            starts = rank.iterations.start
             of_rank = records.of(rank.name) if records else ()
             own = [one for one in of_rank if rank.start <= one.start <= rank.end and keep(one)]
-            single = [one for one in own if calls_of(one) == 1]
-            rows = np.searchsorted(starts, np.asarray([one.start for one in single], np.float64), side="right") - 1
-            spent, ends = np.zeros(len(starts)), starts + rank.iterations.length
-            for row, one in zip(rows, single, strict=True):
-                if row >= 0 and one.start <= ends[row]:  # else in a step that is left out
-                    spent[row] += max(one.seconds, 0.0)
+            spent = _in_rows(rank, [one for one in own if calls_of(one) == 1])
             summed = sum(max(one.seconds, 0.0) for one in own if calls_of(one) > 1)
             spent += summed * _in_proportion(rank, taken)
             seconds += table.placed(rank.iterations.index, spent)
@@ -289,15 +282,39 @@ _of_recompilations = _calls(event_names.COMPILE, policy.RECOMPILING_SAVED, ("for
 
 
 def _recompiling(finding: Finding, context: JudgeContext, table: LoopTable) -> Claim | None:
-    """Save the recompilations; at most also the first runs of what was compiled, as far as no other run shows their length."""
-    claim = _of_recompilations(finding, context, table)
+    """Make the steps that compile again as long as others: what was compiled runs slowly at first, which no record shows.
+
+    If there are no others, such a step may take any time, so at most all of it is saved.
+    """
     records = context.metrics.records.get(event_names.COMPILE)
-    own = [one for one in records.longest if _compiles_again(one)] if records else []
-    compiling = sum(one.seconds for one in own)
-    first = sum(max(number(one.args.get("first_us")), 0.0) for one in own) / 1e6
-    if claim is None or compiling <= 0:
-        return claim
-    return attrs.evolve(claim, high=claim.high * (1 + first / compiling))
+    compiling = beyond = whole = 0.0
+    for rank in context.ranks:
+        own = records.of(rank.name) if records else []
+        length, spent = rank.iterations.length, _in_rows(rank, own)
+        again = _in_rows(rank, [one for one in own if _compiles_again(one)])
+        rows, usual = again > 0, spent <= 0
+        compiling += float(again.sum())
+        if np.count_nonzero(usual) >= policy.MIN_STEPS and rows.any():
+            more = float(np.median(length[rows] - np.minimum(spent[rows], length[rows])) - np.median(length[usual]))
+            beyond += max(more, 0.0) * np.count_nonzero(rows)
+        else:
+            whole += float(length[rows].sum())
+    if compiling <= 0:
+        return _of_recompilations(finding, context, table)
+    lost = min(lost_share(finding) * (1 + beyond / compiling), 1.0)
+    claim = _of_recompilations(attrs.evolve(finding, share_of_time=lost), context, table)
+    return claim and attrs.evolve(claim, high=claim.high * max(whole / compiling, 1.0))
+
+
+def _in_rows(rank: Rank, records: Sequence[Record]) -> Floats:
+    """Return the seconds of single calls in each iteration of a process; those between two that are judged are left out."""
+    starts, spent = rank.iterations.start, np.zeros(len(rank.iterations))
+    ends = starts + rank.iterations.length
+    rows = np.searchsorted(starts, np.asarray([one.start for one in records], np.float64), side="right") - 1
+    for row, one in zip(rows, records, strict=True):
+        if row >= 0 and one.start <= ends[row]:
+            spent[row] += max(one.seconds, 0.0)
+    return spent
 
 
 def _fitted(seconds: Floats, wanted: float, length: Floats) -> Floats:

@@ -218,10 +218,15 @@ def tiny_ms(context: JudgeContext) -> float:
     return float(policy.TINY_GRAPH_MS if context.stack.one_by_one else policy.TINY_COMPILED_MS)
 
 
+def _part_of_training(context: JudgeContext) -> float:
+    """Return the share of the loop that is not evaluation."""
+    return max(1 - context.metrics.average_share("evaluation"), 0.0)
+
+
 def _part_of_usual_steps(context: JudgeContext) -> float:
-    """Return the share of the loop that its steps would take if all were as long as the typical one."""
+    """Return the share of the loop that its training steps would take if all were as long as the typical one."""
     mean = context.mean(lambda rank: rank.mean("length", without_stalls=False))
-    return min(_typical(context, "length") / mean, 1.0) if mean > 0 else 1.0
+    return (min(_typical(context, "length") / mean, 1.0) if mean > 0 else 1.0) * _part_of_training(context)
 
 
 def _typical(context: JudgeContext, key: str) -> float:
@@ -351,7 +356,7 @@ def _loop_of_python(context: JudgeContext, launches: Launches) -> Finding | None
             Evidence("fixed cost of the operators of a typical step", round(launching, 4), unit="share"),
         ),
         _SMALL_STEPS_ADVICE.format(context.stack.fewer_launches),
-        min(share + launching, 1.0),
+        min(share + launching, 1.0) * _part_of_training(context),
         confidence=context.confidence(share, limit, sure=False),
     )
 
@@ -377,7 +382,7 @@ def _tiny_steps(context: JudgeContext) -> Finding | None:
             Evidence("steps per second", round(rate, 1)),
         ),
         _SMALL_STEPS_ADVICE.format(context.stack.fewer_launches),
-        min(max(overhead, policy.TINY_STEP_MIN_LOSS), policy.TINY_STEP_MAX_LOSS),
+        min(max(overhead, policy.TINY_STEP_MIN_LOSS), policy.TINY_STEP_MAX_LOSS) * _part_of_training(context),
         confidence=context.confidence(limit / max(iteration * 1e3, 1e-6), 1.0, sure=False),
     )  # fmt: skip
 

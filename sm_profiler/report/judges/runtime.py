@@ -11,7 +11,7 @@ from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, percent, plural, size
 from sm_profiler.report.judges.judge_context import JudgeContext
-from sm_profiler.report.judges.occurrences import in_first_steps, lines_of, time_spent
+from sm_profiler.report.judges.occurrences import Spent, in_first_steps, lines_of, time_spent
 from sm_profiler.report.model import Evidence, Finding, Location
 from sm_profiler.report.record_fold import Record
 from sm_profiler.report.where import BESIDE_THE_LOOP
@@ -79,7 +79,7 @@ def judge_recompilation(context: JudgeContext) -> Finding | None:
         _REPAIRS.get(compiler, _REPAIRS[_TORCH]),
         spent.share,
         confidence=context.confidence(
-            spent.share, policy.RECOMPILING, sure=spent.calls >= policy.RECOMPILATIONS
+            spent.share, policy.RECOMPILING, sure=spent.calls >= policy.RECOMPILATIONS, error=spent.share * _chance(spent)
         ),
         where=lines_of(spent.records),
         explains={
@@ -87,6 +87,15 @@ def judge_recompilation(context: JudgeContext) -> Finding | None:
             Class.HOST_BOUND: spent.share, Class.SYNC_BOUND: spent.share,
         },
     )  # fmt: skip
+
+
+def _chance(spent: Spent) -> float:
+    """Return the standard error of the time of rare calls, as a share of it: another run would have a few more or fewer.
+
+    However they lie in the loop: most shapes come first at its start.
+    """
+    seconds = np.array([one.seconds for one in spent.records])
+    return float(np.sqrt((seconds**2).sum()) / seconds.sum()) if seconds.sum() > 0 else 1.0
 
 
 def judge_threads(context: JudgeContext) -> Finding | None:
