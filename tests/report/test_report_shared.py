@@ -86,6 +86,12 @@ def test_batches_of_a_generator_are_input_of_a_compiled_step_too(phase):
     assert decide(judged(rows, making, stack("start", 0.2, 21))).kind is Class.SYNC_BOUND
 
 
+@pytest.mark.parametrize(("waiting", "wait", "found"), [(0.0, 0.0025, True), (0.5, 0.0025, False), (0.5, 0.008, True)])
+def test_a_ready_batch_that_waits_for_a_core_is_no_slow_input(waiting, wait, found):
+    verdict = decide(judged(training(400, wait=wait), waiting=waiting))
+    assert (verdict.kind is Class.INPUT_BOUND) is found
+
+
 @pytest.mark.parametrize(("outside", "found"), [(0.0009, True), (0.0004, False)])
 def test_batches_of_a_generator_are_input_if_they_take_longer_than_taking_them_from_a_worker(outside, found):
     making, call = stack("outside", 6.0, 20, (8, "batches")), stack("forward", 6.0, 21)
@@ -136,10 +142,10 @@ def test_only_other_programs_that_run_can_keep_a_core_busy(busy, blamed):
 
 @pytest.mark.parametrize(
     ("wait", "waiting", "confidence"),
-    [(0.0022, 0.0, "medium"), (0.0022, 0.7, "low"), (0.02, 0.7, "high")],
+    [(0.006, 0.0, "medium"), (0.006, 0.7, "low"), (0.06, 0.7, "high")],
 )
 def test_other_programs_may_move_a_share_across_its_threshold_but_not_far(wait, waiting, confidence):
-    main = decide(judged(training(400, wait=wait), waiting=waiting)).main
+    main = decide(judged(training(400, wait=wait, forward=0.02), waiting=waiting)).main
     assert (main.kind, main.confidence) == (Class.INPUT_BOUND, confidence)
 
 

@@ -69,7 +69,8 @@ def _by_waits(context: JudgeContext) -> Finding | None:
     mean = context.mean(lambda rank: rank.mean("wait", without_stalls=False))
     is_late = context.metrics.loader.num_workers > 0 or (mean > 0 and batch_seconds(context) >= mean)
     least_ms = policy.HANDOVER_MS if is_late else policy.INPUT_WAIT_MS
-    if wait < policy.INPUT_WAIT or mean * 1e3 < least_ms:
+    on_cores = mean * (1 - context.shared_wait)  # handing over a ready batch takes longer if others have the cores
+    if wait < policy.INPUT_WAIT or on_cores * 1e3 < least_ms:
         return None
     share = context.metrics.average_share("wait")  # of the whole loop with its evaluation, like the chart
     fed, stage = keras_input(context), slow_stage(context)
