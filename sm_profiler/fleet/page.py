@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -70,20 +71,26 @@ class GroupRow:
     trend: Markup
 
 
-def render_html(fleet: Fleet, out: str | os.PathLike[str] = "", links: Sequence[Link] = ()) -> str:
+def render_html(
+    fleet: Fleet,
+    out: str | os.PathLike[str] = "",
+    links: Sequence[Link] = (),
+    address: Callable[[FleetJob], str] | None = None,
+) -> str:
     """Return the page of a fleet.
 
     Args:
         fleet: the fleet.
         out: folder that the page is written to; links to the jobs' own reports are relative to it.
         links: other pages, where a server shows them.
+        address: returns the address of a job's page, "" for none; default: that of its own report.
     """
-    return _Page(fleet, os.fspath(out)).render(links)
+    return _Page(fleet, address or partial(link, out=os.fspath(out))).render(links)
 
 
 class _Page:
-    def __init__(self, fleet: Fleet, out: str) -> None:
-        self._fleet, self._out = fleet, out
+    def __init__(self, fleet: Fleet, address: Callable[[FleetJob], str]) -> None:
+        self._fleet, self._address = fleet, address
         self._amounts = Amounts.of(fleet.totals)
 
     def render(self, links: Sequence[Link]) -> str:
@@ -106,9 +113,9 @@ class _Page:
             ranking=self._ranking(),
             written=self._amounts.format,
             columns=chosen,
-            rows=[(link(job, self._out), [column.plain(job) for column in chosen]) for job in fleet.jobs[:PLAIN_ROWS]],
+            rows=[(self._address(job), [column.plain(job) for column in chosen]) for job in fleet.jobs[:PLAIN_ROWS]],
             rest=max(len(fleet.jobs) - PLAIN_ROWS, 0),
-            data=compact(fleet.jobs, chosen, self._out)
+            data=compact(fleet.jobs, chosen, self._address)
             | {"sums": [self._amounts.spent(totals), self._amounts.lost(totals)]},
             unpriced=totals.jobs - totals.priced if self._amounts.priced else 0,
             weeks=self._weeks(),
@@ -214,7 +221,7 @@ class _Page:
         if worst is None:
             return Step(amount, what, one.next_step or _READ_ON)
         name = shorten(worst.name, 90)
-        return Step(amount, what, one.next_step or _READ_ON, name, link(worst, self._out), _where(worst, one.cause))
+        return Step(amount, what, one.next_step or _READ_ON, name, self._address(worst), _where(worst, one.cause))
 
     def _evidence(self) -> list[tuple[str, str, str]]:
         """Return the figures of the first screen: name, value, and what it means."""
@@ -235,7 +242,7 @@ class _Page:
             found.append(
                 Step(
                     self._amount(one.usd, one.instance_hours), label(one.cause), one.next_step, shorten(one.name, 90),
-                    link(job, self._out), _where(job, one.cause),
+                    self._address(job), _where(job, one.cause),
                 )
             )  # fmt: skip
         return found

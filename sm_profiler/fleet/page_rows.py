@@ -99,7 +99,7 @@ def _by(key: str) -> Column:
     )
 
 
-def compact(jobs: Sequence[FleetJob], chosen: Sequence[Column], out: str) -> dict[str, Any]:
+def compact(jobs: Sequence[FleetJob], chosen: Sequence[Column], address: Callable[[FleetJob], str]) -> dict[str, Any]:
     """Return the table for the page's script: a list a column, with each repeated text only once."""
     written = []
     for column in chosen:
@@ -110,7 +110,7 @@ def compact(jobs: Sequence[FleetJob], chosen: Sequence[Column], out: str) -> dic
         else:
             one["values"] = values
         written.append(one)
-    texts, codes = coded(_pattern(job, link(job, out)) for job in jobs)
+    texts, codes = coded(_pattern(job, address(job)) for job in jobs)
     lines, left = [], ADVICE_BYTES
     for job in jobs:
         line = shorten(advice(job), 420)

@@ -60,7 +60,7 @@ class Site:
     _csrf: str = attrs.field(factory=secrets.token_urlsafe, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.fleet_page = FleetPage(self.jobs.sources)
+        self.fleet_page = FleetPage(self.jobs.sources, self.jobs.listing)
 
     def routes(self) -> list[Route]:
         """Return all addresses."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import html
+import json
 import os
 import re
 import signal
@@ -13,7 +14,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -21,14 +23,16 @@ import attrs
 from sm_profiler.errors import ProfilerError
 from sm_profiler.printable import printable
 from sm_profiler.processes import start_module
+from sm_profiler.serve.fleet_links import address_of, pages_of
+from sm_profiler.serve.jobs import Found
 from sm_profiler.serve.links import FLEET, links_of
 from sm_profiler.source.naming import is_account
 
 NICENESS = 10
 RENEWED_S = 600.0  # while it is open
 LIMIT_S = 1800  # of making it; rows that were read until then are kept for the next attempt
-SHOWN_ELSEWHERE = "live://"  # a base for which the page has no links to files of this machine
 MAX_ERROR = 300
+PAGES = "pages.json"  # location of a job → identifier of its live page
 _POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
 
 
@@ -38,11 +42,13 @@ class FleetPage:
 
     Attributes:
         sources: what is served; names of single jobs are left out.
+        jobs: lists the jobs that have a page of their own here.
         clock: for tests.
         limit_s: seconds that making the page may take.
     """
 
     sources: Sequence[str]
+    jobs: Callable[[], Sequence[Found]] = tuple
     clock: Callable[[], float] = time.monotonic
     limit_s: int = LIMIT_S
     _scratch: tempfile.TemporaryDirectory[str] | None = None
@@ -69,6 +75,7 @@ class FleetPage:
                     str(self.limit_s),
                     *(one if "://" in one or is_account(one) else str(Path(one).absolute()) for one in self.places()),
                 ]
+                (out / PAGES).write_text(json.dumps(pages_of(self.jobs())), "utf-8")
                 with (out / "error").open("wb") as errors:
                     self._process = start_module(
                         "sm_profiler.serve.fleet_page", arguments, stderr=errors.fileno(), new_session=True
@@ -101,7 +108,7 @@ def _text(path: Path) -> str:
 
 
 def make(out: Path, sources: Sequence[str]) -> None:
-    """Write the page of a fleet to a folder, which also keeps the index for the next time.
+    """Write the page of a fleet to a folder, which also keeps the index for the next time and names the live pages.
 
     Raises:
         ProfilerError: a source cannot be listed.
@@ -112,7 +119,9 @@ def make(out: Path, sources: Sequence[str]) -> None:
 
     fleet = build_fleet(sources, executor="local:1", index=open_storage(str(out)), progress=False)
     temporary = out / "fleet.tmp"
-    temporary.write_text(render_html(fleet, SHOWN_ELSEWHERE, links_of("/fleet", here=FLEET)), "utf-8")
+    pages: Mapping[str, str] = json.loads((out / PAGES).read_text("utf-8"))
+    page = render_html(fleet, links=links_of("/fleet", here=FLEET), address=partial(address_of, pages=pages))
+    temporary.write_text(page, "utf-8")
     temporary.replace(out / "fleet.html")
 
 

@@ -1,5 +1,6 @@
 """Jobs of an account as a source, and the fleet's page of all that is served."""
 
+import re
 import subprocess
 import sys
 from functools import partial
@@ -10,11 +11,14 @@ from moto import mock_aws
 from serve_helpers import data_files, end, make_job, until
 from starlette.testclient import TestClient
 
+from sm_profiler.fleet.model import FleetJob
+from sm_profiler.fleet.texts import sentence
 from sm_profiler.jobs.job import Job
 from sm_profiler.serve.app import create_app
 from sm_profiler.serve.changes import target_of
+from sm_profiler.serve.fleet_links import address_of, pages_of
 from sm_profiler.serve.fleet_page import FleetPage, policy_of
-from sm_profiler.serve.jobs import Jobs
+from sm_profiler.serve.jobs import Found, Jobs
 from sm_profiler.serve.logs import LogTail
 from sm_profiler.serve.reading import JobReader
 from sm_profiler.serve.verdicts import Verdicts
@@ -121,11 +125,34 @@ def test_the_fleet_has_a_page(tmp_path, job):
     answer = until(lambda: one if (one := browser.get("/fleet")).status_code != 202 else None, 200)
     assert answer.status_code == 200, answer.text
     assert "2 jobs" in answer.text
+    pages = re.findall(r'<a href="(jobs/[^"]*)"', answer.text)
+    assert len(set(pages)) == 2
+    for page in pages:
+        assert browser.get(f"/{page}").status_code == 200
     assert '<a href="./">All jobs</a>' in answer.text
     assert '<a aria-current="page">Cost and lost time</a>' in answer.text
     assert "<img src=x" not in answer.text
     assert answer.headers["content-security-policy"] == f"{policy_of(answer.text)}; frame-ancestors 'self'"
     assert "script-src 'sha256-" in policy_of(answer.text)
+
+
+@pytest.mark.parametrize(
+    ("where", "row"),
+    [
+        ("/data/runs/a", {"source": "/data/runs/a/profiler-output"}),
+        ("/data/runs/../runs/a/profiler-output", {"source": "/data/runs/a/profiler-output"}),
+        ("/data/a\u202e\x07", {"source": sentence("/data/a\u202e\x07")}),
+        ("s3://jobs/out/a", {"source": "s3://jobs/out/a/profiler-output"}),
+        ("s3://jobs/all/job=a%20b", {"source": "s3://jobs/all/job=a%20b"}),
+        (f"account:{REGION}/a", {"arn": f"arn:aws:sagemaker:{REGION}:1:training-job/a"}),
+    ],
+)
+def test_a_row_of_the_fleet_leads_to_the_page_of_its_job(where, row):
+    found = Found("a-1234", "a", where)
+    assert address_of(FleetJob("a", **row), pages_of([found])) == "jobs/a-1234"
+    assert address_of(FleetJob("b", source=row.get("source", "") + "2"), pages_of([found])) == ""
+    assert address_of(FleetJob("b", report="https://reports.example/b"), {}).startswith("https://reports.example/b/")
+    assert address_of(FleetJob("b", report="/data/b"), {}) == ""
 
 
 def test_an_error_of_the_fleet_is_one_line():
