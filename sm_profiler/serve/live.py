@@ -24,6 +24,7 @@ from sm_profiler.serve.logs import LogTail
 from sm_profiler.serve.parts import log_part
 from sm_profiler.serve.reading import JobReader, local_folder
 from sm_profiler.serve.remembered import Remembered, recall, remember
+from sm_profiler.serve.turns import Turns
 from sm_profiler.source.opening import NoProfilerDataError
 
 LOCAL_POLL_S = 0.5  # listing the latest files of a folder costs little
@@ -40,7 +41,7 @@ REMOTE_RESUMED_S = 60.0
 SPARK_POINTS = 60
 KEEP_S = 60.0  # between two times that the page is kept for the next start
 
-_one_at_a_time = threading.Semaphore(2)  # reports that are computed, of all jobs together
+_turns = Turns()  # of all jobs, to compute a report
 
 
 @attrs.frozen
@@ -232,7 +233,7 @@ class LiveJob:
             self._publish_report(state="reading")
 
     def _publish_report(self, state: str = "") -> None:
-        with _one_at_a_time:
+        with _turns:
             begun = self._clock()  # the wait for other jobs is no work
             report = self._reader.report()
             rendered = self._rendered(report)

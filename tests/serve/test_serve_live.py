@@ -354,7 +354,7 @@ def test_the_wait_for_the_reports_of_other_jobs_is_no_work_of_this_one(job, monk
         def __exit__(self, *_):
             pass
 
-    monkeypatch.setattr("sm_profiler.serve.live._one_at_a_time", Busy())
+    monkeypatch.setattr("sm_profiler.serve.live._turns", Busy())
     live = LiveJob(str(job), clock=lambda: now[0])
     live.poll()
     assert live._next_report == now[0] + pause_after(0.0)
