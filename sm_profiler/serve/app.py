@@ -181,7 +181,7 @@ class Site:
     def report_json(self, request: Request) -> Response:
         """Answer with report.json as of now."""
         found = self.jobs.known(request.path_params["id"])
-        report = self.jobs.live(found).watch().report if found else None
+        report = self.jobs.live(found).watch().whole_report() if found else None
         if report is None:
             return JSONResponse({"error": "no such job" if found is None else "nothing has been read yet"}, 404)
         return Response(to_json(report), media_type="application/json")
@@ -195,7 +195,7 @@ class Site:
                 return self._missing(request)
             links.append(Link(f"{label}: {shorten(one.name, 40)}", f"jobs/{one.id}"))
             snapshot = self.jobs.live(one).watch()
-            report = snapshot.report
+            report = snapshot.whole_report()
             if report is None:
                 text = f"{one.name}: {state_line(snapshot)}. This page shows the comparison as soon as both jobs have data."
                 return page(

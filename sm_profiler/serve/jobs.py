@@ -78,6 +78,11 @@ def find_shown(
         yield Found(job_id(one.name, one.where), one.name, one.where, one.changed, one.state, saved)
 
 
+def follow_apart(where: str) -> LiveJob:
+    """Return the follower of a job that keeps little of it in this process."""
+    return LiveJob(where, apart=True)
+
+
 @attrs.define(eq=False)
 class Jobs:
     """All jobs of the sources.
@@ -90,7 +95,7 @@ class Jobs:
 
     sources: Sequence[str]
     clock: Callable[[], float] = time.monotonic
-    follow: Callable[[str], LiveJob] = LiveJob
+    follow: Callable[[str], LiveJob] = follow_apart
     problems: list[str] = attrs.field(factory=list, init=False)
     _found: dict[str, Found] = attrs.field(factory=dict, init=False)
     _live: dict[str, LiveJob] = attrs.field(factory=dict, init=False)

@@ -8,21 +8,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
-import numpy as np
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.printable import printable
 from sm_profiler.processes import trim_heap
 from sm_profiler.report.formatting import utc
-from sm_profiler.report.model import Report
-from sm_profiler.report.page import page_parts, section_part
+from sm_profiler.report.model import Finding, Report
 from sm_profiler.report.saved import SavedVerdict
-from sm_profiler.report.system_fold import Buckets
+from sm_profiler.serve.apart import ReaderApart, is_over
 from sm_profiler.serve.ending import Ending
-from sm_profiler.serve.heat_map import heat_section
 from sm_profiler.serve.logs import LogTail
+from sm_profiler.serve.look import Look, look_of, packed_or_none, unpacked
 from sm_profiler.serve.parts import log_part
-from sm_profiler.serve.reading import JobReader, local_folder
+from sm_profiler.serve.reading import FIRST_S, JobReader, local_folder
 from sm_profiler.serve.remembered import Remembered, recall, remember
 from sm_profiler.serve.turns import Turns
 from sm_profiler.source.opening import NoProfilerDataError
@@ -30,7 +28,6 @@ from sm_profiler.source.opening import NoProfilerDataError
 LOCAL_POLL_S = 0.5  # listing the latest files of a folder costs little
 REMOTE_POLL_S = 10.0
 LINGER_S = 120.0  # a job is followed this long after its last viewer
-FIRST_S = 2.0  # a job that is read faster is shown as a whole
 REPORT_SHARE = 0.33  # of the time may be spent on reports, more if that shows new data within FRESH_S
 FRESH_S = 1.8  # from a file to the page; what is missing of two seconds is the way to the viewer
 BREATH_S = 0.15  # between two reports at least: what takes longer cannot be shown within FRESH_S
@@ -38,7 +35,6 @@ LARGE_BYTES, LARGE_S = 30_000, 1.0  # larger parts of the page are renewed at mo
 LONGEST_RETRY_S = 60.0
 RESUMED_S = 3.0  # between two looks for a job that has ended and may be resumed
 REMOTE_RESUMED_S = 60.0
-SPARK_POINTS = 60
 KEEP_S = 60.0  # between two times that the page is kept for the next start
 
 _turns = Turns()  # of all jobs, to compute a report
@@ -62,7 +58,9 @@ class Snapshot:
         state: `waiting` for data, `reading` what is there, `running`, `ended`, or `unreadable`.
         note: one line on that state; "" if there is nothing to add.
         parts: parts of the page in their order.
-        report: the report; None before the first.
+        main: the leading finding of the report; None before the first.
+        report: the report; None before the first, and if it is packed.
+        packed: the report as bytes, once the job is over; b"" if it is not packed.
         saved: the verdict of an earlier look, until there is a report.
         spark: mean step time in seconds, of consecutive stretches of the latest steps.
         gpu: mean use of the GPUs in per cent, in consecutive stretches of the job; empty without GPUs.
@@ -74,12 +72,18 @@ class Snapshot:
     state: str = "waiting"
     note: str = ""
     parts: Mapping[str, Part] = attrs.field(factory=dict)
+    main: Finding | None = None
     report: Report | None = None
+    packed: bytes = b""
     saved: SavedVerdict | None = None
     spark: tuple[float, ...] = ()
     gpu: tuple[float, ...] = ()
     files: int = 0
     data_at: float | None = None
+
+    def whole_report(self) -> Report | None:
+        """Return the report, unpacked for this call only; None before the first."""
+        return unpacked(self.packed) if self.packed else self.report
 
     def parts_since(self, version: int) -> dict[str, str]:
         """Return the parts that changed after a version, in their order."""
@@ -91,12 +95,20 @@ class LiveJob:
 
     Args:
         where: folder, s3:// URI, or name of a training job.
+        apart: read a job that is over in a process of its own, and keep its report packed.
         linger_s: how long it is followed after the last call of `watch`.
         clock: for tests.
     """
 
-    def __init__(self, where: str, *, linger_s: float = LINGER_S, clock: Callable[[], float] = time.monotonic) -> None:
-        self.where = where
+    def __init__(
+        self,
+        where: str,
+        *,
+        apart: bool = False,
+        linger_s: float = LINGER_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.where, self._apart = where, apart
         self._linger_s, self._clock = linger_s, clock
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -106,7 +118,7 @@ class LiveJob:
         self._snapshot = shown_again(kept) if kept else Snapshot()
         self._is_kept = kept is not None  # what is shown is from an earlier look
         self._next_keeping = 0.0
-        self._reader = JobReader(where)
+        self._reader = self._new_reader()
         self._dirty = False
         self._next_report = self._show_early = 0.0
         self._failures = 0
@@ -142,6 +154,11 @@ class LiveJob:
     def close(self) -> None:
         """Stop following."""
         self._stop.set()
+        if isinstance(self._reader, ReaderApart):
+            self._reader.close()
+
+    def _new_reader(self) -> JobReader | ReaderApart:
+        return ReaderApart(self.where) if self._apart and is_over(self.where) else JobReader(self.where)
 
     def _is_worth_a_look(self) -> bool:
         """Return whether the job runs, or it is time to look whether it has been resumed."""
@@ -185,7 +202,7 @@ class LiveJob:
             caught_up = self._reader.over or self._snapshot.state != "running"  # that must not wait for its turn
             if self._dirty and (caught_up or self._clock() >= self._next_report):
                 self._publish_report()
-            elif not self._dirty and self._snapshot.report is None:
+            elif not self._dirty and self._snapshot.main is None:
                 self._publish(state="waiting", note="waiting for the first data")
             self._failures = 0
             self._read_log(last=self._snapshot.state == "ended")
@@ -206,7 +223,11 @@ class LiveJob:
         self._show_early = self._clock() + FIRST_S
         if self._reader.read(self._progress):
             self._dirty = True
-        if self._reader.lacks_heat:
+        if isinstance(self._reader, ReaderApart):
+            if self._reader.is_to_read_here:
+                self._reader = JobReader(self.where)
+                self._dirty = self._reader.read(self._progress)
+        elif self._reader.lacks_heat:
             if not self._is_kept:
                 self._publish_report(state="reading")
             self._reader.read_heat()
@@ -224,7 +245,7 @@ class LiveJob:
         self._failures += 1
         self._dirty = True  # what is shown is no longer the error once it can be read again
         if not self._reader.is_intact:
-            self._reader = JobReader(self.where)
+            self._reader = self._new_reader()
         self._publish(state="unreadable", note=line)
 
     def _progress(self) -> None:
@@ -235,8 +256,10 @@ class LiveJob:
     def _publish_report(self, state: str = "") -> None:
         with _turns:
             begun = self._clock()  # the wait for other jobs is no work
-            report = self._reader.report()
-            rendered = self._rendered(report)
+            look = self._look()
+        rendered = dict(look.parts)
+        if self._log.streams:
+            rendered["log"] = log_part(self._log.streams)
         now, version = self._clock(), self._snapshot.version + 1
         self._next_report = now + pause_after(now - begun)
         before, parts, kept = self._snapshot.parts, dict[str, Part](), False
@@ -247,12 +270,13 @@ class LiveJob:
             elif old is not None and len(html) > LARGE_BYTES and now - old.at < LARGE_S and not self._reader.over:
                 parts[key], kept = old, True
             else:
-                parts[key] = Part(str(html), version, now)
+                parts[key] = Part(html, version, now)
         for key in before.keys() - parts.keys():
             parts[key] = Part("", version, now)
         self._dirty = kept
         over = self._reader.over and not state
         files, outcome = self._reader.files, self._reader.outcome
+        whole = look.packed or (packed_or_none(look.report) if over and self._apart else b"")
         if over:
             self._ended()
         self._is_kept = False
@@ -260,31 +284,26 @@ class LiveJob:
             state=state or ("ended" if over else "running"),
             note=outcome if over else "",
             parts=parts,
-            report=report,
-            spark=sparkline(report),
-            gpu=use_of_gpus(report),
+            main=look.main,
+            report=None if whole else look.report,
+            packed=whole,
+            spark=look.spark,
+            gpu=look.gpu,
             files=files,
-            data_at=report.metrics.end if report.metrics.duration > 0 else None,
+            data_at=look.data_at,
         )
         if over or (not state and now >= self._next_keeping):
             self._next_keeping = now + KEEP_S
             shown = {key: part.html for key, part in parts.items() if key != "log"}
-            main = report.verdict.main
-            verdict = SavedVerdict(main.kind, main.headline)
+            verdict = SavedVerdict(look.main.kind, look.main.headline)
             remember(self.where, Remembered(shown, self._snapshot.spark, files, time.time(), verdict))
             trim_heap()
 
-    def _rendered(self, report: Report) -> dict[str, str]:
-        """Return the parts of the page: those of the report, with the heat map after the timeline."""
-        parts = dict[str, str]()
-        for key, html in page_parts(report).items():
-            parts[key] = html
-            if key == "timeline":
-                section = heat_section(self._reader.heat, report.metrics.start)
-                parts["heat"] = section_part(section) if section else ""
-        if self._log.streams:
-            parts["log"] = log_part(self._log.streams)
-        return parts
+    def _look(self) -> Look:
+        if isinstance(self._reader, ReaderApart):
+            assert self._reader.look is not None  # noqa: S101 - it is read first
+            return self._reader.look
+        return look_of(self._reader)
 
     def _ended(self) -> None:
         """Forget the folds, which are not needed any more, but not how to notice that the job is resumed."""
@@ -311,20 +330,3 @@ def pause_after(report_s: float) -> float:
     """
     share_s, fresh_s = max(report_s / REPORT_SHARE - report_s, LOCAL_POLL_S), FRESH_S - 2 * report_s
     return min(share_s, fresh_s) if fresh_s >= BREATH_S else share_s
-
-
-def sparkline(report: Report, points: int = SPARK_POINTS) -> tuple[float, ...]:
-    """Return the mean step time of the first process in consecutive stretches of its loop."""
-    if not report.metrics.ranks:
-        return ()
-    lengths = report.metrics.ranks[0].iterations.length
-    return tuple(float(one.mean()) for one in np.array_split(lengths, min(points, len(lengths) or 1)) if len(one))
-
-
-def use_of_gpus(report: Report, points: int = SPARK_POINTS) -> tuple[float, ...]:
-    """Return the mean use of all GPUs in consecutive stretches of the job."""
-    whole = Buckets()
-    for one in report.metrics.system.of("gpu").values():
-        whole.merge(one)
-    values = whole.mean[whole.count > 0]
-    return tuple(float(one.mean()) for one in np.array_split(values, min(points, len(values) or 1)) if len(one))

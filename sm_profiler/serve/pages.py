@@ -38,7 +38,7 @@ def job_row(found: Found, snapshot: Snapshot | None) -> dict[str, Any]:
     row["state"] = {"running": "running", "ended": "ended"}.get(found.state, "")
     finding: Any = found.saved
     if snapshot is not None:
-        finding = snapshot.report.verdict.main if snapshot.report is not None else finding or snapshot.saved
+        finding = snapshot.main or finding or snapshot.saved
         row["state"] = state_line(snapshot) if snapshot.version or found.state != "ended" else "ended; it is being read"
         row["spark"] = step_times(snapshot) + gpu_use(snapshot)
     if finding is not None:

@@ -30,6 +30,7 @@ from sm_profiler.source.opening import NoProfilerDataError
 from sm_profiler.source.profile import Options
 from sm_profiler.storage import LocalStorage
 
+FIRST_S = 2.0  # a job that is read faster is shown as a whole
 MAX_OPEN_BYTES = 64 << 20  # of files that are still written
 JOIN_AFTER = 32  # reads with news
 

@@ -144,7 +144,7 @@ def test_an_error_is_shown_and_ends_with_its_cause(job, tmp_path):
 
 def test_an_internal_error_stays_with_its_job(job, monkeypatch):
     live = LiveJob(str(job))
-    monkeypatch.setattr("sm_profiler.serve.live.page_parts", lambda _: 1 / 0)
+    monkeypatch.setattr("sm_profiler.serve.look.page_parts", lambda _: 1 / 0)
     live.poll()
     assert live.snapshot.state == "unreadable"
     assert "ZeroDivisionError" in live.snapshot.note
@@ -330,7 +330,7 @@ def test_a_file_is_on_the_page_within_two_seconds_while_others_come_all_the_time
     monkeypatch.setattr(JobReader, "read", lambda *_: reads.append(now[0]) or True)
     monkeypatch.setattr(JobReader, "report", make)
     monkeypatch.setattr(live, "_publish_report", published)
-    monkeypatch.setattr(live, "_rendered", lambda _: {})
+    monkeypatch.setattr("sm_profiler.serve.look.page_parts", lambda _: {})
     while now[0] < 60:
         live.poll()
         now[0] += live._pause_s()

@@ -5,7 +5,7 @@ import threading
 import pytest
 from serve_helpers import make_job, until
 
-from sm_profiler.serve import live
+from sm_profiler.serve import live, look
 from sm_profiler.serve.live import LiveJob
 from sm_profiler.serve.turns import Turns
 
@@ -40,7 +40,7 @@ def test_an_error_hands_the_turn_over():
 
 def test_two_jobs_never_compute_their_reports_at_once(tmp_path, monkeypatch):
     jobs = [LiveJob(str(make_job(tmp_path / name, "--minutes", "1"))) for name in "abc"]
-    at_once, most, original = [0], [0], live.page_parts
+    at_once, most, original = [0], [0], look.page_parts
 
     def counted(report):
         at_once[0] += 1
@@ -49,7 +49,7 @@ def test_two_jobs_never_compute_their_reports_at_once(tmp_path, monkeypatch):
         at_once[0] -= 1
         return parts
 
-    monkeypatch.setattr(live, "page_parts", counted)
+    monkeypatch.setattr(look, "page_parts", counted)
     with live._turns:
         threads = [threading.Thread(target=one.poll) for one in jobs]
         for one in threads:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from enum import Enum
 from importlib import import_module
 from typing import IO, Any, TypeAlias
 
@@ -88,6 +89,10 @@ def _packed(value: Any, apart: _Write | None = None) -> Any:  # noqa: PLR0911 - 
         return value if -_LIMIT <= value < _LIMIT else ["n", str(value)]
     if isinstance(value, np.ndarray):
         return _array(value, apart)
+    if isinstance(value, Enum):
+        return ["e", _name_of(kind), value.name]
+    if isinstance(value, float):  # with a reason, which is of the code, not of the data
+        return float(value)
     if isinstance(value, np.generic):
         return ["g", value.dtype.str, value.tobytes()]
     if kind in {list, tuple}:
@@ -97,14 +102,19 @@ def _packed(value: Any, apart: _Write | None = None) -> Any:  # noqa: PLR0911 - 
     if kind in {dict, Counter}:
         pairs = [[_packed(key, apart), _packed(one, apart)] for key, one in value.items()]
         return ["d" if kind is dict else "c", pairs]
-    name = f"{kind.__module__}:{kind.__qualname__}"
-    if not name.startswith(_OURS):
-        raise TypeError(f"an object of {name}")
+    name = _name_of(kind)
     own = (
         [[_packed(key, apart), _packed(one, apart)] for key, one in value.items()] if isinstance(value, dict) else None
     )
     fields = {key: getattr(value, key) for key in _fields(value)}
     return ["o", name, [[key, _packed(one, apart)] for key, one in fields.items()], own]
+
+
+def _name_of(kind: type) -> str:
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if not name.startswith(_OURS):
+        raise TypeError(f"an object of {name}")
+    return name
 
 
 def _array(array: NDArray[Any], apart: _Write | None) -> list[Any]:
@@ -139,6 +149,8 @@ def _unpacked(value: Any, apart: _Read | None = None) -> Any:  # noqa: PLR0911 -
         return {_unpacked(key, apart): _unpacked(one, apart) for key, one in value[1]}
     if tag == "c":
         return Counter({_unpacked(key, apart): _unpacked(one, apart) for key, one in value[1]})
+    if tag == "e":
+        return _class(value[1])[value[2]]
     if tag == "o":
         return _object(value, apart)
     return {"l": list, "t": tuple, "s": set, "f": frozenset}[tag](_unpacked(one, apart) for one in value[1])
@@ -151,15 +163,20 @@ def _dtype(name: str) -> Any:
     return kind
 
 
-def _object(value: list[Any], apart: _Read | None) -> Any:
-    module, _, name = value[1].partition(":")
+def _class(where: str) -> Any:
+    module, _, name = where.partition(":")
     if not module.startswith(_OURS):
-        raise ValueError(f"an object of {value[1]}")
+        raise ValueError(f"an object of {where}")
     found: Any = import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
     if not isinstance(found, type) or found.__module__ != module:
-        raise ValueError(f"an object of {value[1]}")
+        raise ValueError(f"an object of {where}")
+    return found
+
+
+def _object(value: list[Any], apart: _Read | None) -> Any:
+    found = _class(value[1])
     made: Any = object.__new__(found) if not issubclass(found, dict) else dict.__new__(found)
     for key, one in value[2]:
         object.__setattr__(made, key, _unpacked(one, apart))
