@@ -19,6 +19,7 @@ import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -28,15 +29,9 @@ import msgspec
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.outcome import Outcome
 from sm_profiler.formats.trace_rows import OpenEvent
-from sm_profiler.source.arrow import from_arrow, to_arrow
+from sm_profiler.source.arrow import arrow, from_arrow, to_arrow
 from sm_profiler.source.item import Item
 from sm_profiler.source.streams import Streams
-
-try:
-    import pyarrow as pa
-    from pyarrow import ipc
-except ImportError:  # rules and reports do without
-    pa = ipc = None
 
 VERSION = 1
 VARIABLE = "SM_PROFILER_CACHE"
@@ -124,7 +119,7 @@ class Cache:
     @classmethod
     def of(cls, uri: str, *, wanted: bool) -> Cache | None:
         """Return the cache of a source; None if it is not wanted or switched off, or pyarrow is not installed."""
-        root = cache_root() if wanted and pa is not None else None
+        root = cache_root() if wanted and find_spec("pyarrow") else None
         return cls(os.path.realpath(uri) if "://" not in uri else uri, root) if root else None
 
     def load(self, items: Sequence[Item], *, system: bool) -> Copy | None:
@@ -133,9 +128,9 @@ class Cache:
         copies = self._copies(system=system)
         if not copies:
             return None
-        path = max(copies).path
+        path, pa = max(copies).path, arrow()
         try:
-            table = ipc.open_file(_checked(path)).read_all()
+            table = pa.ipc.open_file(_checked(path)).read_all()
             header = _HEADER.decode(table.schema.metadata[_KEY])
             by_key = {item.info.key: item for item in items}
             kept = [by_key.get(file.key) for file in header.files]
@@ -167,6 +162,7 @@ class Cache:
         thread.start()
 
     def _save(self, copy: Copy, system: bool) -> None:  # noqa: FBT001 - the thread hands arguments over by position
+        pa = arrow()
         files = [
             _File(
                 each.item.info.key,
@@ -194,7 +190,7 @@ class Cache:
             try:
                 with os.fdopen(handle, "wb") as file:
                     summed = _Summed(file)
-                    with ipc.new_file(pa.PythonFile(summed, "w"), batch.schema) as writer:
+                    with pa.ipc.new_file(pa.PythonFile(summed, "w"), batch.schema) as writer:
                         writer.write_batch(batch)
                 earlier = [kept.path for kept in self._copies(system=system)]
                 written = self.folder / f"{_kind(system=system)}-{summed.checksum:08x}.arrow"
@@ -282,7 +278,7 @@ def _checked(path: Path) -> Any:
     name = _COPY_NAME.fullmatch(path.name)
     if name is None or zlib.crc32(mapped) != int(name["checksum"], 16):
         raise ValueError(path)
-    return pa.BufferReader(pa.py_buffer(mapped))
+    return arrow().BufferReader(arrow().py_buffer(mapped))
 
 
 def _make_root(root: Path) -> None:
