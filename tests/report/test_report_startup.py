@@ -186,6 +186,10 @@ def test_compiling_for_longer_than_all_other_steps_needs_no_allowance(compiled, 
     metrics = metrics_of(rows, SAMPLES[:16], metadata=process(4.0, started=0.5))
     found = judge_initialization(JudgeContext(metrics, {}))
     assert (found is not None) == slow
+    if found is not None:
+        assert "what is not normal of it is compiling in the first steps (3 s)" in found.headline
+        assert "compiled" in found.next_step
+        assert all(one.threshold is None for one in found.evidence if one.metric == "initialization")
 
 
 def test_the_bar_of_the_job_shows_each_paid_part_of_the_start():

@@ -19,6 +19,7 @@ from sm_profiler.report.model import Evidence, Finding
 from sm_profiler.report.startup import (
     ADVICE,
     COMPILING,
+    INSIDE_LOOP,
     StartPart,
     before_profile,
     in_first_steps,
@@ -72,14 +73,16 @@ def judge_initialization(context: JudgeContext) -> Finding | None:
         first_steps, judged = in_first_steps(parts), max(whole - min(before, allowance), 1e-9)
     else:
         first_steps, judged = max(in_first_steps(parts) - _model_allowance(metrics), 0.0), whole
-    excess = (max(before - allowance, 0.0) + first_steps) / judged
+    late = max(before - allowance, 0.0)
+    excess = (late + first_steps) / judged
     if excess < policy.INITIALIZATION:
         return None
     before += first_steps
     share = before / whole
-    main = largest(parts)
-    named = main is not None and main.seconds >= policy.START_PART * before
-    most = f"; most of it is {main.label} ({duration(main.seconds)})" if main is not None and named else ""
+    main = largest(parts if late else [part for part in parts if part.key in INSIDE_LOOP])  # what is normal is no cause
+    named = main is not None and main.seconds >= policy.START_PART * (before if late else first_steps)
+    what = "most of it is" if late else "what is not normal of it is"
+    most = f"; {what} {main.label} ({duration(main.seconds)})" if main is not None and named else ""
     ready = "Training runs at full speed" if first_steps > 0 else "The first training step starts"
     clear = excess >= policy.CLEARLY * policy.INITIALIZATION and not metrics.running
     advice = (
@@ -93,7 +96,7 @@ def judge_initialization(context: JudgeContext) -> Finding | None:
         f"{ready} after {duration(before)}: {percent(share)} of the job is over before it{most}.",
         (
             Evidence("job time before the first step", round(share, 4), policy.INITIALIZATION, unit="share"),
-            Evidence("initialization", round(before, 2), allowance, unit="s"),
+            Evidence("initialization", round(before, 2), allowance if late else None, unit="s"),
             *(
                 Evidence(part.label, round(part.seconds, 2), unit="s")
                 for part in sorted(parts, key=lambda part: -part.seconds)
