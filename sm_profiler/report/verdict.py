@@ -170,6 +170,12 @@ def _inconclusive(context: JudgeContext) -> Finding:
     if metrics.ranks:
         text = f"Too few training steps to judge: {steps} recorded, {policy.MIN_STEPS:.0f} needed."
         advice = "Let the job run longer; 'sm-profiler report --follow' keeps the report current."
+    elif metrics.metadata:
+        text = f"The hook was on, but no training step {'is over yet' if metrics.running else 'was completed'}."
+        advice = (
+            "Look into the script's output for an error in its first step. Steps that the hook does not recognize can be marked "
+            "with 'with hook.step():'."
+        )
     elif metrics.system.rows:
         seen = f" (mean GPU use {gpu:.0f} %)" if gpu is not None else ""
         text = f"Only system metrics were recorded{seen}; they do not show what the training loop waits for."

@@ -386,6 +386,14 @@ def test_no_data_is_inconclusive():
     assert "no data" in verdict.main.headline
 
 
+def test_a_hook_that_saw_no_whole_step_is_not_advised():
+    rows = [(event_names.COMPILE, "step", 5.0, 2.0, "algo-1-0", 0, {"again": False})]
+    verdict = verdict_of(rows, metadata=({"name": "algo-1-0", "rank": 0, "node": "algo-1"},))
+    assert verdict.kind is Class.INCONCLUSIVE
+    assert "no training step" in verdict.main.headline
+    assert "sm-profiler run" not in verdict.main.next_step
+
+
 def test_few_steps_are_inconclusive():
     assert verdict_of(training(10, wait=0.1)).kind is Class.INCONCLUSIVE
 
