@@ -2,8 +2,14 @@
 
 import os
 import re
+import shlex
 import subprocess
+from itertools import pairwise
 from pathlib import Path
+
+import pytest
+
+from sm_profiler.cli.main import COMMANDS, build_parser
 
 ROOT = Path(__file__).parents[1]
 
@@ -57,3 +63,30 @@ def test_no_code_that_runs_data():
         if path.suffix == ".py" and "tests" not in path.parts:
             code = re.sub(r'"""(?:.|\n)*?"""|#.*', "", path.read_text())
             assert not re.search(r"(?<![\w.])(?:eval|exec)\(|pickle\.loads?\(|shell=True", code), path
+
+
+def documented_commands() -> list[tuple[str, str]]:
+    """Return the command lines of all code blocks, each with its page; those in brackets show what is optional."""
+    found = []
+    for page in pages():
+        fenced = False
+        for line in page.read_text().replace("\\\n", " ").splitlines():
+            fenced ^= line.lstrip().startswith("```")
+            command = re.split(r" #| \|\|? | > ", line)[0].strip()
+            if (fenced or line.startswith("    ")) and command.startswith("sm-profiler ") and "[--" not in command:
+                found.append((page.name, command))
+    return found
+
+
+def test_documented_commands_are_understood():
+    commands = documented_commands()
+    assert len(commands) > 40
+    for page, line in commands:
+        words = shlex.split(line)[1:]
+        parser, _, _ = build_parser(words[0])
+        try:
+            parser.parse_known_args(words) if words[0] == "run" else parser.parse_args(words)
+        except SystemExit:
+            pytest.fail(f"{page}: {line}")
+        names = [after for before, after in pairwise(line.split()) if before == "sm-profiler"]
+        assert len([name for name in names if name in COMMANDS]) == 1, f"{page}: two commands in one line: {line}"
