@@ -19,6 +19,8 @@ _HIDDEN = frozenset({"SM_PROFILER_AUTO", "PYTHONINSPECT", "PYTHONSTARTUP"})
 STOPPED_SECONDS = 3.0  # how long a stopped process is waited for
 POLL_SECONDS = 0.5
 _LENGTH = 8  # bytes of a message's length
+_MMAP_THRESHOLD = -3  # glibc's number of this option
+_LARGE_BYTES = 1 << 20
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
 
@@ -181,7 +183,10 @@ class Helper:
 
 
 def trim_heap() -> None:
-    """Return freed memory to the system: glibc keeps it in pieces between the arrays that are still used."""
+    """Return freed memory to the system: glibc keeps it in pieces between the arrays that are still used.
+
+    From the first call on, large arrays are apart from its heap, and are returned when they are freed.
+    """
     if (trim := _malloc_trim()) is not None:
         trim(0)
 
@@ -191,6 +196,9 @@ def _malloc_trim() -> Callable[[int], int] | None:
     import ctypes  # noqa: PLC0415 - only readers of long jobs need it
 
     with suppress(OSError, AttributeError, TypeError):  # another C library than glibc
-        function: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+        library = ctypes.CDLL(None)
+        function: Callable[[int], int] = library.malloc_trim
+        # By itself, it raises this limit to the largest array that is freed: the next ones leave gaps in its heap.
+        library.mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
         return function
     return None

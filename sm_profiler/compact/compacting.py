@@ -12,7 +12,6 @@ from sm_profiler.compact.rewriting import Compacted, Rewriting, in_part, in_time
 from sm_profiler.compact.spreading import Answer, Open, Task, spread
 from sm_profiler.errors import SourceError
 from sm_profiler.executors import Meter, Pool, open_pool
-from sm_profiler.formats.layout import DetailedTrace
 from sm_profiler.report.scaling import kept
 from sm_profiler.source import ProfileSource
 from sm_profiler.source.item import Item
@@ -177,7 +176,7 @@ class _Compaction:
 
     def _write_files(self) -> None:
         """Write the files that are kept as they are: statistics, metadata, end markers."""
-        raw = [item.info for item in self._source.files if isinstance(item.file, DetailedTrace)]
+        raw = [item.info for item in self._source.files.detailed]
         listed = {info.key: info for info in (*self._source.beside, *raw)}
         held = self._existing.others
         part = Part(paths.FILES, self.done.job)

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import attrs
 
-from sm_profiler.formats.layout import DetailedTrace
 from sm_profiler.report.gains import with_gains
 from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.report.judges import JudgeContext
@@ -145,7 +144,7 @@ def assemble(
 
 def _with_windows(report: Report, source: Any) -> Report:
     """Return a report with what the raw traces of the detailed windows show of the GPUs."""
-    if not any(isinstance(item.file, DetailedTrace) for item in source.files):
+    if not source.files.detailed:
         return report
     from sm_profiler.report.gpu.windows import add_windows  # noqa: PLC0415 - few profiles have such traces
 

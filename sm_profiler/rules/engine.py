@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import attrs
+import numpy as np
 
 from sm_profiler.processes import trim_heap
 from sm_profiler.rules.builtin import Compat
@@ -74,21 +75,25 @@ def service_limit_us(source: SourceLike, interval_us: int = MINUTE_US) -> int | 
     That is the last system minute, or the time of the last trace file if that is earlier. While the job runs, the end of
     the window has to lie before it. None if the source has no list of files.
     """
-    last: dict[bool, int] = {}
-    for item in getattr(source, "files", ()):
-        last[item.is_system] = max(item.at_us, last.get(item.is_system, 0))
-    if not last:
+    files = _files_of(source)
+    if files is None:
         return None
-    return min(last.values()) if source.finished else min(last.values()) - interval_us + 1
+    last = [int(times.max()) for chosen in (files.is_system, ~files.is_system) if len(times := files.at_us[chosen])]
+    return min(last) if source.finished else min(last) - interval_us + 1
 
 
 def others_may_follow(source: SourceLike) -> bool:
     """Return True if files of other nodes may still come: the first node that is done writes the end marker."""
-    files = getattr(source, "files", ())
-    if len({item.host for item in files}) < 2:  # noqa: PLR2004 - with one node there are no others
+    files = _files_of(source)
+    if files is None or len(np.unique(files.hosts)) < 2:  # noqa: PLR2004 - with one node there are no others
         return False
-    last_us: int = max(item.at_us + MINUTE_US * item.is_system for item in files)
+    last_us = int((files.at_us + MINUTE_US * files.is_system).max())
     return time.time() < last_us / 1e6 + LATE_S
+
+
+def _files_of(source: SourceLike) -> Any:
+    """Return the list of a source's files, as `sm_profiler.source.OrderedItems`; None if it has none."""
+    return getattr(source, "files", None) or None
 
 
 def windows(
@@ -252,12 +257,11 @@ def slice_windows(source: SourceLike, interval_us: int = MINUTE_US) -> int:
 
     It depends on the list of files alone, so that all ways to fold a job cut it into the same slices.
     """
-    files = getattr(source, "files", ())
-    if not files:
+    files = _files_of(source)
+    if files is None:
         return SLICE_WINDOWS
-    times = [item.at_us for item in files]
-    span_us = max(times) - min(times) + MINUTE_US
-    of_window = sum(item.info.size for item in files) * interval_us / span_us
+    span_us = int(files.at_us.max() - files.at_us.min()) + MINUTE_US
+    of_window = int(files.sizes.sum()) * interval_us / span_us
     lengths = [SLICE_WINDOWS, *(max(SLICE_WINDOWS // share, 1) for share in _SHORTER)]
     return next((length for length in lengths if length * of_window <= SLICE_BYTES), lengths[-1])
 

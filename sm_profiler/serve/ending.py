@@ -33,7 +33,7 @@ class Ending:
         """Return the end of a job whose files have all been read."""
         if folder is not None or source is None:
             return cls(folder)
-        keys = [item.info.key for item in source.files]
+        keys = list(source.files.keys())
         latest = {kind: max((key for key in keys if key.startswith(f"{kind}/")), default="") for kind in _FOLDERS}
         return cls(None, source.storage, tuple(latest.items()))
 

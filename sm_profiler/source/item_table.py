@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from itertools import zip_longest
 from typing import Any, TypeAlias, overload
 
 import attrs
@@ -12,13 +13,13 @@ from numpy.typing import NDArray
 
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import Ints, Mask, Numbering
-from sm_profiler.formats.layout import SystemFile, TraceFile
+from sm_profiler.formats.layout import DetailedTrace, SystemFile, TraceFile
 from sm_profiler.source.item import Item, Order
 from sm_profiler.storage import FileInfo
 
 _LOOSE = 64  # items that may stay objects when they are put in order
 _PACK_AT, _PACK_MOST = 1024, 1 << 15  # items that may be objects until they are packed: an eighth, within these limits
-IN_ORDER = 2048  # the same if they come in the order of time
+_IN_ORDER = 2048  # the same if they come in the order of time
 _MAX_TAG = 64
 _Stream: TypeAlias = tuple[str, str]  # kind of a trace file, "" for system metrics; node or source in its name
 
@@ -133,6 +134,7 @@ class ItemTable(MutableMapping[str, Item]):
         self._packed = _Packed.of(())
         self._alive: Mask = np.ones(0, np.bool_)
         self._dead = 0
+        self._marks = False  # whether packed items are in the table only once they are added
         self._objects: dict[str, Item] = {}  # not packed yet
         self._odd: dict[str, Item] = {}  # never packed
         self._ordered: OrderedItems | None = None
@@ -152,12 +154,38 @@ class ItemTable(MutableMapping[str, Item]):
         made._objects, made._odd, made._ordered = dict(self._objects), dict(self._odd), self._ordered
         return made
 
+    def marks(self) -> ItemTable:
+        """Return a table without items, in which each of the items of this table that is added takes one byte."""
+        if len(self._objects) > _LOOSE:
+            self._pack()
+        made = ItemTable(most=_IN_ORDER)
+        made._names, made._packed, made._marks = self._names, self._packed, True
+        made._alive, made._dead = np.zeros(len(self._packed), np.bool_), len(self._packed)
+        return made
+
     def __setitem__(self, key: str, item: Item) -> None:
-        self._forget(key, item.file)
-        self.put(item)
+        if self._mark(item):
+            self._objects.pop(key, None)
+            self._odd.pop(key, None)
+        else:
+            self._forget(key, item.file)
+            self._put(item)
 
     def put(self, item: Item) -> None:
         """Add an item whose key is not in the table, which is not looked up."""
+        if not self._mark(item):
+            self._put(item)
+
+    def _mark(self, item: Item) -> bool:
+        """Add an item that is packed already, and return whether it is."""
+        row = self._row(item.info.key, item.file, alive=False) if self._marks else None
+        if row is None or self._at(row) != item:
+            return False
+        self._dead -= not self._alive[row]
+        self._alive[row], self._ordered = True, None
+        return True
+
+    def _put(self, item: Item) -> None:
         self._objects[item.info.key] = item
         if len(self._objects) > min(max(len(self._packed) // 8, _PACK_AT), self._most):
             self._pack()
@@ -197,8 +225,7 @@ class ItemTable(MutableMapping[str, Item]):
         return len(self._packed) - self._dead + len(self._objects) + len(self._odd)
 
     def __iter__(self) -> Iterator[str]:
-        for item in self.ordered():
-            yield item.info.key
+        yield from self.ordered().keys()
 
     def ordered(self) -> OrderedItems:
         """Return the items in reading order, as they are now."""
@@ -221,8 +248,14 @@ class ItemTable(MutableMapping[str, Item]):
         self._dead += 1
         return True
 
-    def _row(self, key: str, file: Any = None) -> int | None:
-        """Return the place of a packed item; `file` is its parsed name, if that is known."""
+    def _row(self, key: str, file: Any = None, *, alive: bool = True) -> int | None:
+        """Return the place of a packed item.
+
+        Args:
+            key: the key.
+            file: its parsed name, if that is known.
+            alive: leave out what is packed and not in the table.
+        """
         if not len(self._packed):
             return None
         file = layout.parse_path(key) if file is None else file
@@ -234,11 +267,10 @@ class ItemTable(MutableMapping[str, Item]):
             return None
         codes = self._names.streams[stream], self._names.folders[folder]
         at, packed = file.at_us, self._packed
-        first = int(np.searchsorted(packed.at_us, at))
-        last = int(np.searchsorted(packed.at_us, at, "right"))
-        row = first + int(np.searchsorted(packed.stream[first:last], codes[0]))
+        first, last = int(packed.at_us.searchsorted(at)), int(packed.at_us.searchsorted(at, "right"))
+        row = first + int(packed.stream[first:last].searchsorted(codes[0]))
         while row < last and packed.stream[row] == codes[0]:
-            if packed.folder[row] == codes[1] and self._alive[row]:
+            if packed.folder[row] == codes[1] and (self._alive[row] or not alive):
                 return row
             row += 1
         return None
@@ -256,7 +288,7 @@ class ItemTable(MutableMapping[str, Item]):
                 rows.append(packed)
         kept = self._packed[self._alive] if self._dead else self._packed
         self._packed = kept.joined(_Packed.of(rows)) if rows else kept
-        self._alive, self._dead = np.ones(len(self._packed), np.bool_), 0
+        self._alive, self._dead, self._marks = np.ones(len(self._packed), np.bool_), 0, False
         self._objects = {}
 
 
@@ -324,6 +356,28 @@ class OrderedItems(Sequence[Item]):
     def chosen(self, rows: Any) -> OrderedItems:
         """Return some of the items, given by a mask or by their places in ascending order."""
         return OrderedItems(self._names, self._packed, self._objects, self._places[rows])
+
+    @property
+    def detailed(self) -> list[Item]:
+        """The detailed traces among the items."""
+        objects = [self._objects[-1 - int(place)] for place in self._places[self._places < 0]]
+        return [item for item in objects if isinstance(item.file, DetailedTrace)]
+
+    def keys(self) -> Iterator[str]:
+        """Yield the key of each item, in order."""
+        streams, folders = self._names.stream_list, self._names.folder_list
+        for start in range(0, len(self), _PACK_AT):
+            places = self._places[start : start + _PACK_AT]
+            rows = np.maximum(places, 0) if len(self._packed) else places[:0]
+            columns = (
+                column[rows].tolist() for column in (self._packed.stream, self._packed.folder, self._packed.at_us)
+            )
+            for place, row in zip_longest(places.tolist(), zip(*columns, strict=True)):
+                if place < 0:
+                    yield self._objects[-1 - place].info.key
+                else:
+                    stream, folder, at_us = row
+                    yield f"{folders[folder]}/{_name(streams[stream], at_us)}"
 
     @property
     def hosts(self) -> Ints:

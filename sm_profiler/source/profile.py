@@ -18,7 +18,7 @@ from sm_profiler.source.cache import WORTH_BYTES, Cache, Copy, Reading
 from sm_profiler.source.catalog import Catalog
 from sm_profiler.source.column_builder import ColumnBuilder, FileRows, StoredColumns
 from sm_profiler.source.item import Item
-from sm_profiler.source.item_table import IN_ORDER, ItemTable, OrderedItems
+from sm_profiler.source.item_table import ItemTable, OrderedItems
 from sm_profiler.source.parse import AHEAD_BYTES, DENIED, Parsed, parse_all
 from sm_profiler.source.progress import progress_bar
 from sm_profiler.source.streams import Streams
@@ -95,9 +95,9 @@ class ProfileSource:
         self.parse: Callable[..., Generator[Parsed, None, None]] = parse_all
         self._catalog = Catalog(storage)
         self._quality: dict[str, Outcome] = {}  # of files with faults
-        self._read = ItemTable(most=IN_ORDER)  # the others
+        self._read = ItemTable()  # the others
         self._metadata: dict[str, tuple[dict[str, Any], ...]] = {}
-        self._pending, self._delivered = ItemTable(), ItemTable(most=IN_ORDER)
+        self._pending, self._delivered = ItemTable(), ItemTable()
         self._streams = Streams()
         self._columnar: Callable[..., Iterator[FileRows]] | None = getattr(storage, "pieces", None)
         self._cache = Cache.of(storage.uri, wanted=self.options.cache and self._columnar is None)
@@ -161,7 +161,7 @@ class ProfileSource:
         """
         count, found = 0, self._catalog.refresh()
         if not len(self._delivered) and not len(self._pending):
-            self._pending = self._catalog.items.copy()
+            self._start()
             return len(found)
         for item in found:
             if item.info.key not in self._delivered:
@@ -289,9 +289,14 @@ class ProfileSource:
 
     def rewind(self) -> None:
         """Forget what has been read: the next call of `batches` yields everything."""
-        self._quality, self._read, self._metadata = {}, ItemTable(most=IN_ORDER), {}
-        self._pending, self._delivered = self._catalog.items.copy(), ItemTable(most=IN_ORDER)
+        self._quality, self._metadata = {}, {}
+        self._start()
         self._streams = Streams()
+
+    def _start(self) -> None:
+        """Have all files be delivered."""
+        self._pending = self._catalog.items.copy()
+        self._delivered, self._read = self._pending.marks(), self._pending.marks()
 
     def _note_outcome(self, key: str, item: Item | None, outcome: Outcome) -> None:
         if item is not None and outcome == Outcome():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -160,3 +161,24 @@ def test_limits_of_a_real_container(real_groups):
         [sys.executable, "-c", REPORT], preexec_fn=join, capture_output=True, text=True, check=True, timeout=120
     )
     assert json.loads(done.stdout) == [0.5, 0.5, 1, GB, GB]
+
+
+ALLOCATE = """
+import numpy as np
+from pathlib import Path
+from sm_profiler.processes import trim_heap
+trim_heap()
+held = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+np.ones(4 << 20)  # from now on, the C library would put smaller arrays into its heap
+before = held()
+large = [np.ones(3 << 17) for _ in range(40)]
+small = np.ones(40_000)
+del large
+print(held() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_memory_of_large_arrays_is_returned_although_later_ones_remain():
+    done = subprocess.run([sys.executable, "-c", ALLOCATE], check=True, capture_output=True, text=True)
+    assert int(done.stdout) < 8 << 20

@@ -31,11 +31,16 @@ def item_of(draw):
     return Catalog(None)._item(FileInfo(key, draw.randrange(1 << 40), at + draw.random(), etag), layout.parse_path(key))
 
 
+@pytest.mark.parametrize("marks", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_equals_a_dictionary(seed, monkeypatch):
+def test_equals_a_dictionary(seed, marks, monkeypatch):
     monkeypatch.setattr("sm_profiler.source.item_table._PACK_AT", 16)
     monkeypatch.setattr("sm_profiler.source.item_table._LOOSE", 4)
     draw, table, expected = random.Random(seed), ItemTable(), {}  # noqa: S311 - no secret
+    if marks:
+        known = random.Random(seed)  # noqa: S311 - some of the items that are added below, some with other sizes
+        table = ItemTable({one.info.key: one for one in (item_of(known) for _ in range(400))}.values()).marks()
+        assert list(table) == []
     for number in range(600):
         item = item_of(draw)
         key = item.info.key
@@ -61,6 +66,8 @@ def test_equals_a_dictionary(seed, monkeypatch):
             assert found.at_us.tolist() == [one.at_us for one in wanted]
             assert found.sizes.tolist() == [one.info.size for one in wanted]
             assert found.is_system.tolist() == [one.is_system for one in wanted]
+            assert list(found.keys()) == [one.info.key for one in wanted]
+            assert found.detailed == [one for one in wanted if isinstance(one.file, layout.DetailedTrace)]
             half = list(range(0, len(found), 2))
             assert found.chosen(half) == [wanted[place] for place in half]
     with pytest.raises(KeyError):
@@ -78,6 +85,18 @@ def test_files_of_usual_names_are_no_objects():
     assert len(table.ordered()) == 10_000
     assert not table._objects
     assert not table._odd
+
+
+def test_items_that_another_table_holds_take_no_memory():
+    catalog = Catalog(None)
+    files = [layout.SystemFile("algo-1", MINUTE + 60 * number) for number in range(5000)]
+    table = ItemTable(catalog._item(FileInfo(path.path, 1, 2.0, "ab" * 16), path) for path in files)
+    marks = table.marks()
+    for item in table.ordered():
+        marks.put(item)
+    assert marks._packed is table._packed
+    assert not marks._objects
+    assert marks.ordered() == table.ordered()
 
 
 def test_items_in_the_order_of_time_are_packed_soon_and_the_same(monkeypatch):

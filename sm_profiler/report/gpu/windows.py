@@ -28,8 +28,8 @@ from sm_profiler.formats.event_names import (
     STEP_TRAIN,
 )
 from sm_profiler.formats.kineto_reader import ANNOTATION, OPERATOR, PHASE, PYTHON, KinetoTrace, Span
-from sm_profiler.formats.layout import DetailedTrace, shown_node
 from sm_profiler.formats.layout import TraceFile as EventFile
+from sm_profiler.formats.layout import shown_node
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
 from sm_profiler.report.gpu.judge import decide_traces
@@ -124,7 +124,7 @@ def add_windows(report: Report, source: Any) -> Report:
 
 
 def _items(source: Any) -> list[Any]:
-    found = [item for item in source.files if isinstance(item.file, DetailedTrace) and item.file.framework == "pytorch"]
+    found = [item for item in source.files.detailed if item.file.framework == "pytorch"]
     size, chosen = 0, []
     for item in found[:MAX_WINDOWS]:
         size += item.info.size
