@@ -31,6 +31,7 @@ from sm_profiler.source.parquet import paths, schema
 from sm_profiler.source.parquet.header import Header
 from sm_profiler.source.parquet.paths import Part
 from sm_profiler.source.parquet.reading import PartFile
+from sm_profiler.source.parquet.storage import ParquetStorage
 from sm_profiler.storage.local import LocalStorage
 
 MAKE_JOB = Path(__file__).parents[1] / "tests" / "tools" / "make_job.py"
@@ -86,6 +87,10 @@ def repeat(hour: Path, folder: Path, hours: int, nodes: int) -> Path:
                 target = folder / attrs.evolve(part, job="day").key
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(base.read(info.key))
+    made = LocalStorage(str(folder))
+    dataset = ParquetStorage(made, "day")
+    dataset.load()
+    made.write(paths.contents_of("day"), dataset.new_contents())
     return folder
 
 

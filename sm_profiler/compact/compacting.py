@@ -165,8 +165,15 @@ class _Compaction:
             piece.joined(self._streams)
 
     def _write_state(self, pool: Pool | None) -> None:
-        """Write the state of a report's folds once the job is over, unless there is one of these files and this code."""
-        source = ProfileSource(ParquetStorage(self._storage, self.done.job), self._source.options)
+        """Write the list of files, and the state of a report's folds once the job is over, unless they are there."""
+        written = ParquetStorage(self._storage, self.done.job)
+        if written.contents is None:
+            written.load()
+            contents = written.new_contents()
+            if contents is not None:
+                self._storage.write(paths.contents_of(self.done.job), contents)
+                self.done.written_bytes += len(contents)
+        source = ProfileSource(written, self._source.options)
         if not kept.is_over(source) or kept.is_kept(source):
             return
         state = kept.keep(source, pool)

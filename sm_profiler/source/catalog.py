@@ -6,13 +6,15 @@ import calendar
 import os
 import time
 from itertools import chain
-from sys import intern
+from typing import Any
+
+import numpy as np
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.layout import DetailedTrace, SystemFile, TraceFile, TraceMetadata
-from sm_profiler.source.clusters import Cluster, Clusters, is_future
-from sm_profiler.source.item import Item
+from sm_profiler.source.clusters import Cluster, Clusters, are_future
+from sm_profiler.source.item import Item, item_of
 from sm_profiler.source.item_table import ItemTable, OrderedItems
 from sm_profiler.storage import FileInfo, Storage
 
@@ -52,6 +54,7 @@ class Catalog:
         self._markers: dict[str, FileInfo] = {}
         self._latest = {layout.SYSTEM: 0, layout.FRAMEWORK: 0}
         self._latest_of_host: dict[int, int] = {}
+        self._is_kept = False  # whether the last listing was one of a moment
 
     @property
     def items(self) -> ItemTable:
@@ -76,7 +79,9 @@ class Catalog:
         was_finished, started = self.finished, time.time()
         listed_all = not any(self._latest.values())
         found = self._list(everything=False)
-        if self.finished and not was_finished and not (listed_all and self._marked_us < (started - _SURELY_S) * 1e6):
+        if not self.finished or was_finished:
+            return found
+        if not (listed_all and (self._is_kept or self._marked_us < (started - _SURELY_S) * 1e6)):
             # This is the last listing, so it leaves nothing out: files may have come while the first was under way.
             again = self._list(everything=True)
             found = ItemTable(chain(found, again)).ordered() if len(again) else found
@@ -102,13 +107,15 @@ class Catalog:
         trailing = duration_us("TRAILING_DURATION_MICROSECONDS", TRAILING_US)
         found, timeless = ItemTable(), list[FileInfo]()
         is_first = not any(self._clusters)
+        kept = self._kept() if is_first else None
+        self._is_kept = kept is not None
         for part, folder in ((layout.SYSTEM, layout.SYSTEM_FOLDER), (layout.FRAMEWORK, layout.TRACE_FOLDER)):
             from_us = self._latest[part] - trailing
             after = None
             if from_us > 0 and not everything:
                 number = from_us if part == layout.FRAMEWORK else from_us // layout.SECOND_US
                 after = f"{folder}/{layout.hour_folder(from_us)}/{number}"
-            for info in self.storage.list(part + "/", after):
+            for info in self.storage.list(part + "/", after) if kept is None else kept.beside_in(part + "/"):
                 parsed = layout.parse_path(info.key)
                 self._note_other(info, parsed)
                 if isinstance(parsed, DetailedTrace):
@@ -121,18 +128,27 @@ class Catalog:
         if is_first:
             found = self._all()
         readable = self._without_strays(found)
-        for item in readable.ordered():
-            if is_future(item):
-                continue  # files to come have earlier names
-            part = layout.SYSTEM if item.is_system else layout.FRAMEWORK
-            self._latest[part] = max(self._latest[part], item.at_us)
-            self._latest_of_host[item.host] = max(self._latest_of_host.get(item.host, 0), item.at_us)
+        self._note_latest(readable.ordered())
         corrected = self._correct_times()
         return (
             ItemTable(chain(readable.ordered(), corrected.ordered())).ordered()
             if len(corrected)
             else readable.ordered()
         )
+
+    def _kept(self) -> Any:
+        """Return the list of files that is kept with a profile in Parquet, if all of its times are those of one job."""
+        contents = getattr(self.storage, "contents", None)
+        return contents if contents is not None and self._clusters.take(contents.items.copy()) else None
+
+    def _note_latest(self, items: OrderedItems) -> None:
+        """Note the latest times: files to come have no earlier names than the trailing ones."""
+        items = items.chosen(~are_future(items))
+        for part, chosen in ((layout.SYSTEM, items.is_system), (layout.FRAMEWORK, ~items.is_system)):
+            self._latest[part] = max(self._latest[part], int(items.at_us[chosen].max(initial=0)))
+        hosts = items.hosts
+        for host in np.unique(hosts).tolist():
+            self._latest_of_host[host] = max(self._latest_of_host.get(host, 0), int(items.at_us[hosts == host].max()))
 
     def _correct_times(self) -> ItemTable:
         """Return the items whose start time was an estimate until their metadata file came."""
@@ -209,10 +225,8 @@ class Catalog:
         return found
 
     def _item(self, info: FileInfo, parsed: layout.Parsed | None) -> Item | None:
-        if isinstance(parsed, SystemFile):
-            return Item(info, parsed, parsed.at_us, parsed.node, "")
-        if isinstance(parsed, TraceFile):
-            return Item(info, parsed, parsed.at_us, intern(parsed.node), parsed.kind)
+        if isinstance(parsed, (SystemFile, TraceFile)):
+            return item_of(info, parsed)
         if not isinstance(parsed, DetailedTrace):
             return None
         metadata = self._metadata.get(parsed.folder)

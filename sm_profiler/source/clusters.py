@@ -7,11 +7,13 @@ from bisect import bisect_right, insort
 from collections.abc import Iterator
 
 import attrs
+import numpy as np
 
 from sm_profiler.formats import layout
+from sm_profiler.formats.columns import Mask
 from sm_profiler.formats.layout import SystemFile, TraceFile
 from sm_profiler.source.item import Item
-from sm_profiler.source.item_table import ItemTable
+from sm_profiler.source.item_table import ItemTable, OrderedItems
 
 _DAY_US = 24 * 60 * layout.MINUTE_US
 _FUTURE_US = _DAY_US  # tolerated lead of the clock that names files over the reader's
@@ -85,6 +87,15 @@ class Clusters:
             for each in other.items.ordered():
                 near[0].add(each)
 
+    def take(self, items: ItemTable) -> bool:
+        """Have these be all items, without a look at each, and return True; False if they are not one cluster."""
+        found = items.ordered()
+        if not len(found) or np.diff(np.sort(found.at_us)).max(initial=0) > _FAR_US:
+            return False
+        lead_us = float((found.at_us - found.mtimes * layout.SECOND_US).min())
+        self._clusters = [Cluster(int(found.at_us.min()), int(found.at_us.max()), lead_us, items)]
+        return True
+
     def remove(self, item: Item) -> None:
         """Remove an item that has been added."""
         cluster = self.of(item)
@@ -102,7 +113,8 @@ def _first_us(cluster: Cluster) -> int:
     return cluster.first_us
 
 
-def is_future(item: Item) -> bool:
-    """Return whether the time in an item's name is in the future, by this machine's clock and by that of the storage."""
+def are_future(items: OrderedItems) -> Mask:
+    """Return whether the time in each item's name is in the future, by this machine's clock and by that of the storage."""
     now_us = time.time() * layout.SECOND_US
-    return item.at_us > max(now_us, item.info.mtime * layout.SECOND_US) + _FUTURE_US
+    found: Mask = items.at_us > np.maximum(now_us, items.mtimes * layout.SECOND_US) + _FUTURE_US
+    return found

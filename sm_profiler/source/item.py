@@ -68,3 +68,8 @@ class Item:
     def rank(self) -> int:
         """Position of its timeline among the others."""
         return TIMELINES.index(self.kind) if self.kind in TIMELINES else len(TIMELINES)
+
+
+def item_of(info: FileInfo, file: SystemFile | TraceFile) -> Item:
+    """Return a file whose times are in its name."""
+    return Item(info, file, file.at_us, file.node, "" if isinstance(file, SystemFile) else file.kind)

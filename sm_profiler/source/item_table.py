@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from itertools import zip_longest
 from typing import Any, TypeAlias, overload
 
 import attrs
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import Ints, Mask, Numbering
 from sm_profiler.formats.layout import DetailedTrace, SystemFile, TraceFile
-from sm_profiler.source.item import Item, Order
+from sm_profiler.source.item import Item, Order, item_of
 from sm_profiler.storage import FileInfo
 
 _LOOSE = 64  # items that may stay objects when they are put in order
 _PACK_AT, _PACK_MOST = 1024, 1 << 15  # items that may be objects until they are packed: an eighth, within these limits
 _IN_ORDER = 2048  # the same if they come in the order of time
 _MAX_TAG = 64
+_TAGS = {f"|S{length}" for length in range(1, _MAX_TAG + 1)}
+_ASCII = bytes(range(128))
+_KINDS = (np.int64, np.int64, np.float64, np.int32, np.int32)  # of the columns of numbers
 _Stream: TypeAlias = tuple[str, str]  # kind of a trace file, "" for system metrics; node or source in its name
 
 
@@ -43,7 +47,7 @@ class _Packed:
 
     @classmethod
     def of(cls, rows: Sequence[tuple[Any, ...]]) -> _Packed:
-        kinds = (np.int64, np.int64, np.float64, np.int32, np.int32, np.bytes_)
+        kinds = (*_KINDS, np.bytes_)
         columns = zip(*rows, strict=True) if rows else [()] * len(kinds)
         return cls(*(np.array(values, kind) for values, kind in zip(columns, kinds, strict=True)))
 
@@ -51,7 +55,11 @@ class _Packed:
         return len(self.at_us)
 
     def __getitem__(self, rows: Any) -> _Packed:
-        return _Packed(*(getattr(self, field.name)[rows] for field in attrs.fields(_Packed)))
+        return _Packed(*(column[rows] for column in self.all()))
+
+    def all(self) -> list[NDArray[Any]]:
+        """Return the columns."""
+        return [getattr(self, field.name) for field in attrs.fields(_Packed)]
 
     def joined(self, other: _Packed) -> _Packed:
         """Return the items of both, sorted."""
@@ -62,8 +70,7 @@ class _Packed:
 
     def followed_by(self, other: _Packed) -> _Packed:
         """Return the items of both, as they are ordered in each."""
-        names = [field.name for field in attrs.fields(_Packed)]
-        return _Packed(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in names))
+        return _Packed(*map(np.concatenate, zip(self.all(), other.all(), strict=True)))
 
     def in_order(self) -> _Packed:
         """Return the items, sorted."""
@@ -85,7 +92,7 @@ class _Names:
             return None
         folder, _, name = info.key.rpartition("/")
         stream = _stream_of(file)
-        if name != _name(stream, file.at_us) or _item(info, file) != item or len(info.etag) > _MAX_TAG:
+        if name != _name(stream, file.at_us) or item_of(info, file) != item or len(info.etag) > _MAX_TAG:
             return None
         if not info.etag.isascii() or "\0" in info.etag or not 0 <= info.size < 1 << 62:
             return None
@@ -102,7 +109,7 @@ class _Names:
         kind, source = self.stream_list[stream]
         file = TraceFile(at_us, source, kind) if kind else SystemFile(source, at_us // layout.SECOND_US)
         key = f"{self.folder_list[folder]}/{_name((kind, source), at_us)}"
-        return _item(FileInfo(key, size, mtime, etag.decode()), file)
+        return item_of(FileInfo(key, size, mtime, etag.decode()), file)
 
 
 def _stream_of(file: SystemFile | TraceFile) -> _Stream:
@@ -114,8 +121,13 @@ def _name(stream: _Stream, at_us: int) -> str:
     return f"{at_us}_{source}_{kind}.json" if kind else f"{at_us // layout.SECOND_US}.{source}.json"
 
 
-def _item(info: FileInfo, file: SystemFile | TraceFile) -> Item:
-    return Item(info, file, file.at_us, file.node, "" if isinstance(file, SystemFile) else file.kind)
+class ItemColumns(msgspec.Struct):
+    """Items with standard names as data: parts of their names, and the bytes of each column of `_Packed`."""
+
+    streams: list[_Stream]
+    folders: list[str]
+    kinds: list[str]
+    columns: list[bytes]
 
 
 class ItemTable(MutableMapping[str, Item]):
@@ -144,6 +156,50 @@ class ItemTable(MutableMapping[str, Item]):
     def add(self, item: Item) -> None:
         """Add an item, or replace the one with its key."""
         self[item.info.key] = item
+
+    @classmethod
+    def of_columns(cls, found: ItemColumns) -> ItemTable:
+        """Return the items that `columns` returned.
+
+        Raises:
+            ValueError: they are damaged.
+        """
+        made, names = cls(), _Names()
+        names.stream_list, names.folder_list = found.streams, found.folders
+        names.streams.update({stream: number for number, stream in enumerate(found.streams)})
+        names.folders.update({folder: number for number, folder in enumerate(found.folders)})
+        *kinds, tags = found.kinds or [""]
+        if (
+            kinds != [kind.str for kind in map(np.dtype, _KINDS)]
+            or tags not in _TAGS
+            or len(found.columns) != len(_KINDS) + 1
+        ):
+            raise ValueError("its columns are not those of files")
+        packed = _Packed(*map(np.frombuffer, found.columns, map(np.dtype, found.kinds)))
+        if len({len(column) for column in packed.all()}) != 1:
+            raise ValueError("its columns do not belong together")
+        for codes, texts in ((packed.stream, names.streams), (packed.folder, names.folders)):
+            if len(codes) and not 0 <= int(codes.min()) <= int(codes.max()) < len(texts):
+                raise ValueError("parts of its names are missing")
+        if packed.etag.tobytes().translate(None, _ASCII):
+            raise ValueError("its ETags are no text")
+        made._names, made._packed = names, packed.in_order()
+        made._alive = np.ones(len(packed), np.bool_)
+        return made
+
+    def columns(self) -> ItemColumns:
+        """Return the items with standard names as data."""
+        self._pack()
+        columns = self._packed[self._alive].all()
+        return ItemColumns(
+            self._names.stream_list, self._names.folder_list, [column.dtype.str for column in columns],
+            [column.tobytes() for column in columns],
+        )  # fmt: skip
+
+    def unpacked(self) -> list[Item]:
+        """Return the items whose names are not standard ones."""
+        self._pack()
+        return list(self._odd.values())
 
     def copy(self) -> ItemTable:
         """Return a table of the same items, which shares what is packed."""
@@ -237,6 +293,14 @@ class ItemTable(MutableMapping[str, Item]):
             )
         return self._ordered
 
+    def infos(self, prefix: str, after: str) -> Iterator[FileInfo]:
+        """Yield the files in the folders that may hold keys that begin with `prefix` and follow `after`."""
+        chosen = [
+            f"{folder}/".startswith(prefix[: len(folder) + 1]) and f"{folder}/" >= after[: len(folder) + 1]
+            for folder in self._names.folder_list
+        ]
+        return (item.info for item in self.ordered().in_folders(np.asarray(chosen or [False], np.bool_)))
+
     def _forget(self, key: str, file: Any = None) -> bool:
         self._ordered = None
         if self._objects.pop(key, None) is not None or self._odd.pop(key, None) is not None:
@@ -276,7 +340,7 @@ class ItemTable(MutableMapping[str, Item]):
         return None
 
     def _at(self, row: int) -> Item:
-        return self._names.item([getattr(self._packed, field.name)[row].item() for field in attrs.fields(_Packed)])
+        return self._names.item([column[row].item() for column in self._packed.all()])
 
     def _pack(self) -> None:
         rows = []
@@ -311,16 +375,22 @@ class OrderedItems(Sequence[Item]):
         self._names, self._packed, self._objects, self._places = names, packed, objects, places
         systems = np.asarray([not kind for kind, _ in names.stream_list] or [False], np.bool_)
 
-        def column(values: Any, name: str) -> Any:
-            found = values[np.maximum(places, 0)] if len(values) else np.zeros(len(places), values.dtype)
-            for place in np.flatnonzero(places < 0):
-                item = objects[-1 - int(places[place])]
-                found[place] = item.info.size if name == "size" else getattr(item, name)
-            return found
+        self.at_us: Ints = self._column(packed.at_us, lambda item: item.at_us)
+        self.sizes: Ints = self._column(packed.size, lambda item: item.info.size)
+        self.is_system: Mask = self._column(systems[packed.stream], lambda item: item.is_system)
 
-        self.at_us: Ints = column(packed.at_us, "at_us")
-        self.sizes: Ints = column(packed.size, "size")
-        self.is_system: Mask = column(systems[packed.stream], "is_system")
+    def _column(self, values: Any, of_object: Callable[[Item], Any]) -> Any:
+        places = self._places
+        found = values[np.maximum(places, 0)] if len(values) else np.zeros(len(places), values.dtype)
+        for place in np.flatnonzero(places < 0):
+            found[place] = of_object(self._objects[-1 - int(places[place])])
+        return found
+
+    @property
+    def mtimes(self) -> NDArray[np.float64]:
+        """Time of the last change of each file, seconds since the epoch."""
+        found: NDArray[np.float64] = self._column(self._packed.mtime, lambda item: item.info.mtime)
+        return found
 
     @classmethod
     def of(cls, names: _Names, packed: _Packed, alive: Mask, objects: Sequence[Item]) -> OrderedItems:
@@ -357,6 +427,12 @@ class OrderedItems(Sequence[Item]):
         """Return some of the items, given by a mask or by their places in ascending order."""
         return OrderedItems(self._names, self._packed, self._objects, self._places[rows])
 
+    def in_folders(self, chosen: Mask) -> OrderedItems:
+        """Return the items in some folders, given by their numbers, and all that are not packed."""
+        if not len(self._packed):
+            return self
+        return self.chosen((self._places < 0) | chosen[self._packed.folder[np.maximum(self._places, 0)]])
+
     @property
     def detailed(self) -> list[Item]:
         """The detailed traces among the items."""
@@ -385,11 +461,8 @@ class OrderedItems(Sequence[Item]):
         of_streams = [
             self._names.item([0, 0, 0.0, number, 0, b""]).host for number in range(len(self._names.stream_list))
         ]
-        found = np.asarray(of_streams or [0], np.int64)[
-            self._packed.stream[np.maximum(self._places, 0)] if len(self._packed) else np.zeros(len(self), np.int64)
-        ]
-        for place in np.flatnonzero(self._places < 0):
-            found[place] = self._objects[-1 - int(self._places[place])].host
+        of_rows = np.asarray(of_streams or [0], np.int64)[self._packed.stream]
+        found: Ints = self._column(of_rows, lambda item: item.host)
         return found
 
     def __eq__(self, other: object) -> bool:
@@ -400,8 +473,7 @@ class OrderedItems(Sequence[Item]):
     def _items(self, places: Ints) -> Iterator[Item]:
         names, packed = self._names, self._packed
         columns = (
-            (getattr(packed, field.name)[np.maximum(places, 0)].tolist() if len(packed) else [None] * len(places))
-            for field in attrs.fields(_Packed)
+            (column[np.maximum(places, 0)].tolist() if len(packed) else [None] * len(places)) for column in packed.all()
         )
         for place, *values in zip(places.tolist(), *columns, strict=True):
             yield names.item(values) if place >= 0 else self._objects[-1 - place]

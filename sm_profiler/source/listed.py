@@ -18,7 +18,7 @@ Listed = tuple[str, int, float, str]  # key, size, mtime, etag
 class ListedStorage:
     """A storage of which only some files are seen."""
 
-    digest = None  # what is kept for all files is not for some
+    digest = contents = None  # what is kept for all files is not for some
 
     def __init__(self, base: Storage, infos: Iterable[FileInfo]) -> None:
         self._base, self._infos = base, sorted(infos, key=lambda info: info.key)

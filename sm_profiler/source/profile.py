@@ -201,6 +201,7 @@ class ProfileSource:
                     kept.append(noted)
             if system or events:
                 yield Batch(system.columns(), events.columns(), minute * layout.MINUTE_US)
+        self._note_strays()  # and what has turned out to be unreadable
         self._check_access(items)
         if kept:
             for is_system in (True, False):
@@ -322,6 +323,7 @@ class ProfileSource:
             noted = self._note(piece, streams)
             gathered.add(noted)
             readings.append(noted.reading)
+        self._note_strays()  # and what has turned out to be unreadable
         self._check_access(items)
         columns = gathered.columns()
         if copy is None or len(copy.readings) < len(items):

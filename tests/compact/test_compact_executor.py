@@ -107,4 +107,8 @@ def test_dataset_in_s3(two_nodes, tmp_path, bucket):
     compact(open_source(two_nodes), open_storage("s3://profiles-here/root"), job="j", executor=ShuffledExecutor())
     written(two_nodes, tmp_path)
     found = bucket.list_objects_v2(Bucket="profiles-here", Prefix="root/")["Contents"]
-    assert {one["Key"].removeprefix("root/") for one in found} == {*files_of(tmp_path), "states/job=j/report.state"}
+    assert {one["Key"].removeprefix("root/") for one in found} == {
+        *files_of(tmp_path),
+        "states/job=j/files.state",
+        "states/job=j/report.state",
+    }

@@ -77,6 +77,11 @@ def state_of(job: str) -> str:
     return f"states/job={_escaped(job)}/report.state"
 
 
+def contents_of(job: str) -> str:
+    """Return the path of the list of a profile's files, which is no table."""
+    return f"states/job={_escaped(job)}/files.state"
+
+
 def jobs_in(storage: Storage) -> Iterator[str]:
     """Yield the names of the jobs of a dataset; each has one table of files."""
     for info in storage.list(f"{FILES}/job="):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,6 @@ from heapq import merge
 from itertools import groupby
 
 import attrs
-import msgspec
 import numpy as np
 
 from sm_profiler.errors import SourceError
@@ -23,7 +21,8 @@ from sm_profiler.formats.trace_rows import LooseEnd, OpenEvent, TraceRows
 from sm_profiler.source.cache import Copy, Reading
 from sm_profiler.source.column_builder import FileRows
 from sm_profiler.source.item import Item
-from sm_profiler.source.parquet import paths
+from sm_profiler.source.parquet import paths, schema
+from sm_profiler.source.parquet.contents import Contents, digest_of
 from sm_profiler.source.parquet.header import SourceFile
 from sm_profiler.source.parquet.paths import Part
 from sm_profiler.source.parquet.reading import PartFile
@@ -60,6 +59,10 @@ class ParquetStorage:
     def __init__(self, base: Storage, job: str) -> None:
         self.base, self.job = base, job
         self.unreadable: dict[str, str] = {}
+        self._listed: dict[str, tuple[Part, FileInfo]] = {}  # the Parquet files as of the last listing
+        self._contents: Contents | None = (
+            None  # if it is that of these files, their footers are read when they are needed
+        )
         self._parts: dict[str, PartFile] = {}
         self._odd: dict[str, Place] = {}  # files that are in another part than that of their name
         self._open_parts: dict[str, _OpenPart] = {}  # the last that were used
@@ -74,25 +77,46 @@ class ParquetStorage:
     @property
     def origin(self) -> str:
         """Location of the profile that was compacted."""
+        if self._contents is not None:
+            return self._contents.origin
         return next((part.header.origin for part in self._parts.values()), self.uri)
 
     @property
     def parts(self) -> dict[Part, PartFile]:
-        """The Parquet files as of the last listing."""
+        """The Parquet files as of `load`."""
         return {file.part: file for file in self._parts.values()}
 
     @property
     def digest(self) -> str | None:
         """Digest of names, sizes and ETags of the Parquet files as of the last listing; None if one cannot be used."""
-        if self.unreadable or not self._parts:
+        if self.unreadable or not self._listed:
             return None
-        listed = sorted((info.key, info.size, info.etag) for info in (part.info for part in self._parts.values()))
-        return hashlib.sha256(msgspec.json.encode(listed)).hexdigest()
+        return digest_of(info for _, info in self._listed.values())
+
+    @property
+    def contents(self) -> Contents | None:
+        """The list of files that is kept with the Parquet files; None if there is none of these."""
+        self._look()
+        return self._contents
+
+    def new_contents(self) -> bytes | None:
+        """Return the list of files as of `load` for `paths.contents_of`; None if a Parquet file cannot be used."""
+        parts = self.digest
+        if parts is None:
+            return None
+        rows = {
+            table: sum(one.count for one in self._parts.values() if one.part.table == table) for table in schema.KINDS
+        }
+        odd = {key: place.part.info.key for key, place in self._odd.items()}
+        return Contents.of(parts, self.origin, rows, self._all("", ""), odd).encode()
 
     def read_state(self) -> bytes:
         """Return the state of a report's folds; b"" if there is none that can be read."""
+        return self._read_beside(paths.state_of(self.job))
+
+    def _read_beside(self, key: str) -> bytes:
         try:
-            data = self.base.read(paths.state_of(self.job), 0, MAX_STATE_BYTES + 1)
+            data = self.base.read(key, 0, MAX_STATE_BYTES + 1)
         except SourceError:
             return b""
         return data if len(data) <= MAX_STATE_BYTES else b""
@@ -103,10 +127,14 @@ class ParquetStorage:
         Raises:
             SourceError: the Parquet files cannot be listed, or a newer version wrote one.
         """
-        self.load()
+        self._look()
+        after = start_after or ""
+        yield from self._all(prefix, after) if self._contents is None else self._contents.list(prefix, after)
+
+    def _all(self, prefix: str, after: str) -> Iterator[FileInfo]:
+        """Yield the files as they are in the footers."""
         others = {key: info for key, (info, _) in self._others.items()}
         others |= {key: place.file.info for key, place in self._odd.items()}
-        after = start_after or ""
         beside = sorted(key for key in others if key.startswith(prefix) and key > after)
         usual = (info for info in self._usual(prefix) if info.key > after and info.key not in others)
         yield from merge(usual, (others[key] for key in beside), key=_key)
@@ -123,12 +151,33 @@ class ParquetStorage:
 
     def load(self) -> None:
         """Look for Parquet files that are new or have changed, and read their footers."""
-        listed = {
+        self._contents = None
+        self._load(self._list_parts())
+
+    def _look(self) -> None:
+        """Look for Parquet files that are new or have changed; read their footers unless a list of files is kept with them."""
+        listed = self._list_parts()
+        if listed == self._listed:
+            return
+        if self._contents is not None or not self._listed:
+            data = self._read_beside(paths.contents_of(self.job)) if listed else b""
+            self._contents = Contents.decode(data, digest_of(info for _, info in listed.values())) if data else None
+            if self._contents is not None:
+                self._listed, self._parts, self.unreadable = listed, {}, {}
+                self._odd, self._open_parts, self._others, self._files = {}, {}, {}, None
+                return
+        self._load(listed)
+
+    def _list_parts(self) -> dict[str, tuple[Part, FileInfo]]:
+        return {
             info.key: (part, info)
             for table in _TABLES
             for info in self.base.list(paths.folder_of(table, self.job))
             if (part := Part.parse(info.key)) is not None and part.job == self.job
         }
+
+    def _load(self, listed: dict[str, tuple[Part, FileInfo]]) -> None:
+        self._listed = listed
         known = {key: file for key, file in self._parts.items() if key in listed and file.info == listed[key][1]}
         fresh = [each for key, each in listed.items() if key not in known]
         if not fresh and len(known) == len(self._parts):
@@ -152,6 +201,18 @@ class ParquetStorage:
         except ValueError as error:
             return str(error)
 
+    def _part(self, key: str) -> PartFile | None:
+        """Return a Parquet file; None if it cannot be used, or is not there."""
+        part = self._parts.get(key)
+        if part is not None or self._contents is None or key not in self._listed or key in self.unreadable:
+            return part
+        opened = self._open(self._listed[key])
+        if not isinstance(opened, PartFile):
+            self.unreadable[key] = opened
+            return None
+        self._parts[key] = opened
+        return opened
+
     def _index(self, part: PartFile) -> None:
         if part.part.table == paths.FILES:
             try:
@@ -168,11 +229,17 @@ class ParquetStorage:
 
     def place(self, item: Item) -> Place | None:
         """Return where the rows of a file are; None if they are not there, or those of another version of the file."""
-        place = self._odd.get(item.info.key) or self._found(item)
+        place = self._odd_place(item.info.key) or self._found(item)
         return place if place is not None and place.file.is_of(item) else None
 
+    def _odd_place(self, key: str) -> Place | None:
+        if self._contents is None or key not in self._contents.odd:
+            return self._odd.get(key)
+        part = self._part(self._contents.odd[key])
+        return self._opened(part).places.get(key) if part is not None else None
+
     def _found(self, item: Item) -> Place | None:
-        part = self._parts.get(Part.for_item(item, self.job).key)
+        part = self._part(Part.for_item(item, self.job).key)
         if part is None or not isinstance(item.file, (SystemFile, TraceFile)):
             return None
         return self._opened(part).places.get(item.info.key)
@@ -189,10 +256,14 @@ class ParquetStorage:
         """Forget the unpacked accounts of earlier hours, which have half a kilobyte for each file."""
         for key in [key for key, opened in self._open_parts.items() if opened.hour < hour]:
             del self._open_parts[key]
+            if self._contents is not None:
+                self._parts.pop(key, None)
 
     def count_rows(self, *, system: bool) -> int:
         """Return the number of measurements, or of events."""
         table = paths.SYSTEM if system else paths.EVENTS
+        if self._contents is not None:
+            return self._contents.rows.get(table, 0)
         return sum(one.count for one in self._parts.values() if one.part.table == table)
 
     @property
@@ -245,6 +316,12 @@ class ParquetStorage:
         Raises:
             MissingFileError: there is no such file, or only its rows are there.
         """
+        if (
+            self._contents is not None
+            and self._files is None
+            and (files := self._part(Part(paths.FILES, self.job).key))
+        ):
+            self._index(files)
         group = self._others.get(key, (None, None))[1]
         if group is None or self._files is None:
             raise MissingFileError(f"{self.uri} does not hold the bytes of {key}")
@@ -265,7 +342,7 @@ class ParquetStorage:
 
     def exists(self, key: str) -> bool:
         """Return whether there is such a file."""
-        return key in self._others or next((True for info in self.list(key) if info.key == key), False)
+        return next((True for info in self.list(key) if info.key == key), False)
 
 
 @attrs.define(eq=False)
