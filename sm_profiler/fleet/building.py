@@ -18,7 +18,7 @@ from sm_profiler.fleet.analysis import GROUP_BY, assemble
 from sm_profiler.fleet.bills import Prices, with_bill
 from sm_profiler.fleet.candidate import Candidate, Loaded
 from sm_profiler.fleet.description import Facts, facts_of
-from sm_profiler.fleet.folders import candidates_below
+from sm_profiler.fleet.folders import DATASET, candidates_below
 from sm_profiler.fleet.index import NAME, Entry, read_index, write_index
 from sm_profiler.fleet.judging import answer_of, judge_job, task_of
 from sm_profiler.fleet.model import Fleet, FleetJob
@@ -114,12 +114,18 @@ def build_fleet(  # noqa: PLR0913 - keyword arguments, one an independent choice
 def _once(rows: Sequence[FleetJob]) -> list[FleetJob]:
     """Return the rows of different jobs: sources may overlap, and a job has one bill.
 
-    Of the rows of a job, the one with a bill by the service is kept, and then the one that was judged.
+    A job in a dataset of Parquet files is known by its numbers, which are those of its profile in JSON. Of the rows of a job,
+    the one with a bill by the service is kept, and then the one that was judged.
     """
     kept: dict[str, FleetJob] = {}
+    numbers: set[tuple[object, ...]] = set()
     for row in sorted(rows, key=lambda row: (not row.arn, not row.judged, row.source)):
         names = [name for name in (row.arn, row.source) if name and not name.endswith(texts.CUT)]
-        if not any(name in kept for name in names):
+        is_dataset = DATASET in row.source
+        own = row.name, row.steps, row.steps_per_second, row.headline
+        is_known = bool(row.steps) and (*own, not is_dataset) in numbers
+        if not is_known and not any(name in kept for name in names):
+            numbers.add((*own, is_dataset))
             kept.update(dict.fromkeys(names or [f"row {len(kept)}"], row))
     return list({id(row): row for row in kept.values()}.values())
 

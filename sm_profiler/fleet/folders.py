@@ -13,6 +13,8 @@ from sm_profiler.fleet.model import FleetJob
 from sm_profiler.jobs.listing import PAGE, Place, find_places
 from sm_profiler.storage import FileInfo, LocalStorage, Storage
 
+DATASET = "/job="  # in the location of a job in a dataset of Parquet files
+
 
 def candidates_below(storage: Storage) -> tuple[list[Candidate], tuple[str, ...]]:
     """Return the jobs below a storage's root, and sentences about what was left out.
@@ -46,7 +48,7 @@ def load(storage: Storage, place: Place, name: str) -> Loaded:
     """
     profile = ""
     if place.dataset:
-        profile = f"{_join(storage.uri, place.profile or '')}/job={quote(place.dataset, safe='')}"
+        profile = f"{_join(storage.uri, place.profile or '')}{DATASET}{quote(place.dataset, safe='')}"
     elif place.profile is not None:
         profile = _join(storage.uri, place.profile)
     found = _read(storage, place.description, descriptions.MAX_BYTES)

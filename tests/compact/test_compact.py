@@ -227,6 +227,14 @@ def test_a_foreign_parquet_file_is_no_profile(tmp_path):
         build_report(open_source(tmp_path))
 
 
+def test_a_column_that_is_missing_is_named(two_nodes, tmp_path):
+    compacted(two_nodes, tmp_path)
+    file = next((tmp_path / "events").rglob("*.parquet"))
+    pl.read_parquet(file).drop("phase").write_parquet(file)
+    with pytest.raises(SourceError, match=r"damaged: it has no column phase; delete it, and compact again"):
+        compacted(two_nodes, tmp_path)
+
+
 def table(root, name):
     return duckdb.read_parquet(f"{root}/{name}/**/*.parquet", hive_partitioning=True)
 

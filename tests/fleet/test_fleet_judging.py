@@ -52,6 +52,17 @@ def test_profiles_are_judged_by_workers_and_kept(profile, tmp_path, monkeypatch)
     assert again.jobs == tuple(job for job in fleet.jobs if job.name != "broken")
 
 
+def test_a_job_in_json_and_in_parquet_counts_once(profile, tmp_path, monkeypatch):
+    monkeypatch.setenv("SM_PROFILER_CACHE", "off")
+    raw = shutil.copytree(profile, tmp_path / "jobs/mine/profiler-output")
+    for name in ("mine", "other"):
+        compact(open_source(raw), LocalStorage(tmp_path / "jobs/parquet"), job=name)
+    (raw.parent / "job.json").write_text(json.dumps(description("mine", start=START_S)))
+    for index in (None, LocalStorage(tmp_path / "out"), LocalStorage(tmp_path / "out")):
+        fleet = build_fleet([str(tmp_path / "jobs")], executor="local:1", index=index, progress=False)
+        assert {job.name: bool(job.bill_usd) for job in fleet.jobs} == {"mine": True, "other": False}
+
+
 def test_reports_have_what_a_fleet_reads(profile):
     report = build_report(open_source(profile))
     found = read_report(json.dumps(report.as_dict(), default=str).encode())

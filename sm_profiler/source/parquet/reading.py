@@ -145,7 +145,7 @@ class PartFile:
         except SourceError:
             raise
         except DAMAGE as error:
-            raise ValueError(f"damaged: {' '.join(str(error).split())[:200]}") from error
+            raise ValueError(_damage(error)) from error
         finally:
             if self._open is not None:
                 self._open[0].forget()
@@ -173,7 +173,7 @@ class PartFile:
         except SourceError:
             raise
         except DAMAGE as error:
-            raise ValueError(f"damaged: {' '.join(str(error).split())[:200]}") from error
+            raise ValueError(_damage(error)) from error
         return found
 
     def close(self) -> None:
@@ -209,6 +209,13 @@ class _SystemPool:
 _from_system = _SystemPool()
 
 
+def _damage(error: Exception) -> str:
+    if isinstance(error, KeyError) and error.args:  # of Arrow, with the name in bytes
+        name = error.args[0]
+        return f"damaged: it has no column {name.decode(errors='replace') if isinstance(name, bytes) else name}"
+    return f"damaged: {' '.join(str(error).split())[:200]}"
+
+
 def _opened(storage: Storage, info: FileInfo) -> tuple[RangeFile, Any]:
     """Open a Parquet file.
 
@@ -228,5 +235,5 @@ def _opened(storage: Storage, info: FileInfo) -> tuple[RangeFile, Any]:
     except SourceError:
         raise
     except DAMAGE as error:
-        raise ValueError(f"damaged: {' '.join(str(error).split())[:200]}") from error
+        raise ValueError(_damage(error)) from error
     return source, file
