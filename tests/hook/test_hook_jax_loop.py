@@ -1,8 +1,9 @@
 """Steps of loops that call compiled functions: which calls begin one, and in which mode."""
 
+import numpy as np
 import pytest
 
-from sm_profiler.hook.jax.calls import MIN_QUEUED_NS, _first_leaf, _is_pending, _queued
+from sm_profiler.hook.jax.calls import MIN_QUEUED_NS, _first_leaf, _is_pending, _queued, describe
 from sm_profiler.hook.jax.compilations import COMPILED, LOWERED, NEW, SAME, TRACED, Compilations, difference
 from sm_profiler.hook.jax.loop import Compiled, Loop
 from sm_profiler.hook.steps import StepTracker, Stream
@@ -370,3 +371,17 @@ def test_an_average_of_parameters_is_part_of_the_training(script):
     modes = script.modes()
     assert modes.count("TRAIN") == 12
     assert modes.count("EVAL") <= 1
+
+
+def test_the_batch_is_described_after_all_parameters_of_a_large_model():
+    def flatten(arguments):
+        return [
+            ((place, number, at), leaf) for place, number, leaves in arguments for at, leaf in enumerate(leaves)
+        ], None
+
+    def called(length):
+        state, batch = [np.zeros(1)] * 500, [np.zeros((2, length)), 0.5]
+        return describe(flatten, lambda path: "".join(f"[{one}]" for one in path), [(0, 0, state), (0, 1, batch)])
+
+    assert difference(called(3), called(4)) == "argument 1[0]: float64[2,3] → float64[2,4]"
+    assert len(called(3)) < 100

@@ -7,6 +7,7 @@ import functools
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
 from time import perf_counter_ns
@@ -36,7 +37,7 @@ _ATTRIBUTES = (
 )
 MAX_FUNCTIONS = 1000
 Place: TypeAlias = tuple[tuple[CodeType, int], ...]  # codes and instructions, the innermost first
-_PARTS = 64  # of a call's arguments that are described
+_PARTS = 64  # of each of a call's arguments that are described
 _LONGEST = 40  # characters of a value
 MIN_WAIT_NS = 20_000  # a shorter one found its results ready
 MIN_QUEUED_NS = 100_000  # by which a call is longer than the quickest, if it waits for those before it
@@ -379,8 +380,12 @@ def users_place(frame: FrameType | None) -> Place:
 
 def describe(flatten: Callable[[Any], Any], show: Callable[[Any], str], arguments: Any) -> dict[str, str]:
     """Return place → type and shape, or value, of each of a call's arguments."""
-    found = {}
-    for path, leaf in flatten(arguments)[0][:_PARTS]:
+    found, parts = {}, Counter[str]()
+    for path, leaf in flatten(arguments)[0]:
+        argument = show(path[:2])
+        parts[argument] += 1
+        if parts[argument] > _PARTS:  # all parameters of a model, before the batch
+            continue
         shape, kind = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
         if shape is not None and kind is not None:
             text = f"{kind}[{','.join(map(str, shape))}]"
