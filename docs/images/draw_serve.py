@@ -1,15 +1,23 @@
-"""Draws the pictures of the live page in this folder: python docs/images/draw_serve.py (needs Chromium and playwright)."""
+"""Draws the pictures of the live page: python docs/images/draw_serve.py [local|jobs] (needs Chromium and playwright)."""
 
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Playwright, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
+sys.path.insert(0, str(ROOT / "tests/serve"))
+
+from browser_helpers import Proxy, served  # noqa: E402 - of the tests
+from local_job import start_job  # noqa: E402 - as above
+
+from sm_profiler.local import LocalSageMaker  # noqa: E402 - as above
+
 HOSTILE = "<img src=x onerror=alert(1)>'\"{{7*7}}\u202etxt.exe"
 JOBS = {
     "bert-finetune-fp16": ("--scenario", "healthy", "--gpus", "2"),
@@ -27,6 +35,32 @@ PICTURES = (
 SECTIONS = {"serve-nodes.png": "#heat"}  # shown at the top
 MINUTES = 6
 
+
+def draw_local(play: Playwright) -> None:
+    """Draw a job of the local endpoint while it runs, behind a proxy."""
+    with tempfile.TemporaryDirectory() as scratch, LocalSageMaker(folder=f"{scratch}/endpoint") as local:
+        os.environ.update(local.environment)
+        stop = Path(scratch, "stop")
+        start_job(local, "digits-from-the-endpoint", stop)
+        with served(f"account:{local.environment['AWS_REGION']}") as port:
+            proxy = Proxy(target=port)
+            chromium = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+            page = chromium.new_page(color_scheme="light", viewport={"width": 1100, "height": 720})
+            page.goto(f"{proxy.url}?token=known")
+            page.get_by_role("link", name="digits").click(timeout=240_000)
+            page.locator("#log", has_text="epoch 8").wait_for(timeout=240_000)
+            page.locator("#verdict .badge", has_text="Waiting for data").wait_for(timeout=240_000)
+            page.screenshot(path=HERE / "serve-local.png")
+            chromium.close()
+            proxy.kill()
+        stop.touch()
+
+
+if sys.argv[1:] != ["jobs"]:
+    with sync_playwright() as playwright:
+        draw_local(playwright)
+if sys.argv[1:] == ["local"]:
+    sys.exit()
 with tempfile.TemporaryDirectory() as scratch:
     for name, options in JOBS.items():
         begin = str(int(time.time()) - 60 * MINUTES - 5)

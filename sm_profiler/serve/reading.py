@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from sm_profiler.errors import SourceError
 from sm_profiler.monitor.run_state import read_state
 from sm_profiler.processes import trim_heap
 from sm_profiler.report.build import assemble
@@ -86,6 +87,7 @@ class JobReader:
     _cutter: WindowCutter = attrs.field(init=False)
     _open: tuple[tuple[str, int, int], ...] = ()
     _unjoined: int = JOIN_AFTER
+    _is_local: bool = False
     _is_whole: bool = False  # the state is one that was kept
 
     @property
@@ -105,6 +107,10 @@ class JobReader:
             NoProfilerDataError: the run ended without data.
             SourceError: it cannot be read.
         """
+        if self._is_local and self.folder is None:
+            self.is_intact = False  # what comes in its place is another job
+            raise SourceError("its folder was removed")
+        self._is_local = self.folder is not None
         state = read_state(self.folder) if self.folder else None
         stopped = state is not None and state.is_over  # before the files are listed: all it wrote is then there
         if stopped and state is not None:

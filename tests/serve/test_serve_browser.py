@@ -1,5 +1,7 @@
 """The live page in headless Chromium, behind a proxy under a path prefix, while a job writes its files."""
 
+import shutil
+
 import pytest
 from browser_helpers import BASE, LONG_MS, Proxy, chromium, served
 from serve_helpers import copy_files, data_files, end, make_job, until
@@ -77,6 +79,21 @@ def test_a_job_that_ends_without_data_promises_no_report(proxy, tmp_path):
         page.locator("#state", has_text="recorded nothing").wait_for()
         page.get_by_text("No data has been read yet").wait_for(state="detached")
         assert page.problems == []
+
+
+def test_a_job_that_is_removed_while_it_is_watched_is_named(job, proxy, tmp_path):
+    folder = tmp_path / "jobs" / "gone"
+    copy_files(job, folder, data_files(job))
+    with chromium() as page, served(tmp_path / "jobs") as port:
+        proxy.target = port
+        page.goto(f"{proxy.url}?token=known")
+        page.get_by_role("link", name="gone").click()
+        page.locator("#state", has_text="running").wait_for()
+        shutil.rmtree(folder)
+        page.locator("#state", has_text="its folder was removed").wait_for()
+        proxy.drop()  # the page has to connect anew
+        proxy.down = False
+        page.locator("#lost", has_text="This job is gone").wait_for()
 
 
 def test_polls_where_a_proxy_lets_no_stream_through(job, proxy, tmp_path):

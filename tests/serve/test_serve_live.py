@@ -1,6 +1,7 @@
 """A job is followed while it is watched: new files are read once, and errors stay with their job."""
 
 import copy
+import shutil
 
 import attrs
 import pytest
@@ -140,6 +141,22 @@ def test_an_error_is_shown_and_ends_with_its_cause(job, tmp_path):
     live.poll()
     assert live.snapshot.state == "running"
     assert live.snapshot.note == ""
+
+
+def test_a_job_whose_folder_is_removed_is_not_shown_as_running(job, tmp_path):
+    folder, files = tmp_path / "job", data_files(job)
+    copy_files(job, folder, files)
+    live = LiveJob(str(folder))
+    live.poll()
+    assert live.snapshot.state == "running"
+    shutil.rmtree(folder)
+    live.poll()
+    assert (live.snapshot.state, live.snapshot.note) == ("unreadable", "its folder was removed")
+    live.poll()
+    copy_files(job, folder, files[: len(files) // 2])  # another job in its place
+    live.poll()
+    assert live.snapshot.state == "running"
+    assert live.snapshot.files == len(files) // 2
 
 
 def test_an_internal_error_stays_with_its_job(job, monkeypatch):

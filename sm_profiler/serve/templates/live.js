@@ -64,6 +64,7 @@
     try {
       const answer = await fetch(`${root.dataset.id}/updates?since=${encodeURIComponent(version)}`, { cache: "no-store" });
       if (answer.status === 403 && !over) { lost.textContent = "The server was restarted: open the address that it printed."; lost.hidden = false; return; }
+      if (answer.status === 404) { lost.textContent = "This job is gone: its files were removed, or the server was started for other jobs."; lost.hidden = false; return; }
       if (!answer.ok) throw new Error(String(answer.status));
       apply(await answer.json());
       heard();
