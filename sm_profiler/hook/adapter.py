@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.settings import rank_from
+from sm_profiler.hook.steps import Record
 
 
 class FrameworkAdapter:
@@ -59,8 +60,16 @@ class FrameworkAdapter:
         """Return whether this process has used a GPU so far; None if the framework does not show it."""
         return None
 
-    def step_ending(self) -> None:
-        """React to the end of a step that another adapter marks, before it is recorded, on the training thread."""
+    def step_ending(self, *, later: bool) -> None:
+        """React to the end of a step that another adapter marks, before it is recorded, on the training thread.
+
+        Args:
+            later: `complete` may still add to the step's record.
+        """
+
+    def complete(self, records: list[Record]) -> list[Record]:
+        """Return records as they are written, on the recorder's thread: what was not known in their step is added."""
+        return records
 
     def loader_began(self, now_ns: int) -> None:
         """React to the first batch of a new loader iterator."""

@@ -59,7 +59,9 @@ class Recorder:
         on_beat: Callable[[], None],
         flush_seconds: float = FLUSH_SECONDS,
         helpers_ns: Callable[[], int] = lambda: 0,
+        complete: Callable[[list[Record]], list[Record]] = lambda records: records,
     ) -> None:
+        self._complete = complete
         self._helpers_ns = helpers_ns
         self.writer = writer
         self.records: deque[Record] = deque()
@@ -208,6 +210,7 @@ class Recorder:
         while (self.records or self.events) and not self._abandoned:
             events = [self.events.popleft() for _ in range(min(len(self.events), CHUNK))]
             records = [self.records.popleft() for _ in range(min(len(self.records), CHUNK))]
+            records = self._complete(records)
             self._in_flight = len(events) + len(records)
             self._limited(DISK_SECONDS, partial(self._write, events, records))
             self._in_flight = 0

@@ -316,6 +316,7 @@ class Session(StepObserver):
             work=self.work,
             on_beat=self._beat,
             helpers_ns=lambda: self.sampler.helpers_ns if self.sampler is not None else 0,
+            complete=self._complete,
         )
         self.tracker.append = recorder.records.append
         self._notify("start")
@@ -324,6 +325,12 @@ class Session(StepObserver):
         atexit.register(self.end)
         multiprocessing_util.Finalize(None, self.end, exitpriority=10)  # children exit by os._exit
         return recorder
+
+    def _complete(self, records: list[Record]) -> list[Record]:
+        for adapter in self.adapters:
+            with self.guarded(adapter.framework):
+                records = adapter.complete(records)
+        return records
 
     def _beat(self) -> None:
         self._reload_profile()

@@ -26,6 +26,10 @@ JOINED = 8  # models that run without gradients in one step of a loop without a 
 MANY = 64  # backward passes without an optimizer's step, or forwards without a backward: none will follow
 METER_EVERY = 16  # the hook measures its own time in every 16th step
 METER_MAX_NS = 200_000  # a callback that took longer was preempted
+# Arguments of a step whose record its adapter completes on the recorder's thread with the wait at its start; the second
+# those of a step whose phases are not recorded.
+WAITED: dict[str, Any] = {}
+WAITED_UNRECORDED: dict[str, Any] = {}
 
 
 class StepObserver:
@@ -84,6 +88,7 @@ class StepTracker:
         watches_updates: nothing but forwards was seen, so that `updated` decides where a step begins.
         updated: the parameters of the model that runs next have changed since its last forward.
         compiles: parts of the loop run compiled, so that optimizers may be invisible.
+        waits_later: the open step's record lacks the wait at its start, which an adapter adds later.
     """
 
     def __init__(self, append: Callable[[Record], None], observer: StepObserver | None = None) -> None:
@@ -128,6 +133,7 @@ class StepTracker:
         self.watches_updates = True
         self.updated = False
         self.compiles = False
+        self.waits_later = False
         self._forward_start = 0
         self._backward_start = 0
         self._optimizer_start = 0  # or end of the last phase inside the optimizer's step
@@ -436,6 +442,8 @@ class StepTracker:
             self.is_open = False
             name = STEP[self.mode]
             args = {"batches": self.batches} if self.batches > 1 else None
+            if self.waits_later:
+                self.waits_later, args = False, WAITED if self.keep_phases else WAITED_UNRECORDED
             self.append((name, name, self.step_start, end_ns or self._last_end, self.number, args))
             if self.reports_step_ends:
                 self._observer.step_ended()

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,67 +10,104 @@ import numpy as np
 import pytest
 from framework_helpers import PYTHON
 
-from sm_profiler.hook.tensorflow.stopwatch import COLUMNS, FETCH, LONG, NOTHING, SHORT, Stopwatch
+from sm_profiler.hook.tensorflow.stopwatch import BLOCK, COLUMNS, FETCH, NOTHING, PATIENCE, ROWS, Stopwatch
 
 ROOT = Path(__file__).parents[2]
 
 
-class Tables:
-    """The tables as a graph fills them, and a stopwatch that reads them."""
+class Table:
+    """The table as a graph fills it, and a stopwatch that reads it."""
 
     def __init__(self, monkeypatch):
-        self.short, self.long = np.zeros((SHORT, COLUMNS)), np.zeros((LONG, COLUMNS))
-        self.count, self.read = 0, []
+        self.rows, self.count, self.reads = np.zeros((ROWS, COLUMNS)), 0, 0
+        self.began = time.time()
         self.watch = Stopwatch(SimpleNamespace(raw_ops=None), pytest.fail)
-        self.watch.used, self.watch._handles = True, ("short", "long", "count")
-        monkeypatch.setattr(self.watch, "_read", self._table)
+        self.watch.used = True
+        monkeypatch.setattr(self.watch, "_read", self._block)
+        monkeypatch.setattr(self.watch, "_newest", lambda: self.count)
 
-    def _table(self, name):
-        self.read.append(name)
-        return getattr(self, name).copy()
+    def _block(self, number):
+        self.reads += 1
+        return np.roll(self.rows, -BLOCK * number, 0)[: 2 * BLOCK]
 
     def write(self, batches, *, kind=FETCH):
         for _ in range(batches):
-            row = kind, self.count, self.count + 0.25, self.count + 1
-            self.short[self.count % SHORT] = self.long[self.count % LONG] = row
             self.count += 1
+            start = self.began + self.count
+            self.rows[self.count % ROWS] = self.count, start + 0.25, start + 1, self.count + kind
 
     def arrived(self):
-        """Return the seconds in which batches were requested, from that of the first batch on."""
-        return [round(end - start, -6) // 1e6 for _, start, end in self.watch.rows()]
+        """Return the milliseconds of the waits that have not been read."""
+        return [round(end - start, -6) // 1e6 for start, end in self.watch.batches()]
 
 
 def test_each_batch_is_read_once(monkeypatch):
-    tables = Tables(monkeypatch)
-    for batches in (0, 1, 1, 0, 3, SHORT, 2, SHORT - 1):
-        tables.write(batches)
-        assert tables.arrived() == [250] * batches
-    assert set(tables.read) == {"short"}
+    table = Table(monkeypatch)
+    for batches in (0, 1, 1, 0, 3, BLOCK, 2, BLOCK - 1, 5 * BLOCK, ROWS - 1, 1000):
+        table.write(batches)
+        assert table.arrived() == [750] * batches
 
 
-def test_more_than_the_short_table_holds_come_from_the_long_one(monkeypatch):
-    tables = Tables(monkeypatch)
-    tables.write(5)
-    assert len(tables.arrived()) == 5
-    for batches in (SHORT + 1, 1000, LONG):
-        tables.write(batches)
-        assert len(tables.arrived()) == batches
+def test_a_few_batches_are_one_read(monkeypatch):
+    table = Table(monkeypatch)
+    table.write(BLOCK - 4)
+    for _ in range(3):
+        table.write(1)
+        table.reads = 0
+        assert len(table.arrived()) >= 1
+        assert table.reads <= 2
 
 
 def test_the_latest_of_too_many_batches_are_kept(monkeypatch):
-    tables = Tables(monkeypatch)
-    tables.write(3 * LONG + 5)
-    assert len(tables.arrived()) == LONG
-    tables.write(1)
-    assert len(tables.arrived()) == 1
+    table = Table(monkeypatch)
+    for batches in (3 * ROWS + 5, ROWS + 1):
+        table.write(batches)
+        assert len(table.arrived()) == ROWS
+    table.write(1)
+    assert len(table.arrived()) == 1
 
 
 def test_a_fetch_without_a_batch_is_none(monkeypatch):
-    tables = Tables(monkeypatch)
-    tables.write(2)
-    tables.write(1, kind=NOTHING)
-    tables.write(1)
-    assert len(tables.arrived()) == 3
+    table = Table(monkeypatch)
+    table.write(2)
+    table.write(1, kind=NOTHING)
+    table.write(1)
+    assert len(table.arrived()) == 3
+
+
+@pytest.mark.parametrize("written", [1, 2, 3])
+def test_a_row_that_is_being_written_is_read_later(monkeypatch, written):
+    table = Table(monkeypatch)
+    table.write(ROWS + 2)
+    before = table.rows[3].copy()
+    assert len(table.arrived()) == ROWS
+    table.write(1)
+    after = table.rows[3].copy()
+    table.rows[3, written:] = before[written:]
+    assert table.arrived() == []
+    table.rows[3] = after
+    assert table.arrived() == [750]
+
+
+def test_a_row_that_is_never_written_hides_no_others(monkeypatch):
+    table = Table(monkeypatch)
+    for before in (3, BLOCK - 2, 2 * BLOCK - 1):
+        table.write(before)
+        table.count += 1
+        table.write(PATIENCE - 1)
+        assert len(table.arrived()) == before
+        table.write(2)
+        assert len(table.arrived()) == PATIENCE + 1
+
+
+def test_waits_that_are_not_taken_are_returned_again(monkeypatch):
+    table = Table(monkeypatch)
+    table.write(4)
+    first, *_, last = table.watch.batches(take=False)
+    assert len(table.watch.batches(last.start_ns, take=False)) == 1
+    assert len(table.watch.batches(end_ns=last.start_ns)) == 3
+    assert table.watch.batches(first.start_ns) == [last]
+    assert table.watch.batches() == []
 
 
 GRAPHS = """

@@ -54,7 +54,7 @@ class KerasAdapter(FrameworkAdapter):
         self._model: Any = None  # whose loop runs
         self._iterations = 0  # of its optimizer, at the start of the epoch
         self._trained = 0  # batches since then
-        self._ending: tuple[Callable[[], None], ...] = ()  # of the other adapters
+        self._ending: tuple[Callable[..., None], ...] = ()  # of the other adapters
         self._compiles = self.backend != "torch"
         self.callbacks = Callbacks(session)
         self.inputs = Inputs(session, self.backend)
@@ -308,11 +308,11 @@ class KerasAdapter(FrameworkAdapter):
         if not tracker.is_open:
             return None
         for ending in self._ending:
-            ending()
-        if tracker.mode is ModeKeys.TRAIN and tracker.keep_phases and self._compiles and not tracker.saw_phases:
-            tracker.append((COMPILED_STEP, "train_function", tracker.step_start, end_ns, tracker.number, None))
+            ending(later=not hold)
         held = tracker.hold_step(end_ns) if hold else None
         tracker.end_step(end_ns)
+        if tracker.mode is ModeKeys.TRAIN and tracker.keep_phases and self._compiles and not tracker.saw_phases:
+            tracker.append((COMPILED_STEP, "train_function", tracker.step_start, end_ns, tracker.number, None))
         if tracker.metering:
             tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
         return held

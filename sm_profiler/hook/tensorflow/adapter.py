@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sm_profiler.hook.adapter import FrameworkAdapter
 from sm_profiler.hook.detailed_window import DETAILED
 from sm_profiler.hook.patches import Patches
+from sm_profiler.hook.tensorflow.late_waits import LateWaits
 from sm_profiler.hook.tensorflow.loops import Loops
 from sm_profiler.hook.tensorflow.operators import OperatorCount
 from sm_profiler.hook.tensorflow.overlap import Overlap
@@ -23,6 +24,7 @@ from sm_profiler.hook.xplane_window import XplaneWindow
 if TYPE_CHECKING:
     from sm_profiler.hook.collector import Collector
     from sm_profiler.hook.session import Session
+    from sm_profiler.hook.steps import Record
 
 TENSORFLOW = "tensorflow"
 STOPWATCH = "tensorflow stopwatch"
@@ -49,12 +51,14 @@ class TensorFlowAdapter(FrameworkAdapter):
         self.stopwatch = Stopwatch(self._tf, lambda error: session.guard.failed(STOPWATCH, error))
         self.stages = Stages(session, self._tf)
         self._overlap = Overlap()
+        self._late_waits = LateWaits(lambda end_ns: self.stopwatch.batches(end_ns=end_ns))
         self.loops = Loops(session, self._tf, self.stopwatch, self.stages, lambda: session.lead(self))
         self.retracing = self.loops.retracing
         self._operators = OperatorCount(session, self._tf, self.loops, self.retracing)
 
     def install(self) -> None:
         """Patch TensorFlow."""
+        os.register_at_fork(after_in_child=self.stopwatch.forked)
         self.session.add(self.retracing)
         self.session.add(self.stages)
         self.session.add(self._operators)
@@ -124,16 +128,23 @@ class TensorFlowAdapter(FrameworkAdapter):
         """Return the id of the thread that trains."""
         return self.loops.thread
 
-    def step_ending(self) -> None:
-        """Record how long a step that another adapter marks has waited for its batches."""
+    def step_ending(self, *, later: bool) -> None:
+        """Record how long a step that another adapter marks has waited for its batches, or leave that for later."""
+        loops, tracker = self.loops, self.session.tracker
+        loops.leads = False
+        if later and tracker.batches == 1 and not loops.fetched and not self.stages.wanted:
+            tracker.waits_later = self.stopwatch.used
+            return
         now = perf_counter_ns()
-        eager, self.loops.fetched = self.loops.fetched, []
-        self.loops.leads = False
-        read, self.loops.inside = self.loops.inside, []
-        inside = [*read, *self.stopwatch.batches()]
+        eager, loops.fetched = loops.fetched, []
+        inside = self.stopwatch.batches(tracker.step_start)
         waits = [*eager, *inside]
         if waits:
             for start, end in waits:
                 self.stages.batch("tf.data", start, end)
-            hidden = self._overlap.hidden(inside, now, self.session.tracker.mode)
-            self.session.tracker.waited("tf.data", sum(end - start for start, end in waits) - hidden)
+            hidden = self._overlap.hidden(inside, now, tracker.mode)
+            tracker.waited("tf.data", sum(end - start for start, end in waits) - hidden)
+
+    def complete(self, records: list[Record]) -> list[Record]:
+        """Return records of steps with how long they waited inside graphs."""
+        return self._late_waits.complete(records)

@@ -41,7 +41,6 @@ class Loops:
         thread: id of the training thread.
         leads: the session has been notified that this framework trains.
         fetched: waits for batches that were fetched eagerly inside a step that another adapter marks.
-        inside: waits inside graphs of such a step that have been read.
         retracing: records the traces of functions.
         ran: outermost functions that ran, while they are counted; else None.
     """
@@ -59,7 +58,6 @@ class Loops:
         self.retracing.is_called = lambda: bool(self._calls) and get_ident() == self.thread
         self.thread = threading.main_thread().ident
         self.fetched: list[tuple[int, int]] = []
-        self.inside: list[Times] = []
         self._in_graphs = xla.InGraphs(tensorflow, stopwatch)
         self._calls: list[Any] = []  # functions that run or are traced, the outermost first
         self._serials = itertools.count()
@@ -330,9 +328,10 @@ class Loops:
                 self.ran.append(function)
             try:
                 self._find_compilation(function, (args, kwargs), start_ns, end_ns)
+                waits: list[Any] = [*self.fetched]
                 if self.retracing.held or QUICKEST not in function.__dict__:
-                    self.inside += self._stopwatch.batches()
-                self._note_duration(function, start_ns, end_ns, [*self.fetched, *self.inside])
+                    waits += self._stopwatch.batches(start_ns, take=False)
+                self._note_duration(function, start_ns, end_ns, waits)
             except Exception as error:  # noqa: BLE001 - fail open
                 self._session.fail(error)
 
@@ -393,7 +392,7 @@ class Loops:
         if self.ran is not None and not self._session.aside.depth:
             self.ran.append(function)
         trains = function.__dict__.setdefault(TRAINS, False)
-        waits = self._stopwatch.batches()
+        waits = self._stopwatch.batches(start_ns)
         self._note_duration(function, start_ns, end_ns, waits)
         name = _name(function)
         if waits:

@@ -106,11 +106,17 @@ class Stages(Collector):
             now = perf_counter_ns()
             self._session.append((DATA_STAGES, "tf.data", now, now, self._session.tracker.number, about))
 
+    @property
+    def wanted(self) -> bool:
+        """True while batches are recorded, or will be."""
+        window = self._session.schedule.windows.get(DATALOADER)
+        return window is not None and not window.ended and not self._session.is_off(DATALOADER)
+
     def batch(self, name: str, start_ns: int, end_ns: int) -> None:
         """Record a batch, if it is inside the window."""
         session = self._session
         window = session.schedule.windows.get(DATALOADER)
-        if window is None or window.ended or session.is_off(DATALOADER):
+        if window is None or not self.wanted:
             return
         step = session.tracker.global_step + (not session.tracker.is_open)
         if window.at_step(max(step, 0), time.time(), time.monotonic()):

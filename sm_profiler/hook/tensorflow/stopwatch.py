@@ -1,7 +1,7 @@
 """A stopwatch inside graphs: when each batch was requested and when it arrived, where no Python code runs.
 
-While a function is traced, operators that read the clock are added around each fetch.  Their times go into variables on
-the CPU, which Python reads once a step.  The operators have no influence on results: they draw no random numbers and
+While a function is traced, operators that read the clock are added around each fetch.  Their times go into a table on
+the CPU, which Python reads later.  The operators have no influence on results: they draw no random numbers and
 no gradient passes through them.
 """
 
@@ -10,23 +10,27 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import time
-from time import perf_counter_ns
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sm_profiler.hook.timebase import Timebase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# Batches whose times are kept until Python reads them.  The short table is read after each step; the long one, whose
-# reading takes much longer than a fetch, holds the epochs that run as one function.
-SHORT, LONG = 64, 16_384
+ROWS = 16_384  # batches whose times are kept until Python reads them: epochs may run as one function; a power of two
+BLOCK = 32  # rows; two blocks are read at once
+PATIENCE = 8  # rows after one that is missing, since the function failed in between; before, it may be written yet
 CPU = "/device:CPU:0"
 NAME = "sm_profiler_batches"
 ENDLESS = 2**62
+# A row: its number, from 1 on, the start, the end, and the number again plus what the row is.  Another thread may read a
+# row that is being written; one whose numbers differ is not complete.
+COLUMNS = 4
 # What a row is: a fetch, the start of a loop over a dataset, its body, which begins when a batch has arrived, or a fetch
 # that found the dataset at its end.
-FETCH, LOOP, BODY, NOTHING = 0.0, 1.0, 2.0, -1.0
-COLUMNS, NUMBER = 4, 3  # kind, start, end, and the number of the row, from 1 on
+FETCH, LOOP, BODY, NOTHING = 0.0, 0.25, 0.5, 0.75
+LOCK_SECONDS = 1.0  # a signal's handler may interrupt a thread that reads
 
 
 class Times(NamedTuple):
@@ -47,44 +51,76 @@ class Stopwatch:
         self._tf = tensorflow
         self._failed = failed
         self._raw: Any = tensorflow.raw_ops
-        self._handles: tuple[Any, Any, Any] | None = None  # of the tables and the count, for reading
+        self._handles: Any = None  # of the table and the count, for reading
+        self._block: tuple[int, Any] = (-1, None)  # the latest that was read, and the indices of its rows
         self._seen = 0
+        self._loop_ns = 0  # when the loop over a dataset requested its batch
+        self._waits: list[Times] = []  # that were read and not taken
+        self._reading = threading.Lock()
         self._nested = threading.local()
         self.used = False
 
-    # reading
+    # reading, on any thread
 
-    def rows(self) -> list[tuple[float, int, int]]:
-        """Return the batches since the last call: kind, start and end (`perf_counter_ns`)."""
-        if not self.used or self._handles is None:
+    def batches(self, first_ns: int = 0, end_ns: int = ENDLESS, *, take: bool = True) -> list[Times]:
+        """Return the waits that began in that time; if `take` is set, they are not returned again."""
+        if not self.used or not self._reading.acquire(timeout=LOCK_SECONDS):
             return []
-        short, long, _ = self._handles
-        table, seen = self._read(short), self._seen
-        rows, last = _rows_after(seen, table)
-        if last == seen and table[seen % SHORT, NUMBER] > seen:  # more than the short table holds
-            newest = int(table[:, NUMBER].max())
-            rows, last = _rows_after(max(seen, newest - LONG), self._read(long))
-        self._seen = last
-        if not rows:
-            return []
-        offset = perf_counter_ns() - time.time_ns()
-        return [(kind, int(start * 1e9) + offset, int(end * 1e9) + offset) for kind, start, end in rows]
+        try:
+            waits = self._waits
+            self._add(waits)
+            first, end = (bisect_left(waits, (limit,)) for limit in (first_ns, end_ns))
+            found = waits[first:end]
+            if take:
+                del waits[first:end]
+            return found
+        finally:
+            self._reading.release()
 
-    def _read(self, handle: Any) -> Any:
-        return self._raw.ReadVariableOp(resource=handle, dtype=self._tf.float64).numpy()
+    def forked(self) -> None:
+        """Start over, in a forked child."""
+        self._waits, self._reading = [], threading.Lock()
 
-    def batches(self) -> list[Times]:
-        """Return the waits since the last call."""
-        found, last = [], 0
+    def _add(self, waits: list[Times]) -> None:
+        """Add the waits whose rows have not been read."""
         for kind, start, end in self.rows():
             if kind == LOOP:
-                last = max(last, start)
+                self._loop_ns = max(self._loop_ns, start)
             elif kind == BODY:
-                found.append(Times(min(last or start, start), start))
-                last = end
+                waits.append(Times(min(self._loop_ns or start, start), start))
+                self._loop_ns = end
             else:
-                found.append(Times(start, max(end, start)))
-        return found
+                waits.append(Times(start, max(end, start)))
+        waits.sort()
+        del waits[:-ROWS]
+
+    def rows(self) -> list[tuple[float, int, int]]:
+        """Return the rows since the last call: kind, start and end (`perf_counter_ns`)."""
+        rows: list[tuple[float, float, float]] = []
+        for _ in range(2 * ROWS // BLOCK):
+            seen = self._seen
+            table = self._read((seen + 1) % ROWS // BLOCK)[(seen + 1) % BLOCK :]
+            if table[0, 0] > seen + 1:  # overwritten
+                self._seen = self._newest() - ROWS
+                continue
+            found, self._seen = _rows_after(seen, table)
+            rows += found
+            if self._seen < seen + len(table):
+                break
+        offset = Timebase().offset_ns if rows else 0
+        return [(kind, int(start * 1e9) - offset, int(end * 1e9) - offset) for kind, start, end in rows]
+
+    def _read(self, block: int) -> Any:
+        """Return a block of the table and the one after it."""
+        tf, raw = self._tf, self._raw
+        if self._block[0] != block:
+            with tf.device(CPU):
+                self._block = block, tf.constant([(BLOCK * block + row) % ROWS for row in range(2 * BLOCK)])
+        return raw.ResourceGather(resource=self._handles[0], indices=self._block[1], dtype=tf.float64).numpy()
+
+    def _newest(self) -> int:
+        """Return the number of the newest row."""
+        return int(self._raw.ReadVariableOp(resource=self._handles[1], dtype=self._tf.int64).numpy()) - 1
 
     # tracing
 
@@ -179,23 +215,18 @@ class Stopwatch:
         name = f"{NAME}_{suffix}"
         return self._raw.VarHandleOp(dtype=kind, shape=shape, shared_name=name, name=name)
 
-    def _variables(self) -> tuple[Any, Any, Any]:
+    def _variables(self) -> tuple[Any, Any]:
         """Return the variables by their names: a handle from outside would become an input of the function."""
-        tf = self._tf
-        short, long = (
-            self._variable(tf.float64, [size, COLUMNS], name) for size, name in ((SHORT, "short"), (LONG, "long"))
-        )
-        return short, long, self._variable(tf.int64, [], "count")
+        return self._variable(self._tf.float64, [ROWS, COLUMNS], "times"), self._variable(self._tf.int64, [], "count")
 
     def _create(self) -> None:
         if self._handles is not None:
             return
-        tf = self._tf
+        tf, raw = self._tf, self._raw
         with tf.init_scope(), tf.device(CPU):
-            handles = self._variables()
-            for handle, size in zip(handles, (SHORT, LONG), strict=False):
-                self._raw.AssignVariableOp(resource=handle, value=tf.zeros([size, COLUMNS], tf.float64))
-            self._raw.AssignVariableOp(resource=handles[2], value=tf.zeros([], tf.int64))
+            handles = table, count = self._variables()
+            raw.AssignVariableOp(resource=table, value=tf.zeros([ROWS, COLUMNS], tf.float64))
+            raw.AssignVariableOp(resource=count, value=tf.ones([], tf.int64))
             self._handles = handles
         self.used = True
 
@@ -210,28 +241,35 @@ class Stopwatch:
         tf = self._tf
         tensors = [one for one in tf.nest.flatten(result, expand_composites=True) if tf.is_tensor(one)]
         with tf.device(CPU):
-            kind = tf.where(result.has_value(), FETCH, NOTHING) if optional else FETCH
+            kind = FETCH
+            if optional:
+                kind = tf.where(result.has_value(), tf.constant(FETCH, tf.float64), tf.constant(NOTHING, tf.float64))
         self._record(kind, began, tensors)
 
     def _record(self, kind: Any, began: Any, after: list[Any]) -> None:
-        """Add a row, once `after` is done."""
+        """Add a row, once `after` is done.  Each operator costs about a microsecond a fetch."""
         tf, raw = self._tf, self._raw
-        with tf.control_dependencies(after), tf.device(CPU):
-            ended = tf.timestamp()
-            short, long, count = self._variables()
-            before = raw.ResourceCountUpTo(resource=count, limit=ENDLESS, T=tf.int64)
-            row = tf.stack([tf.cast(kind, tf.float64), began, ended, tf.cast(before + 1, tf.float64)])
-            for table, size in ((short, SHORT), (long, LONG)):
-                raw.ResourceScatterUpdate(resource=table, indices=before % size, updates=row)
+        with tf.device(CPU):
+            table, count = self._variables()
+            with tf.control_dependencies(after):
+                ended = tf.timestamp()
+                count_now = raw.ResourceCountUpTo(resource=count, limit=ENDLESS, T=tf.int64)
+            number = tf.cast(count_now, tf.float64)
+            row = tf.stack([number, began, ended, number if kind is FETCH else number + kind])
+            place = tf.bitwise.bitwise_and(count_now, ROWS - 1)
+            raw.ResourceScatterUpdate(resource=table, indices=place, updates=row)
 
 
 def _rows_after(seen: int, table: Any) -> tuple[list[tuple[float, float, float]], int]:
-    """Return the rows that follow number `seen` in a table, without those of no batch, and the last number."""
+    """Return the complete rows of a part of the table that follows row `seen`, without those of no batch, and the last."""
     rows: list[tuple[float, float, float]] = []
-    while True:
-        kind, start, end, number = table[seen % len(table)].tolist()
-        if number != seen + 1:
-            return rows, seen
-        seen += 1
-        if kind != NOTHING:
+    newest = table[:, 0].max()
+    for number, start, end, marked in table.tolist():
+        kind = marked - number
+        if number != seen + 1 or not 0 <= kind < 1:
+            if newest - seen <= PATIENCE:  # it may be written yet
+                break
+        elif kind != NOTHING:
             rows.append((kind, start, end))
+        seen += 1
+    return rows, seen
