@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
-import threading
 from importlib import import_module
+from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -153,13 +153,13 @@ class KerasAdapter(FrameworkAdapter):
         if session.quiet:
             return False
         try:
-            if self._depth and threading.get_ident() != self._thread:
+            if self._depth and get_ident() != self._thread:
                 return False
             if not self._depth:
                 if not session.tracker.claim(KERAS):
                     return False
                 session.lead(self)
-                self._thread = threading.get_ident()
+                self._thread = get_ident()
                 self._model = model
                 adapters = [
                     one for one in session.adapters if type(one).step_ending is not FrameworkAdapter.step_ending
@@ -223,24 +223,34 @@ class KerasAdapter(FrameworkAdapter):
 
     def _owns(self) -> bool:
         session = self.session
-        return not session.quiet and session.tracker.owner == KERAS and threading.get_ident() == self._thread
+        return not session.quiet and session.tracker.owner == KERAS and get_ident() == self._thread
 
     def _wrap_batch_begin(self, mode: ModeKeys, original: Any) -> Any:
+        session, owns, begin = self.session, self._owns, self._begin
+
         @functools.wraps(original)
         def on_batch_begin(callbacks: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(callbacks, batch, *args, **kwargs)
-            if self._owns():
-                self._guarded(self._begin, mode, batch)
+            if owns():
+                try:
+                    begin(mode, batch)
+                except Exception as error:  # noqa: BLE001 - fail open
+                    session.fail(error)
             return result
 
         return on_batch_begin
 
     def _wrap_batch_end(self, mode: ModeKeys, original: Any) -> Any:
+        session, owns, end = self.session, self._owns, self._end
+
         @functools.wraps(original)
         def on_batch_end(callbacks: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
             end_ns = perf_counter_ns()
-            if self._owns():
-                self._guarded(self._end, mode, batch, end_ns, callbacks)
+            if owns():
+                try:
+                    end(mode, batch, end_ns, callbacks)
+                except Exception as error:  # noqa: BLE001 - fail open
+                    session.fail(error)
             return original(callbacks, batch, *args, **kwargs)
 
         return on_batch_end
@@ -250,11 +260,11 @@ class KerasAdapter(FrameworkAdapter):
 
         Keras reads them for the callbacks of each batch, or, if no callback looks at batches, at the end of an epoch.
         """
-        tracker = self.session.tracker
+        tracker, owns = self.session.tracker, self._owns
 
         @functools.wraps(original)
         def waits(*args: Any, **kwargs: Any) -> Any:
-            if not self._owns():
+            if (len(args) == 1 and args[0] is None) or not owns():  # a batch begins without results
                 return original(*args, **kwargs)
             tracker.in_compiled, start_ns = True, perf_counter_ns()
             try:
@@ -269,7 +279,8 @@ class KerasAdapter(FrameworkAdapter):
     def _begin(self, mode: ModeKeys, batch: int) -> None:
         tracker = self.session.tracker
         start_ns = perf_counter_ns()
-        tracker.cancel_step()  # the last of an epoch of unknown length, which found no batch
+        if tracker.is_open:
+            tracker.cancel_step()  # the last of an epoch of unknown length, which found no batch
         self._batch = batch
         batches = self._batches_a_run()
         tracker.begin_step(start_ns, gradients=mode is ModeKeys.TRAIN, mode=mode, batches=batches)

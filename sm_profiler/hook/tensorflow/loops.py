@@ -304,7 +304,8 @@ class Loops:
         tracker = self._session.tracker
         try:
             if outermost:
-                self._find_compilation(function, arguments, start_ns, end_ns)
+                if _uses_xla(function):
+                    self._find_compilation(function, arguments, start_ns, end_ns)
                 self._called(function, start_ns, end_ns, began=began)
                 if tracker.metering:
                     tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
@@ -327,11 +328,14 @@ class Loops:
             if self.ran is not None and not self._session.aside.depth:
                 self.ran.append(function)
             try:
-                self._find_compilation(function, (args, kwargs), start_ns, end_ns)
-                waits: list[Any] = [*self.fetched]
-                if self.retracing.held or QUICKEST not in function.__dict__:
-                    waits += self._stopwatch.batches(start_ns, take=False)
-                self._note_duration(function, start_ns, end_ns, waits)
+                if _uses_xla(function):
+                    self._find_compilation(function, (args, kwargs), start_ns, end_ns)
+                quickest = function.__dict__.get(QUICKEST)
+                if quickest is None or self.retracing.held:
+                    waits = [*self.fetched, *self._stopwatch.batches(start_ns, take=False)]
+                    self._note_duration(function, start_ns, end_ns, waits)
+                elif end_ns - start_ns < quickest:
+                    self._note_duration(function, start_ns, end_ns, self.fetched)
             except Exception as error:  # noqa: BLE001 - fail open
                 self._session.fail(error)
 
@@ -349,7 +353,7 @@ class Loops:
 
     def _find_compilation(self, function: Any, arguments: tuple[Any, Any], start_ns: int, end_ns: int) -> None:
         """Note that XLA compiled a function for new shapes in the call that ended; what it traced anew counts as a trace."""
-        if not _uses_xla(function) or self._session.guard.is_off(xla.COMPILER) or not self._tf.executing_eagerly():
+        if self._session.guard.is_off(xla.COMPILER) or not self._tf.executing_eagerly():
             return
         try:
             name, reason = _name(function), xla.another(function, *arguments)
