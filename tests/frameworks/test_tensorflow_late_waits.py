@@ -2,6 +2,7 @@
 
 import pytest
 
+from sm_profiler.formats.event_names import COMPILED_STEP
 from sm_profiler.hook.modes import STEP, ModeKeys
 from sm_profiler.hook.steps import WAITED, WAITED_UNRECORDED, StepTracker
 from sm_profiler.hook.tensorflow.late_waits import LateWaits
@@ -15,7 +16,7 @@ def step(number, *, more=WAITED):
     start = 200 * number
     return [
         (TRAIN, TRAIN, start, start + 100, number, more),
-        ("CompiledStep", "train_function", start, start + 100, number, None),
+        (COMPILED_STEP, "train_function", start, start + 100, number, None),
     ]
 
 
@@ -32,9 +33,9 @@ def test_each_step_has_its_own_wait():
     late = late_waits((210, 250), (420, 430))
     found = late.complete([record for number in range(3) for record in step(number)])
     assert shown(found) == [
-        ("Step", 0, 100), ("CompiledStep", 0, 100),
-        ("DataLoaderWait", 200, 240), ("Step", 240, 300), ("CompiledStep", 240, 300),
-        ("DataLoaderWait", 400, 410), ("Step", 410, 500), ("CompiledStep", 410, 500),
+        ("Step", 0, 100), (COMPILED_STEP, 0, 100),
+        ("DataLoaderWait", 200, 240), ("Step", 240, 300), (COMPILED_STEP, 240, 300),
+        ("DataLoaderWait", 400, 410), ("Step", 410, 500), (COMPILED_STEP, 410, 500),
     ]  # fmt: skip
     assert all(record[5] is None for record in found)
 
@@ -43,7 +44,7 @@ def test_records_may_come_one_by_one():
     late = late_waits((210, 250))
     records = [record for number in range(2) for record in step(number)]
     found = [one for record in records for one in late.complete([record])]
-    assert shown(found)[2:] == [("DataLoaderWait", 200, 240), ("Step", 240, 300), ("CompiledStep", 240, 300)]
+    assert shown(found)[2:] == [("DataLoaderWait", 200, 240), ("Step", 240, 300), (COMPILED_STEP, 240, 300)]
 
 
 def test_a_step_without_phases_has_no_wait_of_its_own():

@@ -29,9 +29,10 @@ class LateWaits:
     def complete(self, records: list[Record]) -> list[Record]:
         """Return records with the waits of their steps; each wait belongs to the first step that ends after it."""
         ends = [record[3] for record in records if record[5] is WAITED or record[5] is WAITED_UNRECORDED]
-        if not ends:
+        if ends:
+            self._waits += self._batches(ends[-1])
+        elif not records or records[0][2] != self._latest[0]:  # the usual case of other loops
             return records
-        self._waits += self._batches(ends[-1])
         found: list[Record] = []
         for record in records:
             phase, name, start, end, step, more = record
