@@ -23,13 +23,14 @@ def athena_ddl(location: str, *, database: str = DATABASE) -> str:
         location: s3:// URI of the dataset.
         database: name of the database.
     """
+    quoted = location.rstrip("/").replace("'", "\\'")
     statements = [f"CREATE DATABASE IF NOT EXISTS {database};"]
     for table, schema in SCHEMAS.items():
         columns = ",\n".join(f"  `{field.name}` {_TYPES[field.type]}" for field in schema)
         keys = ["job string"] if table == paths.FILES else ["job string", "node string", "hour string"]
         statements.append(
             f"CREATE EXTERNAL TABLE IF NOT EXISTS {database}.{table} (\n{columns}\n)\n"
-            f"PARTITIONED BY ({', '.join(keys)})\nSTORED AS PARQUET\nLOCATION '{location.rstrip('/')}/{table}/';"
+            f"PARTITIONED BY ({', '.join(keys)})\nSTORED AS PARQUET\nLOCATION '{quoted}/{table}/';"
         )
         statements.append(f"MSCK REPAIR TABLE {database}.{table};")
     return "\n\n".join(statements) + "\n"

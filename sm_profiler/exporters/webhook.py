@@ -92,6 +92,8 @@ def open_exporter(place: str) -> Webhook:
         good = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOCAL)
     except ValueError:
         good = False
-    if not good or not parts.hostname or any(ord(letter) <= 32 or ord(letter) > 126 for letter in place):  # noqa: PLR2004 - printable ASCII
+    if any(ord(letter) <= 32 or ord(letter) > 126 for letter in place):  # noqa: PLR2004 - printable ASCII
+        raise ConfigError("--to webhook:URL: the address has a space, or a character that is not ASCII")
+    if not good or not parts.hostname:
         raise ConfigError("--to webhook:URL needs an https:// address (http:// on this machine only)")
     return Webhook(place)

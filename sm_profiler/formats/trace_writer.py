@@ -326,7 +326,7 @@ class TraceWriter:
         if self.metadata is None:
             return ""
         metadata = self.metadata()
-        changing = metadata.get("collectors"), metadata.get("uses_gpu")
+        changing = metadata.get("collectors"), metadata.get("uses_gpu"), metadata.get("dropped")
         if again and changing == self._described:
             return ""
         self._described = changing

@@ -56,9 +56,27 @@ def carry_out(convert: Callable[[Mapping[str, Any]], None]) -> None:
     convert(json.loads(sys.stdin.buffer.readline()))
 
 
-def write_events(writer: TraceWriter, events: Iterable[TraceEvent]) -> None:
-    """Write the first `MAX_EVENTS` events and close the file."""
-    left = islice(events, MAX_EVENTS)
-    while batch := list(islice(left, _BATCH)):
+def write_events(
+    writer: TraceWriter, events: Iterable[TraceEvent], order: Mapping[str, Any], *, unreadable: int = 0
+) -> None:
+    """Write the first `MAX_EVENTS` events and close the file; what is missing is counted in its record of the process.
+
+    Args:
+        writer: of the file.
+        events: of the window.
+        order: with the training's record of its process, `process`, and the name of the `collector`.
+        unreadable: events that were lost in reading.
+    """
+    rest = iter(events)
+    kept = islice(rest, MAX_EVENTS)
+    while batch := list(islice(kept, _BATCH)):
         writer.write(batch)
+    missing = []
+    if more := sum(1 for _ in rest):
+        missing.append(f"only the first {MAX_EVENTS:,} of the window's {MAX_EVENTS + more:,} events are kept")
+    if unreadable:
+        missing.append(f"{unreadable:,} damaged events are left out")
+    if missing:
+        states = {str(order["collector"]): "; ".join(missing)}
+        writer.metadata = lambda: {**order["process"], "collectors": states}
     writer.close()

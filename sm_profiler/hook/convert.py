@@ -67,7 +67,7 @@ def convert(order: Mapping[str, Any]) -> None:
         temporary.rename(target)
         (root / metadata_path("pytorch", order["source"], start_us, end_us, int(order["first_step"]))).touch()
         writer = TraceWriter(root, order["source"], close_seconds=float("inf"))
-        write_events(writer, operators(json.loads(raw.read_bytes()), steps, int(order["pid"])))
+        write_events(writer, operators(json.loads(raw.read_bytes()), steps, int(order["pid"])), order)
     finally:
         raw.unlink(missing_ok=True)
 

@@ -132,7 +132,7 @@ def convert(order: Mapping[str, Any]) -> None:
         OSError: the timeline cannot be read.
     """
     writer = TraceWriter(Path(order["root"]), order["source"], HOROVOD_TIMELINE, close_seconds=float("inf"))
-    write_events(writer, events(order))
+    write_events(writer, events(order), order)
 
 
 if __name__ == "__main__":

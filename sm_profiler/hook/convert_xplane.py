@@ -126,9 +126,9 @@ def convert(order: Mapping[str, Any]) -> None:
         shutil.copyfile(raw, temporary)
         temporary.rename(target)
         (root / metadata_path(framework, order["source"], start_us, end_us, first)).touch()
-        trace, _ = read_xplane(raw.read_bytes())
+        trace, outcome = read_xplane(raw.read_bytes())
         writer = TraceWriter(root, order["source"], close_seconds=float("inf"))
-        write_events(writer, operators(trace, steps, int(order["pid"]), framework))
+        write_events(writer, operators(trace, steps, int(order["pid"]), framework), order, unreadable=outcome.lost)
     finally:
         shutil.rmtree(raw.parent, ignore_errors=True)
 

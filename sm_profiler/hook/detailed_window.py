@@ -74,5 +74,7 @@ class DetailedWindow(Collector):
             steps: its steps.
             order: the trace's file, and what else the module needs.
         """
-        common = {"root": str(self._session.root), "pid": os.getpid(), "first_step": first, "steps": steps}
-        self._children.append(conversion.start(module, {**order, "source": self._session.source, **common}))
+        session = self._session
+        common = {"root": str(session.root), "source": session.source, "pid": os.getpid(), "first_step": first}
+        process = {"collector": DETAILED, "process": session.describe()}
+        self._children.append(conversion.start(module, {**order, **common, "steps": steps, **process}))

@@ -65,7 +65,7 @@ def find_holder(container: Any) -> Holder:
 
 def _named_by(held: Any) -> tuple[Holder | None, Any]:
     """Return the module or object that has a name for a container; else a container that holds it."""
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         key = _key_of(held, getattr(module, "__dict__", None)) if isinstance(module, ModuleType) else None
         if key is not None:
             return Holder(key, f"{key} in {name}", _files(module)), None
@@ -99,7 +99,8 @@ def _attributes(one: Any) -> Any:
 def _key_of(held: Any, names: Any) -> str | None:
     if type(names) is not dict:
         return None
-    return next((key for key, value in list(names.items()) if value is held and isinstance(key, str)), None)
+    # A copy, since other threads may add names; list(names.items()) may begin a collection, in which they run.
+    return next((key for key, value in names.copy().items() if value is held and isinstance(key, str)), None)
 
 
 def _of_object(key: str, owner: Any) -> Holder:

@@ -72,7 +72,7 @@ class HorovodCollector(Collector):
         """Start the conversion, on the recorder's thread."""
         if not self._timeline.exists():  # only the first rank has one
             return
-        order["source"] = self._session.source
+        order |= {"source": self._session.source, "collector": HOROVOD, "process": self._session.describe()}
         self._children.append(conversion.start("sm_profiler.hook.convert_horovod", order, without=(VARIABLE,)))
 
     def beat(self) -> None:

@@ -148,7 +148,7 @@ def _held(one: Any, depth: int) -> tuple[bool, int]:
     """Return whether something holds tensors with their graphs, and about how many bytes it holds."""
     kind = type(one)
     if kind in (list, tuple, dict) and depth and one:
-        each = list(one.values() if kind is dict else one)
+        each = list(one.copy().values() if kind is dict else one)  # a copy, since other threads may add to it
         found = [_held(inner, depth - 1) for inner in each[-MAX_ELEMENTS:]]
         return any(graphs for graphs, _ in found), sum(size for _, size in found) * len(each) // len(found)
     if _full_name(kind) in (*TENSORS, "numpy.ndarray"):

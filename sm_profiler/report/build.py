@@ -241,6 +241,8 @@ def _collectors(metadata: Sequence[Mapping[str, Any]]) -> list[str]:
     for one in latest.values():
         if one.get("phases_every", 1) not in (1, None):
             lines[f"phases were sampled at one of {one['phases_every']} steps to stay within the overhead budget"] += 1
+        if one.get("dropped"):
+            lines[f"{one['dropped']:,} events were not recorded: the disk was too slow, or failed"] += 1
         if one.get("clock_error_us"):
             lines[f"clocks agree within {float(one['clock_error_us']) / 1e3:.3g} ms"] += 1
     return [line + (f" ({count} processes)" if count > 1 else "") for line, count in sorted(lines.items())]

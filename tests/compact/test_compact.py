@@ -322,6 +322,7 @@ def test_ddl_names_every_column_and_partition():
         assert [line.split("`")[1] for line in statement.splitlines() if "`" in line] == schema.names
         assert f"LOCATION 's3://profiles-here/profiles/{table}/'" in statement
         assert "job string" in statement
+    assert r"LOCATION 's3://profiles-here/anne\'s/steps/'" in athena_ddl("s3://profiles-here/anne's")
 
 
 @pytest.mark.parametrize("job", ["a", "a/b", "..", "käse 1", "x=y", "."])

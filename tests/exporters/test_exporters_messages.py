@@ -114,7 +114,7 @@ def test_a_webhook_that_is_gone_is_one_line(report, hook):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "mail:x", "webhook", "webhook:http://example.com/x", "webhook:file:///etc/passwd", "webhook:https://a b",
+    ["", "mail:x", "webhook", "webhook:http://example.com/x", "webhook:file:///etc/passwd", "webhook:https://a b", "webhook:https://hooks.slack.com/…",
      "webhook:https://[", "sns:topic", "eventbridge:a b", "cloudwatch:a b"],
 )  # fmt: skip
 def test_wrong_destinations_are_refused(aws, text):

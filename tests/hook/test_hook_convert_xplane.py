@@ -10,7 +10,10 @@ from xplane_maker import Plane, space
 
 from sm_profiler.formats.op_phases import phase_of
 from sm_profiler.formats.xplane_reader import read_xplane
+from sm_profiler.hook import conversion
 from sm_profiler.hook.convert_xplane import convert, operators
+from sm_profiler.report import build_report
+from sm_profiler.source import open_source
 
 DATA = Path(__file__).parents[1] / "data" / "xplane"
 
@@ -99,16 +102,33 @@ def test_phases_follow_from_names(name, tensorflow, phase):
     assert phase_of(name, tensorflow=tensorflow) == phase
 
 
-def test_the_trace_is_kept_and_its_folder_removed(tmp_path):
+def converted(tmp_path, raw):
+    """Convert a trace of JAX's; return the folder with the results."""
     folder = tmp_path / "raw"
     folder.mkdir()
-    (folder / "raw.xplane.pb").write_bytes(sample("jax"))
-    start = read_xplane(sample("jax"))[0].base_ns // 1000
-    order = {"trace": str(folder / "raw.xplane.pb"), "framework": "jax", "root": str(tmp_path / "out"), "source": "0-algo-1",
-             "pid": 7, "first_step": 3, "steps": [[3, start], [-1, start + 10**6]]}  # fmt: skip
+    (folder / "raw.xplane.pb").write_bytes(raw)
+    start = read_xplane(raw)[0].base_ns // 1000
+    order = {
+        "trace": str(folder / "raw.xplane.pb"), "framework": "jax", "root": str(tmp_path / "out"), "source": "0-algo-1", "pid": 7,
+        "first_step": 3, "steps": [[3, start], [-1, start + 10**6]], "collector": "detailed",
+        "process": {"pid": 7, "rank": 0, "node": "algo-1", "collectors": {"detailed": "done"}},
+    }  # fmt: skip
     convert(order)
     assert not folder.exists()
-    (kept,) = (tmp_path / "out").glob("framework/jax/detailed_profiling/*/000000003/0-algo-1.xplane.pb")
+    return tmp_path / "out"
+
+
+def test_the_trace_is_kept_and_its_folder_removed(tmp_path):
+    out = converted(tmp_path, sample("jax"))
+    (kept,) = out.glob("framework/jax/detailed_profiling/*/000000003/0-algo-1.xplane.pb")
     assert kept.read_bytes() == sample("jax")
-    (written,) = (tmp_path / "out").glob("framework/pevents/*/*.json")
+    (written,) = out.glob("framework/pevents/*/*.json")
     assert any(row.get("args", {}).get("phase") == "backward" for row in json.loads(written.read_text()))
+    assert build_report(open_source(out)).quality["collectors"] == []
+
+
+def test_operators_beyond_the_limit_are_counted_in_the_report(tmp_path, monkeypatch):
+    monkeypatch.setattr(conversion, "MAX_EVENTS", 10)
+    whole = len(events_of("jax"))
+    report = build_report(open_source(converted(tmp_path, sample("jax"))))
+    assert report.quality["collectors"] == [f"detailed: only the first 10 of the window's {whole} events are kept"]
