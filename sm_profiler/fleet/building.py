@@ -118,14 +118,15 @@ def _once(rows: Sequence[FleetJob]) -> list[FleetJob]:
     the one with a bill by the service is kept, and then the one that was judged.
     """
     kept: dict[str, FleetJob] = {}
-    numbers: set[tuple[object, ...]] = set()
+    numbers: dict[tuple[object, ...], str] = {}  # → ARN
     for row in sorted(rows, key=lambda row: (not row.arn, not row.judged, row.source)):
         names = [name for name in (row.arn, row.source) if name and not name.endswith(texts.CUT)]
         is_dataset = DATASET in row.source
         own = row.name, row.steps, row.steps_per_second, row.headline
-        is_known = bool(row.steps) and (*own, not is_dataset) in numbers
+        other = numbers.get((*own, not is_dataset))
+        is_known = row.steps_per_second is not None and other is not None and not (row.arn and other)
         if not is_known and not any(name in kept for name in names):
-            numbers.add((*own, is_dataset))
+            numbers[(*own, is_dataset)] = row.arn
             kept.update(dict.fromkeys(names or [f"row {len(kept)}"], row))
     return list({id(row): row for row in kept.values()}.values())
 

@@ -12,7 +12,7 @@ from typing import IO, Any
 import attrs
 import msgspec
 
-from sm_profiler.errors import SourceError
+from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.monitor.run_state import read_state
 from sm_profiler.processes import Helper, receive_message
@@ -24,7 +24,7 @@ from sm_profiler.serve.look import Look
 from sm_profiler.serve.reading import JobReader, local_folder
 from sm_profiler.source.open_files import profile_folder
 from sm_profiler.source.opening import NoProfilerDataError
-from sm_profiler.source.parquet.paths import FILES, split_job
+from sm_profiler.source.parquet.paths import FILES, STATES, folder_of, split_job
 from sm_profiler.storage import open_storage
 
 AT_ONCE = 2  # processes of a server: a very long job must not keep all others waiting
@@ -40,6 +40,7 @@ class Answer(msgspec.Struct):
         parts, packed, spark, gpu, data_at: see `Look`.
         is_last: no other follows.
         error, is_empty: why it could not be read, and whether that is because there is no data.
+        here: the server itself has to read it: there is no data yet, or what was read cannot be sent.
         over, files, outcome: see `JobReader`.
     """
 
@@ -52,6 +53,7 @@ class Answer(msgspec.Struct):
     is_last: bool = False
     error: str = ""
     is_empty: bool = False
+    here: bool = False
     over: bool = False
     files: int = 0
     outcome: str = ""
@@ -80,10 +82,13 @@ def is_over(where: str) -> bool:
     folder = local_folder(where)
     if folder is None:
         return False
-    run = read_state(folder)
-    if run is not None:
-        return run.is_over
-    ended = [path.stat().st_mtime for name in END_MARKERS if (path := profile_folder(folder) / name).exists()]
+    try:
+        run = read_state(folder)
+        if run is not None:
+            return run.is_over
+        ended = [path.stat().st_mtime for name in END_MARKERS if (path := profile_folder(folder) / name).exists()]
+    except OSError:  # which whoever reads it reports
+        return False
     return bool(ended) and time.time() - max(ended) > LATE_S
 
 
@@ -112,10 +117,13 @@ class ReaderApart:
     is_intact: bool = True
     _seen: Any = None
     _helper: Helper | None = None
+    _is_closed: bool = False
 
     @property
-    def ending(self) -> Ending:
+    def ending(self) -> Ending | EndingInParquet:
         """The end of the job, once it is over."""
+        if in_parquet(self.where):
+            return EndingInParquet(self.where, self._seen)
         return Ending(local_folder(self.where))
 
     def read(self, progress: Callable[[], object]) -> bool:
@@ -125,13 +133,16 @@ class ReaderApart:
             NoProfilerDataError: the run ended without data.
             SourceError: it cannot be read.
         """
-        seen = self._identity()
+        seen = identity(self.where)
         if seen == self._seen:
             return False
         with _places:
             try:
-                with closing(Helper("sm_profiler.serve.apart_process", [_absolute(self.where)])) as self._helper:
-                    while not self._receive(self._helper.answers):
+                with closing(Helper("sm_profiler.serve.apart_process", [_absolute(self.where)])) as helper:
+                    self._helper = helper
+                    if self._is_closed:
+                        helper.process.kill()
+                    while not self._receive(helper.answers):
                         progress()
             except (OSError, EOFError):
                 raise SourceError("the process that read it has ended before its time") from None
@@ -142,31 +153,57 @@ class ReaderApart:
 
     def close(self) -> None:
         """End the process; `read`, in another thread, then fails."""
-        if self._helper is not None:
-            self._helper.process.kill()
+        self._is_closed, helper = True, self._helper
+        if helper is not None:
+            helper.process.kill()
 
     def _receive(self, answers: IO[bytes]) -> bool:
         answer = _ANSWER.decode(receive_message(answers))
         self.over, self.files, self.outcome = answer.over, answer.files, answer.outcome
+        if answer.here:
+            self.is_to_read_here = True
+            return True
         if answer.error:
             raise (NoProfilerDataError if answer.is_empty else SourceError)(answer.error)
         self.look = answer.look()
         self.is_to_read_here = answer.is_last and (not answer.packed or not (answer.over or in_parquet(self.where)))
         return answer.is_last
 
-    def _identity(self) -> Any:
-        """Return what changes if the job is to be read again.
 
-        Raises:
-            SourceError: it cannot be listed.
-        """
-        split = split_job(self.where) if in_parquet(self.where) else None
-        if split is None:
-            return self.where
-        root, _ = split
-        name = self.where.rstrip("/").rpartition("/")[2]
-        storage = open_storage(root if "://" in root else str(Path(root).absolute()))
-        return [(one.key, one.size, one.etag or one.mtime) for one in storage.list(f"{FILES}/{name}/")]
+@attrs.frozen
+class EndingInParquet:
+    """The Parquet files of a job when it was read; see `Ending`.
+
+    Attributes:
+        where: the job.
+        seen: its `identity`.
+    """
+
+    where: str
+    seen: Any
+
+    @property
+    def is_final(self) -> bool:
+        """True unless they have changed; so it is if they cannot be listed."""
+        try:
+            return bool(identity(self.where) == self.seen)
+        except (ProfilerError, OSError):
+            return True
+
+
+def identity(where: str) -> Any:
+    """Return what changes if a job is to be read again.
+
+    Raises:
+        SourceError: it cannot be listed.
+    """
+    split = split_job(where) if in_parquet(where) else None
+    if split is None:
+        return where
+    root, job = split
+    storage = open_storage(root if "://" in root else str(Path(root).absolute()))
+    folders = [folder_of(one, job) for one in (FILES, STATES)]  # `compact` writes a state whenever rows have come
+    return [(one.key, one.size, one.etag or one.mtime) for folder in folders for one in storage.list(folder)]
 
 
 def _absolute(where: str) -> str:

@@ -51,9 +51,12 @@ def read_whole(where: str, send: Callable[[Answer], object]) -> Answer:
         look = look_of(reader)
         return Answer.of(look, reader, packed_or_none(look.report), is_last=True)
     except NoProfilerDataError as error:
-        return Answer(is_last=True, error=printable(error), is_empty=True, outcome=reader.outcome)
+        outcome = reader.outcome
+        return Answer(is_last=True, error=printable(error), is_empty=True, outcome=outcome, here=not outcome)
     except ProfilerError as error:
         return Answer(is_last=True, error=printable(error))
+    except (TypeError, ValueError):  # it cannot be sent, or else the server finds the same error
+        return Answer(is_last=True, here=True)
     except Exception as error:  # noqa: BLE001 - the page shows what it is
         return Answer(is_last=True, error=printable(f"{type(error).__name__}: {error}"))
 

@@ -15,7 +15,7 @@ from sm_profiler.processes import trim_heap
 from sm_profiler.report.formatting import utc
 from sm_profiler.report.model import Finding, Report
 from sm_profiler.report.saved import SavedVerdict
-from sm_profiler.serve.apart import ReaderApart, is_over
+from sm_profiler.serve.apart import EndingInParquet, ReaderApart, is_over
 from sm_profiler.serve.ending import Ending
 from sm_profiler.serve.logs import LogTail
 from sm_profiler.serve.look import Look, look_of, packed_or_none, unpacked
@@ -123,7 +123,7 @@ class LiveJob:
         self._next_report = self._show_early = 0.0
         self._failures = 0
         self._log = LogTail.of(where, clock)
-        self._ending: Ending | None = None
+        self._ending: Ending | EndingInParquet | None = None
         self._looked_again = 0.0
 
     @property
@@ -195,7 +195,7 @@ class LiveJob:
             self._looked_again = self._clock()
             if self._ending.is_final:
                 return
-            self._ending = None
+            self._ending, self._reader = None, self._new_reader()
             self._publish(state="running", note="")
         try:
             self._read()

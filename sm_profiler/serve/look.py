@@ -63,7 +63,7 @@ def packed_or_none(report: Report | None) -> bytes:
     """Return a report as bytes, a fraction of its size in memory; b"" if it holds what has no bytes."""
     try:
         return zlib.compress(codec.encode(report), 1) if report is not None else b""
-    except TypeError:
+    except (TypeError, ValueError):  # a name that is not UTF-8, for one
         return b""
 
 

@@ -16,7 +16,7 @@ from sm_profiler.cli.main import main
 from sm_profiler.fleet import building
 from sm_profiler.fleet.building import build_fleet
 from sm_profiler.fleet.index import NAME
-from sm_profiler.fleet.model import Fleet
+from sm_profiler.fleet.model import Fleet, FleetJob
 from sm_profiler.fleet.writing import write_fleet
 from sm_profiler.jobs.listing import find_places
 from sm_profiler.report.write import HTML
@@ -123,6 +123,21 @@ def test_a_job_in_several_sources_has_one_bill(jobs, tmp_path, monkeypatch):
     assert [job.name for job in found.jobs] == [*(job.name for job in once.jobs), "job-1"]
     assert found.totals.bill_usd == pytest.approx(once.totals.bill_usd * 5 / 4)
     assert "Found in several places and counted once: 10 jobs." in found.notes
+
+
+def test_jobs_are_the_same_by_their_numbers_only_if_these_tell_them_apart():
+    def count(raw, packed):
+        pair = (
+            FleetJob("train", source="s3://raw/train", **raw),
+            FleetJob("train", source="s3://data/job=train", **packed),
+        )
+        return len(building._once(pair))
+
+    numbers = {"steps": 40, "steps_per_second": 3.217, "headline": "The loop waits for data."}
+    assert count(numbers, numbers) == 1
+    assert count({**numbers, "arn": "arn:1"}, numbers) == 1
+    assert count({**numbers, "arn": "arn:1"}, {**numbers, "arn": "arn:2"}) == 2
+    assert count({**numbers, "steps_per_second": None}, {**numbers, "steps_per_second": None}) == 2
 
 
 def test_jobs_with_the_same_loss_have_an_order_of_their_own(tmp_path):

@@ -19,3 +19,9 @@ def test_a_state_is_not_in_memory_three_times():
     assert [array[-1] for array in found] == list(range(ARRAYS))
     assert all(array.flags.writeable for array in found)
     assert peak < 2.5 * ARRAYS * LENGTH * 8
+
+
+def test_numbers_keep_their_types():
+    for number in (1.5, np.float64(1.5), np.float32(1.5), np.int64(3), 3):
+        found = codec.decode(codec.encode(number))
+        assert (type(found), found) == (type(number), number)

@@ -11,6 +11,7 @@ import pytest
 from serve_helpers import copy_files, data_files, end, make_job, until
 
 from sm_profiler.compact import compact
+from sm_profiler.errors import SourceError
 from sm_profiler.monitor.run_state import write_state
 from sm_profiler.report.compare import compare, render_comparison
 from sm_profiler.report.gpu import report_traces
@@ -131,7 +132,9 @@ def test_a_process_that_is_killed_is_an_error_of_its_job_and_tried_again(where, 
     reader = live._reader
     original = apart.ReaderApart._receive
     monkeypatch.setattr(
-        apart.ReaderApart, "_receive", lambda self, answers: (self.close(), answers.read(), original(self, answers))[2]
+        apart.ReaderApart,
+        "_receive",
+        lambda self, answers: (self._helper.process.kill(), answers.read(), original(self, answers))[2],
     )
     live.poll()
     assert live.snapshot.state == "unreadable"
@@ -189,3 +192,51 @@ def test_a_report_that_cannot_be_packed_is_made_here(where, monkeypatch):
     live.poll()
     assert live.snapshot.state == "ended"
     assert live.snapshot.report is live.snapshot.whole_report() is not None
+
+
+def test_a_job_in_parquet_that_changes_after_its_end_is_read_again(job, tmp_path):
+    folder, columns = tmp_path / "job", LocalStorage(tmp_path / "columns")
+    copy_files(job, folder, data_files(job)[:-4])
+    end(folder)
+    compact(open_source(folder, cache=False), columns, job="train")
+    (found,) = find_shown(str(tmp_path / "columns"))
+    live = LiveJob(found.where, apart=True)
+    live.poll()
+    before = live.snapshot
+    live.poll()
+    assert live.snapshot is before
+    copy_files(job, folder, data_files(job))
+    compact(open_source(folder, cache=False), columns, job="train")
+    live.poll()
+    assert live.snapshot.files > before.files
+    assert live.snapshot.state == "ended"
+
+
+def test_an_ended_job_without_data_is_waited_for_in_the_server(tmp_path, monkeypatch):
+    (tmp_path / "system").mkdir()
+    end(tmp_path)
+    for marker in tmp_path.rglob("training_job_end.ts"):
+        os.utime(marker, (time.time() - 2 * LATE_S,) * 2)
+    assert is_over(str(tmp_path))
+    live = LiveJob(str(tmp_path), apart=True)
+    live.poll()
+    monkeypatch.setattr(apart, "Helper", None)  # no process for each poll
+    live.poll()
+    assert live.snapshot.state == "waiting"
+
+
+def test_a_job_in_a_folder_whose_name_is_not_utf8_is_shown(job, tmp_path):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    copy_files(job, folder, data_files(job))
+    write_state(folder, 0)
+    live = LiveJob(str(folder), apart=True)
+    live.poll()
+    assert live.snapshot.state == "ended"
+    assert live.snapshot.whole_report() is not None
+
+
+def test_a_closed_job_is_not_read(job):
+    reader = ReaderApart(str(job))
+    reader.close()
+    with pytest.raises(SourceError):
+        reader.read(lambda: None)

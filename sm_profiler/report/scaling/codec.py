@@ -91,10 +91,10 @@ def _packed(value: Any, apart: _Write | None = None) -> Any:  # noqa: PLR0911 - 
         return _array(value, apart)
     if isinstance(value, Enum):
         return ["e", _name_of(kind), value.name]
-    if isinstance(value, float):  # with a reason, which is of the code, not of the data
-        return float(value)
     if isinstance(value, np.generic):
         return ["g", value.dtype.str, value.tobytes()]
+    if isinstance(value, float):  # with a reason, which is of the code, not of the data
+        return float(value)
     if kind in {list, tuple}:
         return ["l" if kind is list else "t", [_packed(one, apart) for one in value]]
     if kind in {set, frozenset}:  # in an order that does not depend on how the set was made

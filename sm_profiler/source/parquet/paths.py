@@ -13,6 +13,7 @@ from sm_profiler.source.item import Item
 from sm_profiler.storage import Storage
 
 SYSTEM, EVENTS, STEPS, SAMPLES, FILES = TABLES = ("system", "events", "steps", "samples", "files")
+STATES = "states"  # no table
 DATA = "data.parquet"
 _PART = re.compile(
     rf"(?P<table>{'|'.join(TABLES)})/job=(?P<job>[^/]+)/(?:node=(?P<node>[^/]+)/hour=(?P<hour>[0-9]{{10,20}})/)?{DATA}"
@@ -68,18 +69,18 @@ def host_of(node: str) -> str:
 
 
 def folder_of(table: str, job: str) -> str:
-    """Return the folder of a job's table, with a slash at the end."""
+    """Return the folder of a job's table, or of its states, with a slash at the end."""
     return f"{table}/job={_escaped(job)}/"
 
 
 def state_of(job: str) -> str:
-    """Return the path of the state of a report's folds, which is no table."""
-    return f"states/job={_escaped(job)}/report.state"
+    """Return the path of the state of a report's folds."""
+    return f"{folder_of(STATES, job)}report.state"
 
 
 def contents_of(job: str) -> str:
-    """Return the path of the list of a profile's files, which is no table."""
-    return f"states/job={_escaped(job)}/files.state"
+    """Return the path of the list of a profile's files."""
+    return f"{folder_of(STATES, job)}files.state"
 
 
 def jobs_in(storage: Storage) -> Iterator[str]:

@@ -151,7 +151,8 @@ class ParquetStorage:
 
     def load(self) -> None:
         """Look for Parquet files that are new or have changed, and read their footers."""
-        self._contents = None
+        if self._contents is not None:
+            self._contents, self._parts = None, {}
         self._load(self._list_parts())
 
     def _look(self) -> None:
@@ -166,6 +167,7 @@ class ParquetStorage:
                 self._listed, self._parts, self.unreadable = listed, {}, {}
                 self._odd, self._open_parts, self._others, self._files = {}, {}, {}, None
                 return
+            self._parts = {}  # those that were opened by need have not been indexed
         self._load(listed)
 
     def _list_parts(self) -> dict[str, tuple[Part, FileInfo]]:
