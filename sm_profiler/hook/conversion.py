@@ -78,5 +78,7 @@ def write_events(
         missing.append(f"{unreadable:,} damaged events are left out")
     if missing:
         states = {str(order["collector"]): "; ".join(missing)}
-        writer.metadata = lambda: {**order["process"], "collectors": states}
+        later = {"dropped", "phases_every"}  # which the training's own files have as of later
+        process = {key: value for key, value in order["process"].items() if key not in later}
+        writer.metadata = lambda: {**process, "collectors": states}
     writer.close()

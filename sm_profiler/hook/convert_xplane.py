@@ -52,6 +52,18 @@ def _is_work(trace: XplaneTrace) -> Mask:
     return np.array([kind == best[line.plane] for line, kind in zip(trace.lines, kinds, strict=True)] or [False])
 
 
+def is_of_the_steps(trace: XplaneTrace, steps: list[tuple[int, int]]) -> Mask:
+    """Return for each event whether it can be of the steps."""
+    first_us, end_us, base_us = steps[0][1], steps[-1][1], _base_us(trace, steps)
+    start = trace.events.start_ns / 1000
+    end = (trace.events.start_ns + trace.events.duration_ns) / 1000
+    return np.asarray((start >= first_us - base_us - _EDGE_US) & (end <= end_us - base_us + _EDGE_US))
+
+
+def _base_us(trace: XplaneTrace, steps: list[tuple[int, int]]) -> int:
+    return trace.base_ns // 1000 or steps[0][1]  # without a time in it, the trace began with the first step
+
+
 def operators(trace: XplaneTrace, steps: list[tuple[int, int]], pid: int, framework: str = "") -> Iterator[TraceEvent]:
     """Yield the operators and kernels of a trace as events, without those that cannot be of its steps: they are damaged.
 
@@ -61,14 +73,10 @@ def operators(trace: XplaneTrace, steps: list[tuple[int, int]], pid: int, framew
         pid: the profiled process.
         framework: whose profiler recorded it.
     """
-    first_us, end_us = steps[0][1], steps[-1][1]
-    base_us = trace.base_ns // 1000 or first_us  # without a time in it, the trace began with the first step
-    events = trace.events
-    start, end = events.start_ns / 1000, (events.start_ns + events.duration_ns) / 1000
-    is_inside = (start >= first_us - base_us - _EDGE_US) & (end <= end_us - base_us + _EDGE_US)
-    chosen = np.flatnonzero(is_operator(trace) & is_inside)
+    base_us = _base_us(trace, steps)
+    chosen = np.flatnonzero(is_operator(trace) & is_of_the_steps(trace, steps))
     origins = trace.origins()
-    events = events[chosen]
+    events = trace.events[chosen]
     start_us = base_us + np.floor(events.start_ns / 1000).astype(np.int64)
     place = np.searchsorted(np.array([start for _, start in steps]), start_us, side="right") - 1
     step = np.array([*(number for number, _ in steps), -1])[place]
@@ -127,8 +135,11 @@ def convert(order: Mapping[str, Any]) -> None:
         temporary.rename(target)
         (root / metadata_path(framework, order["source"], start_us, end_us, first)).touch()
         trace, outcome = read_xplane(raw.read_bytes())
+        outside = int(np.count_nonzero(is_operator(trace) & ~is_of_the_steps(trace, steps)))
         writer = TraceWriter(root, order["source"], close_seconds=float("inf"))
-        write_events(writer, operators(trace, steps, int(order["pid"]), framework), order, unreadable=outcome.lost)
+        write_events(
+            writer, operators(trace, steps, int(order["pid"]), framework), order, unreadable=outcome.lost + outside
+        )
     finally:
         shutil.rmtree(raw.parent, ignore_errors=True)
 

@@ -210,8 +210,8 @@ class Recorder:
         while (self.records or self.events) and not self._abandoned:
             events = [self.events.popleft() for _ in range(min(len(self.events), CHUNK))]
             records = [self.records.popleft() for _ in range(min(len(self.records), CHUNK))]
-            records = self._complete(records)
             self._in_flight = len(events) + len(records)
+            records = self._limited(DISK_SECONDS, partial(self._complete, records))
             self._limited(DISK_SECONDS, partial(self._write, events, records))
             self._in_flight = 0
             if not self._stop.is_set():

@@ -237,7 +237,9 @@ def _collectors(metadata: Sequence[Mapping[str, Any]]) -> list[str]:
                 continue
             seen.add((process, name, str(state)))
             lines[f"{name}: {state}"] += 1
-    latest = {(one.get("rank"), one.get("pid"), one.get("host")): one for one in metadata}
+    latest: dict[Any, dict[str, Any]] = {}
+    for one in metadata:
+        latest.setdefault((one.get("rank"), one.get("pid"), one.get("host")), {}).update(one)
     for one in latest.values():
         if one.get("phases_every", 1) not in (1, None):
             lines[f"phases were sampled at one of {one['phases_every']} steps to stay within the overhead budget"] += 1

@@ -87,7 +87,7 @@ def is_over(where: str) -> bool:
         if run is not None:
             return run.is_over
         ended = [path.stat().st_mtime for name in END_MARKERS if (path := profile_folder(folder) / name).exists()]
-    except OSError:  # which whoever reads it reports
+    except OSError:  # the reader of the job reports it
         return False
     return bool(ended) and time.time() - max(ended) > LATE_S
 

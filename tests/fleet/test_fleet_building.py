@@ -125,7 +125,7 @@ def test_a_job_in_several_sources_has_one_bill(jobs, tmp_path, monkeypatch):
     assert "Found in several places and counted once: 10 jobs." in found.notes
 
 
-def test_jobs_are_the_same_by_their_numbers_only_if_these_tell_them_apart():
+def test_jobs_are_the_same_by_their_numbers_only_if_these_differ_between_jobs():
     def count(raw, packed):
         pair = (
             FleetJob("train", source="s3://raw/train", **raw),

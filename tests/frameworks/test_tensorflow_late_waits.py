@@ -51,8 +51,12 @@ def test_a_step_without_phases_has_no_wait_of_its_own():
     assert shown(late_waits((10, 50)).complete(step(0, more=WAITED_UNRECORDED)[:1])) == [("Step", 40, 100)]
 
 
-def test_a_wait_before_any_step_counts_for_the_first_and_is_no_longer_than_it():
-    assert shown(late_waits((-500, -5), (1, 2)).complete(step(0)))[0] == ("DataLoaderWait", 0, 100)
+def test_waits_between_steps_are_those_of_callbacks():
+    late = late_waits((-500, -5), (10, 50), (120, 190), (195, 220))
+    found = late.complete([*step(0), *step(1)])
+    assert [one for one in shown(found) if one[0] == "DataLoaderWait"] == [
+        ("DataLoaderWait", 0, 40), ("DataLoaderWait", 200, 220),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("more", [None, {"batches": 8}])

@@ -1,5 +1,6 @@
 """Reading the stopwatch's tables: rows after those that were read, before they are overwritten."""
 
+import json
 import os
 import subprocess
 import time
@@ -152,3 +153,62 @@ def test_each_batch_in_a_graph_is_counted(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run([PYTHON, script], capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert done.stdout.split() == ["1", "6", "201", "80", "1"], done.stderr
+
+
+EXPORTED = """
+import sys
+import tensorflow as tf
+
+class Model(tf.Module):
+    def __init__(self):
+        self.weights = tf.Variable([[1.0], [2.0], [3.0]])
+
+    @tf.function(jit_compile=True)
+    def core(self, x):
+        return tf.matmul(x, self.weights)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def infer(self, x):
+        return self.core(x)
+
+    @tf.function
+    def train(self, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.matmul(x, self.weights))
+        self.weights.assign_sub(0.0 * tape.gradient(loss, self.weights))
+
+model = Model()
+for rows in (2, 3, 4):
+    model.train(tf.ones([rows, 3]))
+    model.infer(tf.ones([rows, 3]))
+tf.saved_model.save(model, sys.argv[1])
+operators = model.infer.get_concrete_function().graph.get_operations()
+print(len(operators) > 1, [one.name for one in operators if "sm_profiler" in one.name])
+"""
+SERVED = """
+import sys
+import tensorflow as tf
+
+model = tf.saved_model.load(sys.argv[1])
+print(float(model.infer(tf.ones([1, 3]))[0, 0]))
+"""
+
+
+@pytest.mark.skipif(not PYTHON.exists(), reason="needs TensorFlow: make .envs/frameworks.done")
+def test_an_exported_function_runs_without_the_hook(tmp_path):
+    script, exported = tmp_path / "export.py", str(tmp_path / "model")
+    script.write_text(EXPORTED)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SM_PROFILER")}
+    environment |= {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    profile = {"ProfilingParameters": {"LocalPath": str(tmp_path / "profile")}}
+    armed = {"SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": json.dumps(profile), "PYTHONPATH": str(ROOT)}
+    commands = (([script, exported], environment | armed), (["-c", SERVED, exported], environment))
+    export, serve = (
+        subprocess.run(
+            [PYTHON, *arguments], capture_output=True, text=True, env=variables, timeout=300, check=False, cwd=tmp_path
+        )
+        for arguments, variables in commands
+    )
+    assert export.stdout.split() == ["True", "[]"], export.stderr
+    assert list(tmp_path.glob("profile/framework/pevents/*/*")), export.stderr
+    assert serve.stdout.split() == ["6.0"], serve.stderr

@@ -76,7 +76,7 @@ class Callbacks(Collector):
         @functools.wraps(original)
         def method(callbacks: Any, *args: Any, **kwargs: Any) -> Any:
             cache = callbacks.__dict__.get(CACHE)
-            if cache and cache.get(name, cache) is None and len(callbacks.callbacks) == cache["count"]:
+            if cache and cache.get(name, cache) is None and len(callbacks.callbacks) == cache.get("count"):
                 return original(callbacks, *args, **kwargs)  # the usual case: none defines this method
             timed = None
             if not session.quiet and not session.is_off(self.name):

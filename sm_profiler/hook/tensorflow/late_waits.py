@@ -27,17 +27,17 @@ class LateWaits:
         self._latest = (-1, -1)  # start of the latest step before and after its waits
 
     def complete(self, records: list[Record]) -> list[Record]:
-        """Return records with the waits of their steps; each wait belongs to the first step that ends after it."""
+        """Return records with the waits of their steps; a wait belongs to the step in which it ends."""
         ends = [record[3] for record in records if record[5] is WAITED or record[5] is WAITED_UNRECORDED]
         if ends:
             self._waits += self._batches(ends[-1])
-        elif not records or records[0][2] != self._latest[0]:  # the usual case of other loops
+        elif not any(record[0] == COMPILED_STEP and record[2] == self._latest[0] for record in records):
             return records
         found: list[Record] = []
         for record in records:
             phase, name, start, end, step, more = record
             if more is WAITED or more is WAITED_UNRECORDED:
-                began = min(start + self._until(end), end)
+                began = start + self._waited(start, end)
                 self._latest = start, began
                 if began > start and more is WAITED:
                     found.append((DATALOADER_WAIT, "tf.data", start, began, step, None))
@@ -48,10 +48,10 @@ class LateWaits:
                 found.append(record)
         return found
 
-    def _until(self, end_ns: int) -> int:
-        """Return the nanoseconds of the waits up to a time."""
+    def _waited(self, start_ns: int, end_ns: int) -> int:
+        """Return the nanoseconds of the waits in a step; earlier ones are those of callbacks."""
         waited = 0
         while self._waits and self._waits[0].end_ns <= end_ns:
             one = self._waits.popleft()
-            waited += one.end_ns - one.start_ns
+            waited += max(one.end_ns - max(one.start_ns, start_ns), 0)
         return waited

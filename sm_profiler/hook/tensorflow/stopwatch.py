@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import weakref
 from bisect import bisect_left
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sm_profiler.hook.timebase import Timebase
@@ -30,6 +32,7 @@ COLUMNS = 4
 # What a row is: a fetch, the start of a loop over a dataset, its body, which begins when a batch has arrived, or a fetch
 # that found the dataset at its end.
 FETCH, LOOP, BODY, NOTHING = 0.0, 0.25, 0.5, 0.75
+SLEW, SLACK_NS = 1000, 1_000_000
 LOCK_SECONDS = 1.0  # a signal's handler may interrupt a thread that reads
 
 
@@ -58,12 +61,17 @@ class Stopwatch:
         self._waits: list[Times] = []  # that were read and not taken
         self._reading = threading.Lock()
         self._nested = threading.local()
+        self._fetching = weakref.WeakSet[Any]()  # graphs that fetch their batches themselves
         self.used = False
 
     # reading, on any thread
 
     def batches(self, first_ns: int = 0, end_ns: int = ENDLESS, *, take: bool = True) -> list[Times]:
-        """Return the waits that began in that time; if `take` is set, they are not returned again."""
+        """Return the waits that began in that time; if `take` is set, they are not returned again.
+
+        The wall clock, by which graphs measure, may be slewed meanwhile, so that a little earlier ones count, too.
+        """
+        first_ns -= max(perf_counter_ns() - first_ns, 0) // SLEW + SLACK_NS
         if not self.used or not self._reading.acquire(timeout=LOCK_SECONDS):
             return []
         try:
@@ -124,6 +132,15 @@ class Stopwatch:
 
     # tracing
 
+    def fetches(self) -> bool:
+        """Return whether the graph that is being traced fetches its batches itself."""
+        graph = self._graph()
+        while graph is not None:
+            if graph in self._fetching:
+                return True
+            graph = getattr(graph, "outer_graph", None)
+        return False
+
     def wrap_fetch(self, original: Any, *, optional: bool = False) -> Any:
         """Return a method that fetches a batch of an iterator, timed if it is traced.
 
@@ -134,9 +151,10 @@ class Stopwatch:
 
         @functools.wraps(original)
         def fetch(iterator: Any, *args: Any, **kwargs: Any) -> Any:
-            graph = None if getattr(self._nested, "inside", False) else self.graph()
+            graph = None if getattr(self._nested, "inside", False) else self._graph()
             if graph is None:
                 return original(iterator, *args, **kwargs)
+            self._fetching.add(graph)
             with self._once():
                 began = self._time()
                 with self._tf.control_dependencies([began] if began is not None else []):
@@ -152,7 +170,7 @@ class Stopwatch:
 
         @functools.wraps(original)
         def scan(dataset: Any, state: Any, body: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.graph() is None:
+            if self._graph() is None:
                 return original(dataset, state, body, *args, **kwargs)
             began = self._time()
             if began is not None:
@@ -165,6 +183,7 @@ class Stopwatch:
         @functools.wraps(body)
         def timed(*args: Any) -> Any:
             graph = self._tf.compat.v1.get_default_graph()
+            self._fetching.add(graph)
             began = self._time()
             if began is None:
                 return body(*args)
@@ -190,7 +209,7 @@ class Stopwatch:
             self._failed(error)
             return None
 
-    def graph(self) -> Any:
+    def _graph(self) -> Any:
         """Return the graph that is being traced if operators can be added to it; else None."""
         return self._attempt(self._find_graph)
 

@@ -43,7 +43,8 @@ class InGraphs:
     """Notes the shapes with which graphs call functions that XLA compiles: such a call runs no Python code.
 
     Keras's `fit` fetches a batch and calls the compiled step in one graph.  While that graph is traced, operators are
-    added to it that write down the shapes which are not known yet.  Nothing is added if all are known.
+    added to it that write down the shapes which are not known yet.  Nothing is added if all are known, or if the shapes
+    are those of arguments: the function might be exported, and its operators would miss their table in another process.
     """
 
     def __init__(self, tensorflow: Any, stopwatch: Any) -> None:
@@ -69,7 +70,7 @@ class InGraphs:
             if rank is not None and sum(ranks) + rank <= MAX_LENGTHS:
                 tensors.append(one)
                 ranks.append(rank)
-        if not tensors or self._stopwatch.graph() is None:
+        if not tensors or not self._stopwatch.fetches():
             return
         self._create()
         call = tf.constant([float(len(self._calls))], tf.float64)
