@@ -130,7 +130,7 @@ def add_samples(root, raw):
     ]
     args = json.dumps({"frames": [["train.py", 11, "loss_of"]], "lines": [""], "stacks": stacks})
     writer = TraceWriter(root, raw.name.partition(".")[0], close_seconds=float("inf"))
-    write_events(writer, [TraceEvent(SAMPLES, SAMPLES, start_us + 100_000, 1_000_000, args)])
+    write_events(writer, [TraceEvent(SAMPLES, SAMPLES, start_us + 100_000, 1_000_000, args)], {})
 
 
 @pytest.fixture(scope="module")

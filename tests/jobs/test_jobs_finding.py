@@ -18,7 +18,7 @@ from sm_profiler.serve.jobs import Jobs
 from sm_profiler.storage import LocalStorage
 from sm_profiler.storage.s3 import S3Storage
 
-NOW = datetime.now(timezone.utc)
+NOW = None  # the time of the listing: other tests may run for long before
 LONG_AGO = datetime(2026, 1, 1, tzinfo=timezone.utc)
 KEYS = {
     "jobs/first/profiler-output/system/incremental/2026010100/1.algo-1.json": LONG_AGO,
@@ -39,7 +39,7 @@ class Bucket:
     def list_objects_v2(self, Prefix, StartAfter="", ContinuationToken="", **_):  # noqa: N803 - the API's names
         after = ContinuationToken or StartAfter
         found = sorted(key for key in KEYS if key.startswith(Prefix) and key > after)
-        page = [{"Key": key, "Size": 1, "LastModified": KEYS[key]} for key in found[:2]]
+        page = [{"Key": key, "Size": 1, "LastModified": KEYS[key] or datetime.now(timezone.utc)} for key in found[:2]]
         more = len(found) > len(page)
         return {
             "Contents": page,
