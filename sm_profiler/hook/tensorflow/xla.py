@@ -55,11 +55,6 @@ class InGraphs:
         self._calls: list[_Call] = []
         self._seen = 0
 
-    @property
-    def used(self) -> bool:
-        """Return whether there is such a call."""
-        return self._handles is not None
-
     def traced(self, name: str, args: Any, kwargs: Any) -> None:
         """Add operators to the graph that is being traced, before a call of a function that XLA compiles."""
         tf, raw = self._tf, self._raw
