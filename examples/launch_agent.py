@@ -20,8 +20,8 @@ estimator = PyTorch(
     role=os.environ["SAGEMAKER_ROLE"],
     instance_type="ml.m5.xlarge",
     instance_count=1,
-    framework_version="2.3",
-    py_version="py311",
+    framework_version="2.6.0",
+    py_version="py312",
     hyperparameters={"steps": 30},
 )
 profile = ProfilerConfig(

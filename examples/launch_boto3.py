@@ -32,7 +32,7 @@ session.client("sagemaker").create_training_job(
     TrainingJobName=name,
     RoleArn=os.environ["SAGEMAKER_ROLE"],
     AlgorithmSpecification={
-        "TrainingImage": "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.3.0-cpu-py311",
+        "TrainingImage": "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.6.0-cpu-py312",
         "TrainingInputMode": "File",
     },
     HyperParameters={

@@ -14,7 +14,7 @@ from sm_profiler.debugger import FrameworkProfile, ProfilerConfig, ProfilerRule,
 from sm_profiler.launch import attach
 
 trainer = ModelTrainer(
-    training_image="763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.3.0-cpu-py311",
+    training_image="763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.6.0-cpu-py312",
     source_code=SourceCode(source_dir=str(Path(__file__).parent / "launch_source"), entry_script="train.py"),
     compute=Compute(instance_type="ml.m5.xlarge", instance_count=1),
     hyperparameters={"steps": 30},

@@ -35,7 +35,7 @@ job = TrainingJob.create(
     training_job_name=name,
     role_arn=os.environ["SAGEMAKER_ROLE"],
     algorithm_specification=shapes.AlgorithmSpecification(
-        training_image="763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.3.0-cpu-py311",
+        training_image="763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.6.0-cpu-py312",
         training_input_mode="File",
     ),
     hyper_parameters={

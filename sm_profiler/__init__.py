@@ -27,6 +27,8 @@ __all__ = [
     "get_rule_container_image_uri",
     "install_as_smdebug",
     "rule_configs",
+    "start",
+    "stop",
 ]
 
 if TYPE_CHECKING:
@@ -49,11 +51,15 @@ if TYPE_CHECKING:
         get_rule_container_image_uri,
         rule_configs,
     )
+    from sm_profiler.recording import start, stop
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
             "analysis.smdebug_alias": ["install_as_smdebug"],
-            "debugger": [name for name in __all__ if name not in {"__version__", "install_as_smdebug"}],
+            "debugger": [
+                name for name in __all__ if name not in {"__version__", "install_as_smdebug", "start", "stop"}
+            ],
+            "recording": ["start", "stop"],
         },
     )

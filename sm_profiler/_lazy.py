@@ -24,7 +24,7 @@ def lazy_exports(
     def load(name: str) -> Any:
         if name not in defined_in:
             raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
-        value = getattr(import_module(defined_in[name]), name)
+        value = getattr(import_part(defined_in[name], f"{package}.{name}"), name)
         setattr(sys.modules[package], name, value)
         return value
 
@@ -32,3 +32,24 @@ def lazy_exports(
         return sorted({*vars(sys.modules[package]), *defined_in})
 
     return load, names
+
+
+def import_part(module: str, shown: str) -> Any:
+    """Import a module of this distribution.
+
+    Args:
+        module: its name.
+        shown: name of the requested object, for the message.
+
+    Raises:
+        ModuleNotFoundError: it needs a module that is not installed; the message has the extra to install.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        from sm_profiler.extras import install_hint  # noqa: PLC0415 - needed only for a message
+
+        hint = install_hint(error.name, module.split(".")[1])
+        if hint is None:
+            raise
+        raise ModuleNotFoundError(f"{shown} needs {error.name}: {hint}", name=error.name) from error

@@ -44,6 +44,7 @@ STOP_SIGNAL_VARIABLE = "SAGEMAKER_ENV_RULE_STOP_SIGNAL_FILE"
 SERVICE_CONFIG_PATH_VARIABLE = "SMPROFILER_CONFIG_PATH"
 
 # Environment variables of sm-profiler.
+JOB_VARIABLE = "SM_PROFILER_JOB"  # of `sm-profiler run`, for its children
 ISOLATED_FOLDER = "sm-profiler"  # of the agent's files in a folder that the service stores: the job has no network
 AUTO_VARIABLE = "SM_PROFILER_AUTO"
 CONFIG_VARIABLE = "SM_PROFILER_CONFIG"
@@ -52,7 +53,9 @@ SOURCE_VARIABLE = "SM_PROFILER_SOURCE"
 POLL_VARIABLE = "SM_PROFILER_POLL_S"
 SCHEDULER_VARIABLE = "SM_PROFILER_SCHEDULER"  # HOST:PORT of Dask's scheduler, where the hosts share a machine
 RULE_IMAGE_VARIABLE = "SM_PROFILER_RULE_IMAGE"
+INSTANCE_TYPE_VARIABLE = "SM_PROFILER_INSTANCE_TYPE"  # of a machine outside of the service
 METRICS_PORT_VARIABLE, METRICS_ADDRESS_VARIABLE = "SM_PROFILER_METRICS_PORT", "SM_PROFILER_METRICS_ADDRESS"
+METRICS_TARGETS_VARIABLE = "SM_PROFILER_METRICS_TARGETS"  # a folder for the address, where Prometheus looks for it
 KMS_VARIABLE = "SM_PROFILER_KMS_KEY"
 ALLOW_STOP_VARIABLE = "SM_PROFILER_ALLOW_STOP_TRAINING"
 
@@ -66,6 +69,9 @@ NODE_VARIABLES = (
     ("GROUP_RANK", "GROUP_WORLD_SIZE"),
 )
 MAX_DIGITS = 5  # of a number of nodes
+_SECRET = re.compile(r"secret|token|passw|credential|private|api_?key|access_?key", re.IGNORECASE)
+_VARIABLES = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})|%[%juh]|\$\$")
+MAX_TYPE = 100  # characters
 
 
 def relocated(path: str, root: str | os.PathLike[str]) -> Path:
@@ -82,9 +88,49 @@ def relocated_text(text: str, root: str | os.PathLike[str]) -> str:
     return re.sub(rf"{OPT_ML}(?![\w-])", lambda _: os.fspath(root), text)
 
 
+def expanded(text: str, environment: Mapping[str, str] = os.environ, job: str = "", user: str = "") -> str:
+    """Return a path or URI with `~`, `$NAME`, `${NAME}`, `%u` (user), `%h` (host) and `%j` (job) replaced.
+
+    `$$` and `%%` are replaced by the single characters.
+
+    Args:
+        text: the path or URI.
+        environment: the variables.
+        job: replaces `%j`, which stays if this is empty, as does `%u` for the user.
+        user: replaces `%u`.
+
+    Raises:
+        ProfilerError: a variable is not set, is empty, or has the name of a secret.
+    """
+    from sm_profiler.errors import ProfilerError  # noqa: PLC0415 - for a quick import of the facade
+
+    fields = {"%%": "%", "$$": "$", "%j": job, "%u": user, "%h": os.uname().nodename.partition(".")[0]}
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if name is None:
+            return fields[match[0]] or match[0]
+        if _SECRET.search(name):  # a configuration may come from others, and paths and keys are no secrets
+            raise ProfilerError(f"{text}: {name} has the name of a secret, which no path may contain")
+        if not environment.get(name):
+            raise ProfilerError(f"{text}: the environment variable {name} is not set")
+        return environment[name]
+
+    if "$" not in text and "%" not in text and not text.startswith("~"):
+        return text
+    if text == "~" or text.startswith("~/"):
+        text = (environment.get("HOME") or os.path.expanduser("~")) + text[1:]  # noqa: PTH111 - a text
+    return _VARIABLES.sub(value, text)
+
+
+def escaped(path: str) -> str:
+    """Return a path as `expanded` reads it, without variables."""
+    return path.replace("%", "%%").replace("$", "$$")
+
+
 def rooted(path: str, environment: Mapping[str, str] = os.environ) -> Path:
     """Return a path with a leading `/opt/ml` replaced by SM_PROFILER_ROOT, if that is set."""
-    return relocated(path, environment.get(ROOT_VARIABLE) or OPT_ML)
+    return relocated(path, expanded(environment.get(ROOT_VARIABLE) or OPT_ML, environment))
 
 
 @attrs.frozen
@@ -124,7 +170,8 @@ def read_resources(environment: Mapping[str, str] = os.environ, path: str = RESO
     try:
         found = json.loads(rooted(path, environment).read_text("utf-8-sig"))
     except FileNotFoundError:
-        return _from_launcher(environment)
+        own_type = environment.get(INSTANCE_TYPE_VARIABLE, "")[:MAX_TYPE]
+        return attrs.evolve(_from_launcher(environment), instance_type=own_type or None)
     except (OSError, ValueError, RecursionError):
         return Resources()
     if not isinstance(found, dict) or not isinstance(node := found.get("current_host"), str):

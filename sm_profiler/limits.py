@@ -11,6 +11,7 @@ import attrs
 UNLIMITED = 1 << 60  # cgroup v1 writes a number near 2^63 if there is no limit
 MICRO = 1e-6
 NANO = 1e-9
+VMSTAT = Path("/proc/vmstat")
 
 
 @attrs.frozen
@@ -85,6 +86,14 @@ class Limits:
         cache = _field(folder / "memory.stat", "inactive_file" if second else "total_inactive_file") or 0
         return MemoryUse(max(used - cache, 0), limit)
 
+    def oom_kills(self) -> int | None:
+        """Return how many processes of this process's cgroup the kernel has killed for want of memory; None if not counted."""
+        for folder in self._folders("memory"):
+            for name in ("memory.events", "memory.oom_control"):  # of the second and of the first version
+                if (count := _field(folder / name, "oom_kill")) is not None:
+                    return count
+        return _field(VMSTAT, "oom_kill")
+
     def _read_membership(self) -> dict[str, str]:
         """Map each controller to the path of this process's cgroup; the unified hierarchy is ''."""
         paths = {}
@@ -139,6 +148,11 @@ def memory_total() -> int:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     allowed = Limits().memory()
     return min(machine, allowed.limit) if allowed else machine
+
+
+def oom_kills() -> int | None:
+    """Return the count of `Limits.oom_kills` now."""
+    return Limits().oom_kills()
 
 
 def core_list(text: str) -> frozenset[int]:

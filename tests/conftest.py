@@ -2,18 +2,39 @@
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+REMEDIES = (
+    ("Chromium is not installed", "tests in a browser", "install Chromium (apt install chromium)"),
+    ("the image cannot be built here", "tests of the rule image", "install buildah and debootstrap, and be root"),
+)
 UNTIL = float(os.environ.get("SM_PROFILER_TESTS_UNTIL", "inf"))  # seconds since the epoch
+
+with suppress(ImportError):  # the environments of other SDKs and frameworks have pytest only
+    from hypothesis import settings
+
+    settings.register_profile(
+        "no deadline", deadline=None
+    )  # an example that takes 0.2 s on a busy machine is no failure
+    settings.load_profile("no deadline")
 
 
 def pytest_runtest_setup():
     """Skip what does not fit into the time that CI has."""
     if time.time() > UNTIL:
         pytest.skip("no time is left: SM_PROFILER_TESTS_UNTIL has passed")
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print what switches on the tests that were skipped for want of a tool."""
+    reasons = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", ())]
+    for part, kind, remedy in REMEDIES:
+        if count := sum(part in reason for reason in reasons):
+            terminalreporter.write_line(f"{count} {kind} were skipped; to run them: {remedy}")
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,16 @@ def allowed_imports() -> dict[str, set[str]]:
 
 
 PACKAGES = allowed_imports()
-EVERYWHERE = ("errors", "printable", "container", "limits", "processes", "signals")  # what every package may import
+EVERYWHERE = (
+    "errors",
+    "extras",
+    "printable",
+    "container",
+    "limits",
+    "processes",
+    "signals",
+    "identity",
+)  # what every package may import
 
 
 def imported_packages(path: Path) -> set[str]:

@@ -13,6 +13,7 @@ from sm_profiler.cli.main import COMMANDS, available
 from sm_profiler.cli.run import default_config
 from sm_profiler.config import load_profile
 from sm_profiler.errors import SourceError
+from sm_profiler.monitor.run_state import write_state
 
 
 def test_version(capsys):
@@ -96,6 +97,17 @@ def test_reads_the_newest_of_several_runs_and_names_it(runs, capsys):
     assert capsys.readouterr().err == "sm-profiler: runs holds 3 runs; reading the newest: runs/a-new\n"
 
 
+def test_reports_that_the_newest_run_is_running_or_has_nothing_yet(runs, capsys):
+    write_state(runs / "a-new")
+    newest_run("runs")
+    assert capsys.readouterr().err.endswith("reading the newest: runs/a-new (still running)\n")
+    write_state(runs / "a-new", 0)
+    write_state(runs / "begun")
+    newest_run("runs")
+    err = capsys.readouterr().err
+    assert "runs/a-new\nsm-profiler: runs/begun is running and has no complete file yet: 'sm-profiler watch'" in err
+
+
 @pytest.mark.parametrize("where", ["runs/a-new", "runs/middle", "runs/notes", "runs/nothing", "s3://runs/x", "runs"])
 def test_other_sources_are_returned_unchanged(runs, where, capsys):
     if where == "runs":
@@ -107,7 +119,7 @@ def test_other_sources_are_returned_unchanged(runs, where, capsys):
 
 def test_default_configuration_of_run_has_no_problems(tmp_path):
     profile = load_profile(default_config(tmp_path).read_text())
-    assert set(profile.collectors) == {"detailed", "dataloader", "python"}
+    assert set(profile.collectors) == {"detailed", "dataloader"}  # cProfile slows what it measures
     assert profile.problems == []
 
 

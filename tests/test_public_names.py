@@ -17,7 +17,7 @@ DEBUGGER = """DataloaderProfilingConfig DetailedProfilingConfig FrameworkProfile
     ProfilerRule PythonProfiler PythonProfilingConfig SMDataParallelProfilingConfig StepRange TimeRange cProfileTimer
     get_default_profiler_processing_job get_rule_container_image_uri rule_configs"""
 EXPORTED = {
-    "sm_profiler": f"{DEBUGGER} __version__ install_as_smdebug",
+    "sm_profiler": f"{DEBUGGER} __version__ install_as_smdebug start stop",
     "sm_profiler.analysis": """Heatmap MergeUnit MergedTimeline MetricsHistogram PT_dataloader_analysis PandasFrame
         PandasFrameAnalysis PyinstrumentAnalysis Resource StatsBy StepHistogram StepTimelineChart TF_dataloader_analysis TimelineCharts
         TrainingJob
@@ -29,6 +29,8 @@ EXPORTED = {
         format_metrics load_profile parse_metrics""",
     "sm_profiler.debugger": DEBUGGER,
     "sm_profiler.deploy": "StartedRules deploy_image start_rules wait_for_end",
+    "sm_profiler.diagnosis": """CAUSES Cause Fact Finding Interval Ledger RankLedger Repair Table Verdict diagnose
+        is_table read_table""",
     "sm_profiler.executors": "Meter Pool TaskResult open_pool run_tasks",
     "sm_profiler.fleet": "Fleet FleetJob build_fleet write_fleet",
     "sm_profiler.hook": "Hook ModeKeys get_hook",

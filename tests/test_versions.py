@@ -1,5 +1,6 @@
 """The tool that tries versions: what it writes into the page, and what it makes of programs that fail."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,8 +21,12 @@ def tool(monkeypatch):
 def test_every_table_has_its_place_in_the_page(tool):
     page = tool.PAGE.read_text()
     for table in {row.table for row in tool.ROWS}:
-        assert f"\n<!-- {table} -->\n\n| Python |" in page
-        assert f"\n<!-- end of {table} -->\n" in page
+        _, _, rest = page.partition(f"\n<!-- {table} -->\n")
+        shown, end, _ = rest.partition(f"<!-- end of {table} -->\n")
+        assert end
+        titles = (*tool.HEADS[table], "tried on", "outcome")
+        assert not shown or shown.startswith(f"\n| {' | '.join(titles)} |\n|---|"), "no table without a row"
+        assert not shown or "<!-- 3." in shown
 
 
 def test_rows_of_a_table_have_names_of_their_own(tool):
@@ -31,14 +36,14 @@ def test_rows_of_a_table_have_names_of_their_own(tool):
 
 def test_row_is_replaced_in_the_order_of_the_tool(tool, tmp_path):
     page = tmp_path / "versions.md"
-    head = "<!-- sdk -->\n\n| Python | SDK | tried on | outcome |\n|---|---|---|---|\n"
-    page.write_text(f"above\n{head}\n<!-- end of sdk -->\nbelow\n")
+    page.write_text("above\n<!-- sdk -->\n<!-- end of sdk -->\nbelow\n")
     first, last = (row for row in tool.ROWS if row.key in {"3.11 sagemaker==2.257.7", "3.10 sagemaker==2.200.0"})
     for row, outcome in ((last, "1 failed"), (first, "2 passed"), (last, "3\n|passed")):
         tool.write(row, ["9.9"], outcome, page)
     rows = [line for line in page.read_text().splitlines() if line.startswith("| 3")]
     assert [line.split("|")[4].split("<")[0].strip() for line in rows] == ["2 passed", "3 /passed"]
-    assert page.read_text().startswith("above\n")
+    title = "| Python | SDK | tried on | outcome |\n|---|---|---|---|\n"
+    assert page.read_text().startswith(f"above\n<!-- sdk -->\n\n{title}| 3.10 ")
     assert page.read_text().endswith("below\n")
 
 
@@ -60,3 +65,21 @@ def test_unsupported_row_has_its_reason(tool):
 def test_python_that_is_not_installed_is_no_failure(tool):
     with pytest.raises(tool.NotRun, match=r"Python 2\.1 is not installed"):
         tool.find_python("2.1")
+
+
+def test_examples_and_docs_use_a_supported_pytorch(tool):
+    tried = re.findall(
+        r"^\| 3\.\d+ \| (\d+\.\d+)\S* \| \S+ \| \S+ \| (not supported)?", tool.PAGE.read_text(), re.MULTILINE
+    )
+    supported = {version for version, refused in tried if not refused}
+    assert supported
+    pages = [*(ROOT / "examples").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    texts = {page: page.read_text() for page in pages}
+    used = {
+        (page.name, version)
+        for page, text in texts.items()
+        for version in re.findall(r"pytorch-training:(\d+\.\d+)", text)
+        + re.findall(r"\bPyTorch\((?:.|\n){0,800}?framework_version=\"(\d+\.\d+)", text)
+    }
+    assert len(used) > 5
+    assert {(name, version) for name, version in used if version not in supported} == set()

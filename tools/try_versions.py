@@ -113,6 +113,12 @@ def sdk(python: str, version: str, *more: str, unsupported: str = "") -> Row:
     )
 
 
+HEADS = {
+    "pytorch": ("Python", "PyTorch", "NumPy"),
+    "hook": ("Python", "PyTorch", "NumPy"),
+    "frameworks": ("Python", "TensorFlow", "Keras", "JAX", "PyTorch"),
+    "sdk": ("Python", "SDK"),
+}
 OLD = "older than the versions that sm-profiler supports"
 PYTZ = "pytz"  # for pipelines of older releases, which used to get it with pandas
 # In the order of the PyTorch versions: rows that follow each other share downloads.
@@ -284,7 +290,9 @@ def write(row: Row, installed: list[str], outcome: str, page: Path = PAGE) -> No
     cells = [row.python, *installed, today, outcome.replace("|", "/").replace("\n", " ")]
     marks[row.key] = f"| {' | '.join(cells)} <!-- {row.key} --> |"
     kept = [marks[key] for key in sorted(marks, key=lambda key: order.get(key, len(order))) if key in order]
-    page.write_text(head + begin + "\n".join([*lines[:3], *kept, "", ""]) + end + tail, encoding="utf-8")
+    heads = (*HEADS[row.table], "tried on", "outcome")
+    title = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    page.write_text(head + begin + "\n".join(["", *title, *kept, "", ""]) + end + tail, encoding="utf-8")
 
 
 def main() -> int:

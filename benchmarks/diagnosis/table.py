@@ -11,11 +11,13 @@ from pathlib import Path
 from benchmarks.diagnosis.scoring import Score, part, reliability
 
 
-def _share(pair: tuple[int, int]) -> str:
+def share(pair: tuple[int, int]) -> str:
+    """Return how many of how many, nothing if there are none."""
     return f"{pair[0]} of {pair[1]}" if pair[1] else ""
 
 
-def _rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -35,11 +37,11 @@ def _overhead(scores: Sequence[Score]) -> str:
 def _row(name: str, scores: Sequence[Score]) -> list[str]:
     return [
         name,
-        _share(part(one.right for one in scores)),
-        _share(part(one.also_right for one in scores)),
+        share(part(one.right for one in scores)),
+        share(part(one.also_right for one in scores)),
         str(sum(one.confidently_wrong for one in scores)) if any(one.confidence for one in scores) else "",
-        _share(part(one.line_right for one in scores)),
-        _share(part(one.gain_right for one in scores)),
+        share(part(one.line_right for one in scores)),
+        share(part(one.gain_right for one in scores)),
         _width(scores),
         _overhead(scores),
     ]
@@ -53,7 +55,7 @@ def classes_table(scores: Sequence[Score]) -> str:
     header = ["planted", "right", "second cause named", "confidently wrong", "line right", "gain right",
               "width of the interval", "overhead"]  # fmt: skip
     rows = [_row(kind, group) for kind, group in groups.items()]
-    return _rows(header, [*rows, _row("**all**", scores)])
+    return markdown(header, [*rows, _row("**all**", scores)])
 
 
 def problems_table(scores: Sequence[Score]) -> str:
@@ -67,8 +69,8 @@ def problems_table(scores: Sequence[Score]) -> str:
         wrong = sorted(
             {f"{one.got} ({one.confidence})" if one.confidence else one.got for one in group if not one.right}
         )
-        rows.append([f"`{script}.py`", about, expected, _share(part(one.right for one in group)), ", ".join(wrong)])
-    return _rows(header, rows)
+        rows.append([f"`{script}.py`", about, expected, share(part(one.right for one in group)), ", ".join(wrong)])
+    return markdown(header, rows)
 
 
 def reliability_table(scores: Sequence[Score]) -> str:
@@ -79,9 +81,9 @@ def reliability_table(scores: Sequence[Score]) -> str:
     header = ["confidence", "right", "share", *(f"{name} machine" for name in machines if len(machines) > 1)]
     rows = []
     for name, (right, count) in together.items():
-        each = [_share(found.get(name, (0, 0))) for found in by_machine if len(machines) > 1]
+        each = [share(found.get(name, (0, 0))) for found in by_machine if len(machines) > 1]
         rows.append([name, f"{right} of {count}", f"{right / count:.0%}", *each])
-    return _rows(header, rows)
+    return markdown(header, rows)
 
 
 def runs_sentence(scores: Sequence[Score]) -> str:

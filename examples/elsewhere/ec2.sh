@@ -4,7 +4,7 @@ set -euo pipefail
 
 export SM_PROFILER_AUTO=1
 export SM_PROFILER_CONFIG='{"S3OutputPath": "s3://YOUR-BUCKET/profiles",
-  "ProfilingParameters": {"LocalPath": "/opt/ml/output/profiler"}}'
+  "ProfilingParameters": {"LocalPath": "/tmp/sm-profiler/%u/%j"}}'
 export TRAINING_JOB_NAME="${JOB:-my-training}"
 export SM_PROFILER_NODE_RANK="${NODE:-0}" SM_PROFILER_NODES="${NODES:-1}"
 

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 _TEXT = "%Y-%m-%dT%H:%M:%S:%f"
 _ITERATORS = ("_MultiProcessingDataLoaderIter.__init__", "_SingleProcessDataLoaderIter.__init__")
 _ANY = (".*",)
+# anywhere in a name, as in smdebug, whose files have no events of fetches
+_WORKER = (
+    rf"{event_names.DATALOADER_WORKER}(?!{event_names.DATALOADER_FETCH.removeprefix(event_names.DATALOADER_WORKER)})"
+)
 
 
 class PT_dataloader_analysis:  # noqa: N801 - the known name
@@ -45,7 +49,7 @@ class PT_dataloader_analysis:  # noqa: N801 - the known name
         ask = self.pd_data_frame.get_all_dataloader_metrics
         self.dataIter_metric = ask([".*DataLoaderIter::GetNext"])
         self.initialize_metric = ask([event_names.DATALOADER_INITIALIZE])
-        self.dataWorker_metric = ask([event_names.DATALOADER_WORKER])
+        self.dataWorker_metric = ask([_WORKER])
 
     def analyze_dataloaderIter_initialization(self) -> None:  # noqa: N802 - the known name
         """Print how often iterators were initialized, with how many workers, and how long it took."""
@@ -68,7 +72,7 @@ class PT_dataloader_analysis:  # noqa: N801 - the known name
             self.dataWorker_metric,
             "duration_us",
             ["start_time", "end_time", "duration_us", "worker_id"],
-            "Start time and End time for iterator initialization that are outliers (duration > 2 * median)",
+            "Start time and End time for worker processes that are outliers (duration > 2 * median)",
             "No outliers found in dataloader workers",
         )
 
@@ -83,7 +87,7 @@ class PT_dataloader_analysis:  # noqa: N801 - the known name
             _print("Trace events corresponding to DataLoaderIter::GetNext calls are not present")
             return None
         _print(f"Total number of GetNext calls made during the training {len(self.dataIter_metric)}")
-        _print_durations(self.dataIter_metric, "worker processes")
+        _print_durations(self.dataIter_metric, "GetNext calls")
         return _outliers(
             self.dataIter_metric,
             "duration_us",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -39,6 +40,8 @@ __all__ = [
     "HorovodProfilerEvents", "ProcessInfo", "ProfilerSystemEvent", "ProfilerSystemEvents", "SMDataParallelProfilerEvents",
     "SMProfilerEvents", "SystemProfilerEventParser", "TensorboardProfilerEvents", "ThreadInfo", "TraceEvent", "TraceEventParser",
 ]  # fmt: skip
+
+_TIMESTAMP = re.compile(rb'"Timestamp"\s*:\s*(\d{10})')
 
 
 class TraceEventParser:
@@ -196,8 +199,11 @@ class SystemProfilerEventParser:
         """
         path = os.fspath(eventfile)
         node = get_node_id_from_system_profiler_filename(path) or "algo-1"
-        key = f"{layout.SYSTEM_FOLDER}/h/{1_000_000_000 + len(self._files.data)}.{node}.json"
-        self._events += system_events(self._files.system(key, _read_file(path)))
+        data = _read_file(path)
+        first = _TIMESTAMP.search(data)  # the name, which may be any, has nothing to do with the time of the rows
+        minute = first[1].decode() if first else "1000000000"
+        key = f"{layout.SYSTEM_FOLDER}/{len(self._files.data)}/{minute}.{node}.json"
+        self._events += system_events(self._files.system(key, data))
 
     def read_events_from_json_data(self, system_profiler_json_data: Sequence[dict[str, Any]]) -> None:
         """Add parsed measurements, a dictionary each.

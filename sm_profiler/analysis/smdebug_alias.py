@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from sm_profiler._lazy import import_part
 
 _ANALYSIS = "sm_profiler.analysis"
 _RULES = "sm_profiler.rules"
@@ -118,7 +119,7 @@ class _SmdebugModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name not in _PRIVATE:
             for target in _MODULES[self.__name__]:
-                found = getattr(import_module(target), _RENAMED.get(name, name), None)
+                found = getattr(import_part(target, f"{self.__name__}.{name}"), _RENAMED.get(name, name), None)
                 if found is not None:
                     return found
         if name in _TENSOR_NAMES:  # ImportError, because `from … import` replaces the text of an AttributeError

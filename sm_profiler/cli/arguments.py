@@ -9,6 +9,7 @@ from typing import Any
 
 from sm_profiler.errors import ConfigError
 from sm_profiler.printable import printable
+from sm_profiler.source.naming import given
 
 SOURCE_HELP = "a folder (of several runs: the newest), an s3:// URI of a profiler-output, or a training job's name"
 
@@ -24,9 +25,11 @@ def newest_run(where: str, *, running: bool = False) -> str:
         where: the source as named on the command line.
         running: prefer a run that has not ended, even if it has recorded nothing yet.
     """
+    where = given(where)
     if "://" in where or not Path(where).is_dir():
         return where
     from sm_profiler.jobs.folders import jobs_below, last_written
+    from sm_profiler.monitor.run_state import read_state
 
     found = [one for one in jobs_below(Path(where)) if Path(one.where) != Path(where)]
     unfinished = [one for one in found if running and one.state == "running"]
@@ -39,7 +42,16 @@ def newest_run(where: str, *, running: bool = False) -> str:
         return where
     run = max(times, key=lambda each: (times[each], each))
     count = f"{len(times)} runs; reading the newest" if len(times) > 1 else "one run"
-    print(f"sm-profiler: {printable(where)} holds {count}: {printable(run)}", file=sys.stderr)
+    state = read_state(Path(run))
+    now = " (still running)" if state is not None and not state.is_over else ""
+    print(f"sm-profiler: {printable(where)} holds {count}: {printable(run)}{now}", file=sys.stderr)
+    newer = [one for one in found if one.state == "running" and one.where not in times and read_state(Path(one.where))]
+    if newer:
+        print(
+            f"sm-profiler: {printable(max(newer, key=lambda each: each.changed).where)} is running and has no complete file "
+            "yet: 'sm-profiler watch' shows it, 'sm-profiler report --follow' waits for it",
+            file=sys.stderr,
+        )
     return run
 
 

@@ -37,7 +37,8 @@ class Command:
         parser.add_argument(
             "--fail-on",
             metavar="regression>5%",
-            help="exit with 1 if B's steps are slower by more than that, beyond random variation",
+            help="exit with 1 if B's steps (samples, if the batch sizes differ) take more than that much longer, beyond random variation; "
+            "with 2 if the runs are not comparable",
         )
         parser.add_argument("--executor", metavar="NAME", help=EXECUTOR_HELP)
         parser.add_argument("--out", metavar="DIR", help="also write compare.html and compare.json to this folder")
@@ -71,6 +72,8 @@ class Command:
         if options.markdown:
             write_markdown(options.markdown, compared.summary, options.fail_on if failed else "")
         print(compared.text)
+        if limit is not None and compared.found.step is None:
+            raise ConfigError(f"--fail-on {options.fail_on} could not be checked: {compared.found.sentence}")
         return BAD if failed else DONE
 
 

@@ -25,7 +25,11 @@ class Command:
         parser.epilog = EXAMPLES
         parser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
         parser.add_argument("--to", metavar="DEST", action="append", default=[], help="destination; may be repeated")
-        parser.add_argument("--problems-only", action="store_true", help="send nothing if the verdict names no problem")
+        parser.add_argument(
+            "--problems-only",
+            action="store_true",
+            help="send nothing if the verdict names no problem and the job did not fail",
+        )
         parser.add_argument("--again", action="store_true", help="send a finding that was sent before")
         parser.add_argument(
             "--ledger",
@@ -33,15 +37,29 @@ class Command:
             help="folder or s3:// URI of the list of what was sent (default: ./profiler-report/<job>)",
         )
         parser.add_argument(
+            "--link",
+            metavar="URL",
+            default="",
+            help="address of the report's page, for the message",
+        )
+        parser.add_argument(
             "--instance-type", metavar="TYPE", help="the job's instance type, to estimate the lost money"
         )
-        parser.add_argument("--prices", type=Path, metavar="FILE", help="JSON of dollars per hour by instance type")
+        parser.add_argument(
+            "--prices",
+            type=Path,
+            metavar="FILE",
+            help="JSON of dollars per hour by instance type, added to the built-in table",
+        )
 
     def run(self, options: Namespace) -> int:
         """Judge, and send to one destination after the other."""
-        from sm_profiler.cli.report import default_folder
+        import attrs
+
+        from sm_profiler.cli.report import default_folder, is_issue
         from sm_profiler.exporters.destination import open_destination
         from sm_profiler.exporters.ledger import Ledger
+        from sm_profiler.printable import printable
         from sm_profiler.report import JobInfo, build_report
         from sm_profiler.source import open_source
         from sm_profiler.storage import open_storage
@@ -52,7 +70,8 @@ class Command:
         prices = read_json(options.prices) if options.prices else None
         source = open_source(newest_run(options.source))
         report = build_report(source, job=JobInfo(instance_type=options.instance_type, prices=prices))
-        if options.problems_only and (report.verdict.kind.is_healthy or report.verdict.main.is_open):
+        report = attrs.evolve(report, link=printable(options.link))
+        if options.problems_only and not is_issue(report):
             print(f"{report.verdict.kind.value}: nothing sent")
             return DONE
         ledger = Ledger(open_storage(options.ledger or default_folder(report.metrics.name)))

@@ -12,10 +12,15 @@ from typing import TYPE_CHECKING
 
 from sm_profiler.cli.arguments import EXECUTOR_HELP, read_json
 from sm_profiler.cli.command import BAD, DONE
+from sm_profiler.errors import ConfigError
 from sm_profiler.printable import printable
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Sequence
+
+    from sm_profiler.fleet.conditions import Condition
+    from sm_profiler.fleet.model import Sums
 
 EXAMPLES = """\
 examples:
@@ -26,8 +31,6 @@ examples:
 OUT = "fleet-report"
 _UNITS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _AGE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)([hdw])")
-_WASTE = re.compile(r"waste\s*>\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%")
-_WHOLE = 100.0  # percent
 
 
 class Command:
@@ -60,7 +63,8 @@ class Command:
             "--group-by",
             metavar="KEYS",
             type=_keys,
-            help="user, image, instance-type, git, tuning-job, or names of tags, separated by commas (default: the first four)",
+            help="user, account, namespace, image, instance-type, git, host, tuning-job, or names of tags or labels, separated by commas "
+            "(default: the first six)",
         )
         parser.add_argument("--executor", metavar="NAME", default="local", help=EXECUTOR_HELP)
         parser.add_argument(
@@ -75,10 +79,15 @@ class Command:
             "--prices",
             type=Path,
             metavar="FILE",
-            help="JSON of dollars per hour by instance type, in place of the built-in table",
+            help="JSON of dollars per hour by instance type, added to the built-in table or in its place",
         )
         parser.add_argument(
-            "--fail-on", metavar="CONDITION", type=_waste, help='exit with 1 if more is lost: "waste>20%%"'
+            "--fail-on",
+            metavar="CONDITIONS",
+            type=_conditions,
+            action="extend",
+            default=[],
+            help='exit with 1 if one is met: "waste>20%%,coverage<80%%,cost>500"; waste is a share of what was judged',
         )
 
     def run(self, options: Namespace) -> int:
@@ -102,8 +111,7 @@ class Command:
         write_fleet(fleet, options.out)
         print(f"sm-profiler: {printable(options.out.rstrip('/'))}/{HTML}", file=sys.stderr)
         print(summary(fleet), flush=True)
-        waste = fleet.totals.waste
-        return BAD if options.fail_on is not None and waste is not None and waste > options.fail_on else DONE
+        return _checked(options.fail_on, fleet.totals)
 
 
 def _since(text: str) -> float:
@@ -132,8 +140,22 @@ def _keys(text: str) -> list[str]:
     return keys
 
 
-def _waste(text: str) -> float:
-    found = _WASTE.fullmatch(text.strip())
-    if not found or float(found[1]) > _WHOLE:
-        raise argparse.ArgumentTypeError(f"{text}: expected waste>20%")
-    return float(found[1]) / _WHOLE
+def _conditions(text: str) -> tuple[Condition, ...]:
+    from sm_profiler.fleet.conditions import conditions_of
+
+    try:
+        return conditions_of(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _checked(conditions: Sequence[Condition], totals: Sums) -> int:
+    """Print which conditions are met, and which could not be checked; return the exit code."""
+    code = DONE
+    for one in conditions:
+        if found := one.broken_by(totals):
+            print(f"sm-profiler: --fail-on {one.text()}: {found}", file=sys.stderr)
+            code = BAD
+        if unknown := one.unknown_for(totals):
+            print(f"sm-profiler: --fail-on {unknown}", file=sys.stderr)
+    return code

@@ -55,6 +55,7 @@ class Command:
 
         if options.interrupt:
             interrupt_at(options.port, options.interrupt)
+            print(f"{printable(options.interrupt)}: its machines are being taken away")
             return DONE
         if options.env and options.port and (environment := environment_at(options.port)):
             print(_exports(environment))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from sm_profiler._version import __version__
 from sm_profiler.cli.command import USAGE
 from sm_profiler.errors import ProfilerError
+from sm_profiler.extras import install_hint
 from sm_profiler.printable import ASCII, printable
 
 if TYPE_CHECKING:
@@ -34,8 +35,9 @@ COMMANDS = {
     "compare": "compare two runs, for people and for CI",
     "fleet": "find out which of many jobs waste money, and on what",
     "merge-timeline": "merge all traces of a job into one for Perfetto or chrome://tracing",
-    "compact": "keep a profile as Parquet: a tenth of the bytes, for any query engine",
+    "compact": "keep a profile as Parquet: a twentieth of the bytes of a long job, for any query engine",
     "monitor": "sample this machine's metrics until stopped",
+    "upload": "upload a profile that was left behind on this machine",
     "validate": "explain what a profiler configuration does, or what is wrong with it",
     "local": "start a SageMaker and S3 endpoint on this machine that really runs jobs",
     "demo": "watch the whole loop on this machine: train, profile, evaluate, report",
@@ -130,7 +132,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "sm_profiler":
             raise
-        return fail(f"this command needs {error.name}: pip install 'sm-profiler[all]'")
+        words = sys.argv[1:] if arguments is None else arguments
+        command = next((word for word in words if not word.startswith("-")), "")
+        return fail(
+            f"this command needs {error.name}: {install_hint(error.name, command) or f'pip install {error.name}'}"
+        )
     except BrokenPipeError:  # the reader (`| head`) has closed its end
         discard_output()
         return BROKEN_PIPE

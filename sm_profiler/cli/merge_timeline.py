@@ -31,6 +31,7 @@ class Command:
         from sm_profiler.report.gpu.discovery import holds_only_traces
         from sm_profiler.report.gpu.timeline import export_traces
         from sm_profiler.report.timeline_export import export_timeline
+        from sm_profiler.report.timeline_writer import is_perfetto
         from sm_profiler.source import open_source
 
         if holds_only_traces(options.source):
@@ -41,11 +42,15 @@ class Command:
         error = max(done.clock_error_us.values(), default=None)
         clocks = f"; clocks agree within {error / 1e3:.3g} ms" if error is not None else ""
         left_out = f"; {done.left_out:,} overlapping events left out" if done.left_out else ""
+        from sm_profiler.report.formatting import plural
+
+        processes = "1 process" if done.processes == 1 else f"{done.processes:,} processes"
         print(
-            f"sm-profiler: {done.events:,} events of {done.processes} processes in {printable(options.out)}{clocks}{left_out}",
+            f"sm-profiler: {plural(done.events, 'event')} of {processes} in {printable(options.out)}{clocks}{left_out}",
             file=sys.stderr,
         )
         for name, shift in done.shift_us.items():
             print(f"sm-profiler: {printable(name)} is shifted by {shift / 1e3:.3g} ms", file=sys.stderr)
-        print("open it at https://ui.perfetto.dev or in chrome://tracing")
+        also = " or in chrome://tracing" if not is_perfetto(options.out, options.format) else ""
+        print(f"open it at https://ui.perfetto.dev{also}")
         return DONE

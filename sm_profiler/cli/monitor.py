@@ -57,6 +57,7 @@ class Command:
         parser.add_argument(
             "--metrics-address", default="127.0.0.1", metavar="A", help="interface of that port (default: %(default)s)"
         )
+        parser.add_argument("--job", metavar="NAME", help="name of the job in these metrics (default: the scheduler's)")
         parser.add_argument(
             "--otlp",
             action="store_true",
@@ -66,8 +67,8 @@ class Command:
 
     def run(self, options: Namespace) -> int:
         """Sample until stopped."""
-        from sm_profiler.container import read_resources
-        from sm_profiler.monitor.board import Board
+        from sm_profiler.container import JOB_NAME_VARIABLE, read_resources
+        from sm_profiler.monitor.board import Board, job_labels
         from sm_profiler.monitor.node_state import NodeLock, start_time
         from sm_profiler.monitor.sampler import MAX_INTERVAL_MS, MIN_INTERVAL_MS, Sampler
         from sm_profiler.monitor.step_counter import StepCounter
@@ -90,7 +91,8 @@ class Command:
             print(f"{options.out}: another process is already sampling {node}")
             return BAD
         sampler = Sampler(options.out, node, options.interval_ms / 1000)
-        board = Board(node, time.monotonic, StepCounter(options.out, node))
+        labels = job_labels(options.job or os.environ.get(JOB_NAME_VARIABLE, ""))
+        board = Board(node, time.monotonic, StepCounter(options.out, node), labels)
         stop_metrics = show_metrics(board, options)
         sampler.board = board if stop_metrics else None
         stop = stop_on_signals()
@@ -110,10 +112,9 @@ def show_metrics(board: Board, options: Namespace) -> list[Callable[[], object]]
     """Serve or push the board's values as the options ask for; return what ends that."""
     ends: list[Callable[[], object]] = []
     if options.otlp:
-        from sm_profiler.container import JOB_NAME_VARIABLE
         from sm_profiler.monitor.telemetry import start_telemetry
 
-        ends.append(start_telemetry(board, os.environ.get(JOB_NAME_VARIABLE, "")).shutdown)
+        ends.append(start_telemetry(board).shutdown)
     if options.metrics_port is not None:
         from sm_profiler.monitor.exposition import Exposition
 

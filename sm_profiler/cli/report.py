@@ -28,6 +28,7 @@ examples:
   sm-profiler report sm-profiler                      the newest local run
   sm-profiler report my-training-job --follow         a job of SageMaker while it runs
   sm-profiler report s3://bucket/job/profiler-output --fail-on issues
+  sm-profiler report times.csv                        rank, step and seconds that you recorded yourself
 """
 
 
@@ -53,7 +54,9 @@ class Command:
         parser.add_argument("--executor", metavar="NAME", help=EXECUTOR_HELP)
         parser.add_argument("--follow", action="store_true", help="update the report until the job ends")
         parser.add_argument("--strict", action="store_true", help="fail if any record cannot be read")
-        parser.add_argument("--fail-on", choices=["issues"], help="exit with 1 if the verdict names a problem")
+        parser.add_argument(
+            "--fail-on", choices=["issues"], help="exit with 1 if the verdict names a problem, or the job failed"
+        )
         parser.add_argument(
             "--instance-type", metavar="TYPE", help="the job's instance type, to estimate the lost money"
         )
@@ -61,8 +64,12 @@ class Command:
             "--prices",
             type=Path,
             metavar="FILE",
-            help="JSON of dollars per hour by instance type, in place of the built-in table",
+            help="JSON of dollars per hour by instance type, added to the built-in table or in its place",
         )
+        parser.add_argument(
+            "--columns", metavar="NAME=COLUMN,…", default="",
+            help="for a table of times: rank=worker,seconds=duration",
+        )  # fmt: skip
         away = parser.add_argument_group("in a processing job of SageMaker")
         away.add_argument(
             "--on-sagemaker",
@@ -75,12 +82,15 @@ class Command:
         """Build, write and print the report."""
         from sm_profiler.report import JobInfo, build_report
         from sm_profiler.report.build import job_name
-        from sm_profiler.source import open_source
 
         if options.on_sagemaker:
             return report_there(options)
         parameters = read_json(options.parameters) if options.parameters else None
         prices = read_json(options.prices) if options.prices else None
+        if is_table(options.source):
+            return report_on_table(options, prices)
+        if options.columns:
+            raise ConfigError("--columns names the columns of a table of times (.csv, .parquet, .jsonl)")
         if not options.follow and is_trace_source(options.source):
             return report_on_traces(options, prices)
         where = newest_run(options.source, running=options.follow)
@@ -95,7 +105,7 @@ class Command:
         if options.follow:
             source, report = follow(where, build, strict=options.strict, out=options.out)
         else:
-            source = open_source(where, strict=options.strict)
+            source = open_run(where, strict=options.strict)
             report = build(source, executor=options.executor)
         page = write(report, options.out or default_folder(job_name(source.origin)))
         if options.speedscope:
@@ -153,10 +163,59 @@ def report_on_traces(options: Namespace, prices: dict[str, Any] | None) -> int:
     return exit_code(report, options)
 
 
+def is_table(where: str) -> bool:
+    """Return whether a source is a table of times, or an MLPerf log."""
+    from sm_profiler.diagnosis import is_table as found
+
+    return found(where)
+
+
+def report_on_table(options: Namespace, prices: dict[str, Any] | None) -> int:
+    """Report on a table of times that another tool recorded."""
+    from sm_profiler.report import JobInfo
+    from sm_profiler.report.tables import report_table
+
+    pairs = [pair.partition("=") for pair in options.columns.split(",") if pair]
+    if any(not equals or not column for _, equals, column in pairs):
+        raise ConfigError("--columns needs pairs: rank=worker,seconds=duration")
+    names = {name.strip(): column.strip() for name, _, column in pairs}
+    report = report_table(options.source, JobInfo(instance_type=options.instance_type, prices=prices), names)
+    if options.strict and report.quality["lost"]:
+        raise SourceError(f"{printable(options.source)}: {report.quality['lost']} rows could not be read")
+    page = write(report, options.out or default_folder(report.metrics.name))
+    print_summary(report, page)
+    return exit_code(report, options)
+
+
 def exit_code(report: Report, options: Namespace) -> int:
     """Return the command's exit code for a verdict."""
+    return BAD if options.fail_on and is_issue(report) else DONE
+
+
+def is_issue(report: Report) -> bool:
+    """Return whether a verdict names a problem, or the job failed: that is an issue, however fast it was."""
     kind = report.verdict.kind
-    return BAD if options.fail_on and not kind.is_healthy and kind.value != "INCONCLUSIVE" else DONE
+    return report.metrics.ending.failed or not (kind.is_healthy or report.verdict.main.is_open)
+
+
+def open_run(where: str, *, strict: bool) -> ProfileSource:
+    """Open a profile.
+
+    Raises:
+        SourceError: it cannot be read, or its run has no complete file yet.
+    """
+    from sm_profiler.monitor.run_state import read_state
+    from sm_profiler.source import open_source
+    from sm_profiler.source.opening import NoProfilerDataError
+
+    try:
+        return open_source(where, strict=strict)
+    except NoProfilerDataError as error:
+        state = read_state(Path(where)) if Path(where).is_dir() else None
+        if state is None or state.is_over:
+            raise
+        hint = "its run has no complete file yet: 'sm-profiler watch' shows it, --follow waits for it"
+        raise SourceError(f"{error}; {hint}") from None
 
 
 def follow(where: str, build: Callable[..., Report], *, strict: bool, out: str | None) -> tuple[ProfileSource, Report]:

@@ -42,7 +42,9 @@ class Command:
             metavar="NAME",
             help="rule that decides the status (default: %(default)s)",
         )
-        start.add_argument("--source", metavar="S3URI", help="file with a custom rule; --rule names its class")
+        start.add_argument(
+            "--source", metavar="FILE", help="local file or s3:// URI with a custom rule, whose class --rule names"
+        )
         start.add_argument("--parameters", type=Path, metavar="FILE", help="JSON object of rule parameters")
         add_job_arguments(start, needs_role=True)
         start.add_argument("--volume-size-in-gb", type=int, default=30, metavar="N", help="default: %(default)s")

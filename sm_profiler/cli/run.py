@@ -24,8 +24,8 @@ import attrs
 
 from sm_profiler.cli.live_view import LiveView
 from sm_profiler.errors import ProfilerError
-from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.jobs.folders import last_written
+from sm_profiler.limits import oom_kills
 from sm_profiler.monitor.run_state import remove_state, write_state
 from sm_profiler.printable import printable
 
@@ -79,8 +79,9 @@ class Command:
     def run(self, options: Namespace) -> int:
         """Run the script and return its exit code."""
         from sm_profiler.config import load_profile
-        from sm_profiler.container import AUTO_VARIABLE, rooted
+        from sm_profiler.container import JOB_VARIABLE, rooted
         from sm_profiler.formats.trace_recovery import recover_traces
+        from sm_profiler.monitor.place import settle, with_variables
 
         view = LiveView(options.watch, options.open)
         view.check()
@@ -89,33 +90,37 @@ class Command:
         profile = load_profile(config.text)
         for problem in profile.problems:
             print(f"sm-profiler: {printable(problem)}", file=sys.stderr)
+        environment = environment_of(config, name)
+        profile = (settle if config.folder is None else with_variables)(profile, environment)
         root = rooted(profile.local_path)
         print(f"sm-profiler: configuration: {config.origin}", file=sys.stderr)
         print(f"sm-profiler: writing the profile to {printable(root)}", file=sys.stderr, flush=True)
-        environment = {**os.environ, AUTO_VARIABLE: "1", **config.variables}
-        registration = start_monitor(profile, name, sample=not options.no_monitor)
+        registration = start_monitor(profile, environment[JOB_VARIABLE], sample=not options.no_monitor)
         write_state(root)
-        started = time.monotonic()
-        code, by_itself, recorded = 1, False, False
+        started, kills = time.monotonic(), oom_kills()
+        ended, recorded = Ended(1), False
         try:
             view.start(root)
-            code, by_itself = run_command(command, environment)
+            ended = run_command(command, environment)
         except BaseException:  # the command cannot be started, or Ctrl-C came before it was
             view.finish(recorded=False)
             raise
         finally:
+            with contextlib.suppress(OSError):  # before the monitor does, which does not get the signals
+                recover_traces(root, stopped=ended.stopped)
             if registration:
-                registration.leave(by_itself=by_itself)
-            failed_start = code != 0 and time.monotonic() - started < FAILED_START_S
+                registration.leave(by_itself=ended.by_itself)
+            failed_start = ended.code != 0 and time.monotonic() - started < FAILED_START_S
             if config.folder and failed_start and not has_data(config.folder / "framework"):
                 shutil.rmtree(config.folder, ignore_errors=True)
         try:
-            recover_traces(root)
-            if by_itself and not registration and root.is_dir():
+            if ended.by_itself and not registration and root.is_dir():
+                from sm_profiler.monitor.left_profile import mark_end
+
                 mark_end(root)
             recorded = bool(last_written(root))
             if recorded:
-                write_state(root, code)
+                write_state(root, ended.code, stopped=ended.stopped, out_of_memory=oom_kills() != kills)
                 hint = f"next: sm-profiler report {quoted(shown(root))}"
             else:
                 remove_state(root)
@@ -123,8 +128,8 @@ class Command:
         except (OSError, ProfilerError) as error:  # the exit code stays the script's
             hint = f"the profile cannot be read: {printable(error)}"
         view.finish(recorded=recorded)
-        print(f"sm-profiler: exit code {code}; {hint}", file=sys.stderr)
-        return code
+        print(f"sm-profiler: exit code {ended.code}; {hint}", file=sys.stderr)
+        return ended.code
 
 
 def find_command(options: Namespace) -> tuple[list[str], str]:
@@ -225,8 +230,34 @@ def find_configuration(given: Path | None, name: str, out: Path | None = None) -
     return Configuration(text, "default", {CONFIG_VARIABLE: str(path)}, path.parent)
 
 
-def run_command(command: list[str], environment: dict[str, str]) -> tuple[int, bool]:
-    """Return the command's exit code, and whether it ended by itself and not by a signal."""
+def environment_of(config: Configuration, name: str) -> dict[str, str]:
+    """Return the environment of the script: the hook is on, and its processes are those of one job."""
+    from sm_profiler.container import AUTO_VARIABLE, JOB_VARIABLE
+    from sm_profiler.monitor.task import job_name
+
+    environment = {**os.environ, AUTO_VARIABLE: "1", **config.variables}
+    environment.pop(JOB_VARIABLE, None)  # of a run around this one
+    environment[JOB_VARIABLE] = job_name(environment, f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    return environment
+
+
+@attrs.frozen
+class Ended:
+    """End of a command.
+
+    Attributes:
+        code: its exit code; 128 and the signal's number if a signal ended it.
+        by_itself: it ended by itself, not by a signal.
+        stopped: it was asked to stop: Ctrl-C, or SIGTERM.
+    """
+
+    code: int
+    by_itself: bool = False
+    stopped: bool = False
+
+
+def run_command(command: list[str], environment: dict[str, str]) -> Ended:
+    """Run the command, and return how it ended."""
     try:
         process = subprocess.Popen(command, env=environment)  # the user's own command
     except OSError as error:
@@ -234,6 +265,7 @@ def run_command(command: list[str], environment: dict[str, str]) -> tuple[int, b
     except ValueError as error:  # a null byte in an argument
         raise ProfilerError(f"{command[0]}: {error}") from error
     forwarded: list[int] = []
+    interrupts: list[int] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:
         forwarded.append(number)
@@ -241,7 +273,7 @@ def run_command(command: list[str], environment: dict[str, str]) -> tuple[int, b
 
     # The terminal sends Ctrl-C to the script too, which decides how to end.
     kept = {
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGINT: signal.signal(signal.SIGINT, lambda number, _frame: interrupts.append(number)),
         signal.SIGTERM: signal.signal(signal.SIGTERM, forward),
     }
     try:
@@ -252,17 +284,15 @@ def run_command(command: list[str], environment: dict[str, str]) -> tuple[int, b
     code = code if code >= 0 else 128 - code
     # After SIGTERM, a spot instance may resume the job under the same prefix; Ctrl-C is the user's end of it.
     ended = code not in SIGNALS or code == INTERRUPTED
-    return code, ended and not forwarded
+    asked = bool(forwarded or interrupts) and code != 0
+    return Ended(code, ended and not forwarded, asked or code - 128 in {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
 
-def start_monitor(profile: Profile, name: str, *, sample: bool) -> Registration | None:
+def start_monitor(profile: Profile, job: str, *, sample: bool) -> Registration | None:
     """Start this node's monitor, which also uploads if the profile has an S3 path, in a process of its own."""
-    from sm_profiler.container import TOOLKIT_JOB_NAME_VARIABLE
     from sm_profiler.hook.monitor_launcher import task_of
     from sm_profiler.monitor.start import join
-    from sm_profiler.monitor.task import job_name
 
-    job = job_name({TOOLKIT_JOB_NAME_VARIABLE: f"{name}-{time.strftime('%Y%m%d-%H%M%S')}", **os.environ})
     task = task_of(profile, job, sample=sample)
     if profile.disabled or not (task.interval_ms or task.destination):
         return None
@@ -276,28 +306,22 @@ def start_monitor(profile: Profile, name: str, *, sample: bool) -> Registration 
     return registration
 
 
-def mark_end(root: Path) -> None:
-    """Write the end markers: this profile is complete."""
-    for marker in END_MARKERS:
-        with contextlib.suppress(OSError):
-            (root / marker).parent.mkdir(parents=True, exist_ok=True)
-            (root / marker).touch()
-
-
 def default_config(folder: Path) -> Path:
     """Write the configuration of a run without `--config` into the folder of its profile, and return its path.
 
-    Operators, data loader and Python code in their default windows.  Horovod and SMDDP are left out: the hook would warn
-    about libraries that the user never mentioned.
+    Operators and data loader in their default windows.  cProfile is left out: it slows the steps and the imports that it
+    measures, and the sampler names the same lines.  Horovod and SMDDP are left out: the hook would warn about libraries
+    that the user never mentioned.
     """
+    from sm_profiler.container import escaped
     from sm_profiler.debugger import FrameworkProfile, ProfilerConfig
 
     config = ProfilerConfig(
         system_monitor_interval_millis=INTERVAL_MS,
-        framework_profile_params=FrameworkProfile(local_path=str(folder)),
+        framework_profile_params=FrameworkProfile(local_path=escaped(str(folder))),
     )
     request = config._to_request_dict()  # noqa: SLF001 - the SDK's name for its wire form
-    for optional in ("HorovodProfilingConfig", "SMDataParallelProfilingConfig"):
+    for optional in ("PythonProfilingConfig", "HorovodProfilingConfig", "SMDataParallelProfilingConfig"):
         del request["ProfilingParameters"][optional]
     path = folder / "profilerconfig.json"
     path.write_text(json.dumps(request, indent=1))
@@ -315,7 +339,7 @@ def profile_folder(name: str, out: Path | None = None) -> Path:
     folder = out.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
-        raise ProfilerError(f"{printable(out)} is not empty; --out takes a new folder")
+        raise ProfilerError(f"{printable(out)} is not empty; a profile takes a new folder")
     return folder
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
 from sm_profiler.cli.command import DONE
+from sm_profiler.printable import printable
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 TOKEN_VARIABLE = "SM_PROFILER_SERVE_TOKEN"  # noqa: S105 - the name of the variable
@@ -49,12 +51,17 @@ class Command:
         from sm_profiler.serve.guard import new_token
         from sm_profiler.serve.jobs import Jobs
         from sm_profiler.serve.server import clean_base, listen, run
+        from sm_profiler.source.naming import is_account
 
         base = clean_base(options.base_url)
         token = None
         if base or options.host not in LOOPBACK or os.environ.get(TOKEN_VARIABLE):
             token = os.environ.get(TOKEN_VARIABLE) or new_token()
         listening = listen(options.host, options.port)
+        for one in options.sources:
+            if "://" not in one and not is_account(one) and not Path(one).is_dir():
+                text = f"sm-profiler: there is no folder {printable(one)}: waiting for it, or for a training job of that name"
+                print(text, file=sys.stderr)
         jobs = Jobs(options.sources)
         app = create_app(jobs, base=base, token=token, port=listening.port, allow_changes=options.allow_changes)
         print(listening.url(base, token), flush=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sm_profiler.printable import printable
-from sm_profiler.report.formatting import duration
-from sm_profiler.trial.plan import ENOUGH, Outcome, Setting, Trial
+from sm_profiler.report.formatting import duration, percent
+from sm_profiler.trial.plan import BUSY, ENOUGH, Outcome, Setting, Trial
 
 HEAD = ("num_workers", "prefetch_factor", "pin_memory", "batches/s", "first batch", "")
 
@@ -47,6 +47,11 @@ def advice(outcome: Outcome, needed: float | None) -> list[str]:
     lines = [f"Best: {written(best.setting)}: {best.per_second:,.1f} batches/s{_compared(outcome, best)}."]
     if needed:
         lines.append(_enough(best.per_second, needed))
+    if (outcome.others or 0.0) >= BUSY:
+        lines.append(
+            f"Other programs used {percent(outcome.others or 0.0)} of the machine's processor time meanwhile, so settings with "
+            "more workers look slower than they are. Repeat this while the machine is less busy."
+        )
     if outcome.iterable and best.setting.num_workers > 1:
         lines.append(
             "The dataset is an IterableDataset: each worker must load its own part of the data (get_worker_info), "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -77,10 +78,13 @@ class Command:
         needed = batches_needed(options.profile) if options.profile else None
         with tempfile.TemporaryDirectory(prefix="sm-profiler-") as folder:
             plan = make_plan(options, Path(folder, "result.json"))
+            before = machine_time()
             code = run_script(command, plan)
             outcome = read_outcome(plan)
+            others = share_of_others(before, machine_time())
         if outcome is None:
             raise ProfilerError(no_loader(code, options))
+        outcome = attrs.evolve(outcome, others=others)
         best = outcome.best(needed)
         found = {
             **outcome.as_dict(),
@@ -155,6 +159,30 @@ def resources() -> tuple[int, int]:
         left = max(used.limit - used.used, 1)
         free = min(free, left) if free else left
     return processors(), free
+
+
+def machine_time() -> tuple[float, float, float] | None:
+    """Return the processor time of all cores, how much of it was used, and how much of that by ended children; in seconds."""
+    from sm_profiler.monitor.procfs import core_times
+
+    try:
+        cores = core_times(Path("/proc/stat").read_bytes()).values()
+    except (OSError, ValueError, IndexError):
+        return None
+    tick = os.sysconf("SC_CLK_TCK")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total, idle = (sum(one[0] for one in cores) / tick, sum(one[1] + one[2] for one in cores) / tick)
+    return total, total - idle, used.ru_utime + used.ru_stime
+
+
+def share_of_others(
+    before: tuple[float, float, float] | None, after: tuple[float, float, float] | None
+) -> float | None:
+    """Return the share of the processor time between two moments that other programs used; None if unknown."""
+    if before is None or after is None:
+        return None
+    total, used, own = (b - a for a, b in zip(before, after, strict=True))
+    return round(min(max(used - own, 0.0) / total, 1.0), 4) if total > 0 else None
 
 
 def run_script(words: list[str], plan: Plan) -> int:

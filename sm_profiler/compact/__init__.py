@@ -1,4 +1,4 @@
-"""A profile as Parquet: a tenth of the bytes, for every engine that reads Parquet, and for our own reports.
+"""A profile as Parquet: a twentieth of the bytes of a long job, for every engine that reads it, and our reports.
 
 compact(open_source("/path/to/profiler-output"), open_storage("s3://bucket/profiles"))
 """

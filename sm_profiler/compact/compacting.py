@@ -12,7 +12,6 @@ from sm_profiler.compact.rewriting import Compacted, Rewriting, in_part, in_time
 from sm_profiler.compact.spreading import Answer, Open, Task, spread
 from sm_profiler.errors import SourceError
 from sm_profiler.executors import Meter, Pool, open_pool
-from sm_profiler.report.scaling import kept
 from sm_profiler.source import ProfileSource
 from sm_profiler.source.item import Item
 from sm_profiler.source.listed import place_of, shared_location
@@ -34,7 +33,7 @@ def compact(source: ProfileSource, storage: Storage, *, job: str, executor: str 
     """Write a profile as Parquet, or add what is new to it.
 
     A file that is in Parquet already and no longer in the profile stays in Parquet. Of a job in the dataset itself, only the
-    state of a report's folds is written, if it is not there or of another version.
+    list of files is written, if it is not there or of another version.
 
     Args:
         source: the profile.
@@ -102,7 +101,7 @@ class _Compaction:
         else:
             self._write_there(changed, pool)
         self._write_files()
-        self._write_state(pool)
+        self._write_list()
         return self.done
 
     def _write_here(self, changed: Mapping[Part, Sequence[Item]]) -> None:
@@ -164,8 +163,8 @@ class _Compaction:
         for piece in self._existing.pieces_without_rows(sorted(held.values(), key=in_part)):
             piece.joined(self._streams)
 
-    def _write_state(self, pool: Pool | None) -> None:
-        """Write the list of files, and the state of a report's folds once the job is over, unless they are there."""
+    def _write_list(self) -> None:
+        """Write the list of files unless it is there."""
         written = ParquetStorage(self._storage, self.done.job)
         if written.contents is None:
             written.load()
@@ -173,13 +172,6 @@ class _Compaction:
             if contents is not None:
                 self._storage.write(paths.contents_of(self.done.job), contents)
                 self.done.written_bytes += len(contents)
-        source = ProfileSource(written, self._source.options)
-        if not kept.is_over(source) or kept.is_kept(source):
-            return
-        state = kept.keep(source, pool)
-        if state is not None:
-            self._storage.write(paths.state_of(self.done.job), state)
-            self.done.written_bytes += len(state)
 
     def _write_files(self) -> None:
         """Write the files that are kept as they are: statistics, metadata, end markers."""

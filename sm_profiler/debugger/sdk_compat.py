@@ -91,6 +91,7 @@ SDK_NAMES = (
     "TensorBoardOutputConfig",
     "framework_name",
 )
+_LOOKUP_FRAMES = 2  # from `sdk_name` over the package's `__getattr__` to its caller
 _loaded_from_file: dict[str, Any] = {}  # loading a module twice would duplicate its classes
 
 
@@ -112,7 +113,20 @@ def sdk_name(name: str, module: str) -> Any:
         if found.__name__ != source:  # `sys.modules` maps the SDK's name to this package
             found = _load_from_file(source)
         return getattr(found, name)
-    raise AttributeError(f"{module}.{name} belongs to the SageMaker SDK, which is not installed: pip install sagemaker")
+    message = f"{module}.{name} belongs to the SageMaker SDK, which is not installed: pip install 'sagemaker<3'"
+    if _is_from_import():
+        raise ImportError(message, name=module)
+    raise AttributeError(message)
+
+
+def _is_from_import() -> bool:
+    """Return True if `from … import` looks the name up, which replaces the message of an AttributeError by its own."""
+    frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack() would format every frame
+    for _ in range(_LOOKUP_FRAMES):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return frame.f_code.co_name == "_handle_fromlist"  # importlib's
 
 
 def is_missing_sdk(error: ModuleNotFoundError) -> bool:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from botocore.exceptions import BotoCoreError, ClientError
 
 from sm_profiler.errors import ProfilerError
+from sm_profiler.printable import one_line
+from sm_profiler.storage.s3_client import credentials_problem, reason_of
 
 
 @contextlib.contextmanager
@@ -23,6 +25,6 @@ def one_line_errors(refused: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        raise ProfilerError(f"{refused}: {' '.join(str(error).split())}") from error
+        raise ProfilerError(credentials_problem(error) or f"{refused}: {one_line(error)}") from error
     except (BotoCoreError, ValueError) as error:  # ValueError: an endpoint in the settings that is not a URL
-        raise ProfilerError(" ".join(str(error).split())) from error
+        raise ProfilerError(reason_of(error)) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ from sm_profiler.deploy.aws import one_line_errors
 from sm_profiler.errors import ConfigError, ProfilerError
 from sm_profiler.storage.api_client import create_api_client
 
+REPOSITORY = re.compile(r"(?=.{2,256}$)([a-z0-9]+([._-][a-z0-9]+)*/)*[a-z0-9]+([._-][a-z0-9]+)*")
 RECIPE = Path("rule_container", "build.sh")
 
 
@@ -51,9 +53,13 @@ def deploy_image(  # noqa: PLR0913 - keyword arguments, each an independent choi
         on_step: receives each AWS call and command as one line, before it is made.
 
     Raises:
-        ConfigError: no builder or no checkout found.
+        ConfigError: ECR would refuse the repository's name, or no builder or no checkout is found.
         ProfilerError: an AWS call or a command failed.
     """
+    if not REPOSITORY.fullmatch(repository):
+        raise ConfigError(
+            f"repository {repository!r}: ECR accepts lower-case letters and digits, with single '.', '_', '-' or '/' between them"
+        )
     recipe = find_recipe(context)
     builder = shutil.which("buildah") or shutil.which("docker")
     if builder is None and not dry_run:

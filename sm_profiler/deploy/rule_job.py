@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import math
 import os
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -14,11 +16,13 @@ import attrs
 from sm_profiler.container import JOB_NAME_VARIABLE, KMS_VARIABLE, RULE_OUTPUT, SOURCE_VARIABLE
 from sm_profiler.deploy.aws import one_line_errors
 from sm_profiler.errors import ConfigError
+from sm_profiler.launch.rule_requests import local_source, source_uri, upload_source
 from sm_profiler.launch.service_model import check_request
 from sm_profiler.rules import RULES
 from sm_profiler.rules.settings import DEFAULT_RULE
 from sm_profiler.source.job import describe, profiler_output
 from sm_profiler.storage.api_client import create_api_client
+from sm_profiler.storage.s3_client import create_client
 
 POLL_S = 10.0
 MAX_VALUE = 256  # characters of an environment variable that CreateProcessingJob accepts
@@ -68,7 +72,8 @@ def start_rules(  # noqa: PLR0913 - keyword arguments, each an independent choic
         role: ARN of the role that the container runs under, with few permissions (docs/deploying.md); None reuses the
             training job's role, which usually can do far more than read a profile.
         rule: the rule whose condition decides the status: `ProfilerReport` for all, or the name of one of them.
-        source: s3:// URI of a file with a custom rule; `rule` then names its class.
+        source: file with a custom rule, whose class `rule` names: an s3:// URI, or a local file, which is uploaded next to
+            the profile.
         parameters: parameters of the rules; values become strings.
         instance_type: instance of the processing job; default: ml.t3.medium, or ml.m5.xlarge if there are several.
         instances: number of instances.
@@ -88,9 +93,17 @@ def start_rules(  # noqa: PLR0913 - keyword arguments, each an independent choic
         raise ConfigError(f"max_hours {max_hours}: must be a positive number")
     if not 1 <= instances <= MAX_INSTANCES:
         raise ConfigError(f"{instances} instances: must be from 1 to {MAX_INSTANCES}")
+    local = _local_file(source, rule) if source and not source.startswith("s3://") else None
+    if role and not role.startswith("arn:"):
+        raise ConfigError(
+            f"role {role!r} is not an ARN, such as arn:aws:iam::123456789012:role/{role}: aws iam get-role --role-name {role} "
+            "prints it"
+        )
     client: Any = create_api_client("sagemaker", region=region)
     training = describe(job, client=client)
     data = profiler_output(job, client=client)
+    if local is not None:
+        source = source_uri(f"{data.rpartition('/')[0]}/rule-source", rule, local)
     environment = {
         **{str(key): str(value) for key, value in (parameters or {}).items()},
         "rule_to_invoke": rule,
@@ -121,6 +134,8 @@ def start_rules(  # noqa: PLR0913 - keyword arguments, each an independent choic
     if problems := check_request("CreateProcessingJob", request):
         raise ConfigError("; ".join(problems))
     if not dry_run:
+        if local is not None and source is not None:
+            upload_source(local, source, rule, create_client("s3", region_name=region))
         with one_line_errors("the processing job was refused"):
             client.create_processing_job(**request)
     return StartedRules(name, f"{target}/profiler-output/profiler-report.html", request)
@@ -155,6 +170,32 @@ def wait_for_end(
             return status, str(found.get("ExitMessage") or found.get("FailureReason") or "")
         waiting(status)
         time.sleep(poll_s)
+
+
+def _local_file(source: str, rule: str) -> Path:
+    path = local_source(source, rule)
+    check_class(path, rule)
+    return path
+
+
+def check_class(path: Path, name: str) -> None:
+    """Check that a file can define a rule's class, without running it.
+
+    Raises:
+        ConfigError: it is not Python, or has no such name.
+    """
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"rule {name}: {path} cannot be read as Python: {' '.join(str(error).split())}") from error
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    classes = [node.name for node in statements if isinstance(node, ast.ClassDef)]
+    # a class may also be imported, or made by an assignment
+    other = any(alias.name == "*" or name in {alias.asname, alias.name} for node in statements
+                if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names)  # fmt: skip
+    assigned = any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(tree))
+    if name not in classes and not other and not assigned:
+        raise ConfigError(f"{path} has no class {name}; it has: {', '.join(classes) or 'no class'}")
 
 
 def check_rule(name: str) -> str:

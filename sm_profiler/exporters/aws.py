@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from sm_profiler.errors import SourceError
+from sm_profiler.exporters.deadline import within
 
 try:
     from botocore.exceptions import BotoCoreError, ClientError
 
     from sm_profiler.storage.api_client import create_api_client
+    from sm_profiler.storage.s3_client import reason_of
 except ImportError as missing:
     raise SourceError("this destination needs boto3: pip install 'sm-profiler[aws]'") from missing
+
+REQUEST_S = 180.0  # with the attempts that botocore makes
 
 
 def client_of(service: str, region: str | None = None) -> Any:
@@ -31,7 +36,6 @@ def request(call: Callable[..., Any], **parameters: Any) -> Any:
         SourceError: it fails.
     """
     try:
-        return call(**parameters)
+        return within(REQUEST_S, partial(call, **parameters))
     except (ClientError, BotoCoreError) as error:
-        message = getattr(error, "response", {}).get("Error", {}).get("Message") or str(error)
-        raise SourceError(f"{call.__name__}: {' '.join(str(message).split())}") from error
+        raise SourceError(f"{call.__name__}: {reason_of(error)}") from error

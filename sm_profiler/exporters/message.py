@@ -11,6 +11,7 @@ from sm_profiler.printable import printable
 from sm_profiler.report import Report
 from sm_profiler.report.gains import gain_of_finding
 from sm_profiler.report.model import SCHEMA_VERSION
+from sm_profiler.report.terminal import OF_ENDS
 from sm_profiler.report.write import finite
 
 MAX_NAME = 200
@@ -24,7 +25,7 @@ class Message:
 
     Attributes:
         title: the job and its verdict.
-        lines: headline, line of code, gain, next step.
+        lines: end of the job, headline, line of code, gain, next step, location of the profile.
         detail: the same as data, in the words of report.json.
     """
 
@@ -48,18 +49,24 @@ def message_of(report: Report) -> Message:
     """Return a report's verdict as a message."""
     main, name = report.verdict.main, printable(report.metrics.name)[:MAX_NAME]
     place = main.where[0] if main.where else None
+    ending = report.metrics.ending
     lines = [
+        "" if main.kind in OF_ENDS else ending.sentence,
         main.headline,
         f"Where: {place.file}:{place.line} {place.function}" if place else "",
         gain_of_finding(main),
         main.next_step,
+        f"Report: {printable(report.link)}" if report.link else "",
+        f"Profile: {place_of(report)}" if report.source else "",
     ]
     found = main.as_dict()
     detail = {
         "schema_version": SCHEMA_VERSION,
         "job": name,
         "source": printable(report.source),
+        "report": printable(report.link),
         "generated": report.generated,
+        "end": ending.as_dict(),
         "verdict": {**found, "evidence": found["evidence"][:MAX_ALSO]},
         "also": [
             {"class": one.kind.value, "headline": one.headline, "share_of_time": one.share_of_time}
@@ -67,7 +74,7 @@ def message_of(report: Report) -> Message:
         ],
     }
     return Message(
-        f"{name}: {main.label} ({main.confidence} confidence)",
+        f"{name}: {main.label} ({main.confidence} confidence{', so far' if report.metrics.running else ''})",
         tuple(printable(line)[:MAX_LINE] for line in lines if line),
         finite(detail),
     )

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
 
 from sm_profiler.errors import SourceError
+from sm_profiler.exporters.deadline import within
 from sm_profiler.exporters.message import place_of
 from sm_profiler.exporters.series import group_means
 from sm_profiler.formats.columns import Floats
@@ -27,6 +30,7 @@ except ImportError as missing:
 
 EXPERIMENT, RUN_ID, EXPERIMENT_NAME = "sm-profiler", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME"
 SOURCE_TAG, ARTIFACTS = "sm_profiler.source", "sm-profiler"
+REQUEST_S = 180.0  # with the attempts that MLflow makes
 MAX_POINTS = 500  # of a series
 MAX_SERIES = 2000
 MAX_RANKS = 64
@@ -59,38 +63,47 @@ class Tracking:
             named = os.environ.get(RUN_ID)
             run = named or self._run(report)
             tags = [RunTag(name, printable(value)[:_TAG_LENGTH]) for name, value in tags_of(report).items()]
-            self.client.log_batch(run, tags=tags)
+            self._ask(self.client.log_batch, run, tags=tags)
             batch: list[Metric] = []
             for name, seconds, values in series_of(report):
                 first = float(seconds[0])
                 rows = zip(seconds.tolist(), values.tolist(), strict=True)
                 batch += [Metric(name, value, int(at * 1000), int(at - first)) for at, value in rows]
             for start in range(0, len(batch), _BATCH):
-                self.client.log_batch(run, metrics=batch[start : start + _BATCH])
+                self._ask(self.client.log_batch, run, metrics=batch[start : start + _BATCH])
             with tempfile.TemporaryDirectory(prefix="sm-profiler-") as scratch:
                 write_report(report, Path(scratch, ARTIFACTS))
-                self.client.log_artifacts(run, str(Path(scratch, ARTIFACTS)), ARTIFACTS)
+                self._ask(self.client.log_artifacts, run, str(Path(scratch, ARTIFACTS)), ARTIFACTS)
             if not named and not report.metrics.running:
                 end = report.metrics.end
-                self.client.set_terminated(run, end_time=int(end * 1000) if np.isfinite(end) and end > 0 else None)
-        except (MlflowException, OSError) as error:
+                self._ask(
+                    self.client.set_terminated, run, end_time=int(end * 1000) if np.isfinite(end) and end > 0 else None
+                )
+        except (MlflowException, OSError, SourceError) as error:
             raise SourceError(f"MLflow: {one_line(error)[:300]}") from error
         return f"tags, {len(batch)} values and the report to run {run}"
+
+    def _ask(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        return within(REQUEST_S, partial(call, *arguments, **options))
 
     def _run(self, report: Report) -> str:
         """Return the run of this job, a new one if there is none."""
         name = os.environ.get(EXPERIMENT_NAME) or EXPERIMENT
-        experiment = self.client.get_experiment_by_name(name)
-        number = experiment.experiment_id if experiment else self.client.create_experiment(name)
+        experiment = self._ask(self.client.get_experiment_by_name, name)
+        number = experiment.experiment_id if experiment else self._ask(self.client.create_experiment, name)
         source = source_tag(report)
         quoted = source.replace("'", "\\'")
-        found = self.client.search_runs([number], f"tags.`{SOURCE_TAG}` = '{quoted}'", max_results=1)
+        found = self._ask(self.client.search_runs, [number], f"tags.`{SOURCE_TAG}` = '{quoted}'", max_results=1)
         if found:
             return str(found[0].info.run_id)
         start_ms = int(min((rank.start for rank in report.metrics.ranks), default=0.0) * 1000)
         tags = {SOURCE_TAG: source}
-        run = self.client.create_run(
-            number, start_time=start_ms or None, tags=tags, run_name=printable(report.metrics.name)[:200]
+        run = self._ask(
+            self.client.create_run,
+            number,
+            start_time=start_ms or None,
+            tags=tags,
+            run_name=printable(report.metrics.name)[:200],
         )
         return str(run.info.run_id)
 

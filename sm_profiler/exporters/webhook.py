@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from sm_profiler.errors import ConfigError, SourceError
+from sm_profiler.exporters.deadline import ATTEMPT_S, within
 from sm_profiler.exporters.message import message_of
 from sm_profiler.report import Report
 
@@ -41,10 +42,12 @@ class Webhook:
     Attributes:
         url: the address.
         sleep: for tests.
+        attempt_s: the longest that one attempt may take.
     """
 
     url: str
     sleep: Callable[[float], object] = time.sleep
+    attempt_s: float = ATTEMPT_S
     once: bool = True
 
     def send(self, report: Report) -> str:
@@ -65,15 +68,22 @@ class Webhook:
 
     def _post(self, request: urllib.request.Request) -> tuple[str, float | None]:
         """Post once; return the error ("": none), and the seconds to wait (0: any; None: trying again is useless)."""
-        try:
+
+        def post() -> None:
             with urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S):
-                return "", None
+                pass
+
+        try:
+            within(self.attempt_s, post)
+        except SourceError as error:
+            return str(error), 0.0
         except urllib.error.HTTPError as error:
             with error:
                 again = error.code == _TOO_MANY or error.code >= _SERVER_ERROR
                 return f"HTTP status {error.code}", _retry_after(error.headers) if again else None
         except (OSError, HTTPException) as error:
             return str(getattr(error, "reason", error)) or type(error).__name__, 0.0
+        return "", None
 
 
 def _retry_after(headers: Headers) -> float:

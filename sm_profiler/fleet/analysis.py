@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import attrs
 
@@ -38,8 +39,8 @@ def assemble(  # noqa: PLR0913 - keyword arguments, one an independent choice
 ) -> Fleet:
     """Return the fleet of some jobs, with their bills."""
     rows = [attrs.evolve(job, groups={key: value_of(job, key) for key in group_by}) for job in jobs]
-    rows.sort(key=loss_order)
     totals = sums_of(rows)
+    rows.sort(key=partial(loss_order, in_dollars=totals.in_dollars))
     return Fleet(
         generated=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         sources=tuple(sources),

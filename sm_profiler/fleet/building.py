@@ -13,7 +13,7 @@ import attrs
 from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError
 from sm_profiler.executors import Meter, open_pool, run_tasks
-from sm_profiler.fleet import texts
+from sm_profiler.fleet import policy, texts
 from sm_profiler.fleet.analysis import GROUP_BY, assemble
 from sm_profiler.fleet.bills import Prices, with_bill
 from sm_profiler.fleet.candidate import Candidate, Loaded
@@ -25,8 +25,8 @@ from sm_profiler.fleet.model import Fleet, FleetJob
 from sm_profiler.fleet.report_json import read_report
 from sm_profiler.fleet.rows import row_of
 from sm_profiler.printable import one_line
-from sm_profiler.report.formatting import plural
-from sm_profiler.source.naming import is_account, split_account
+from sm_profiler.report.formatting import percent, plural
+from sm_profiler.source.naming import is_account, not_a_folder, split_account
 from sm_profiler.storage import Storage, open_storage
 
 READERS = 8  # threads
@@ -73,10 +73,10 @@ def build_fleet(  # noqa: PLR0913 - keyword arguments, one an independent choice
         sources: folders and s3:// URIs that hold profiles or reports at any depth, and `account:REGION`.
         since: leave out jobs that started before; seconds since the epoch.
         tags: leave out jobs without these tags.
-        group_by: keys of groups: user, image, instance-type, git, tuning-job, or a tag's name.
+        group_by: keys of groups: user, account, namespace, image, instance-type, git, host, tuning-job, or the name of a tag.
         executor: judges jobs from their profiles; see `executors.open_pool`.
         index: where rows are kept for the next time; None: nowhere.
-        prices: instance type → dollars an hour, instead of the built-in table.
+        prices: instance type → dollars an hour, added to the built-in table or in its place; see `report.prices.Prices`.
         progress: show progress on standard error; default: on a terminal.
         now: returns the time.
 
@@ -136,6 +136,12 @@ def _notes(rows: Sequence[FleetJob]) -> Iterator[str]:
     if kinds:
         more = f" and {len(kinds) - 3} more" if len(kinds) > 3 else ""  # noqa: PLR2004 - as many as a line holds
         yield f"No price is known for {', '.join(kinds[:3])}{more}: give them with --prices."
+    largest = max(rows, key=lambda row: row.instance_hours, default=None)
+    whole = sum(row.instance_hours for row in rows)
+    if largest and len(rows) >= policy.LARGE_AMONG and largest.billed_by == "profile":
+        share = largest.instance_hours / whole if whole else 0.0
+        if share > policy.LARGE:
+            yield f"{percent(share)} of all machine time is that of {largest.name}, by nothing but its own profile."
     unknown = sum(not row.instance_type and not row.error for row in rows)
     if unknown:
         yield f"Without a bill, because the instance type is unknown: {plural(unknown, 'job')}."
@@ -187,6 +193,8 @@ class _Run:
             account = Account.open(split_account(source)[0])
             self._sources.append(f"arn:aws:sagemaker:{account.region}:")
             return candidates_of(account, self.choice.since), ()
+        if "://" not in source and not Path(source).expanduser().is_dir():
+            raise not_a_folder(source)
         # absolute: workers have a working directory of their own, and the index serves runs from any folder
         storage = open_storage(source if "://" in source else str(Path(source).expanduser().resolve()))
         self._sources.append(f"{storage.uri}\n")

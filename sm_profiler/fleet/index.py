@@ -15,6 +15,7 @@ import msgspec
 from sm_profiler._version import __version__
 from sm_profiler.errors import SourceError
 from sm_profiler.fleet.model import FleetJob
+from sm_profiler.formats.parquet_pages import MAX_FOOTER_OBJECTS, check_groups
 from sm_profiler.printable import one_line, printable
 from sm_profiler.storage import MissingFileError, Storage
 
@@ -72,9 +73,12 @@ class _OtherVersionError(Exception):
 
 
 def _entries(data: bytes) -> dict[str, Entry]:
-    file = pq.ParquetFile(io.BytesIO(data), page_checksum_verification=True)
+    file = pq.ParquetFile(
+        io.BytesIO(data), page_checksum_verification=True, thrift_container_size_limit=MAX_FOOTER_OBJECTS
+    )
     if (file.schema_arrow.metadata or {}).get(FORMAT) != __version__.encode():
         raise _OtherVersionError
+    check_groups(file.metadata, memoryview(data), (*COLUMNS, "crc"), repeating=False)
     found = {}
     for batch in file.iter_batches(1024):
         columns = (batch.column(name).to_pylist() for name in (*COLUMNS, "crc"))

@@ -9,6 +9,7 @@ import attrs
 import msgspec
 
 SCHEMA_VERSION = "1.0"
+LEAST_BILL_USD = 1.0
 STAGES = ("waiting", "image", "download", "starting", "training", "uploading")  # of a job, in time order
 
 
@@ -88,8 +89,9 @@ class FleetJob:
         types: type → number of instances, if there are several types.
         spot: it ran on spot instances.
         user, image, git: who started it, from what; "" if unknown.
+        account, namespace: whose budget or part of the cluster it uses; "" if unknown.
         tuning_job: the hyperparameter tuning job whose trial it is; "" if it is none's.
-        tags: its tags.
+        tags: its tags; of a pod, its labels.
         stem: its name without times, numbers and random endings.
         week: ISO week of its start, `2026-W47`; "" if unknown.
         groups: key of --group-by → its value.
@@ -140,6 +142,8 @@ class FleetJob:
     user: str = ""
     image: str = ""
     git: str = ""
+    account: str = ""
+    namespace: str = ""
     tuning_job: str = ""
     tags: dict[str, str] = attrs.field(factory=dict)
     stem: str = ""
@@ -188,17 +192,38 @@ class FleetJob:
         """Lost hours of all instances."""
         return self.lost_s * self.instances / 3600
 
+    @property
+    def is_judged(self) -> bool:
+        """True if a verdict states what of its time was lost, or all of it was: the job failed."""
+        return self.status == "Failed" or (bool(self.judged) and self.verdict not in ("", "INCONCLUSIVE"))
+
+    @property
+    def judged_instance_hours(self) -> float:
+        """Hours of which it is known whether they were lost; of a job without a verdict its downtime at most."""
+        return self.instance_hours if self.is_judged else min(self.lost_instance_hours, self.instance_hours)
+
+    @property
+    def judged_usd(self) -> float:
+        """The same in dollars; 0 without a price."""
+        if self.bill_usd is None:
+            return 0.0
+        return self.bill_usd if self.is_judged else min(self.lost_usd or 0.0, self.bill_usd)
+
 
 @attrs.frozen
 class Sums:
     """Sums over some jobs.
 
     Attributes:
-        jobs, judged, unreadable, failed, running: numbers of jobs.
+        jobs, unreadable, failed, running: numbers of jobs.
+        judged: jobs with a verdict, and failed ones; without those that are inconclusive.
         priced: jobs whose bill is known.
         instance_hours, gpu_hours, lost_instance_hours: of all jobs.
         bill_usd, lost_usd, saved_usd, failed_usd, interrupted_usd: of the priced ones.
-        waste: lost part of the bill; of the hours if no bill is known; None without either.
+        judged_instance_hours, judged_usd: what of that was judged; the rest is neither useful nor lost as far as known.
+        coverage: judged part of the bill; of the hours if the bill of a job is unknown. A job that was not judged and
+            whose time is unknown counts as an average one. None without jobs.
+        waste: lost part of what was judged: of the bill, or of the hours if it is less than a dollar; None if nothing was.
         causes: cause → dollars, the most expensive first; hours of instances if no bill is known.
         stages: known ones of STAGES → hours of instances.
     """
@@ -217,14 +242,32 @@ class Sums:
     saved_usd: float = 0.0
     failed_usd: float = 0.0
     interrupted_usd: float = 0.0
+    judged_instance_hours: float = 0.0
+    judged_usd: float = 0.0
+    coverage: float | None = None
     waste: float | None = None
     causes: dict[str, float] = attrs.field(factory=dict)
     stages: dict[str, float] = attrs.field(factory=dict)
 
+    @property
+    def in_dollars(self) -> bool:
+        """True if these jobs are shown and sorted in dollars; in hours otherwise: time shows more than cents."""
+        return self.priced > 0 and self.bill_usd >= LEAST_BILL_USD
+
 
 @attrs.frozen
 class Cause:
-    """Losses of all jobs to one cause; `next_step` is that of the job that loses most to it."""
+    """Losses of all jobs to one cause; `next_step` is that of the job that loses most to it.
+
+    Attributes:
+        cause, label: the cause.
+        jobs: number of jobs with it.
+        instance_hours: of all of them.
+        usd: of those with a bill.
+        share: part of what was judged.
+        next_step: advice.
+        priced: how many of the jobs have a bill.
+    """
 
     cause: str
     label: str
@@ -233,6 +276,7 @@ class Cause:
     usd: float
     share: float
     next_step: str = ""
+    priced: int = 0
 
 
 @attrs.frozen

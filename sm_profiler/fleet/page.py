@@ -18,6 +18,7 @@ from sm_profiler.fleet.page_words import (
     STAGES,
     STATES,
     Amounts,
+    coverage,
     group_name,
     group_value,
     hours,
@@ -147,14 +148,22 @@ class _Page:
         noun = "" if amounts.priced else " of machine time"
         if spent <= 0:
             return "What the jobs cost is not known."
+        judged = amounts.judged(totals)
+        covered = coverage(totals)
         if lost <= 0:
-            return f"Nothing was wasted: {amounts.format(spent)}{noun} were spent."
-        return f"{amounts.format(lost)} of {amounts.format(spent)}{noun} was wasted ({percent(lost / spent)})."
+            return f"Nothing was wasted: {amounts.format(judged)}{noun} were spent.{covered and ' ' + covered}"
+        share = percent(lost / judged) if judged > 0 else "share unknown"
+        return (
+            f"{amounts.format(lost)} of {amounts.format(judged)}{noun} was wasted ({share}).{covered and ' ' + covered}"
+        )
 
     def _facts(self) -> list[str]:
         totals = self._fleet.totals
-        judged = "All were judged" if totals.judged == totals.jobs else f"{totals.judged:,} were judged"
-        found = [judged] if totals.jobs else []
+        found = []
+        if totals.jobs:
+            found = ["All were judged" if totals.judged == totals.jobs else f"{totals.judged:,} were judged"]
+        if left := totals.jobs - totals.judged:
+            found.append(f"{left:,} {'was' if left == 1 else 'were'} not judged")
         if totals.failed:
             found.append(f"{totals.failed:,} failed")
         if totals.running:
@@ -179,8 +188,11 @@ class _Page:
         rest = sum(amount for _, amount, _ in found[MAX_CAUSES:])
         if rest > 0:
             parts.append(ChartPart(plural(len(found) - MAX_CAUSES, "other cause"), rest, "grey"))
-        useful = max(spent - sum(part.value for part in parts), 0.0)
-        parts.append(ChartPart("Useful work", useful, "sky"))
+        useful = max(amounts.judged(totals) - sum(part.value for part in parts), 0.0)
+        parts.append(ChartPart("No waste found", useful, "sky"))
+        unknown = max(spent - amounts.judged(totals), 0.0)
+        if unknown > 0:
+            parts.append(ChartPart("Not judged", unknown, "pale", plural(totals.jobs - totals.judged, "job")))
         legend = tuple(
             (part.name, part.colour, f"{amounts.format(part.value)}|{percent(part.value / spent)}{', ' + part.note if part.note else ''}")
             for part in parts
@@ -257,11 +269,16 @@ class _Page:
 
     def _weeks(self) -> Picture | None:
         amounts = self._amounts
-        found = [(monday(one.week), amounts.spent(one.sums), amounts.lost(one.sums)) for one in self._fleet.weeks]
+        found = [
+            (monday(one.week), amounts.spent(one.sums), amounts.lost(one.sums), amounts.judged(one.sums))
+            for one in self._fleet.weeks
+        ]
         if len(found) <= 1:
             return None
         drawn = page_charts.weeks(found, f"{amounts.noun} by week", amounts.format)
-        legend = (("Useful work", "sky", ""), ("Wasted", "rose", ""))
+        legend: tuple[tuple[str, str, str], ...] = (("No waste found", "sky", ""), ("Wasted", "rose", ""))
+        if any(spent > judged for _, spent, _, judged in found):
+            legend = (*legend, ("Not judged", "pale", ""))
         return Picture(
             drawn,
             f"What the jobs cost that began in the week from that Monday on, in {amounts.noun}",
@@ -290,10 +307,12 @@ class _Page:
         amounts, sums = self._amounts, group.sums
         spent, lost = amounts.spent(sums), amounts.lost(sums)
         name = shorten(group_value(group.value), 60) or "(unknown)"
-        written = f"{name}: {amounts.format(spent)} spent, {amounts.format(lost)} wasted"
+        judged = amounts.judged(sums)
+        written = f"{name}: {amounts.format(spent)} spent, {amounts.format(lost)} wasted, {amounts.format(spent - judged)} not judged"
         return GroupRow(
-            name, f"{sums.jobs:,}", amounts.format(spent), amounts.format(lost), percent(lost / spent) if spent > 0 else "",
-            label(next(iter(sums.causes))) if sums.causes else "", page_charts.meter(spent, lost, most, written),
+            name, f"{sums.jobs:,}", amounts.format(spent), amounts.format(lost) if judged > 0 else "",
+            percent(lost / judged) if judged > 0 else "not judged",
+            label(next(iter(sums.causes))) if sums.causes else "", page_charts.meter(spent, lost, judged, most, written),
             page_charts.trend(weeks, f"{name}, by week"),
         )  # fmt: skip
 

@@ -14,16 +14,16 @@ LEFT, RIGHT, TOP, BOTTOM = 70.0, 6.0, 14.0, 26.0
 MAX_WEEKS = 53
 
 
-def weeks(columns: Sequence[tuple[str, float, float]], title: str, written: Callable[[float], str]) -> Markup:
-    """Draw spent amounts as columns, with the wasted part in another colour.
+def weeks(columns: Sequence[tuple[str, float, float, float]], title: str, written: Callable[[float], str]) -> Markup:
+    """Draw spent amounts as columns, with the parts that were wasted and not judged in other colours.
 
     Args:
-        columns: label, amount spent, amount wasted.
+        columns: label, amounts spent, wasted and judged.
         title: what screen readers read.
         written: formats an amount.
     """
     columns = columns[-MAX_WEEKS:]
-    most = max((spent for _, spent, _ in columns), default=0.0)
+    most = max((spent for _, spent, _, _ in columns), default=0.0)
     if most <= 0:
         return Markup("")
     plot, wide = HEIGHT - TOP - BOTTOM, (WIDTH - LEFT - RIGHT) / max(len(columns), 4)
@@ -35,29 +35,48 @@ def weeks(columns: Sequence[tuple[str, float, float]], title: str, written: Call
             text(LEFT - 8, y + 4, written(tick), anchor="end"),
         ]
     every = max(-(-len(columns) // 13), 1)
-    for place, (label, spent, lost) in enumerate(columns):
-        left, tall, red = LEFT + wide * (place + 0.1), plot * spent / most, plot * min(lost, spent) / most
-        about = f"week of {label}: {written(spent)} spent, {written(lost)} wasted"
-        base = TOP + plot
-        drawn += [
-            element("rect", element("title", about), x=left, y=base - tall, width=wide * 0.8, height=max(tall - red, 0.0), class_="f-sky"),
-            element("rect", element("title", about), x=left, y=base - red, width=wide * 0.8, height=red, class_="f-rose"),
-        ]  # fmt: skip
+    for place, (label, spent, lost, judged) in enumerate(columns):
+        left, base = LEFT + wide * (place + 0.1), TOP + plot
+        about = f"week of {label}: {written(spent)} spent, {written(lost)} wasted, {written(spent - judged)} not judged"
+        height = 0.0
+        for amount, colour in _parts(spent, lost, judged):
+            tall = plot * amount / most
+            height += tall
+            drawn.append(
+                element(
+                    "rect",
+                    element("title", about),
+                    x=left,
+                    y=base - height,
+                    width=wide * 0.8,
+                    height=tall,
+                    class_=f"f-{colour}",
+                )
+            )
         if place % every == 0:
             drawn.append(text(left + wide * 0.4, base + 17, label, anchor="middle"))
     drawn.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=TOP + plot, y2=TOP + plot, class_="axis"))
     return drawing(WIDTH, HEIGHT, title, *drawn)
 
 
-def meter(spent: float, lost: float, most: float, title: str) -> Markup:
-    """Draw what one group spent and wasted, on the scale of the largest group."""
+def _parts(spent: float, lost: float, judged: float) -> list[tuple[float, str]]:
+    """Return what was wasted, what was not, and what was not judged, each with its colour."""
+    judged = min(judged, spent)
+    red = min(lost, judged)
+    return [(red, "rose"), (judged - red, "sky"), (spent - judged, "pale")]
+
+
+def meter(spent: float, lost: float, judged: float, most: float, title: str) -> Markup:
+    """Draw what one group spent, wasted and had judged, on the scale of the largest group."""
     if most <= 0:
         return Markup("")
-    whole, red = 120 * spent / most, 120 * min(lost, spent) / most
-    return drawing(
-        120, 12, title, element("rect", x=0, y=0, width=max(whole, 1.0), height=12, class_="f-sky"),
-        element("rect", x=0, y=0, width=red, height=12, class_="f-rose"), kind="meter", keep=False,
-    )  # fmt: skip
+    drawn, left = [], 0.0
+    for amount, colour in _parts(spent, lost, judged):
+        wide = 120 * amount / most
+        if amount > 0:
+            drawn.append(element("rect", x=left, y=0, width=max(wide, 1.0), height=12, class_=f"f-{colour}"))
+        left += wide
+    return drawing(120, 12, title, *drawn, kind="meter", keep=False)
 
 
 def trend(columns: Sequence[tuple[float, float]], title: str) -> Markup:

@@ -10,12 +10,12 @@ import attrs
 
 from sm_profiler.fleet.model import FleetJob, Sums
 from sm_profiler.fleet.rows import FAILURE, LABELS
+from sm_profiler.report.formatting import percent
 
 _KEYS = {"instance-type": "machine type", "git": "code version", "tuning-job": "tuning job"}
 WHOLE_FROM = 100  # amounts from here on have no decimals
 MINUTES_BELOW = 60
 SECONDS_BELOW = 60
-LEAST_BILL_USD = 1.0  # of all jobs: time shows more than cents
 STAGES = {
     "waiting": "Waiting for a machine",
     "image": "Loading the image",
@@ -83,6 +83,15 @@ def group_value(value: str) -> str:
     return re.sub(r"^\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/", "", value)
 
 
+def coverage(sums: Sums) -> str:
+    """Return how much of what some jobs cost was judged, in a sentence; "" if all was."""
+    if sums.coverage is None or (sums.judged == sums.jobs and sums.coverage >= 1):
+        return ""
+    amounts = Amounts.of(sums)
+    share = "less than 100 %" if round(100 * sums.coverage) == 100 else percent(sums.coverage)  # noqa: PLR2004 - percent
+    return f"Judged: {share} of {amounts.format(amounts.spent(sums))}{'' if amounts.priced else ' of machine time'}."
+
+
 def machines(job: FleetJob) -> str:
     """Return what a job ran on: `8 x ml.g5.2xlarge, spot`."""
     kind = job.instance_type or "unknown"
@@ -116,7 +125,7 @@ class Amounts:
     @classmethod
     def of(cls, totals: Sums) -> Amounts:
         """Return the amounts for a fleet with these sums."""
-        return cls(totals.priced > 0 and totals.bill_usd >= LEAST_BILL_USD)
+        return cls(totals.in_dollars)
 
     @property
     def noun(self) -> str:
@@ -138,3 +147,7 @@ class Amounts:
     def lost(self, sums: Sums) -> float:
         """Return what some jobs lost."""
         return sums.lost_usd if self.priced else sums.lost_instance_hours
+
+    def judged(self, sums: Sums) -> float:
+        """Return what of the cost was judged."""
+        return sums.judged_usd if self.priced else sums.judged_instance_hours

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
 
 from sm_profiler.errors import SourceError
+from sm_profiler.fleet.description import LONGEST_S, MAX_INSTANCES
 from sm_profiler.printable import one_line
 from sm_profiler.report.model import SCHEMA_VERSION
 
+CLOCKS_S = 86400.0  # by which clocks may differ, and what is left of a job after its last record
 MAX_BYTES = 32 << 20  # of a report.json: one of 10,000 ranks has 6 MB
 
 
@@ -105,6 +108,7 @@ class Job(msgspec.Struct):
     nodes: list[str] = []
     instance_type: str | None = None
     instance_types: dict[str, int] = {}
+    identity: dict[str, str] = {}
     gpus: list[dict[str, Any]] = []
     loop: list[float] | None = None
     steps_per_second: float | None = None
@@ -112,6 +116,13 @@ class Job(msgspec.Struct):
     ranks: list[Rank] = []
     startup: list[Part] = []
     loader: Loader | None = None
+
+
+class End(msgspec.Struct):
+    """End of the job."""
+
+    state: str = ""
+    error: str = ""
 
 
 class Quality(msgspec.Struct):
@@ -129,16 +140,21 @@ class ReportJson(msgspec.Struct):
     version: str = ""
     source: str = ""
     data_quality: Quality | None = None
+    end: End | None = None
 
 
 _DECODER = msgspec.json.Decoder(ReportJson)
 
 
-def read_report(data: bytes) -> ReportJson:
+def read_report(data: bytes, now: float | None = None) -> ReportJson:
     """Read a report.json.
 
+    Args:
+        data: its bytes.
+        now: the time; a job cannot be longer than from its start until then.
+
     Raises:
-        SourceError: it is damaged, too large, or of another version of the format.
+        SourceError: it is damaged, too large, of another version of the format, or has times that no job has.
     """
     if len(data) > MAX_BYTES:
         raise SourceError(f"its report.json is larger than {MAX_BYTES >> 20} MB")
@@ -148,4 +164,26 @@ def read_report(data: bytes) -> ReportJson:
         raise SourceError(f"its report.json cannot be read: {one_line(error)}") from None
     if found.schema_version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
         raise SourceError(f"its report.json has version {found.schema_version[:20]}, not {SCHEMA_VERSION}")
+    if wrong := _implausible(found, time.time() if now is None else now):
+        raise SourceError(f"its report.json is not plausible: {wrong}")
     return found
+
+
+def _implausible(report: ReportJson, now: float) -> str:
+    """Return the first number that no job has: each would decide the sums of a fleet; "" if there is none."""
+    job = report.job
+    longest = LONGEST_S
+    if job.start is not None:
+        last = job.end if job.end is not None else max(now, job.start)
+        longest = min(longest, max(last - job.start, 0.0) + CLOCKS_S)
+    lengths: list[tuple[str, float | None]] = [("duration", job.duration_s)]
+    if job.loop and len(job.loop) == 2:  # noqa: PLR2004 - start and end
+        lengths.append(("training loop", job.loop[1] - job.loop[0]))
+    for rank in job.ranks:
+        lengths += [("training loop of a rank", rank.loop_s), ("downtime of a rank", rank.interrupted_s)]
+    for name, seconds in lengths:
+        if seconds is not None and not seconds <= longest:
+            return f"its {name} of {seconds:.3g} s is longer than the job"
+    if len(job.nodes) > MAX_INSTANCES:
+        return f"it has {len(job.nodes):,} nodes"
+    return ""

@@ -13,6 +13,8 @@ from sm_profiler.fleet import texts
 from sm_profiler.fleet.description import Facts
 from sm_profiler.fleet.model import FleetJob, Line, Loss, Node, Range
 from sm_profiler.fleet.report_json import Finding, Rank, ReportJson
+from sm_profiler.formats.process_end import COMPLETED, CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
+from sm_profiler.identity import LABEL
 from sm_profiler.report.classes import Class
 from sm_profiler.report.startup import MAX_SECONDS, MIN_SECONDS
 
@@ -28,6 +30,10 @@ _PART_OF_STAGE = {
     "waiting": ("instance",), "image": ("image",), "download": ("download",), "starting": ("install", "imports", "building"),
 }  # fmt: skip
 _HEALTHY = frozenset(one.value for one in Class if one.is_healthy) | {Class.INCONCLUSIVE.value}
+_STATUS = {  # end of a job in report.json → status, as the service names it
+    COMPLETED: "Completed", CRASHED: "Failed", KILLED: "Failed", OUT_OF_MEMORY: "Failed", STOPPED: "Stopped",
+    INTERRUPTED: "Stopped", RUNNING: "InProgress",
+}  # fmt: skip
 _MOST = 1e15  # of a number that is shown
 
 
@@ -73,13 +79,20 @@ def _with_report(row: FleetJob, report: ReportJson, facts: Facts) -> FleetJob:
     duration = _positive(job.duration_s)
     speed = _positive(job.steps_per_second) or None
     known = facts.billable_s if facts.billable_s is not None else facts.training_s
-    status = row.status or ("InProgress" if job.running else "")
+    owner = {key: texts.name(value) for key, value in job.identity.items()}
+    labels = {key.removeprefix(LABEL): value for key, value in owner.items() if key.startswith(LABEL)}
+    status = row.status or (_STATUS.get(report.end.state, "") if report.end else "InProgress" if job.running else "")
     stages = dict(row.stages) or _stages(report)
     if row.stages:
         stages |= _started(report, row)
     return attrs.evolve(
         row,
         status=status,
+        failure=row.failure or (texts.sentence(report.end.error) if report.end and status == "Failed" else ""),
+        user=row.user or owner.get("user", ""),
+        account=owner.get("account", ""),
+        namespace=owner.get("namespace", ""),
+        tags=dict(list((labels | row.tags).items())[: texts.MAX_TAGS]),
         started=row.started or start,
         ended=row.ended or (None if job.running else end),
         instance_type=row.instance_type or texts.name(job.instance_type or ""),

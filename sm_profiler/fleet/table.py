@@ -24,7 +24,7 @@ _NODE = pa.struct([("node", _TEXT), ("host", _TEXT), ("relative", _NUMBER), ("sl
 _RANGE = pa.struct([("low", _NUMBER), ("value", _NUMBER), ("high", _NUMBER)])
 _TEXTS = (
     "name", "source", "report", "judged", "error", "arn", "status", "failure", "instance_type", "user", "image", "git",
-    "tuning_job", "stem",
+    "account", "namespace", "tuning_job", "stem",
     "week", "billed_by", "price_from", "verdict", "label", "confidence", "headline", "next_step",
 )  # fmt: skip
 _NUMBERS = (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from sm_profiler.fleet.model import Fleet, Sums
-from sm_profiler.fleet.page_words import Amounts, hours, money
+from sm_profiler.fleet.model import Fleet, Sums, TopJob
+from sm_profiler.fleet.page_words import Amounts, coverage, hours, money
 from sm_profiler.fleet.rows import LABELS
 from sm_profiler.report.formatting import plural
 
@@ -21,26 +21,27 @@ def summary(fleet: Fleet) -> str:
 
 
 def _lines(fleet: Fleet) -> Iterator[str]:
-    whole, amounts = fleet.totals, Amounts(bool(fleet.totals.priced))
+    whole = fleet.totals
     yield _headline(whole)
     if whole.unreadable:
         errors = [job for job in fleet.jobs if job.error]
-        yield f"{whole.unreadable:,} could not be read: {errors[0].name}: {errors[0].error}"
+        more = "; the page lists all" if whole.unreadable > 1 else ""
+        yield f"{whole.unreadable:,} could not be read: {errors[0].name}: {errors[0].error}{more}"
     yield from fleet.notes
     if fleet.causes:
         yield ""
         yield "Lost by cause"
-        most = max(one.share for one in fleet.causes) or 1.0
-        for cause in fleet.causes[: 2 * LINES]:
-            bar = "\N{FULL BLOCK}" * max(round(_BAR * cause.share / most), 1)
-            lost = amounts.text(cause.usd, cause.instance_hours)
-            yield f"  {cause.label:<34.34} {bar:<{_BAR}} {lost:>12}  {plural(cause.jobs, 'job')}"
+        shown = fleet.causes[: 2 * LINES]
+        # one unit a list: a cause of which some bills are unknown is compared with the others by its hours
+        in_dollars = whole.in_dollars and all(one.priced == one.jobs for one in shown)
+        lost = [cause.usd if in_dollars else cause.instance_hours for cause in shown]
+        for cause, amount in sorted(zip(shown, lost, strict=True), key=lambda pair: -pair[1]):
+            bar = "\N{FULL BLOCK}" * max(round(_BAR * amount / (max(lost) or 1.0)), 1)
+            yield f"  {cause.label:<34.34} {bar:<{_BAR}} {Amounts(in_dollars).format(amount):>12}  {plural(cause.jobs, 'job')}"
     if fleet.top:
         yield ""
-        yield "Jobs that lose most, and what to do"
-        for one in fleet.top[:TOP]:
-            lost = amounts.text(one.usd, one.instance_hours)
-            yield f"  {lost:>10}  {_cut(one.name)}: {LABELS.get(one.cause, one.cause)}. {one.next_step}"
+        yield "Jobs that waste most, and what to do"
+        yield from _top(fleet.top[:TOP], in_dollars=whole.in_dollars)
     for title, sentences in (
         ("In common", [one.sentence for one in fleet.common]),
         ("Slow machines", [one.sentence for one in fleet.hosts]),
@@ -54,23 +55,45 @@ def _lines(fleet: Fleet) -> Iterator[str]:
                 yield f"  and {len(sentences) - LINES:,} more"
 
 
+def _top(jobs: Sequence[TopJob], *, in_dollars: bool) -> Iterator[str]:
+    """Write the jobs that lose most; those with the same cause and advice together, with the advice once."""
+    in_dollars = in_dollars and all(one.usd is not None for one in jobs)
+    amounts = Amounts(in_dollars)
+    alike: dict[tuple[str, str], list[TopJob]] = {}
+    for one in jobs:
+        alike.setdefault((one.cause, one.next_step), []).append(one)
+    for (cause, step), some in alike.items():
+        for one in some:
+            lost = amounts.format((one.usd or 0.0) if in_dollars else one.instance_hours)
+            yield f"  {lost:>10}  {_cut(one.name)}: {LABELS.get(cause, cause)}"
+        yield f"  {'':>10}  {step}"
+
+
 def _headline(whole: Sums) -> str:
     if not whole.jobs:
         return "No jobs were found."
     jobs = plural(whole.jobs, "job")
-    if whole.waste is None:
-        return f"{jobs}; nothing is known about their billed time."
-    if whole.priced:
-        text = (
-            f"{jobs} cost {money(whole.bill_usd)}; {money(whole.lost_usd)} of it ({100 * whole.waste:.0f} %) was lost."
-        )
+    amounts = Amounts.of(whole)
+    spent, judged, lost = amounts.spent(whole), amounts.judged(whole), amounts.lost(whole)
+    if spent <= 0:
+        return f"{jobs}; nothing is known about their billed time. {coverage(whole)}".rstrip()
+    text = f"{jobs} cost {money(spent)}" if amounts.priced else f"{jobs} took {hours(spent)} of machines"
+    covered = coverage(whole)
+    if judged <= 0:
+        text += ". None of it was judged."
+    elif covered:
+        text += f", {amounts.format(judged)} of which was judged; {amounts.format(lost)} of that ({_share(lost, judged)}) was lost. {covered}"
+    else:
+        text += f"; {amounts.format(lost)} of it ({_share(lost, judged)}) was lost."
+    if amounts.priced:
         text += f" Spot instances saved {money(whole.saved_usd)}." if whole.saved_usd else ""
         unpriced = whole.jobs - whole.priced
-        return text + (f" The bill of {unpriced:,} is unknown." if unpriced else "")
-    return (
-        f"{jobs} took {hours(whole.instance_hours)} of machines; {hours(whole.lost_instance_hours)} of it "
-        f"({100 * whole.waste:.0f} %) was lost."
-    )
+        text += f" The bill of {unpriced:,} is unknown." if unpriced else ""
+    return text
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f} %"
 
 
 def _cut(name: str) -> str:

@@ -91,6 +91,7 @@ SAMPLES = (
 )
 PROCESS = f"{OWN}process"  # metadata: the process that wrote the file
 CLOCK = f"{OWN}clock"  # metadata: a merged timeline's correction of clocks
+CELL = "cell "  # start of the name of a notebook's cell, in place of a file's
 
 
 def gpu_operators(device: object) -> str:

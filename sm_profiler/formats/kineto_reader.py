@@ -51,8 +51,8 @@ _CATEGORIES = {
 }
 ON_DEVICE = (KERNEL, MEMCPY, MEMSET)
 
-_UNPACKED_TIMES = 200  # a gzip file may unpack to so many times its size; kernel names repeat well
-_UNPACKED_BYTES = 64 << 20
+_UNPACKED_TIMES = 64  # a gzip file may unpack to so many times its size; kernel names repeat well
+_UNPACKED_BYTES = 16 << 20
 _INT64 = (1 << 63) - 1
 _LAST = 1e19  # later times, even in nanoseconds since the epoch, are damage
 

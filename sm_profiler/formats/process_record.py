@@ -7,10 +7,10 @@ from typing import Any
 
 NUMBERS = frozenset({
     "batch_size", "clock_error_us", "clock_jumps", "clock_offset_us", "dropped", "loaded_us", "memory_total", "phases_every", "pid", "rank",
-    "start_us",
+    "samples_per_step", "start_us", "end_code", "end_step", "end_us", "oom_kills",
 })  # fmt: skip
-TEXTS = frozenset({"framework", "host", "instance_type", "node", "version"})
-COLLECTORS = "collectors"
+TEXTS = frozenset({"end", "end_error", "framework", "host", "instance_type", "node", "version"})
+COLLECTORS, IDENTITY = "collectors", "identity"
 _LARGEST = 2**63
 
 
@@ -23,7 +23,7 @@ def validated(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(name: str, given: Any) -> Any:
-    if name == COLLECTORS:
+    if name in {COLLECTORS, IDENTITY}:
         return (
             {key: state for key, state in given.items() if isinstance(state, str)} if isinstance(given, dict) else None
         )

@@ -18,6 +18,7 @@ from sm_profiler.formats.salvage import clean, objects
 # A file describes one node; rules take time for each pair of nodes, and for each metric of each of them.
 MAX_NODES = 8
 MAX_METRICS = 100_000
+FAR_S = 86_400.0  # a clock that was not set yet is years away; a job with such a row would be years long
 
 Head = tuple[str, str, str, str]  # type, name, dimension, node
 
@@ -52,12 +53,13 @@ _HEAD = attrgetter("type", "name", "dimension", "node")
 _TIMESTAMP, _VALUE = attrgetter("timestamp"), attrgetter("value")
 
 
-def read_system(data: bytes, node: str) -> tuple[SystemRows, Outcome]:
+def read_system(data: bytes, node: str, of_us: float | None = None) -> tuple[SystemRows, Outcome]:
     """Read a file of system metrics.
 
     Args:
         data: the file.
         node: the node in the file's name, for records that name none.
+        of_us: the minute in the file's name, microseconds since the epoch; rows far from it have a wrong time.
 
     Returns:
         Its rows in their order, and the outcome. No content of a file raises an error.
@@ -71,7 +73,7 @@ def read_system(data: bytes, node: str) -> tuple[SystemRows, Outcome]:
     parts = [_part(records, heads) for records in _records(data, tally)]
     timestamp, value, head = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     table: Any = tuple((kind, name or "", dimension or "", on or node) for kind, name, dimension, on in heads)
-    return account(SystemRows(timestamp, value, head, table), tally)
+    return account(SystemRows(timestamp, value, head, table), tally, of_us)
 
 
 def _records(data: bytes, tally: Tally) -> Iterator[list[_Record]]:
@@ -116,8 +118,11 @@ def _part(records: list[_Record], heads: Numbering) -> tuple[Floats, Floats, NDA
     return timestamp, np.fromiter(map(_VALUE, records), np.float64, count), head
 
 
-def account(rows: SystemRows, tally: Tally | None = None) -> tuple[SystemRows, Outcome]:
-    """Return the rows whose time and value are in range, up to the limits of a file, and the file's outcome."""
+def account(rows: SystemRows, tally: Tally | None = None, of_us: float | None = None) -> tuple[SystemRows, Outcome]:
+    """Return the rows whose time and value are in range, up to the limits of a file, and the file's outcome.
+
+    Times are in range if they are within a day of the minute in the file's name, `of_us`.
+    """
     tally = tally or Tally()
     kept = _heads_within_limits(rows.heads)
     if not kept.all():
@@ -130,6 +135,12 @@ def account(rows: SystemRows, tally: Tally | None = None) -> tuple[SystemRows, O
     if not good.all():
         tally.drop("time or value out of range", int((~good).sum()))
         rows = SystemRows(rows.timestamp[good], rows.value[good], rows.head[good], rows.heads)
+    near = (
+        np.abs(rows.timestamp - of_us / 1e6) <= FAR_S if of_us is not None else np.ones(len(rows.timestamp), np.bool_)
+    )
+    if not near.all():
+        tally.drop("time far from that of the file", int((~near).sum()))
+        rows = SystemRows(rows.timestamp[near], rows.value[near], rows.head[near], rows.heads)
     return rows, tally.close(len(rows.timestamp))
 
 

@@ -6,16 +6,20 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from sm_profiler.formats import event_names
 from sm_profiler.formats.layout import TEMPORARY, TRACE_FOLDER
-from sm_profiler.formats.trace_writer import publish
+from sm_profiler.formats.process_end import END, END_US, KILLED, OOM_KILLS, OUT_OF_MEMORY, STOPPED
+from sm_profiler.formats.trace_writer import metadata_line, publish
+from sm_profiler.limits import oom_kills
 
 _ENDED = frozenset("ZXx")  # states of a process of which only the exit code is left
 
 
-def recover_traces(root: Path | str, node: str | None = None) -> int:
+def recover_traces(root: Path | str, node: str | None = None, *, stopped: bool | None = None) -> int:
     """Finish the files that killed processes left open, and return their number; files of living processes stay.
 
     Such a file ends at its last flush, possibly in the middle of an event: whole events are kept.  Several processes may
@@ -24,7 +28,10 @@ def recover_traces(root: Path | str, node: str | None = None) -> int:
     Args:
         root: the `profiler-output` folder.
         node: this node, if several share the folder: process ids of other nodes mean nothing here.
+        stopped: whether the job was asked to stop before these processes ended, for their records: a process that left a
+            file open did not exit by itself. None for copies of files whose processes may be alive.
     """
+    kills = oom_kills() if stopped is False else None
     ending, count = f".json{TEMPORARY}", 0
     for path in sorted(Path(root, TRACE_FOLDER).glob(f"*{ending}")):
         parts = path.name.removesuffix(ending).rsplit("_", 3)
@@ -34,7 +41,7 @@ def recover_traces(root: Path | str, node: str | None = None) -> int:
         if node is not None and not source.endswith(f"-{node}"):
             continue
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError), _claimed(path) as fd:
-            publish(Path(root), path, _close_array(path, fd), source, kind)
+            publish(Path(root), path, _close_array(path, fd, stopped=stopped, kills=kills), source, kind)
             count += 1
     return count
 
@@ -74,9 +81,10 @@ def _alive(pid: str) -> bool:
         return True
 
 
-def _close_array(path: Path, fd: int) -> int:
+def _close_array(path: Path, fd: int, *, stopped: bool | None, kills: int | None) -> int:
     """Keep the whole lines of a file and close the array; return the end of its last event in microseconds."""
     base_us, end_us, whole = 0, 0, []
+    process: dict[str, Any] = {}
     for line in path.read_bytes().split(b",\n"):
         text = line.strip().removeprefix(b"[").removesuffix(b"]").strip()
         try:
@@ -86,14 +94,25 @@ def _close_array(path: Path, fd: int) -> int:
         whole.append(text)
         if event.get("ph") == "M":
             base_us = event["args"].get("start_time_since_epoch_in_micros", base_us)
+            process = event["args"] if event.get("name") == event_names.PROCESS else process
         else:
             end_us = max(end_us, base_us + event["ts"] + event.get("dur", 0))
     if not whole:
         path.unlink()
         raise ValueError(path)
+    if stopped is not None and process and END not in process:
+        whole.append(_end_record(process, end_us or base_us, stopped=stopped, kills=kills))
     # In place, so that the lock holds until the file has its name; only a cut-off event at the end makes a difference.
     closed, done = b"[\n" + b",\n".join(whole) + b"\n]\n", 0
     while done < len(closed):
         done += os.pwrite(fd, closed[done:], done)
     os.ftruncate(fd, len(closed))
     return end_us or base_us
+
+
+def _end_record(process: Mapping[str, Any], end_us: float, *, stopped: bool, kills: int | None) -> bytes:
+    """Return the record of a process that did not exit by itself, with its end."""
+    before = process.get(OOM_KILLS)
+    no_memory = kills is not None and isinstance(before, int) and kills > before
+    state = STOPPED if stopped else OUT_OF_MEMORY if no_memory else KILLED
+    return metadata_line(event_names.PROCESS, 0, json.dumps({**process, END: state, END_US: int(end_us)})).encode()

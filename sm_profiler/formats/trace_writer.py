@@ -20,6 +20,7 @@ import attrs
 
 from sm_profiler.formats import event_names
 from sm_profiler.formats.layout import PYTHON_TIMELINE, TEMPORARY, TRACE_FOLDER, TraceFile, hour_folder
+from sm_profiler.formats.process_end import END
 
 BACKLOG_BYTES = 4_000_000  # of events that wait for a failing disk
 # Bounds on memory, in names and in characters: names may be generated, a new one for every event.
@@ -265,8 +266,8 @@ class TraceWriter:
         number = self._phases.setdefault(phase, len(self._phases) + 1)
         if number not in self._announced and number not in announced:
             announced.add(number)
-            lines.append(_metadata("process_name", number, f'{{"name": {quoted(phase)}}}'))
-            lines.append(_metadata("process_sort_index", number, f'{{"sort_index": {number}}}'))
+            lines.append(metadata_line("process_name", number, f'{{"name": {quoted(phase)}}}'))
+            lines.append(metadata_line("process_sort_index", number, f'{{"sort_index": {number}}}'))
         return number
 
     def _head(self, phase: str, name: str, lines: list[str], announced: set[int]) -> str:
@@ -301,7 +302,7 @@ class TraceWriter:
         name = f"{self.source}_{self.kind}_{os.getpid()}_{self.files}_{time.time_ns()}.json{TEMPORARY}"
         self._path = folder / name
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        with contextlib.suppress(OSError):  # as long as it is written, no other node takes it for one of the dead
+        with contextlib.suppress(OSError):  # locked while open, so that no other node treats it as abandoned
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._size, self._events, self._opened_at, self._hour = 0, 0, self.age_clock(), hour
         self._base_us, self._end_us, self._announced = base_us, 0, set()
@@ -309,8 +310,8 @@ class TraceWriter:
         if len(self._phases) > _MAX_PHASES:
             self._phases.clear()  # numbers mean something within a file only
         lines = [
-            _metadata("process_name", 0, f'{{"start_time_since_epoch_in_micros": {base_us}}}'),
-            _metadata("process_sort_index", 0, '{"sort_index": 0}'),
+            metadata_line("process_name", 0, f'{{"start_time_since_epoch_in_micros": {base_us}}}'),
+            metadata_line("process_sort_index", 0, '{"sort_index": 0}'),
         ]
         try:
             self._put(("[\n" + ",\n".join(lines) + self._description()).encode())
@@ -326,11 +327,11 @@ class TraceWriter:
         if self.metadata is None:
             return ""
         metadata = self.metadata()
-        changing = metadata.get("collectors"), metadata.get("uses_gpu"), metadata.get("dropped")
+        changing = metadata.get("collectors"), metadata.get("uses_gpu"), metadata.get("dropped"), metadata.get(END)
         if again and changing == self._described:
             return ""
         self._described = changing
-        return ",\n" + _metadata(event_names.PROCESS, 0, json.dumps(metadata))
+        return ",\n" + metadata_line(event_names.PROCESS, 0, json.dumps(metadata))
 
     def _put(self, data: bytes) -> None:
         """Write all or nothing: the file is truncated to its former size after a failed write."""
@@ -356,7 +357,8 @@ class TraceWriter:
         self._backlog = events[:room]
 
 
-def _metadata(name: str, number: int, args: str) -> str:
+def metadata_line(name: str, number: int, args: str) -> str:
+    """Return a metadata record."""
     return f'{{"name": "{name}", "ph": "M", "pid": {number}, "args": {args}}}'
 
 

@@ -26,9 +26,10 @@ HLO_OP, HLO_MODULE, TF_OP, PROGRAM = "hlo_op", "hlo_module", "tf_op", "program_i
 STATS = (HLO_OP, HLO_MODULE, TF_OP, PROGRAM)  # the arguments of events that are read
 # Columns of events: offset in their line and duration (nanoseconds), number of the name, of the line, and STATS.
 Part: TypeAlias = tuple[NDArray[Any], ...]
-KINDS = (np.float64, np.float64, np.int32, np.int32, *(np.int64,) * len(STATS))
+KINDS = (np.float64, np.float64, np.int32, np.int32, np.int32, np.int32, np.int32, np.int64)
 
 _CHUNK = 1 << 16  # events decoded together
+_MIN_EVENT = 2  # bytes: it refers to its name
 _MAX_FIELDS = 64  # of an event; further ones are not read
 _FIXED = {FIXED64: 8, FIXED32: 4}  # bytes
 _EVENT_TAG, _MORE = 0x22, 0x80  # a line's events; a byte that another one follows
@@ -79,10 +80,15 @@ class _Lookup:
 
 
 class PlaneEvents:
-    """The events of a plane: their places in the file, decoded when there are enough of them."""
+    """The events of a plane: their places in the file, decoded when there are enough of them.
+
+    Attributes:
+        count: number of events so far.
+    """
 
     def __init__(self, shared: Shared, event_names: Mapping[int, str], stat_names: Mapping[int, str]) -> None:
         self._shared = shared
+        self.count = 0
         self._starts, self._ends, self._lines = array("q"), array("q"), array("q")
         self._names = _Lookup(event_names, shared.names)
         self._references = _Lookup(stat_names, shared.texts)
@@ -90,12 +96,13 @@ class PlaneEvents:
         self._column = np.full(max(wanted, default=0) + 2, -1, np.int8)  # the last is for all larger ids
         self._column[list(wanted)] = list(wanted.values())
 
-    def add(self, line: Field, row: int) -> Generator[Field]:
+    def add(self, line: Field, row: int) -> Generator[Field]:  # noqa: C901 - calls would take as long as the rest
         """Take the events of a line; yield its other fields."""
         view, tally = self._shared.view, self._shared.tally
         starts, ends = self._starts, self._ends
         add_start, add_end = starts.append, ends.append
         at, end = line.value, line.end
+        empty = 0  # each would take a column's row, thirty times its bytes
         while at < end:
             # One event after another, as fast as Python can: a tag of one byte, a length of one or two.
             for _ in range(_CHUNK - len(starts)):
@@ -111,8 +118,11 @@ class PlaneEvents:
                     after += 1
                 if size > end - after:
                     break
-                add_start(after)
                 at = after + size
+                if size < _MIN_EVENT:
+                    empty += 1
+                    continue
+                add_start(after)
                 add_end(at)
             if len(starts) >= _CHUNK:
                 self._fill_lines(row)
@@ -123,15 +133,21 @@ class PlaneEvents:
                 break
             at = field.end
             if field.number == _EVENTS and field.wire == LENGTH:
+                if field.end - field.value < _MIN_EVENT:
+                    empty += 1
+                    continue
                 add_start(field.value)
                 add_end(field.end)
             else:
                 self._fill_lines(row)  # the reader may stop here
                 yield field
         self._fill_lines(row)
+        tally.drop("event without a name", empty)
 
     def _fill_lines(self, row: int) -> None:
-        self._lines.extend([row] * (len(self._starts) - len(self._lines)))
+        fresh = len(self._starts) - len(self._lines)
+        self._lines.extend([row] * fresh)
+        self.count += fresh
 
     def decode(self) -> None:
         """Append the columns of the events so far."""
@@ -149,7 +165,7 @@ class PlaneEvents:
             scalars[_DURATION] / 1000,
             self._names(scalars[_EVENT_ID]),
             lines.astype(np.int32),
-            *stats,
+            *(column.astype(kind) for column, kind in zip(stats, KINDS[-len(STATS) :], strict=True)),
         )
         self._shared.parts.append(columns if keep.all() else tuple(column[keep] for column in columns))
 

@@ -7,6 +7,7 @@ Events refer to texts of their plane. They are decoded together, field by field,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import attrs
 import numpy as np
@@ -29,6 +30,8 @@ HOST = -1  # `Line.device` of a thread
 _EPOCH_NS = 10**17  # later times are since the epoch, earlier ones since the start of the trace
 _LAST_NS = float(1 << 62)
 MAX_PARTS = 10_000_000  # planes, lines, texts and their parts; the largest traces of TPUs have some millions
+FREE_PARTS, BYTES_A_PART = 100_000, 4  # parts of a file: so many, and one for so many bytes
+_LEAST = 2  # bytes of a line or an argument with anything in it
 MAX_ERRORS = 100
 _MAX_ERROR = 300  # bytes
 
@@ -188,7 +191,7 @@ class _Reader(Shared):
         self.errors: list[str] = []
         self.lines: list[Line] = []
         self.line_ns: list[int] = []
-        self._left = MAX_PARTS
+        self._left = min(MAX_PARTS, FREE_PARTS + len(view) // BYTES_A_PART)
 
     def fields(self, at: int, end: int) -> Iterator[Field]:
         """Yield the fields of a message, as long as the file has not more of them than a trace has."""
@@ -206,10 +209,12 @@ class _Reader(Shared):
 
     def trace(self) -> XplaneTrace:
         """Return everything read, with times relative to the trace's start."""
-        offset, duration, name, line, hlo_op, module, tf_op, program = (
-            np.concatenate([part[at] for part in self.parts]) if self.parts else np.empty(0, kind)
-            for at, kind in enumerate(KINDS)
-        )
+        parts = [list(part[::-1]) for part in self.parts]  # they are freed column by column
+        self.parts.clear()
+        columns: list[NDArray[Any]] = [
+            np.concatenate([part.pop() for part in parts]) if parts else np.empty(0, kind) for kind in KINDS
+        ]
+        offset, duration, name, line, hlo_op, module, tf_op, program = columns
         line_ns = np.array(self.line_ns or [0], np.int64)
         absolute = line_ns >= _EPOCH_NS
         base = self.base_ns or (int(line_ns[absolute].min()) if absolute.any() else 0)
@@ -222,9 +227,9 @@ class _Reader(Shared):
             duration,
             Category(name, tuple(self.names)),
             line,
-            Category(hlo_op.astype(np.int32), texts),
-            Category(module.astype(np.int32), texts),
-            Category(tf_op.astype(np.int32), texts),
+            Category(hlo_op, texts),
+            Category(module, texts),
+            Category(tf_op, texts),
             program,
         )
         if not sound.all():
@@ -254,7 +259,7 @@ class _Plane:
             if field.number == _PLANE_NAME:
                 self._name = text(view, field)
             elif field.number == _LINES:
-                lines.append(field)
+                lines += [field] if field.end - field.value >= _LEAST else []
             elif field.number == _EVENT_METADATA:
                 self._add_text(field, self._event_names, self._blobs)
             elif field.number == _STAT_METADATA:
@@ -278,7 +283,7 @@ class _Plane:
                     if part.number == _NAME and part.wire == LENGTH:
                         name = text(self._view, part)
                     elif part.number == _METADATA_STATS and part.wire == LENGTH and blobs is not None:
-                        blobs.append((key, part))
+                        blobs += [(key, part)] if part.end - part.value >= _LEAST else []
         names[key] = name
 
     def _read_properties(self) -> None:
@@ -308,6 +313,7 @@ class _Plane:
         reader = self._reader
         name = shown = ""
         number = time_ns = 0
+        before = events.count
         others = events.add(line, len(reader.lines))
         for field in others:
             if reader.is_too_large():
@@ -321,8 +327,9 @@ class _Plane:
                 shown = text(self._view, field)
             elif field.number == _LINE_TIME:
                 time_ns = signed(field.value)
-        reader.lines.append(Line(self._name, shown or name, number, _device(self._name)))
-        reader.line_ns.append(time_ns)
+        if events.count > before:
+            reader.lines.append(Line(self._name, shown or name, number, _device(self._name)))
+            reader.line_ns.append(time_ns)
 
 
 def _device(plane: str) -> int:

@@ -56,6 +56,10 @@ class FrameworkAdapter:
         """Return whether this process only loads data; it has no steps then."""
         return False
 
+    def is_set_up(self) -> bool:
+        """Return whether the script has begun to build a training: a model, an optimizer or a process group."""
+        return False
+
     def uses_gpu(self) -> bool | None:
         """Return whether this process has used a GPU so far; None if the framework does not show it."""
         return None

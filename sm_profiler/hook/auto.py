@@ -12,10 +12,12 @@ from functools import partial
 from sm_profiler.hook.frameworks import FRAMEWORKS, Framework
 from sm_profiler.hook.import_watch import when_loaded
 from sm_profiler.hook.left_files import complete_at_exit
+from sm_profiler.monitor.run_id import run_id
 
 
 def arm() -> None:
     """Install the hook when a supported framework is imported, if one ever is."""
+    run_id()
     for framework in FRAMEWORKS:
         when_loaded(framework.module, partial(_loaded, framework))
     complete_at_exit()

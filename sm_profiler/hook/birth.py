@@ -9,6 +9,7 @@ from pathlib import Path
 import attrs
 
 from sm_profiler.container import INPUT_CONFIG
+from sm_profiler.identity import identity
 from sm_profiler.monitor.host import host_id
 from sm_profiler.monitor.mounts import shared_mounts
 from sm_profiler.monitor.node_state import PROC, start_time
@@ -23,12 +24,14 @@ class Birth:
         container_us: start of the container's first process; None outside a training container.
         shared_mounts: mount point → type of the file systems that other machines use, too.
         host: identity of the machine, the same in all of its jobs; "" if unknown.
+        identity: user, account, job and so on, as far as the scheduler names them; see `sm_profiler.identity`.
     """
 
     process_us: int | None = None
     container_us: int | None = None
     shared_mounts: dict[str, str] = attrs.field(factory=dict)
     host: str = ""
+    identity: dict[str, str] = attrs.field(factory=dict)
 
 
 def birth(now_us: int, proc: Path = PROC, input_config: Path = Path(INPUT_CONFIG)) -> Birth:
@@ -49,6 +52,6 @@ def birth(now_us: int, proc: Path = PROC, input_config: Path = Path(INPUT_CONFIG
 
         inside = input_config.is_dir()
         host = host_id(in_container=inside, proc=proc)
-        return Birth(started(os.getpid()), started(1) if inside else None, shared_mounts(proc), host)
+        return Birth(started(os.getpid()), started(1) if inside else None, shared_mounts(proc), host, identity())
     except Exception:  # noqa: BLE001 - fail open; the report does without
         return Birth()

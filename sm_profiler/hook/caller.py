@@ -11,6 +11,8 @@ from itertools import islice
 from pathlib import Path
 from types import FrameType
 
+from sm_profiler.hook.cells import shown
+
 # Code below these folders is a library's: Python's own, installed packages, and the profiler.
 _LIBRARIES = tuple(
     {f"{path}/" for name in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_path(name))}
@@ -33,7 +35,7 @@ def user_line(frame: FrameType | None = None) -> dict[str, str | int]:
             break
         code = frame.f_code
         if not is_library(code.co_filename):
-            return {"file": code.co_filename, "line": frame.f_lineno, "function": code.co_name}
+            return {"file": shown(code.co_filename), "line": frame.f_lineno, "function": code.co_name}
         frame = frame.f_back
     return {}
 

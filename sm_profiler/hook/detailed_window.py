@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, TypeAlias
 
 from sm_profiler.hook import conversion
@@ -31,6 +32,7 @@ class DetailedWindow(Collector):
         self._first_step = 0
         self._steps: Steps = []
         self._children: list[subprocess.Popen[bytes]] = []
+        self._converting: list[tuple[subprocess.Popen[bytes], int]] = []  # and when each began
 
     @property
     def is_open(self) -> bool:
@@ -48,6 +50,13 @@ class DetailedWindow(Collector):
             self.leave(-1)
             session.schedule.end(DETAILED)
         return False
+
+    def beat(self) -> None:
+        """Record conversions that have ended: on a machine without a free core, they compete with the training."""
+        for child, start_ns in [one for one in self._converting if one[0].poll() is not None]:
+            self._converting.remove((child, start_ns))
+            work = self._session.work
+            work.record(f"{DETAILED} window is converted", start_ns, perf_counter_ns(), BACKGROUND)
 
     def finish(self) -> None:
         """Wait for conversions."""
@@ -77,4 +86,6 @@ class DetailedWindow(Collector):
         session = self._session
         common = {"root": str(session.root), "source": session.source, "pid": os.getpid(), "first_step": first}
         process = {"collector": DETAILED, "process": session.describe()}
-        self._children.append(conversion.start(module, {**order, **common, "steps": steps, **process}))
+        child = conversion.start(module, {**order, **common, "steps": steps, **process})
+        self._children.append(child)
+        self._converting.append((child, perf_counter_ns()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +12,14 @@ from importlib import import_module
 from typing import Any
 
 from sm_profiler.config import Profile, load_profile
+from sm_profiler.container import PROFILER_CONFIG, rooted
 from sm_profiler.errors import ProfilerError
 from sm_profiler.formats.trace_writer import TraceEvent
 from sm_profiler.hook import settings
+from sm_profiler.hook.foreign import pass_on
 from sm_profiler.hook.frameworks import FRAMEWORKS, WINDOWS, Framework
 from sm_profiler.hook.garbage import GarbageCollector
 from sm_profiler.hook.hang import HangWatch
-from sm_profiler.hook.horovod_collector import HOROVOD, add_horovod
 from sm_profiler.hook.import_watch import when_loaded
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.monitor_launcher import accompany
@@ -25,13 +27,18 @@ from sm_profiler.hook.objects import Objects
 from sm_profiler.hook.python_collector import PythonStarter
 from sm_profiler.hook.sampler import SAMPLER, Sampler, is_wanted
 from sm_profiler.hook.session import UNSUPPORTED, Session
+from sm_profiler.hook.standby import Standby
 from sm_profiler.hook.steps import SCRIPT
 from sm_profiler.hook.threads import Threads
 from sm_profiler.hook.timed_calls import TimedCalls
+from sm_profiler.monitor.gpu import why_missing
+from sm_profiler.monitor.place import settle
+from sm_profiler.monitor.task import is_own_job
 from sm_profiler.printable import logger_for
 
 logger = logger_for("sm_profiler")
 _installed: list[Hook] = []  # at most one
+_waiting: list[Standby] = []  # at most one: the configuration may switch the hook on later
 _refused: list[bool] = []  # not empty once the hook was off: the import of another framework does not ask again
 
 
@@ -156,10 +163,12 @@ def install(framework: Framework | None = None) -> Hook | None:
         try:
             session = _start()
         except (ProfilerError, OSError, ValueError) as error:
+            pass_on(error)
             logger.warning("sm-profiler: the hook is off: %s", error)
             _refused.append(True)
             return None
         except Exception as error:  # noqa: BLE001 - the training must start regardless
+            pass_on(error)
             logger.warning("sm-profiler: the hook is off: %s: %s", type(error).__name__, error)
             _refused.append(True)
             return None
@@ -169,6 +178,31 @@ def install(framework: Framework | None = None) -> Hook | None:
         _installed.append(Hook(session))
     for one in FRAMEWORKS if framework is None else (framework,):
         when_loaded(one.module, partial(_arm, _installed[0].session, one))
+    return _installed[0]
+
+
+def start(profile: Profile, source: settings.ConfigText, *, here: bool = False) -> Hook:
+    """Install the hook in the middle of a process.
+
+    Args:
+        profile: the profile.
+        source: its text.
+        here: the job begins now; what the process did before is no part of it.
+
+    Raises:
+        ProfilerError: a hook is installed already.
+    """
+    if _installed:
+        root = _installed[0].session.root
+        raise ProfilerError(f"start: a profile is being recorded already, to {root}")
+    session = _start_session(profile, source)
+    if here:
+        session.begin_here()
+    while _waiting:
+        _waiting.pop().end()
+    _installed.append(Hook(session))
+    for one in FRAMEWORKS:
+        when_loaded(one.module, partial(_arm, session, one))
     return _installed[0]
 
 
@@ -188,9 +222,11 @@ def _arm(session: Session, framework: Framework) -> None:
 
 def uninstall() -> None:
     """Close the hook and restore the framework."""
+    while _waiting:
+        _waiting.pop().end()
     if _installed:
         session = _installed.pop().session
-        session.end()
+        session.end(exits=False)
         for adapter in reversed(session.adapters):
             session.disarm(adapter)
 
@@ -202,11 +238,17 @@ def _start() -> Session | None:
     profile = load_profile(source.text)
     for problem in profile.problems:
         logger.warning("sm-profiler: %s", problem)
+    if not profile.disabled:
+        profile = settle(profile)
     accompany(profile)
     if profile.hook_on:
         return _start_session(profile, source)
     if not profile.disabled and profile.parameters:
         logger.warning("sm-profiler: the hook is off: %s", profile.off)
+    if source.path is not None and not _waiting:
+        logger.info("sm-profiler: the hook is off until %s asks for framework metrics: %s", source.path, profile.off)
+        _waiting.append(Standby(source, start))
+        _waiting[0].begin()
     return None
 
 
@@ -215,6 +257,8 @@ def _start_session(profile: Profile, source: settings.ConfigText) -> Session:
     missing = sorted(settings.requested_collectors(profile) - WINDOWS)
     if missing:
         logger.warning("sm-profiler: requested, but %s: %s", UNSUPPORTED, ", ".join(missing))
+    if is_own_job(profile, os.environ, rooted(PROFILER_CONFIG)) and (reason := why_missing()):
+        session.note("GPU metrics", reason)
     sampler = _add_sampler(session)
     session.add(
         GarbageCollector(session.append, session.work, on_collection=sampler.note_collection if sampler else None)
@@ -223,17 +267,17 @@ def _start_session(profile: Profile, source: settings.ConfigText) -> Session:
     session.add(Objects(session.append, work=lambda: session.work.doing("objects are counted")))
     calls = TimedCalls(session)
     session.add(calls)
-    session.add(HangWatch(session))
+    watch = HangWatch(session)
+    session.add(watch)
     try:
         calls.install()
     except BaseException:
         calls.remove()
         raise
-    with session.guarded(HOROVOD):
-        add_horovod(session)
     starter = PythonStarter(session)
     session.add(starter)
     session.run(starter, partial(starter.add, before_loop=True))
+    session.run(watch, watch.watch_start)
     return session
 
 

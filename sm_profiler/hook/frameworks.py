@@ -30,4 +30,4 @@ FRAMEWORKS = (
     Framework("tensorflow", "TensorFlow", "sm_profiler.hook.tensorflow.adapter:TensorFlowAdapter"),
     Framework("jax", "JAX", "sm_profiler.hook.jax.adapter:JaxAdapter"),
 )
-WINDOWS = frozenset({"python", "horovod", "detailed", "dataloader"})  # that exist for some framework
+WINDOWS = frozenset({"python", "detailed", "dataloader"})  # that exist for some framework

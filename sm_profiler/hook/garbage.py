@@ -11,12 +11,15 @@ from types import FrameType
 from typing import Any
 
 from sm_profiler.formats.event_names import GARBAGE_COLLECTION
+from sm_profiler.hook import foreign
 from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.foreign import pass_on, uninterrupted
 from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.steps import Record
 
 MIN_NS = 1_000_000
 FULL = 2  # the oldest generation
+_OWN = (__file__, foreign.__file__)
 
 
 class GarbageCollector(Collector):
@@ -43,6 +46,8 @@ class GarbageCollector(Collector):
         self._survived = [0, 0]  # collections of generation 1 since the last full one: the script's, the hook's
         self._is_due = is_due or full_is_due
         self._on_collection = on_collection  # takes the frame that caused it, and its seconds
+        self._phase, self._now = "", 0
+        self._callback = uninterrupted(self._take)  # Python ignores what a callback raises, an interrupt included
         self._began = 0
         self._due = False  # the interpreter started the collection, and no call of gc.collect()
 
@@ -60,8 +65,14 @@ class GarbageCollector(Collector):
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._callback)
 
-    def _callback(self, phase: str, info: dict[str, Any]) -> None:
-        now = self._clock()
+    def _take(self, value: str | dict[str, Any]) -> None:
+        """Take the arguments of the collector's callback in turn: the phase, then what is known about it."""
+        if isinstance(value, str):
+            self._phase, self._now = value, self._clock()
+        else:
+            self._collects(self._phase, value, self._now)
+
+    def _collects(self, phase: str, info: dict[str, Any], now: int) -> None:
         if phase == "start":
             self._began = now
             self._due = self._is_due()
@@ -87,8 +98,18 @@ class GarbageCollector(Collector):
                 self._work.stalled_ns += now - self._began
         self._append((GARBAGE_COLLECTION, f"generation {generation}", self._began, now, -1, args))
         if self._on_collection is not None and not own:
-            with contextlib.suppress(Exception):  # an extra
-                self._on_collection(sys._getframe(2), (now - self._began) / 1e9)  # noqa: SLF001 - the caller's line
+            try:
+                self._on_collection(_collecting(), (now - self._began) / 1e9)
+            except Exception as error:  # noqa: BLE001 - an extra
+                pass_on(error)
+
+
+def _collecting() -> FrameType | None:
+    """Return the frame in which the collection began: the one outside of the hook."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the caller's line
+    while frame is not None and frame.f_code.co_filename in _OWN:
+        frame = frame.f_back
+    return frame
 
 
 def full_is_due() -> bool:

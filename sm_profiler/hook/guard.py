@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from sm_profiler.hook.foreign import pass_on
 from sm_profiler.printable import logger_for
 
 logger = logger_for("sm_profiler")
@@ -22,7 +23,8 @@ class Guard:
     count: int = 0
 
     def failed(self, collector: str, error: BaseException) -> None:
-        """Switch a collector off."""
+        """Switch a collector off; an error of the script that passed through the hook is raised again."""
+        pass_on(error)
         self.count += 1
         if collector not in self.failures:
             self.failures[collector] = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
@@ -36,7 +38,8 @@ class Guard:
         """Log one line; an error in a log handler counts and is otherwise ignored."""
         try:
             logger.warning("sm-profiler: %s", text)
-        except Exception:  # noqa: BLE001 - a user's handler may raise anything
+        except Exception as error:  # noqa: BLE001 - a user's handler may raise anything
+            pass_on(error)
             self.count += 1
 
     def is_off(self, collector: str) -> bool:

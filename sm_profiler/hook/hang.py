@@ -3,21 +3,28 @@
 It runs on the recorder's thread, once a second.  A stop that goes on is written again after twice the time, and a record
 closes it when training goes on or the process exits.  A stack that is in a debugger or in a compiler is no hang, and a
 process that was suspended as a whole did not wait.
+
+Before the first step nothing is usual yet, and no recorder runs: a thread of the watch looks every other second, until a
+step begins.  A script that has built a model, an optimizer or a process group hangs if its main thread stays at exactly
+one place for twice the shortest stop, while neither this process nor its children use the CPU or read or write.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sm_profiler.formats.event_names import HANG
 from sm_profiler.formats.trace_writer import TraceEvent, span_args
+from sm_profiler.hook.caller import is_library
+from sm_profiler.hook.cells import shown
 from sm_profiler.hook.collector import Collector
 
 if TYPE_CHECKING:
@@ -34,6 +41,16 @@ BUSY_ELSEWHERE = (  # modules: these stacks are no hang
     "pdb", "bdb", "ipdb", "pudb", "pydevd", "_pydevd_bundle", "debugpy", "IPython.core.debugger", "torch._dynamo.convert_frame",
     "torch._inductor.compile_fx", "torch._inductor.async_compile",
 )  # fmt: skip
+START_TIMES = 2.0  # the shortest stop: before the first step, downloads and set-up have their pauses
+START_SECONDS = 2.0  # between two looks before the first step
+START_WINDOW = 10.0  # seconds over which use of the CPU and of files is judged
+START_CPU = (
+    0.02  # of one core; a process that waits uses less, the hook and the communication library's threads included
+)
+START_BYTES = 100_000.0  # a second, read or written: a download
+IN_COLLECTIVE = ("torch.distributed.distributed_c10d", "torch.distributed.rendezvous", "jax._src.distributed")
+EVENT_LOOPS = ("asyncio.base_events", "socketserver", "selectors")  # a server or a notebook without a request
+TICK = os.sysconf("SC_CLK_TCK")
 
 
 def minimum(environment: dict[str, str] | None = None) -> float:
@@ -50,9 +67,19 @@ class HangWatch(Collector):
 
     name = "hang watch"
 
-    def __init__(self, session: Session) -> None:
+    def __init__(
+        self,
+        session: Session,
+        clock: Callable[[], float] = time.monotonic,
+        work: Callable[[], Work] | None = None,
+        frames: Callable[[], dict[int, FrameType]] = sys._current_frames,  # noqa: SLF001 - the only way to another thread's stack
+    ) -> None:
         self._session = session
         self._minimum = minimum()
+        self._clock = clock
+        self._work_done = work or work_done
+        self._frames = frames
+        self._recording = threading.Event()
         self._reset()
 
     def _reset(self) -> None:
@@ -66,6 +93,22 @@ class HangWatch(Collector):
         self._open = False  # a record was written, and no step followed
         self._place: tuple[Any, ...] | None = None  # where the training thread was at half the time
         self._same = True
+        self._work: Work | None = None  # what the process had done when the wait before the first step began
+
+    def start(self) -> None:
+        """End the look at the start: the recorder's thread goes on with it."""
+        self._recording.set()
+
+    def watch_start(self) -> None:
+        """Look from a thread until the first record starts the recorder."""
+        if self._minimum:
+            threading.Thread(target=self._until_recording, name="sm-profiler start", daemon=True).start()
+
+    def _until_recording(self) -> None:
+        session = self._session
+        while not (self._recording.wait(START_SECONDS) or session.quiet):
+            if not session.run(self, self.beat):
+                return
 
     def forked(self) -> None:
         """Start over."""
@@ -75,7 +118,7 @@ class HangWatch(Collector):
         """Compare the progress with the last beat's."""
         if not self._minimum:
             return
-        now, progress = time.monotonic(), self._session.tracker.progress
+        now, progress = self._clock(), self._session.tracker.progress
         if self._last_beat is not None and now - self._last_beat > SUSPENDED and self._since is not None:
             self._since += now - self._last_beat
         self._last_beat = now
@@ -83,22 +126,25 @@ class HangWatch(Collector):
             self._advanced(now, progress)
         elif self._session.tracker.global_step >= MIN_STEPS:
             self._stands_still(now)
+        elif self._session.tracker.global_step < 0:
+            self._has_not_begun(now)
 
     def close(self) -> None:
         """Write that the process exits; with which error, if it does not handle one."""
+        self._recording.set()
         if self._open:
             error = getattr(sys, "last_type", None)
-            self._write(time.monotonic(), "ended", error=getattr(error, "__name__", None))
+            self._write(self._clock(), "ended", error=getattr(error, "__name__", None))
 
     def _advanced(self, now: float, progress: tuple[int, int]) -> None:
         if self._since is not None and self._seen[0] >= 0:
             self._longest = max(self._longest, now - self._since)
         if self._open:
             self._write(now, "resumed")
-        if self._first is None:
+        if self._first is None and progress[0] >= 0:
             self._first = progress[0], now
         self._seen, self._since, self._cpu = progress, now, time.process_time()
-        self._open, self._next, self._place, self._same = False, 0.0, None, True
+        self._open, self._next, self._place, self._same, self._work = False, 0.0, None, True, None
 
     def _limit(self) -> float:
         """Return the seconds of the shortest stop that is reported now."""
@@ -121,23 +167,52 @@ class HangWatch(Collector):
         self._open = True
         self._write(now, "hanging")
 
+    def _has_not_begun(self, now: float) -> None:
+        """Look at a process before its first step; any sign of work starts the wait anew."""
+        session = self._session
+        if not any(adapter.is_set_up() for adapter in session.adapters) or session.is_helper():
+            self._advanced(now, self._seen)
+            return
+        frame = self._frames().get(threading.main_thread().ident or 0)
+        place = tuple((one.f_code, one.f_lasti) for one in _outwards(frame))
+        in_collective, work = _is_innermost(frame, IN_COLLECTIVE), self._work_done()
+        if self._work is None:
+            self._place, self._work = place, work
+        waited = now - (self._since or now)
+        moved = place != self._place or _is_inside(frame, BUSY_ELSEWHERE) or not _waits_for_something(frame)
+        # a collective may wait by asking again and again
+        works = (
+            not in_collective and waited >= min(START_WINDOW, self._minimum) and work.since(self._work).is_busy(waited)
+        )
+        if moved or works:
+            self._advanced(now, self._seen)
+            self._place, self._work = place, work
+        elif waited >= (self._next or START_TIMES * self._minimum):
+            self._next = 2 * (self._next or START_TIMES * self._minimum)
+            self._open = True
+            self._write(now, "hanging", place=_user_place(frame))
+
     def _is_busy_elsewhere(self) -> bool:
-        """Return whether the main or the training thread is in a debugger or compiles."""
-        frames = sys._current_frames()  # noqa: SLF001 - the only way
+        """Return whether the main or the training thread is in a debugger or compiles, or a notebook waits for a cell."""
+        frames = self._frames()
+        main = frames.get(threading.main_thread().ident or 0)
+        if _user_frame(main) is None and _is_inside(main, EVENT_LOOPS):
+            return True
         threads = threading.main_thread().ident, self._session.adapter.training_thread()
         return any(_is_inside(frames.get(thread or 0), BUSY_ELSEWHERE) for thread in threads)
 
     def _compare_place(self) -> None:
-        frames = sys._current_frames()  # noqa: SLF001 - the only way
+        frames = self._frames()
         frame = frames.get(self._session.adapter.training_thread() or 0)
         place = tuple((one.f_code, one.f_lasti) for one in _outwards(frame))
         self._same = self._same and (self._place is None or place == self._place)
         self._place = place
 
-    def _write(self, now: float, state: str, **more: Any) -> None:
+    def _write(self, now: float, state: str, *, place: str = "", **more: Any) -> None:
         session = self._session
         since = self._since or now
         waited = now - since
+        session.start_recording(waited)
         args: dict[str, Any] = {
             "state": state,
             "waited": round(waited, 1),
@@ -154,8 +229,97 @@ class HangWatch(Collector):
             TraceEvent(HANG, "hang", start, int(waited * 1e6), span_args(os.getpid(), session.tracker.number, args))
         )
         if state == "hanging":
-            session.guard.warn(f"no step for {waited:.0f} s; the stacks of all threads are in the profile")
+            wait = (
+                f"this process has waited at {place} for {_duration(waited)} before the first step"
+                if place
+                else f"no step for {waited:.0f} s"
+            )
+            session.guard.warn(f"{wait}; the stacks of all threads are in the profile")
             session.later(session.recorder.writer.finish)  # a finished file is uploaded
+
+
+class Work(NamedTuple):
+    """Work of this process and its children so far.
+
+    Attributes:
+        cpu: seconds of CPU time.
+        transferred: bytes that were read and written.
+    """
+
+    cpu: float = 0.0
+    transferred: float = 0.0
+
+    def since(self, before: Work) -> Work:
+        """Return what was done after `before`; children that ended do not count."""
+        return Work(self.cpu - before.cpu, self.transferred - before.transferred)
+
+    def is_busy(self, seconds: float) -> bool:
+        """Return whether that is more in so many seconds than a process does that waits."""
+        return abs(self.cpu) > START_CPU * seconds or abs(self.transferred) > START_BYTES * seconds
+
+
+def work_done() -> Work:
+    """Return what this process and its descendants have done."""
+    cpu, transferred, pids, seen = time.process_time(), _transferred("self"), _children_of("self"), 0
+    while pids and seen < MAX_CHILDREN:
+        pid = pids.pop()
+        seen += 1
+        try:
+            fields = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()
+            cpu += (int(fields[11]) + int(fields[12])) / TICK
+        except (OSError, ValueError, IndexError):  # a child that ended
+            continue
+        transferred += _transferred(pid)
+        pids += _children_of(pid)
+    return Work(cpu, transferred)
+
+
+def _transferred(pid: str) -> float:
+    try:
+        lines = Path("/proc", pid, "io").read_text().splitlines()
+        return float(sum(int(line.partition(":")[2]) for line in lines if line.startswith(("rchar", "wchar"))))
+    except (OSError, ValueError):
+        return 0.0
+
+
+def _children_of(pid: str) -> list[str]:
+    found: list[str] = []
+    for task in Path("/proc", pid, "task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that ended
+            found += task.read_text().split()
+    return found
+
+
+def _waits_for_something(frame: FrameType | None) -> bool:
+    """Return whether a line of the script waits; an event loop waits for requests, and libraries alone for anything."""
+    return _user_frame(frame) is not None and not _is_innermost(frame, EVENT_LOOPS)
+
+
+def _is_innermost(frame: FrameType | None, modules: tuple[str, ...]) -> bool:
+    """Return whether the frames inside the script's innermost line are in one of the modules."""
+    for one in _outwards(frame):
+        if not is_library(one.f_code.co_filename):
+            return False
+        if str(one.f_globals.get("__name__", "")).startswith(modules):
+            return True
+    return False
+
+
+def _user_frame(frame: FrameType | None) -> FrameType | None:
+    return next((one for one in _outwards(frame) if not is_library(one.f_code.co_filename)), None)
+
+
+def _user_place(frame: FrameType | None) -> str:
+    found = _user_frame(frame)
+    return (
+        f"{Path(shown(found.f_code.co_filename)).name}:{found.f_lineno} in {found.f_code.co_name}"
+        if found
+        else "an unknown line"
+    )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < START_TIMES * SECONDS else f"{seconds / 60:.3g} min"
 
 
 def stacks(training: int | None) -> list[dict[str, Any]]:
@@ -170,7 +334,7 @@ def stacks(training: int | None) -> list[dict[str, Any]]:
         name = names.get(ident, "")
         if name.startswith("sm-profiler") or ident == threading.get_ident():
             continue
-        frames = [[one.f_code.co_filename, one.f_lineno, one.f_code.co_name] for one in _outwards(frame)]
+        frames = [[shown(one.f_code.co_filename), one.f_lineno, one.f_code.co_name] for one in _outwards(frame)]
         found.append({"name": name, "training": ident == training, "frames": frames[:MAX_FRAMES]})
     return sorted(found, key=lambda thread: not thread["training"])[:MAX_THREADS]
 
@@ -178,18 +342,13 @@ def stacks(training: int | None) -> list[dict[str, Any]]:
 def children() -> list[dict[str, Any]]:
     """Return the state of this process's children, such as loader workers, as the kernel reports it."""
     found = []
-    for task in Path("/proc/self/task").glob("*/children"):
+    for pid in _children_of("self"):
         try:
-            pids = task.read_text().split()
-        except OSError:  # a thread that ended
+            name, _, rest = Path("/proc", pid, "stat").read_text().rpartition(")")
+            waits = Path("/proc", pid, "wchan").read_text()
+        except OSError:  # a child that ended
             continue
-        for pid in pids:
-            try:
-                name, _, rest = Path("/proc", pid, "stat").read_text().rpartition(")")
-                waits = Path("/proc", pid, "wchan").read_text()
-            except OSError:  # a child that ended
-                continue
-            found.append({"pid": int(pid), "name": name.partition("(")[2], "state": rest.split()[0], "waits_in": waits})
+        found.append({"pid": int(pid), "name": name.partition("(")[2], "state": rest.split()[0], "waits_in": waits})
     return found[:MAX_CHILDREN]
 
 

@@ -25,7 +25,7 @@ def complete(root: Path, node: str) -> None:
     """Complete the files of this node's processes that have ended."""
     from sm_profiler.formats.trace_recovery import recover_traces  # noqa: PLC0415 - every Python process loads this module
 
-    recover_traces(root, node)
+    recover_traces(root, node, stopped=False)
 
 
 def _complete_after_children(pid: int) -> None:
@@ -33,11 +33,13 @@ def _complete_after_children(pid: int) -> None:
         return
     try:
         from sm_profiler.config import load_profile  # noqa: PLC0415
-        from sm_profiler.container import read_resources, rooted  # noqa: PLC0415
+        from sm_profiler.container import read_resources  # noqa: PLC0415
         from sm_profiler.hook.settings import find_config  # noqa: PLC0415
+        from sm_profiler.monitor.place import find  # noqa: PLC0415
 
         source = find_config()
-        if source is not None:
-            complete(rooted(load_profile(source.text).local_path), read_resources().node)
+        root = find(load_profile(source.text)) if source is not None else None
+        if root is not None:
+            complete(root, read_resources().node)
     except Exception:  # noqa: BLE001, S110 - fail open, and pip's output or torchrun's is no place for our errors
         pass

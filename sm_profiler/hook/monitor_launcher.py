@@ -8,7 +8,15 @@ import os
 from typing import TYPE_CHECKING
 
 from sm_profiler.config import Profile
-from sm_profiler.container import JOB_NAME_VARIABLE, PROFILER_CONFIG, read_resources, rooted
+from sm_profiler.container import (
+    DEFAULT_PROFILER_OUTPUT,
+    JOB_NAME_VARIABLE,
+    PROFILER_CONFIG,
+    RESOURCE_CONFIG,
+    read_resources,
+    rooted,
+)
+from sm_profiler.hook.foreign import pass_on
 from sm_profiler.monitor.task import Task, destination_of, is_agent_job, job_name
 from sm_profiler.printable import logger_for
 
@@ -31,9 +39,13 @@ def accompany(profile: Profile) -> None:
     try:
         registration = join(task)
     except Exception as error:  # noqa: BLE001 - the training and its hook continue regardless
+        pass_on(error)
         logger.warning("sm-profiler: no system metrics and no uploads: %s", error)
         return
     _joined.append(registration)
+    unnamed = task.root == str(rooted(DEFAULT_PROFILER_OUTPUT).absolute())  # no news if it was configured
+    if not task.destination and unnamed and registration.monitor is not None and not rooted(RESOURCE_CONFIG).exists():
+        logger.warning("sm-profiler: the configuration has no S3OutputPath: the profile stays in %s", task.root)
     atexit.register(registration.leave)  # runs after the hook's exit function, which is registered later
 
 

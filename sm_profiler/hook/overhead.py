@@ -65,6 +65,14 @@ class OverheadController:
         self._over = self._under = 0
         self._every_for_time = self._every_for_bytes = 1
 
+    def begin(self) -> None:
+        """Measure from now on, on the thread of the beats: a fast loop is through its windows before the first one.
+
+        What the training has waited for so far counts, too: recording begins inside the first step.
+        """
+        others = sum(other() for other in self.others)
+        self._last = (self._clock(), self._own_cpu() + others, -1, self._tracker.own_ns, 0)
+
     def beat(self, written: int) -> dict[str, Any] | None:
         """Measure the time since the last call, and record more or less from now on.  Called once a second.
 
@@ -80,20 +88,28 @@ class OverheadController:
         self._tracker.every = self.every
         return measured
 
-    def _limit_time(self, now: float) -> dict[str, Any] | None:
+    def end(self) -> dict[str, Any] | None:
+        """Return what the hook cost since the last beat, as `beat` does."""
+        return self._limit_time(self._clock(), ended=True)
+
+    def _limit_time(self, now: float, *, ended: bool = False) -> dict[str, Any] | None:
         """Compare the own time with its budget, scaled from the metered steps to all."""
         tracker = self._tracker
         cpu = self._own_cpu() + sum(other() for other in self.others)
         current = (now, cpu, tracker.global_step, tracker.own_ns, self._work.stalled_ns)
         last = self._last
-        if last is None or current[2] <= last[2]:
-            self._last = current if last is None else (current[0], current[1], *last[2:])
+        if last is None:
+            self._last = current
+        if last is None or (
+            current[2] <= last[2] and not (ended and current[4] > last[4])
+        ):  # counted with the next step
             return None
         self._last = current
-        steps = current[2] - last[2]
+        steps = max(current[2] - last[2], 0)
         training_us = (current[3] - last[3]) / 1000 * METER_EVERY
         background_us = max(current[1] - last[1], 0.0) * 1e6
-        self._judge(steps, (training_us + background_us) / steps, (current[0] - last[0]) * 1e6 / steps)
+        if steps:
+            self._judge(steps, (training_us + background_us) / steps, (current[0] - last[0]) * 1e6 / steps)
         return {
             "steps": steps,
             "training_us": round(training_us, 1),

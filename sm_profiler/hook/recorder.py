@@ -12,7 +12,7 @@ import resource
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -144,6 +144,7 @@ class Recorder:
 
     def _run(self) -> None:
         with self._own.unrecorded():
+            self._guarded(self._controller.begin)
             while not self._stopped():
                 self._guarded(self.beat)
             self._guarded(self._finish)
@@ -161,6 +162,8 @@ class Recorder:
 
     def _finish(self) -> None:
         self._work()
+        if threading.current_thread() is self._thread:  # whose CPU time is measured
+            self._record_overhead(self._controller.end())
         self._drain()
         if not self._abandoned:
             self._limited(DISK_SECONDS, self.writer.close)
@@ -198,7 +201,9 @@ class Recorder:
                 self._guard.failed("writing of a window", error)
 
     def _control_overhead(self) -> None:
-        overhead = self._controller.beat(self.writer.written)
+        self._record_overhead(self._controller.beat(self.writer.written))
+
+    def _record_overhead(self, overhead: Mapping[str, Any] | None) -> None:
         if overhead is not None:
             args = {"pid": self._pid, "phases_every": self._controller.every, "dropped": self.dropped, **overhead}
             length = int(overhead["training_us"] + overhead["background_us"] + overhead["windows_us"])

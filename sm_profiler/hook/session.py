@@ -13,10 +13,13 @@ from multiprocessing import parent_process
 from multiprocessing import util as multiprocessing_util
 from typing import Any
 
+import attrs
+
 from sm_profiler._version import __version__
 from sm_profiler.config import Profile, load_profile
 from sm_profiler.container import read_resources, rooted
 from sm_profiler.formats.layout import source_name
+from sm_profiler.formats.process_end import END_STEP, END_US, OOM_KILLS
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.hook import settings
 from sm_profiler.hook.adapter import FrameworkAdapter, NoFramework
@@ -29,13 +32,14 @@ from sm_profiler.hook.left_files import complete
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.overhead import OverheadController
 from sm_profiler.hook.own_work import OwnWork
+from sm_profiler.hook.process_end import how_it_ends
 from sm_profiler.hook.recorder import Recorder
 from sm_profiler.hook.sampler import Sampler
 from sm_profiler.hook.slowdown import Slowdown
 from sm_profiler.hook.steps import Record, StepObserver, StepTracker
 from sm_profiler.hook.timebase import Timebase
 from sm_profiler.hook.windows import Schedule
-from sm_profiler.limits import memory_total
+from sm_profiler.limits import memory_total, oom_kills
 
 UNSUPPORTED = "not available in this version"
 THREAD_END_SECONDS = 10.0  # the end of a training thread waits no longer for the disk, nor does the end of the process
@@ -96,8 +100,12 @@ class Session(StepObserver):
         self._collectors: tuple[Collector, ...] = ()
         self._at_steps: tuple[Collector, ...] = ()
         self._batch_sizes: set[int] = set()
+        self._samples = 0  # that models were given in training
         self._workers = -1  # of the training's loaders, the most; -1 before the first one
         self._started_us = 0
+        self._starting = threading.RLock()  # the first step and the watch for hangs may start the recorder at once
+        self._ended: dict[str, Any] = {}  # how the process ends, once it does
+        self._oom_kills = oom_kills()
         self._pid = os.getpid()
         self._thread_ends = 0  # of threads that trained
         self._loaded_us = self.timebase.now_us()  # the framework has been imported
@@ -111,6 +119,12 @@ class Session(StepObserver):
             self.adapters.append(self._leader)
         self.schedule.configure(profile.collectors)
         os.register_at_fork(after_in_child=self._forked)
+
+    def begin_here(self) -> None:
+        """Let the job begin now: what the process did before, such as the cells of a notebook, is no part of it."""
+        now = self.timebase.now_us()
+        self._birth = attrs.evolve(self._birth, process_us=now, container_us=None)
+        self._loaded_us = now
 
     # frameworks
 
@@ -232,6 +246,17 @@ class Session(StepObserver):
         """Report the batch size of a loader that is read with gradients enabled."""
         self._batch_sizes.add(size)
 
+    def saw_input(self, value: Any) -> None:
+        """Count the samples of a model's input in training: the first dimension of a tensor."""
+        shape = getattr(value, "shape", None)
+        if shape and type(shape[0]) is int:
+            self._samples += shape[0]
+
+    def samples_per_step(self) -> float | None:
+        """Return the samples of a training step, on average; None if they were not seen."""
+        steps = self.tracker.train_number + 1
+        return round(self._samples / steps, 3) if self._samples and steps > 0 else None
+
     def saw_workers(self, count: int) -> None:
         """Report the workers of such a loader."""
         self._workers = max(self._workers, count)
@@ -257,7 +282,8 @@ class Session(StepObserver):
         found = [rank for rank in (adapter.rank() for adapter in self.adapters) if rank is not None]
         return found[0] if found else settings.rank_from()
 
-    def _is_helper(self) -> bool:
+    def is_helper(self) -> bool:
+        """Return whether this process only loads data."""
         return any(adapter.is_helper() for adapter in self.adapters)
 
     @property
@@ -289,12 +315,21 @@ class Session(StepObserver):
 
     def _record_first(self, record: Record) -> None:
         """Start the recorder with the tracker's first record; the next ones go straight into its queue."""
-        if self._is_helper():
+        if self.is_helper():
             self.tracker.append = _ignore
         elif not self.closed:
             (self._recorder or self._start(record[2])).records.append(record)
 
+    def start_recording(self, ago: float) -> None:
+        """Start the recorder before the first step, unless it runs or the session is closed; times begin `ago` seconds ago."""
+        if self._recorder is None and not self.closed:
+            self._start(time.perf_counter_ns() - int(ago * 1e9))
+
     def _start(self, start_ns: int) -> Recorder:
+        with self._starting:
+            return self._recorder or self._new_recorder(start_ns)
+
+    def _new_recorder(self, start_ns: int) -> Recorder:
         self.rank = self._find_rank()
         source = self.source
         self._started_us = self.timebase.to_us(start_ns)
@@ -375,7 +410,7 @@ class Session(StepObserver):
         tracker = self.tracker
         tracker.settled = mode  # first: wake() from here on, on any thread, must take effect
         if self._may_be_helper:
-            if self._is_helper():
+            if self.is_helper():
                 self.quiet = True  # a dataset may run a model; that is no step
                 return
             self._may_be_helper = False
@@ -451,17 +486,21 @@ class Session(StepObserver):
             if reason is not None:
                 self.notes.setdefault(name, reason)
 
-    def end(self) -> None:
+    def end(self, *, exits: bool = True) -> None:
         """Close, and end what outlives the session: the process exits, or the hook is uninstalled."""
         if not self.exiting:
             self.exiting = True
+            if exits:
+                with self.guarded("end of the process"):
+                    steps = self.tracker.train_number + 1
+                    self._ended = {**how_it_ends(), END_US: self.timebase.now_us(), END_STEP: max(steps, 0)}
             self.close()
             self._notify("exit")
 
     def fail(self, error: BaseException) -> None:
         """Stop recording after an internal error outside any collector; the training continues."""
-        self.quiet = True
         self.guard.failed("hook", error)
+        self.quiet = True
         self._notify("failed", also_failed=True)
 
     def _complete_left_files(self) -> None:
@@ -471,7 +510,7 @@ class Session(StepObserver):
     def training_thread_ends(self) -> None:
         """Complete the file: the process may be killed before it can exit, or train again on another thread.
 
-        If another thread trains by now, its step goes on; a script with a thread for each step has few more files.
+        If another thread trains by now, its step goes on, so scripts that train each step on a new thread still produce few files.
         """
         if not self.is_recording or os.getpid() != self._pid or self.training_thread() != threading.get_ident():
             return
@@ -484,10 +523,11 @@ class Session(StepObserver):
     def _forked(self) -> None:
         """Start over in a forked child, with a recorder of its own from its first step on."""
         try:
+            self._starting = threading.RLock()
             if self._recorder is not None:
                 self._recorder.writer.abandon()
                 self._recorder = None
-            self._events = deque()
+            self._events, self._ended = deque(), {}
             self.tracker.reset(self._record_first)
             self._pid, self._thread_ends = os.getpid(), 0
             self.controller.reset()
@@ -526,11 +566,15 @@ class Session(StepObserver):
             "collectors": states,
             "uses_gpu": self._uses_gpu(),
             "batch_size": next(iter(self._batch_sizes)) if len(self._batch_sizes) == 1 else None,
+            "samples_per_step": self.samples_per_step(),
             "num_workers": self._workers if self._workers >= 0 else None,
             "instance_type": read_resources().instance_type,
             "memory_total": memory_total(),
             "shared_mounts": self._birth.shared_mounts,
             "host": self._birth.host,
+            "identity": self._birth.identity,
+            OOM_KILLS: self._oom_kills,
+            **self._ended,
         }
 
     def _uses_gpu(self) -> bool | None:

@@ -10,7 +10,7 @@ import attrs
 
 from sm_profiler.config import Profile, config_from_environment
 from sm_profiler.config.profile import COLLECTORS
-from sm_profiler.container import PROFILER_CONFIG, SERVICE_CONFIG_PATH_VARIABLE, rooted
+from sm_profiler.container import PROFILER_CONFIG, SERVICE_CONFIG_PATH_VARIABLE, expanded, rooted
 from sm_profiler.hook.bounded import run_bounded
 
 S3_SECONDS = 15  # the import of the framework waits no longer for a configuration on S3
@@ -38,12 +38,14 @@ def find_config(environment: Mapping[str, str] = os.environ) -> ConfigText | Non
     Raises:
         OSError, UnicodeDecodeError: the named file cannot be read.
         SourceError: the named s3:// address cannot be read.
+        ProfilerError: a variable in its name is not set.
         TimeoutError: S3 did not answer in time.
     """
     named = config_from_environment(environment)
     if named:
         if named.lstrip().startswith("{"):
             return ConfigText(named)
+        named = expanded(named, environment)
         return _from_s3(named) if named.startswith("s3://") else read_config(rooted(named, environment))
     path_named = environment.get(SERVICE_CONFIG_PATH_VARIABLE)
     if path_named:

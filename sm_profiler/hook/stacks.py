@@ -17,6 +17,8 @@ from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
 from sm_profiler.hook.caller import is_library
+from sm_profiler.hook.cells import cell_name, file_of
+from sm_profiler.hook.secrets import masked
 
 Place: TypeAlias = tuple[str, int, str]  # file, line, function
 Key: TypeAlias = tuple[str, bool, str, tuple[Place, ...]]  # phase, in a long step, innermost function, user's lines
@@ -28,6 +30,7 @@ MAX_KEYS = 500  # stacks summed up in a period; further ones only add to their p
 MAX_WRITTEN = 60  # stacks written for a period, those with the most time
 MAX_FILES = 10_000  # whose origin is remembered
 MAX_NAME, MAX_TEXT = 300, 160  # characters
+MAX_SECRET = 1000  # characters that are searched for secrets
 MAX_SOURCE_BYTES = 2_000_000  # of a file whose lines are quoted
 LONG_MS, LONG_TIMES = 5.0, 2.0  # a step is long if it exceeds the usual one by both
 LENGTHS = 64  # latest steps that define the usual one
@@ -120,6 +123,9 @@ class StackReader:
             folder = os.getcwd() + os.sep  # noqa: PTH109 - as text, once a file
         except OSError:  # the folder was removed
             folder = os.sep
+        if cell := cell_name(name):
+            self._shown[name] = cell
+            return cell
         shown = name[len(folder) :] if name.startswith(folder) and len(folder) > 1 else name
         self._shown[name] = shown = sys.intern(shown if len(shown) <= MAX_NAME else f"…{shown[-MAX_NAME:]}")
         return shown
@@ -217,7 +223,7 @@ class Tally:
         """Add the samples that were kept.
 
         Args:
-            long: their step is long; if one of them was taken when it had become long, it is in any case.
+            long: their step is long; also true once any sample was taken after the step turned long.
             rename: phase → its name instead.
         """
         long = long or any(key[1] for key in self._held)
@@ -273,10 +279,11 @@ def to_args(sums: dict[Key, list[float]]) -> dict[str, Any]:
 
 
 def source_line(file: str, line: int) -> str:
-    """Return a line of a source file as it runs, or "" if it cannot be read."""
+    """Return a line of a source file as it runs, without secrets, or "" if it cannot be read."""
+    file = file_of(file)
     try:
         if file not in linecache.cache and (file.startswith("…") or Path(file).stat().st_size > MAX_SOURCE_BYTES):
             return ""
-        return linecache.getline(file, line).strip()[:MAX_TEXT]
+        return masked(linecache.getline(file, line).strip()[:MAX_SECRET])[:MAX_TEXT]
     except Exception:  # noqa: BLE001 - a source in an odd encoding; the line is an extra
         return ""

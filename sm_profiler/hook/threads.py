@@ -12,6 +12,7 @@ from typing import Any
 
 from sm_profiler.formats.event_names import THREADS
 from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.foreign import pass_on
 from sm_profiler.hook.steps import Record
 from sm_profiler.limits import Limits
 
@@ -77,7 +78,8 @@ def waited_ns() -> int:
     """Return how long the main thread has waited for a core; 0 if the kernel does not count it."""
     try:
         return int(WAITED.read_text().split()[1])
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError, IndexError) as error:
+        pass_on(error)
         return 0
 
 
@@ -91,6 +93,7 @@ def running_threads() -> int:
     """Return the number of threads of this process."""
     try:
         lines = STATUS.read_text().splitlines()
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("Threads:")), 0)

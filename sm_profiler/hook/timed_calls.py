@@ -24,6 +24,7 @@ from sm_profiler.formats.event_names import LOG, SAVE
 from sm_profiler.hook.call_sums import LONG_NS, MAX_LONG, CallSum
 from sm_profiler.hook.caller import user_line
 from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.foreign import pass_on
 from sm_profiler.hook.patches import Patches
 
 if TYPE_CHECKING:
@@ -265,5 +266,6 @@ def size_of(path: str) -> int:
             return found.st_size
         with os.scandir(path) as entries:
             return sum(entry.stat().st_size for entry in islice(entries, MAX_FILES) if entry.is_file())
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return 0

@@ -2,7 +2,7 @@
 
 A list of such objects holds tuples that another thread is building, and CPython raises SystemError when a tuple is
 resized that something else refers to.  So the list must not outlive a single call of C code, in which no other thread
-runs.  A collection may begin within that call and run callbacks in Python; it is kept from it.
+runs.  A collection may begin within that call and run callbacks in Python, so the garbage collector is disabled for the call.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Protocol
 
 import attrs
@@ -209,7 +210,18 @@ class Schedule:
             window.prepared = True
             self._run(collector, collector.prepare)
         now = window.at_step(step, time.time(), time.monotonic(), batches)
-        if was is not now and not self._run(collector, collector.enter if now else collector.leave, step):
+        if was is not now and not self._switch(collector, collector.enter if now else collector.leave, step):
             self.end(name)
         elif now and not was and window.is_late:
             self._note(name, f"late: its first step began {window.late:.1f} s after the window's start")
+
+    def _switch(self, collector: Collector, action: Callable[[int], None], step: int) -> bool:
+        """Enter or leave a window; one that an exception of the script interrupts has ended."""
+        try:
+            return self._run(collector, action, step)
+        except BaseException as error:
+            self.end(collector.name)
+            self._note(collector.name, f"ended early: the script's {type(error).__name__} interrupted it")
+            with suppress(Exception):
+                collector.failed()
+            raise

@@ -114,7 +114,7 @@ class XplaneWindow(DetailedWindow):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._running))
         self._changing = threading.RLock()
         self._running = self._folder = None
-        self._children = []
+        self._children, self._converting = [], []
         self._restore()
 
     def failed(self) -> None:

@@ -12,11 +12,11 @@ import attrs
 
 from sm_profiler.errors import SourceError
 from sm_profiler.jobs.listing import Place, find_places
-from sm_profiler.printable import one_line, printable
+from sm_profiler.printable import printable
 from sm_profiler.source.job import output_of
 from sm_profiler.storage import Storage, open_storage
 from sm_profiler.storage.base import jittered_pause
-from sm_profiler.storage.s3_client import REQUEST_ERRORS, create_client, is_answer, is_transient
+from sm_profiler.storage.s3_client import REQUEST_ERRORS, create_client, is_answer, is_transient, reason_of
 
 ATTEMPTS = 8  # of a request that is throttled
 CONNECTIONS = 3  # attempts of a request that gets no answer
@@ -75,7 +75,7 @@ class Pace:
             except REQUEST_ERRORS as error:
                 most = ATTEMPTS if is_answer(error) else CONNECTIONS
                 if failures >= most or not is_transient(error):
-                    raise SourceError(_message(error)) from error
+                    raise SourceError(printable(reason_of(error))[:MAX_MESSAGE]) from error
                 with self._lock:
                     self.interval = min(self.interval * SLOWER, LONGEST_S)
                 self._sleep(jittered_pause(failures, FIRST_PAUSE_S, LONGEST_PAUSE_S))
@@ -196,9 +196,3 @@ def _job_of(found: dict[str, Any]) -> TrainingJob:
 
 def _stamp(value: object) -> str:
     return f"{value.timestamp():.3f}" if isinstance(value, datetime) else ""
-
-
-def _message(error: Exception) -> str:
-    response = getattr(error, "response", None)
-    message = response.get("Error", {}).get("Message") if isinstance(response, dict) else None
-    return printable(" ".join(str(message).split()) if message else one_line(error))[:MAX_MESSAGE]

@@ -10,12 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_profiler.errors import SourceError
 from sm_profiler.jobs.folders import jobs_below
 from sm_profiler.jobs.job import Job, State
 from sm_profiler.jobs.listing import MAX_REPORT_BYTES, Place, find_places
-from sm_profiler.printable import printable
-from sm_profiler.source.naming import ACCOUNT, OUTPUTS, is_account, job_name, split_account
+from sm_profiler.source.naming import ACCOUNT, OUTPUTS, is_account, job_name, not_a_folder, split_account
 from sm_profiler.storage import Storage, open_storage
 
 if TYPE_CHECKING:
@@ -46,7 +44,7 @@ def find_jobs(source: str, *, expected: bool = False, accounts: dict[str, Accoun
     elif expected or _JOB_NAME.fullmatch(source):
         yield Job(source, source)
     else:
-        raise SourceError(f"{printable(source)} does not exist")
+        raise not_a_folder(source)
 
 
 def _below_prefix(storage: Storage) -> Iterator[Job]:

@@ -10,8 +10,10 @@ import attrs
 
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch.clients import attach_client, attach_session
+from sm_profiler.launch.environment import require_uploadable
 from sm_profiler.launch.estimator import attach_estimator
 from sm_profiler.launch.model_trainer import attach_model_trainer
+from sm_profiler.launch.request import checked_rules, config_request, require_accepted
 
 BACKENDS = ("service", "agent")
 # classes by name, so that no SDK is imported to recognize its objects
@@ -65,10 +67,17 @@ def attach(
         The attachment, which can be undone.
 
     Raises:
-        ConfigError: the target is none of these, or the service would reject the configuration.
+        ConfigError: the target is none of these, the configuration or the rules are something else, or the service would
+            reject the configuration.
     """
     if backend not in BACKENDS:
         raise ConfigError(f"backend must be 'service' or 'agent', not {backend!r}")
+    rules = checked_rules(rules)
+    config = config_request(profiler_config)
+    if backend == "service":
+        require_accepted({"ProfilerConfig": config})
+    elif config.get("S3OutputPath") is not None:
+        require_uploadable(config["S3OutputPath"])
     if backend == "agent" and rules:
         warnings.warn(
             "backend='agent' starts no rule jobs: evaluate the profile with `sm-profiler report`, or start the rules with "
@@ -78,9 +87,9 @@ def attach(
     for base in type(target).__mro__:
         if base.__name__ == "Session" and base.__module__.startswith("sagemaker"):
             client = getattr(target, "sagemaker_client", None)
-            return Attachment(*attach_session(target.boto_session, profiler_config, rules or (), backend, client))
+            return Attachment(*attach_session(target.boto_session, profiler_config, rules, backend, client))
         if base.__name__ in _LAUNCHERS and base.__module__.partition(".")[0] in ("sagemaker", "botocore", "boto3"):
-            return Attachment(*_LAUNCHERS[base.__name__](target, profiler_config, rules or (), backend))
+            return Attachment(*_LAUNCHERS[base.__name__](target, profiler_config, rules, backend))
     raise ConfigError(
         f"attach takes an Estimator, a ModelTrainer, a boto3 client or a session, not {type(target).__name__}; "
         "use to_request for other launchers"

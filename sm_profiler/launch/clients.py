@@ -17,6 +17,7 @@ logger = logger_for(__name__)
 
 _TRAINING = "provide-client-params.sagemaker.CreateTrainingJob"
 _TUNING = "provide-client-params.sagemaker.CreateHyperParameterTuningJob"
+_TUNING_ID = "sm-profiler-tuning"
 
 
 def attach_client(
@@ -61,6 +62,24 @@ def _cached_by_sdk3(session: Any) -> list[Any]:
     kept = getattr(type(maker), "_instances", {}).get(maker)
     makers = list(kept.values()) if isinstance(kept, dict) else [kept]  # one for the whole process before 3.27
     return [one.sagemaker_client for one in makers if one is not None and getattr(one, "session", session) is session]
+
+
+def warn_of_tuning(client: Any) -> Callable[[], object]:
+    """Warn when a client of SageMaker creates a tuning job, whose trials the service backend cannot profile.
+
+    Returns:
+        A function that ends it.
+    """
+    events = client.meta.events
+    events.register(_TUNING, _tuning_is_not_profiled, unique_id=_TUNING_ID)  # once for all attached Estimators
+    return lambda: events.unregister(_TUNING, _tuning_is_not_profiled, unique_id=_TUNING_ID)
+
+
+def _tuning_is_not_profiled(**_request: Any) -> None:
+    logger.warning(
+        "sm-profiler: a tuning job's request cannot carry a profiler configuration, so its trials are not profiled: "
+        "attach with backend='agent'"
+    )
 
 
 class _Adder:
@@ -119,10 +138,7 @@ class _Adder:
     def tuning(self, params: dict[str, Any], **_more: Any) -> dict[str, Any]:
         """Add the profiler's variables to the environment of a tuning job's trials, which have no profiler keys."""
         if self.backend != "agent":
-            logger.warning(
-                "sm-profiler: a tuning job's request cannot carry a profiler configuration, so its trials are not "
-                "profiled: attach with backend='agent'"
-            )
+            _tuning_is_not_profiled()
             return params
         changed = dict(params)
         if "TrainingJobDefinition" in params:

@@ -8,13 +8,21 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from sm_profiler.config.api import KMS_KEY, MAX_VARIABLES
+from sm_profiler.config.api import KMS_KEY, MAX_VARIABLES, shown
 from sm_profiler.config.environment import environment_for
-from sm_profiler.container import AUTO_VARIABLE, CONFIG_VARIABLE, ISOLATED_FOLDER, OUTPUT_DATA
+from sm_profiler.container import (
+    AUTO_VARIABLE,
+    CONFIG_VARIABLE,
+    DEFAULT_PROFILER_OUTPUT,
+    ISOLATED_FOLDER,
+    OUTPUT_DATA,
+)
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch.request import config_request
 from sm_profiler.launch.service_model import is_pipeline_variable
+from sm_profiler.printable import printable
 
+_S3_URI = re.compile(r"s3://([a-zA-Z0-9._-]{1,255}|arn:[^/\s]+)(/|\Z)")
 _OURS = re.compile(rf"({CONFIG_VARIABLE}(_\d+)?|{AUTO_VARIABLE})\Z")
 
 
@@ -34,15 +42,17 @@ def agent_environment(  # noqa: PLR0913 - one argument for each setting of a job
         profiler_config: a ProfilerConfig of this package or of the SDK, or the API's object; None records system metrics
             only.
         environment: the job's own variables.
-        s3_output_path: S3 URI that the profile is stored under if the configuration has none.
+        s3_output_path: S3 URI that the profile is stored under if the configuration has none, such as the `S3OutputPath`
+            of the job's results. One of the two must be given, unless the files stay in a `local_path` that is mounted
+            into the container.
         kms_key_id: KMS key for the uploads.
         network_isolation: the container cannot upload anything; the files are written to a folder that the service stores.
         checkpoint_path: folder in the container that the service syncs, if the job has a CheckpointConfig.
         max_variables: the API's limit for the number of variables.
 
     Raises:
-        ConfigError: the configuration does not fit into the environment or contains a pipeline variable, or the
-            environment is not an object.
+        ConfigError: the profile would be stored nowhere, the configuration does not fit into the environment or contains
+            a pipeline variable, or the environment is not an object.
     """
     config = config_request(profiler_config, None if network_isolation else s3_output_path)
     if environment is not None and not isinstance(environment, Mapping):
@@ -52,8 +62,10 @@ def agent_environment(  # noqa: PLR0913 - one argument for each setting of a job
         return own
     if network_isolation:
         config = _isolated(config, checkpoint_path)
-    elif kms_key_id is not None:
-        config[KMS_KEY] = kms_key_id
+    else:
+        require_destination(config)
+        if kms_key_id is not None:
+            config[KMS_KEY] = kms_key_id
     carried = {**environment_for(_to_json(config)), AUTO_VARIABLE: "1"}
     changed = sorted(name for name, value in own.items() if _OURS.match(str(name)) and carried.get(name) != value)
     if changed:
@@ -67,6 +79,35 @@ def agent_environment(  # noqa: PLR0913 - one argument for each setting of a job
             f"{max_variables}"
         )
     return merged
+
+
+def require_destination(config: Mapping[str, Any]) -> None:
+    """Check that the agent can upload a profile to its `S3OutputPath`, or that it is kept without one.
+
+    Raises:
+        ConfigError: the profile would be lost.
+    """
+    path = config.get("S3OutputPath")
+    if path is not None:
+        require_uploadable(path)
+        return
+    parameters = config.get("ProfilingParameters")
+    kept = parameters.get("LocalPath") if isinstance(parameters, Mapping) else None
+    if not kept or (isinstance(kept, str) and kept.rstrip("/") == DEFAULT_PROFILER_OUTPUT):
+        raise ConfigError(
+            "the profile would be lost with the container: pass s3_output_path=, usually that of the job's results, or "
+            "set it in the ProfilerConfig"
+        )
+
+
+def require_uploadable(path: object) -> None:
+    """Check that the agent can upload below a path.
+
+    Raises:
+        ConfigError: it is not an S3 URI.
+    """
+    if not is_pipeline_variable(path) and not (isinstance(path, str) and _S3_URI.match(path)):
+        raise ConfigError(printable(f"S3OutputPath: {shown(path)} is not an S3 URI such as s3://bucket/prefix"))
 
 
 def _isolated(config: Mapping[str, Any], checkpoint_path: str | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from sm_profiler.container import AUTO_VARIABLE, CHECKPOINTS
 from sm_profiler.debugger import ProfilerConfig, ProfilerRule
 from sm_profiler.debugger.sdk_compat import is_kind
 from sm_profiler.errors import ConfigError
+from sm_profiler.launch.clients import warn_of_tuning
 from sm_profiler.launch.environment import agent_environment
 from sm_profiler.launch.request import config_request, require_accepted, require_managed_profiling
 
@@ -69,7 +70,11 @@ def attach_estimator(
             "rules": [*others, *(copy.copy(rule) for rule in rules)] or None,
         }
         description = "the configuration is sent with the job's request"
-    return description, [_set_attributes(estimator, values)]
+    undo: list[Callable[[], object]] = [_set_attributes(estimator, values)]
+    client = getattr(estimator.sagemaker_session, "sagemaker_client", None)
+    if backend == "service" and hasattr(client, "meta"):
+        undo.append(warn_of_tuning(client))
+    return description, undo
 
 
 def _set_attributes(target: object, values: dict[str, Any]) -> Callable[[], None]:

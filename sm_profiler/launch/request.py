@@ -14,6 +14,10 @@ from sm_profiler.launch.service_model import check_request
 from sm_profiler.printable import printable
 
 _KEYS = ("ProfilerConfig", "ProfilerRuleConfigurations")
+_PARTS = {
+    "FrameworkProfile": ": ProfilerConfig(framework_profile_params=…)",
+    "Profiler": ": ProfilerConfig(profile_params=…)",
+}
 
 
 def to_request(
@@ -54,7 +58,7 @@ def to_request(
         require_managed_profiling(region)
     output = config.get("S3OutputPath", s3_output_path)
     request: dict[str, Any] = {"ProfilerConfig": config}
-    if rules:
+    if rules := checked_rules(rules):
         request["ProfilerRuleConfigurations"] = [rule_request(rule, region, session, output) for rule in rules]
     require_accepted(request)
     return request
@@ -75,12 +79,31 @@ def config_request(profiler_config: Any, s3_output_path: Any = None) -> dict[str
             request = dict(profiler_config._to_request_dict())  # noqa: SLF001 - the SDK's objects have no public method
         except AttributeError:
             kind = type(profiler_config).__name__
-            raise ConfigError(f"profiler_config must be a ProfilerConfig, not {kind}") from None
+            hint = _PARTS.get(kind, "")
+            raise ConfigError(f"profiler_config must be a ProfilerConfig, not {kind}{hint}") from None
     if isinstance(request.get("ProfilingParameters"), Mapping):
         request["ProfilingParameters"] = dict(request["ProfilingParameters"])
     if s3_output_path is not None and "S3OutputPath" not in request and request.get("DisableProfiler") is not True:
         request = {"S3OutputPath": s3_output_path, **request}
     return request
+
+
+def checked_rules(rules: object) -> Sequence[Any]:
+    """Return rules as a sequence.
+
+    Raises:
+        ConfigError: they are something else than a list of ProfilerRule objects.
+    """
+    if hasattr(rules, "to_profiler_rule_config_dict"):
+        raise ConfigError("rules must be a list of ProfilerRule objects, not one ProfilerRule: rules=[rule]")
+    if rules is None:
+        return ()
+    if not isinstance(rules, (list, tuple)):
+        raise ConfigError(f"rules must be a list of ProfilerRule objects, not {type(rules).__name__}")
+    for rule in rules:
+        if not hasattr(rule, "to_profiler_rule_config_dict"):
+            raise ConfigError(f"rules must be ProfilerRule objects, not {type(rule).__name__}")
+    return rules
 
 
 def require_managed_profiling(region: object, instance_type: object = None) -> None:

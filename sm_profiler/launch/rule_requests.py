@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,10 +29,7 @@ def rule_request(rule: Any, region: str | None, session: Any, s3_output_path: st
     Raises:
         ConfigError: the image cannot be resolved, or the source cannot be uploaded.
     """
-    try:
-        request: dict[str, Any] = dict(rule.to_profiler_rule_config_dict())
-    except AttributeError:
-        raise ConfigError(f"rules must be ProfilerRule objects, not {type(rule).__name__}") from None
+    request: dict[str, Any] = dict(rule.to_profiler_rule_config_dict())
     if request["RuleEvaluatorImage"] == DEFAULT_IMAGE:
         _resolve_image(request, region)
     parameters = request.get("RuleParameters")
@@ -67,6 +66,22 @@ def _resolve_image(request: dict[str, Any], region: str | None) -> None:
 
 def _upload(source: str, name: str, session: Any, s3_output_path: str | None) -> str:
     """Upload a local rule source and return its S3 URI."""
+    path = local_source(source, name)
+    if session is None:
+        raise ConfigError(f"rule {name}: its source {source} is a local file: pass session=, or an s3:// URI")
+    with _upload_errors(source, name):
+        bucket, prefix = _destination(session, s3_output_path)
+        uri = source_uri(f"s3://{bucket}/{prefix}", name, path)
+        upload_source(path, uri, name, session.client("s3"))
+    return uri
+
+
+def local_source(source: str, name: str) -> Path:
+    """Return the path of a local rule source.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
     path = Path(source.removeprefix("file://"))
     try:
         exists = path.is_file()
@@ -74,18 +89,36 @@ def _upload(source: str, name: str, session: Any, s3_output_path: str | None) ->
         exists = False
     if not exists:
         raise ConfigError(f"rule {name}: its source {source} is neither an S3 URI nor a local file")
-    if session is None:
-        raise ConfigError(f"rule {name}: its source {source} is a local file: pass session=, or an s3:// URI")
+    return path
+
+
+def source_uri(prefix: str, name: str, path: Path) -> str:
+    """Return a new S3 URI below a prefix for a rule's source."""
+    return f"{prefix.rstrip('/')}/{name}/{uuid.uuid4()}/{path.name}"
+
+
+def upload_source(path: Path, uri: str, name: str, client: Any) -> None:
+    """Upload a rule's source.
+
+    Raises:
+        ConfigError: that failed.
+    """
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    kms_key = os.environ.get(KMS_VARIABLE)
+    encrypted = {"ExtraArgs": {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key}} if kms_key else {}
+    with _upload_errors(str(path), name):
+        client.upload_file(str(path), bucket, key, **encrypted)
+
+
+@contextmanager
+def _upload_errors(source: str, name: str) -> Iterator[None]:
     try:
-        bucket, prefix = _destination(session, s3_output_path)
-        key = "/".join(part for part in (prefix, name, str(uuid.uuid4()), path.name) if part)
-        kms_key = os.environ.get(KMS_VARIABLE)
-        encrypted = {"ExtraArgs": {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key}} if kms_key else {}
-        session.client("s3").upload_file(str(path), bucket, key, **encrypted)
+        yield
+    except ConfigError:
+        raise
     except Exception as error:  # boto3's errors and S3 transfer's have no common base
         line = " ".join(str(error).split())
         raise ConfigError(f"rule {name}: its source {source} could not be uploaded: {line}") from error
-    return f"s3://{bucket}/{key}"
 
 
 def _destination(session: Any, s3_output_path: str | None) -> tuple[str, str]:

@@ -93,6 +93,16 @@ class LocalBackend(SageMakerModelBackend):
         return job
 
 
+# moto reports these jobs as Completed at once, though nothing has run
+PRETENDED = {
+    "CreateHyperParameterTuningJob": "it does not run tuning jobs; start their trials as training jobs",
+    **dict.fromkeys(
+        ("CreateAutoMLJob", "CreateAutoMLJobV2", "CreateCompilationJob", "CreateTransformJob"),
+        "it runs training and processing jobs",
+    ),
+}
+
+
 class LocalSageMakerResponse(SageMakerResponse):
     """Answers SageMaker calls; calls not defined here are moto's."""
 
@@ -127,7 +137,10 @@ class LocalSageMakerResponse(SageMakerResponse):
     def call_action(self) -> Any:
         """Check the request against the service model, then answer it."""
         try:
-            refuse_invalid(self._get_action(), self.request_body)
+            action = self._get_action()
+            if action in PRETENDED:
+                raise AWSValidationException(f"The local endpoint does not support {action}: {PRETENDED[action]}")
+            refuse_invalid(action, self.request_body)
             return super().call_action()
         except (ValueError, RecursionError) as error:
             raise MalformedRequestError(f"the request cannot be read: {error}") from error

@@ -15,14 +15,18 @@ from typing import Any, Protocol
 
 import sm_profiler
 from sm_profiler.errors import ProfilerError
+from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.local.overlay import PYTHON
 from sm_profiler.local.process import JobProcess, describe_exit
 from sm_profiler.local.records import FINAL_RULE_STATUSES
 from sm_profiler.local.transfer import download, s3_keys
 
 PROFILE = "profiler-output"
-NEEDED = {"sagemaker": "sm-profiler[sagemaker2]"}
-FRAMEWORKS = {"pytorch": {"torch": "torch"}, "keras": {"tensorflow": "tensorflow", "keras": "keras"}}
+NEEDED = {"moto": "sm-profiler[local,sagemaker2]", "sagemaker": "sm-profiler[local,sagemaker2]"}
+FRAMEWORKS = {
+    "pytorch": {"torch": "torch", "PIL": "pillow"},
+    "keras": {"tensorflow": "tensorflow", "keras": "keras", "PIL": "pillow"},
+}
 LAUNCHES = {"pytorch": "launch.py", "keras": "launch_keras.py"}
 SETTINGS_LOG = "sagemaker.config INFO"  # the SDK's search for settings files
 QUIET_S = 5.0  # seconds without output of the SDK before a progress line
@@ -146,7 +150,7 @@ class Demo:
             return
         job = self._job()
         uri = job["ProfilerConfig"]["S3OutputPath"].rstrip("/") + f"/{job['TrainingJobName']}/profiler-output"
-        files = len(s3_keys(self._s3, uri))
+        files = sum(not key.endswith(END_MARKERS) for key in s3_keys(self._s3, uri))  # as the report counts
         rules = ", ".join(
             f"{rule['RuleConfigurationName']}: {rule['RuleEvaluationStatus']}"
             for rule in job.get("ProfilerRuleEvaluationStatuses", ())
@@ -213,8 +217,11 @@ class Demo:
             source = f": {place['source']}" if place.get("source") else ""
             lines.append(f"where    {place['file']}:{place['line']} in {place['function']}{source}")
         if gain := verdict.get("gain"):
-            faster = gain["speedup"]
-            lines.append(f"gain     repaired, the loop runs {faster['low']:.1f} to {faster['high']:.1f} times as fast")
+            from sm_profiler.report.gains.wording import factors  # noqa: PLC0415 - imports numpy
+            from sm_profiler.report.model import Interval  # noqa: PLC0415 - as above
+
+            faster = factors(Interval(**gain["speedup"]))
+            lines.append(f"gain     after the repair, the loop runs {faster} times as fast")
         if "next_step" in verdict:
             lines.append(f"next     {verdict['next_step']}")
         command = Path(sys.executable).with_name("sm-profiler")

@@ -72,6 +72,20 @@ def kill_rest(group: int) -> None:
         time.sleep(POLL_S)
 
 
+def terminate(group: int) -> None:
+    """Send SIGTERM to the command's process group, and once to each descendant that has left it."""
+    others = []
+    for pid in descendants():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(pid) != group:
+                others.append(pid)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGTERM)
+    for pid in others:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGTERM)
+
+
 def die_with(supervisor: int) -> None:
     """End this process with the supervisor, even if that has already ended; runs between fork and exec."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -85,6 +99,9 @@ class Supervisor:
 
     def __init__(self, grace_s: float, command: list[str]) -> None:
         self.grace_s = grace_s
+        self.deadline: float | None = (
+            None  # by the monotonic clock; until then, a stopped command's descendants may work
+        )
         # a signal that ended the supervisor now would orphan the command; `run` unblocks signals
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         supervisor = os.getpid()
@@ -98,17 +115,26 @@ class Supervisor:
 
     def stop(self) -> None:
         """Send SIGTERM, wait for the grace time, then send SIGKILL."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.child.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        self.deadline = time.monotonic() + self.grace_s
+        terminate(self.child.pid)
+        try:
             self.child.wait(self.grace_s)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.child.pid, signal.SIGKILL)
+        except subprocess.TimeoutExpired:  # otherwise `run` kills what is left of its group, once that had its time
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.child.pid, signal.SIGKILL)
 
     def watch(self, terminated: int) -> None:
         """Stop when standard input ends (the endpoint requests it, or has ended), or after SIGTERM."""
         select.select([0, terminated], [], [])
         self.stop()
+
+    def let_descendants_end(self) -> None:
+        """Wait for the descendants of a stopped command: a container outlives its script, and the monitor still uploads."""
+        while self.deadline is not None and time.monotonic() < self.deadline:
+            reap()
+            if not descendants():
+                return
+            time.sleep(POLL_S)
 
     def run(self) -> int:
         """Wait for the command; return its exit code when no process of it is left."""
@@ -120,6 +146,7 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         threading.Thread(target=self.watch, args=(terminated,), daemon=True).start()
         code = self.child.wait()
+        self.let_descendants_end()
         kill_rest(self.child.pid)
         return code if code >= 0 else 128 - code
 

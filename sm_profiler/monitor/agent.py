@@ -22,12 +22,15 @@ from pathlib import Path
 
 import attrs
 
-from sm_profiler.container import METRICS_ADDRESS_VARIABLE, METRICS_PORT_VARIABLE
+from sm_profiler.container import METRICS_ADDRESS_VARIABLE, METRICS_PORT_VARIABLE, METRICS_TARGETS_VARIABLE
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.formats.layout import END_MARKERS
 from sm_profiler.formats.trace_recovery import recover_traces
-from sm_profiler.monitor.board import Board
+from sm_profiler.monitor.board import Board, job_labels
+from sm_profiler.monitor.local_space import CHECK_SECONDS as SPACE_SECONDS
+from sm_profiler.monitor.local_space import DELETE_VARIABLE, LocalSpace, limit_of
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
+from sm_profiler.monitor.place import read_claim
 from sm_profiler.monitor.sampler import MAX_INTERVAL_MS, MIN_INTERVAL_MS, Sampler, machine_sources
 from sm_profiler.monitor.task import Task
 from sm_profiler.monitor.uploader import Destination, Uploader, open_destination
@@ -40,6 +43,7 @@ PR_SET_PDEATHSIG = 1
 CHECK_SECONDS = 1.0
 RECONNECT_SECONDS = 10.0
 RESTART_SECONDS = 5.0
+RECOVER_SECONDS = 10.0  # between two looks for files of killed ranks in a job that goes on
 # How long to go on uploading after the script has ended (its last process waits), after SIGTERM (SageMaker kills the
 # container 120 s later), and after the job was killed (no process waits).
 END_SECONDS, TERM_SECONDS, KILLED_SECONDS = 60.0, 100.0, 20.0
@@ -74,6 +78,7 @@ class Agent:
     wake: SignalEvent = attrs.field(factory=SignalEvent)
     terminated: bool = False
     _uploader: Uploader | None = attrs.field(default=None, init=False)
+    _local_space: LocalSpace | None = attrs.field(default=None, init=False)
     _cannot_upload: bool = attrs.field(default=False, init=False)
     _reported_client: bool = attrs.field(default=False, init=False)
 
@@ -109,12 +114,27 @@ class Agent:
             if self._may_leave():
                 return
 
+    @property
+    def _space(self) -> LocalSpace:
+        if self._local_space is None:
+            self._local_space = local_space(self.root, os.environ)
+        uploader = self._uploader
+        if uploader is not None:
+            self._local_space.take_uploaded = uploader.take_uploaded
+        return self._local_space
+
+    def _keep_space(self, stop: threading.Event) -> None:
+        """Check the space on the disk once a minute until `stop` is set."""
+        while not stop.wait(SPACE_SECONDS):
+            self._space.check()
+
     def _work(self) -> list[Callable[[threading.Event], None]]:
         work: list[Callable[[threading.Event], None]] = []
         if self.task.interval_ms:
             work.append(lambda stop: self.sampler().run(stop))
         if self.task.destination:
             work.append(self._upload)
+        work.append(self._keep_space)
         return work
 
     def _upload(self, stop: threading.Event) -> None:
@@ -143,11 +163,15 @@ class Agent:
         """Wait until the job's processes have ended, or SIGTERM arrives."""
         seen: set[int] = set()
         dead: set[str] = set()
+        recovered = self.clock()
         while not self.terminated and (living := set(self.registry.living())):
             if living - seen:
                 # Launchers restart ranks: processes that were dead before do not decide how the job ends.
                 self.registry.forget(dead)
             seen, dead = seen | living, self.registry.dead()
+            if self.clock() - recovered >= RECOVER_SECONDS:  # a rank that is gone is shown while the others wait for it
+                recover_traces(self.root, self.task.node, stopped=False)
+                recovered = self.clock()
             self.wake.wait(CHECK_SECONDS)
             self.wake.clear()
 
@@ -162,6 +186,13 @@ class Agent:
         """Upload the remaining files, and write the end markers if nothing more can follow."""
         ended = self.registry.all_ended()
         complete = self._upload_rest(deadline)
+        with contextlib.suppress(Exception):  # the end of a job is more important
+            self._space.check()
+        if self._space.lost:
+            logger.warning(
+                "sm-profiler: %d files (%.1f MB) of the profile were emptied to keep it within its limit",
+                self._space.lost, self._space.lost_bytes / 1e6,
+            )  # fmt: skip
         # SIGTERM may arrive at any moment of this, and then the job may be resumed elsewhere.
         if not (ended and complete and self.task.first) or self.terminated or self.registry.living():
             return
@@ -179,7 +210,7 @@ class Agent:
         while True:
             living = self.registry.living()
             if not living:
-                recover_traces(self.root, self.task.node)
+                recover_traces(self.root, self.task.node, stopped=self.terminated)
             complete = self._drain(deadline)
             if not (self.terminated and living) or self.clock() >= deadline:
                 return complete
@@ -200,9 +231,10 @@ class Agent:
         # The first success may come late: a short job, or a network that was down until now.
         if uploader.reached and last > deadline and uploader.drain(last):
             return True
+        left = uploader.remaining()
         logger.warning(
-            "sm-profiler: %d files could not be uploaded to %s and are kept in %s: %s",
-            uploader.remaining(), uploader.destination.uri, self.root, uploader.error,
+            "sm-profiler: %d file%s could not be uploaded to %s; kept in %s: %s",
+            left, "" if left == 1 else "s", uploader.destination.uri, self.root, uploader.error,
         )  # fmt: skip
         return False
 
@@ -220,7 +252,17 @@ class Agent:
         return True
 
 
-def serve_metrics(root: Path, node: str, environment: Mapping[str, str]) -> Board | None:
+def local_space(root: Path, environment: Mapping[str, str]) -> LocalSpace:
+    """Return what keeps the profile within its limit; a limit that cannot be read is the default."""
+    try:
+        limit = limit_of(root, environment)
+    except ProfilerError as error:
+        logger.warning("sm-profiler: %s; using the default", error)
+        limit = limit_of(root, {})
+    return LocalSpace(root, limit, deletes=environment.get(DELETE_VARIABLE) == "1")
+
+
+def serve_metrics(root: Path, node: str, environment: Mapping[str, str], job: str = "") -> Board | None:
     """Serve the newest values for Prometheus if the environment names a port; a failure is one line in the log."""
     text = environment.get(METRICS_PORT_VARIABLE)
     if not text:
@@ -228,13 +270,29 @@ def serve_metrics(root: Path, node: str, environment: Mapping[str, str]) -> Boar
     from sm_profiler.monitor.exposition import Exposition  # noqa: PLC0415 - few jobs are scraped
     from sm_profiler.monitor.step_counter import StepCounter  # noqa: PLC0415
 
-    board = Board(node, time.monotonic, StepCounter(root, node))
+    labels = job_labels(job, environment, _name_in_claim(root))
+    board = Board(node, time.monotonic, StepCounter(root, node), labels)
+    address = environment.get(METRICS_ADDRESS_VARIABLE) or "127.0.0.1"
     try:
-        Exposition(environment.get(METRICS_ADDRESS_VARIABLE) or "127.0.0.1", int(text), board.values)
+        metrics = Exposition(address, int(text), board.values)
+        if metrics.server_port != int(text):
+            logger.warning("sm-profiler: metrics for Prometheus at %s:%d", address, metrics.server_port)
+        if folder := environment.get(METRICS_TARGETS_VARIABLE):
+            metrics.announce(Path(folder), dict(labels).get("host", "localhost"))
+            board.withdraw = metrics.withdraw
     except (ProfilerError, ValueError) as error:
         logger.warning("sm-profiler: no metrics for Prometheus: %s", printable(str(error)))
         return None
     return board
+
+
+def _name_in_claim(root: Path) -> str:
+    """Return the name under which a job without a name has claimed its folder; "" if it has not."""
+    try:
+        owner = read_claim(root)
+    except OSError:
+        return ""
+    return owner.job if owner is not None else ""
 
 
 def keep_running(work: Callable[[threading.Event], None], stop: threading.Event) -> None:
@@ -268,7 +326,7 @@ def main(arguments: list[str]) -> None:
     root = Path(task.root)
     lock = NodeLock(root, task.node, fd)
     interval_s = min(max(task.interval_ms, MIN_INTERVAL_MS), MAX_INTERVAL_MS) / 1000
-    board = serve_metrics(root, task.node, os.environ)
+    board = serve_metrics(root, task.node, os.environ, task.job)
     agent = Agent(
         task,
         lock,
@@ -283,6 +341,8 @@ def main(arguments: list[str]) -> None:
     lock.sign()  # from now on, SIGUSR1 wakes this process
     signal_when_parent_ends(signal.SIGUSR1)
     agent.run()
+    if board is not None:
+        board.withdraw()
     logging.shutdown()
     os._exit(0)  # requests that hang must not keep this process alive
 

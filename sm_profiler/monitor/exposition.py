@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
 import math
+import os
 import threading
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.monitor.board import Value
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TIMEOUT_S = 10.0
+EVERY_INTERFACE = "0.0.0.0"  # noqa: S104 - compared, not listened on
+PORTS = 16  # from the given one on: jobs of one machine that are served
 # Units at the end of a metric's name, as Prometheus' convention for OpenTelemetry's metrics has it.
-_SUFFIXES = {"1": "_ratio", "By/s": "_bytes_per_second", "W": "_watts", "Cel": "_celsius", "{step}": ""}
+_SUFFIXES = {
+    "1": "_ratio", "By/s": "_bytes_per_second", "W": "_watts", "Cel": "_celsius", "{step}": "", "s": "_seconds",
+    "{sample}/s": "_per_second", "{bool}": "", "{info}": "",
+}  # fmt: skip
 
 
 def render(values: Iterable[Value]) -> str:
@@ -70,28 +80,62 @@ class Exposition(ThreadingHTTPServer):
     """Serves the values in threads of its own, until `close`."""
 
     daemon_threads = True
+    allow_reuse_address = True
 
     def __init__(self, address: str, port: int, values: Callable[[], list[Value]]) -> None:
         """Listen.
 
         Args:
             address: of the interface; 127.0.0.1 for this machine only.
-            port: 0 for any free one.
+            port: 0 for any free one. If it is taken, by another job of this machine, the next free one of PORTS.
             values: returns the newest values.
 
         Raises:
             ProfilerError: the address or the port cannot be used.
         """
-        self.values = values
-        try:
-            super().__init__((address, port), _Handler)
-        except (OSError, OverflowError) as error:
-            raise ProfilerError(f"metrics at {address}:{port}: {getattr(error, 'strerror', None) or error}") from None
+        self.values, self.interface = values, address
+        self._target: Path | None = None
+        for number in range(port, port + (PORTS if port else 1)):
+            try:
+                super().__init__((address, number), _Handler)
+                break
+            except (OSError, OverflowError) as error:
+                if getattr(error, "errno", None) == errno.EADDRINUSE and number + 1 < port + PORTS:
+                    continue
+                reason = getattr(error, "strerror", None) or error
+                where = f"{address}:{port}" + (f" to {number}" if number > port else "")
+                raise ProfilerError(f"metrics at {where}: {reason}") from None
         self._thread = threading.Thread(target=self.serve_forever, name="sm-profiler-metrics", daemon=True)
         self._thread.start()
 
+    def announce(self, folder: Path, host: str) -> None:
+        """Write a file with the address for Prometheus' `file_sd_configs`; `close` removes it.
+
+        The address is the interface if only that one is listened on, otherwise the host.
+
+        Raises:
+            ProfilerError: the folder cannot be written.
+        """
+        path = folder / f"sm-profiler-{host}-{self.server_port}.json"
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            address = host if self.interface == EVERY_INTERFACE else self.interface
+            temporary.write_text(json.dumps([{"targets": [f"{address}:{self.server_port}"]}]), "utf-8")
+            temporary.replace(path)
+        except OSError as error:
+            raise ProfilerError(f"metrics in {folder}: {error.strerror}") from None
+        self._target = path
+
+    def withdraw(self) -> None:
+        """Remove the file with the address."""
+        if self._target is not None:
+            with contextlib.suppress(OSError):
+                self._target.unlink()
+
     def close(self) -> None:
         """Stop listening."""
+        self.withdraw()
         self.shutdown()
         self.server_close()
         self._thread.join()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,7 +35,10 @@ SINGLE_ACTIVE, DOUBLE_ACTIVE = "GPUFP32Utilization", "GPUFP64Utilization"
 DETAILS_EVERY_S = 1.0  # slow values, or values that cost a driver call each, are read no more often
 
 DRIVER = Path("/proc/driver/nvidia/version")
-DEVICE = Path("/dev/nvidiactl")
+DEVICES = (Path("/dev/nvidiactl"), Path("/dev/nvidia0"))
+AMD_DEVICE = Path("/dev/kfd")
+NO_LIBRARY = "nvidia-ml-py is not installed: pip install 'sm-profiler[gpu]'"
+NO_AMD = "AMD's GPUs are not supported"
 MIB = 1 << 20
 REFUSALS = ("Not Supported", "Function Not Found")  # NVML's errors that are permanent
 PATIENCE = 10  # failures in a row, after which a reading is no longer tried
@@ -102,7 +106,14 @@ class GpuSource:
 
 def driver_present() -> bool:
     """Return whether this machine has NVIDIA's driver."""
-    return DRIVER.exists() or DEVICE.exists()
+    return DRIVER.exists() or any(device.exists() for device in DEVICES)
+
+
+def why_missing() -> str:
+    """Return why this machine's GPUs cannot be measured; "" if they can, or there are none."""
+    if driver_present():
+        return "" if find_spec("pynvml") else NO_LIBRARY
+    return NO_AMD if AMD_DEVICE.exists() else ""
 
 
 def find_gpus(nvml: Any = None) -> list[NvmlGpu]:
@@ -112,11 +123,13 @@ def find_gpus(nvml: Any = None) -> list[NvmlGpu]:
         nvml: the module `pynvml` or a fake; by default it is imported if there is a driver.
 
     Raises:
-        ImportError: there is a driver but nvidia-ml-py is not installed.
+        ImportError: there are GPUs, but no library for them: nvidia-ml-py is not installed, or they are AMD's.
         Exception: NVML cannot be initialized.
     """
     if nvml is None:
         if not driver_present():
+            if AMD_DEVICE.exists():
+                raise ImportError(NO_AMD)
             return []
         nvml = _load()
     nvml.nvmlInit()
@@ -129,7 +142,7 @@ def _load() -> Any:
     try:
         import pynvml  # noqa: PLC0415 - optional, and useless without a GPU
     except ImportError:
-        raise ImportError("nvidia-ml-py is not installed: pip install 'sm-profiler[gpu]'") from None
+        raise ImportError(NO_LIBRARY) from None
     return pynvml
 
 

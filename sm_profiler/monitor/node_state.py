@@ -9,9 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import IGNORED_FOLDER
-from sm_profiler.storage import LocalStorage
 
 PROC = Path("/proc")
 ENTRY_SECONDS = 2.0
@@ -60,9 +58,12 @@ class NodeLock:
 
     def signer(self) -> int | None:
         """Return the process that signed the lock's file; None if none has."""
+        # At the end of a process, nothing can be imported that needs threads, such as our storages.
         try:
-            text = LocalStorage(self._path.parent).read(self._path.name, end=_PID_BYTES)
-        except SourceError:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with os.fdopen(fd, "rb") as file:
+                text = file.read(_PID_BYTES)
+        except OSError:
             return None
         return int(text) if text.isdigit() else None
 

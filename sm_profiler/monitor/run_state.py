@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 from pathlib import Path
 
 import attrs
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import IGNORED_FOLDER
+from sm_profiler.formats.process_end import COMPLETED, CRASHED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED, UNKNOWN
 from sm_profiler.monitor.node_state import start_time
+from sm_profiler.monitor.place import release
 from sm_profiler.storage import LocalStorage
 
 STATE_FILE = f"{IGNORED_FOLDER}/run-state"  # JSON; neither uploaded nor read as data
 _MAX_BYTES = 4096
+_ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @attrs.frozen
@@ -26,11 +30,15 @@ class RunState:
         pid: process of `sm-profiler run`.
         started: its start time, which distinguishes it from a later process with the same pid.
         exit_code: exit code of the script; None while it runs.
+        stopped: it was asked to stop: Ctrl-C, or SIGTERM.
+        out_of_memory: the kernel killed a process of its cgroup meanwhile, for want of memory.
     """
 
     pid: int
     started: str
     exit_code: int | None = None
+    stopped: bool = False
+    out_of_memory: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -38,14 +46,30 @@ class RunState:
         return self.exit_code is not None or start_time(self.pid) != self.started
 
     @property
+    def end(self) -> str:
+        """State of its end, one of `formats.process_end`."""
+        code = self.exit_code
+        if code is None:
+            return UNKNOWN if self.is_over else RUNNING
+        if code == 0:
+            return COMPLETED
+        if self.stopped or code - 128 in _ASKED:
+            return STOPPED
+        if self.out_of_memory:
+            return OUT_OF_MEMORY
+        return KILLED if code == 128 + signal.SIGKILL else CRASHED
+
+    @property
     def outcome(self) -> str:
         """Description of the end of the run."""
         return "ended without an exit code" if self.exit_code is None else f"ended with exit code {self.exit_code}"
 
 
-def write_state(root: Path, exit_code: int | None = None) -> None:
+def write_state(
+    root: Path, exit_code: int | None = None, *, stopped: bool = False, out_of_memory: bool = False
+) -> None:
     """Write the state of this process's run."""
-    state = RunState(os.getpid(), start_time(os.getpid()), exit_code)
+    state = RunState(os.getpid(), start_time(os.getpid()), exit_code, stopped, out_of_memory)
     path = root / STATE_FILE
     with contextlib.suppress(OSError):  # a follower then waits for the end marker
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,6 +82,7 @@ def remove_state(root: Path) -> None:
     """Remove the state of a run that recorded nothing, with its folder if that is empty."""
     with contextlib.suppress(OSError):
         (root / STATE_FILE).unlink(missing_ok=True)
+        release(root)
         (root / STATE_FILE).parent.rmdir()
 
 
@@ -69,4 +94,6 @@ def read_state(root: Path) -> RunState | None:
     except (SourceError, ValueError, TypeError, KeyError, RecursionError):
         return None
     valid = type(pid) is int and 0 < pid < 1 << 31 and isinstance(started, str) and (code is None or type(code) is int)
-    return RunState(pid, started, code) if valid else None
+    if not valid:
+        return None
+    return RunState(pid, started, code, found.get("stopped") is True, found.get("out_of_memory") is True)

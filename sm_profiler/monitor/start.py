@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,8 +14,11 @@ from pathlib import Path
 import attrs
 
 from sm_profiler.errors import ProfilerError
-from sm_profiler.monitor.earlier_job import set_aside_other_job
+from sm_profiler.formats.layout import IGNORED_FOLDER
+from sm_profiler.monitor.earlier_job import EARLIER, set_aside_other_job
+from sm_profiler.monitor.left_profile import keep_task
 from sm_profiler.monitor.node_state import NodeLock, ProcessRegistry, entry_lock
+from sm_profiler.monitor.place import read_claim
 from sm_profiler.monitor.task import Task
 from sm_profiler.printable import logger_for
 from sm_profiler.processes import StopWatch, start_module
@@ -24,6 +29,7 @@ END_SECONDS = 60.0  # how long the last process of a job waits for the upload of
 LOCAL_SECONDS = 15.0  # the same if nothing is uploaded: the monitor only writes its last minute
 NOTICE_SECONDS = 5.0  # wait after which it reports what it waits for
 POLL_SECONDS = 0.02
+RESTARTS = 3  # of a monitor that is killed, as by the kernel when memory is short
 WAKE = signal.SIGUSR1  # of a monitor that has signed its lock; earlier, it would kill it
 
 
@@ -40,6 +46,44 @@ class Registration:
     task: Task
     pid: int
     monitor: subprocess.Popen[bytes] | None = None
+    _leaving: bool = attrs.field(default=False, init=False)
+
+    def keep_monitor(self, environment: Mapping[str, str]) -> None:
+        """Start the monitor again if it is killed, a few times, until this process leaves; runs in a thread."""
+        for _ in range(RESTARTS):
+            if not self._was_killed():
+                return
+            try:
+                again = self._start_again(environment)
+            except OSError as error:
+                logger.warning("sm-profiler: the monitor cannot be started again: %s", error)
+                return
+            if not again:
+                return  # another process of the job was quicker
+            logger.warning("sm-profiler: the monitor ended unexpectedly and was started again")
+        if self._was_killed():
+            logger.warning("sm-profiler: the monitor ended unexpectedly and is not started again; %s", self._left())
+
+    def _was_killed(self) -> bool:
+        """Wait for the monitor's end; return whether it was one before the job's."""
+        return self.monitor is not None and self.monitor.wait() != 0 and not self._leaving
+
+    def _start_again(self, environment: Mapping[str, str]) -> bool:
+        root, node = Path(self.task.root), self.task.node
+        with entry_lock(root, node):
+            lock = NodeLock(root, node)
+            if not lock.acquire():
+                return False
+            try:
+                self.monitor = _start(self.task, lock, environment)
+            finally:
+                lock.release()
+        return True
+
+    def _left(self) -> str:
+        """Describe the way of the files that are not uploaded."""
+        root = shlex.quote(self.task.root)
+        return f"upload the rest with: sm-profiler upload {root}" if self.task.destination else f"files are in {root}"
 
     def leave(self, *, by_itself: bool = True, seconds: float = END_SECONDS) -> None:
         """Leave the job; the last process of the node waits until the monitor has finished.
@@ -52,6 +96,7 @@ class Registration:
             return  # a forked child runs its parent's exit functions
         root, node = Path(self.task.root), self.task.node
         registry = ProcessRegistry(root, node)
+        self._leaving = True
         registry.leave(self.pid, by_itself=by_itself)
         if registry.living():
             return
@@ -73,14 +118,14 @@ class Registration:
                 )
                 return
             if waited > seconds:
-                logger.warning("sm-profiler: the last files are not uploaded yet; they are kept in %s", root)
+                logger.warning("sm-profiler: the last files are not uploaded yet; %s", self._left())
                 return
             if waited > NOTICE_SECONDS and not noticed:
                 noticed = True
                 logger.warning("sm-profiler: uploading the last files to %s", self.task.destination or root)
             time.sleep(POLL_SECONDS)
         if self._has_ended() and self.monitor is not None and self.monitor.returncode:
-            logger.warning("sm-profiler: the monitor ended unexpectedly; files not uploaded yet are kept in %s", root)
+            logger.warning("sm-profiler: the monitor ended unexpectedly; %s", self._left())
 
     def _has_ended(self) -> bool:
         return self.monitor is not None and self.monitor.poll() is not None
@@ -101,8 +146,13 @@ def join(task: Task, environment: Mapping[str, str] = os.environ) -> Registratio
             try:
                 if is_first:
                     registry.forget(registry.dead())  # of an earlier attempt
-                    if (task.job or task.destination) and set_aside_other_job(root, task.job or task.destination):
-                        logger.info("sm-profiler: the profile of an earlier job in %s was set aside", root)
+                    # A folder without an owner is that of a container, which runs one job after another.
+                    name = task.job or task.destination
+                    if name and read_claim(root) is None and set_aside_other_job(root, name):
+                        logger.warning(
+                            "sm-profiler: the profile of an earlier job was moved to %s",
+                            root / IGNORED_FOLDER / EARLIER,
+                        )
                 registry.register(registration.pid)
                 if is_first:
                     registration.monitor = _start(task, lock, environment)
@@ -110,6 +160,11 @@ def join(task: Task, environment: Mapping[str, str] = os.environ) -> Registratio
                 lock.release()  # the child holds it now
     except OSError as error:
         raise ProfilerError(f"{error.filename or root}: {error.strerror or error}") from None
+    if registration.monitor is not None:
+        keep_task(task)
+        threading.Thread(
+            target=registration.keep_monitor, args=(environment,), name="sm-profiler-monitor", daemon=True
+        ).start()
     return registration
 
 

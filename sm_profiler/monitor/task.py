@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
-import time
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
 
 from sm_profiler.config import Profile, config_from_environment, load_profile
-from sm_profiler.container import AUTO_VARIABLE, JOB_NAME_VARIABLE, TOOLKIT_JOB_NAME_VARIABLE, TOOLKIT_VARIABLE
+from sm_profiler.container import (
+    AUTO_VARIABLE,
+    JOB_NAME_VARIABLE,
+    JOB_VARIABLE,
+    TOOLKIT_JOB_NAME_VARIABLE,
+    TOOLKIT_VARIABLE,
+)
 from sm_profiler.errors import ConfigError
+from sm_profiler.monitor.run_id import run_id
 
 OUTPUT = "profiler-output"
+NAMES = (JOB_VARIABLE, JOB_NAME_VARIABLE, TOOLKIT_JOB_NAME_VARIABLE)
 
 
 @attrs.frozen
@@ -28,7 +37,7 @@ class Task:
         kms_key_id: the key that encrypts uploads; "" for the bucket's own settings.
         first: whether this is the job's first node, which writes the end markers.
         interface: the network interface that connects the nodes, or "".
-        job: the training job's name, the same for all its attempts; "" outside of the service.
+        job: the training job's name, the same for all its attempts; "" if nothing names it.
     """
 
     root: str
@@ -53,17 +62,22 @@ class Task:
 def is_agent_job(profile: Profile, environment: Mapping[str, str], service_config: Path) -> bool:
     """Return whether this job uses the agent backend: only its environment switches the profiler on and configures it.
 
-    Such a job has an S3 path. The exception is a training job without network access, whose files the service stores.
-
     Args:
         profile: the job's profile.
         environment: the process's variables.
         service_config: the managed service's configuration file. If it has the same S3 path, the service already samples
             and uploads.
     """
-    if environment.get(AUTO_VARIABLE) != "1" or profile.disabled or config_from_environment(environment) is None:
+    if environment.get(AUTO_VARIABLE) != "1" or profile.disabled:
         return False
-    if not (profile.s3_output_path or environment.get(JOB_NAME_VARIABLE)):
+    if environment.get(JOB_VARIABLE) and not profile.s3_output_path:
+        return False  # `sm-profiler run` samples
+    return is_own_job(profile, environment, service_config)
+
+
+def is_own_job(profile: Profile, environment: Mapping[str, str], service_config: Path) -> bool:
+    """Return whether the profile is that of the environment, and not one that the managed service takes care of."""
+    if config_from_environment(environment) is None:
         return False
     try:
         service = load_profile(service_config.read_text("utf-8-sig"))
@@ -73,16 +87,31 @@ def is_agent_job(profile: Profile, environment: Mapping[str, str], service_confi
     return service.disabled or (own is not None and (services or "").rstrip("/") != own.rstrip("/"))
 
 
-def job_name(environment: Mapping[str, str]) -> str:
-    """Return the training job's name; outside of the service, a name made from the current time."""
-    name = environment.get(JOB_NAME_VARIABLE) or environment.get(TOOLKIT_JOB_NAME_VARIABLE)
+def job_name(environment: Mapping[str, str] = os.environ, otherwise: str = "") -> str:
+    """Return the job's name: the same in all its processes and, if anything names the job, in all its attempts.
+
+    Args:
+        environment: the process's variables.
+        otherwise: name of a job that nothing names; default: one made from the time.
+    """
+    name = next((environment[key] for key in NAMES if environment.get(key)), "")
     if name:
         return name
     try:
         name = json.loads(environment.get(TOOLKIT_VARIABLE, ""))["job_name"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        name = None
-    return str(name) if name else time.strftime("local-%Y%m%d-%H%M%S")
+        name = ""
+    return str(name or "") or _of_scheduler(environment) or otherwise or run_id(environment)
+
+
+def _of_scheduler(environment: Mapping[str, str]) -> str:
+    """Return the job's name in Slurm or Kubernetes; "" without them."""
+    if environment.get("SLURM_JOB_ID"):
+        return f"slurm-{environment['SLURM_JOB_ID']}"
+    if environment.get("KUBERNETES_SERVICE_HOST"):  # a replica's pod is named after the job, its kind and its number
+        pod = environment.get("HOSTNAME") or os.uname().nodename
+        return re.sub(r"-(?:(?:master|worker|launcher|chief|node)-)?[0-9]{1,5}$", "", pod)
+    return ""
 
 
 def destination_of(s3_output_path: str, job: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -172,6 +172,19 @@ class Uploader:
             return []
         self._unlisted = False
         return sorted(files, key=lambda info: (self._failed.get(info.key, 0), info.mtime, info.key))
+
+    def skip(self, files: Iterable[FileInfo]) -> int:
+        """Count files as uploaded that the destination has already; return their number."""
+        found = {info.key: (info.etag, info.size) for info in files}
+        self._done.update(found)
+        return len(found)
+
+    def take_uploaded(self, info: FileInfo) -> bool:
+        """Return whether a file is uploaded as it is now; if so, forget it, since its local copy is to be removed."""
+        if self._done.get(info.key) != (info.etag, info.size):
+            return False
+        del self._done[info.key]  # a file of the same name is joined with the uploaded one
+        return True
 
     def remaining(self) -> int:
         """Return the number of files that are not uploaded yet, those in flight included."""

@@ -40,7 +40,13 @@ class Picture:
 
 @attrs.frozen
 class Section:
-    """One section of the page; `missing` explains a section without content."""
+    """One section of the page.
+
+    Attributes:
+        missing: explains a section without content.
+        fold: shown as one line that opens; it is open if a rule fired.
+        not_judged: why the section's rules had nothing to judge.
+    """
 
     key: str
     title: str
@@ -50,6 +56,8 @@ class Section:
     advice: str = ""
     fired: bool = False
     missing: str = ""
+    fold: bool = False
+    not_judged: str = ""
 
 
 def details(rules: Mapping[str, Object], rule: str) -> dict[str, Any]:
@@ -79,7 +87,8 @@ def by_node(rules: Mapping[str, Object], rule: str) -> dict[str, Mapping[str, An
 
 def not_judged(key: str, title: str, why: object) -> Section:
     """Return the section of a rule that had nothing to judge."""
-    return Section(key, title, missing=f"Not judged: {str(why).rstrip('.')}.")
+    reason = str(why).rstrip(".")
+    return Section(key, title, missing=f"Not judged: {reason}.", not_judged=reason)
 
 
 def share_ring(values: Mapping[str, Any], title: str) -> Picture | None:

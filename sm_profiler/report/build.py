@@ -14,6 +14,7 @@ import attrs
 from sm_profiler.report.gains import with_gains
 from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.report.judges import JudgeContext
+from sm_profiler.report.ledger_view import totals_of
 from sm_profiler.report.metric_folds import JobInfo, MetricFolds
 from sm_profiler.report.model import Report, Verdict
 from sm_profiler.report.prices import cost_of
@@ -33,7 +34,7 @@ MAX_QUALITY_ROWS = 200  # files listed in the report; the others are counted
 NORMAL_STATES = {"on", "ok", "off", "armed", "done", "ready", "waiting"}  # of a collector; others are reported
 
 
-def build_report(  # noqa: PLR0913 - one argument a part, all but the first are options
+def build_report(  # noqa: PLR0913 - most are optional parts
     source: Any,
     *,
     parameters: Mapping[str, object] | None = None,
@@ -69,7 +70,8 @@ def build_report(  # noqa: PLR0913 - one argument a part, all but the first are 
 
         def caught_up() -> None:
             if fresh:
-                on_report(assemble(source, fresh.pop(), folds, job, windows=False))
+                now = attrs.evolve(job, finished=source.finished) if job.finished is None else job
+                on_report(assemble(source, fresh.pop(), folds, now, windows=False))
             original()
 
         following = attrs.evolve(following, caught_up=caught_up)
@@ -103,6 +105,8 @@ def _built_from_slices(
             interval_us=interval_us,
             put_away=put_away,
         )
+    if not parameters:
+        kept.keep(source, whole)
     return _of_slice(source, whole, job)
 
 
@@ -154,7 +158,7 @@ def _with_windows(report: Report, source: Any) -> Report:
         return attrs.evolve(report, broken={**report.broken, "detailed windows": one_line(error)})
 
 
-def report_of(  # noqa: PLR0913 - one argument a part, all but the first are options
+def report_of(  # noqa: PLR0913 - most are optional parts
     metrics: JobMetrics,
     verdict: Verdict,
     rules: dict[str, dict[str, Any]],
@@ -171,7 +175,8 @@ def report_of(  # noqa: PLR0913 - one argument a part, all but the first are opt
     if any(rank.judged is not None for rank in metrics.ranks):
         quality = {**quality, "collectors": [*quality["collectors"], sampled_sentence(metrics)]}
     generated = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    return Report(metrics, verdict, rules, broken or {}, quality, cost, source, generated)
+    ledger = totals_of(metrics)
+    return Report(metrics, verdict, rules, broken or {}, quality, cost, source, generated, ledger=ledger)
 
 
 def sampled_sentence(metrics: JobMetrics) -> str:

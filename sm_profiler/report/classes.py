@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+MOSTLY_IDLE = "GPU mostly idle"  # label of BALANCED if no cause is found, and the GPU is no sign of health
+
 
 class Class(str, Enum):
     """Classes of verdict, each with its name on the page; docs/report.md defines them."""
@@ -14,8 +16,8 @@ class Class(str, Enum):
     INPUT_BOUND = "INPUT_BOUND", "Waiting for data"
     COMPUTE_BOUND = "COMPUTE_BOUND", "Healthy: limited by the accelerator"
     HOST_BOUND = "HOST_BOUND", "Limited by the host"
-    SYNC_BOUND = "SYNC_BOUND", "Busy beside the model"
-    USER_PHASE = "USER_PHASE", "Busy in a phase of its own"
+    SYNC_BOUND = "SYNC_BOUND", "Time lost outside the model"
+    USER_PHASE = "USER_PHASE", "Slow custom phase"
     GC_BOUND = "GC_BOUND", "Paused by garbage collection"
     PERIODIC_STALL = "PERIODIC_STALL", "Stalls at regular intervals"
     STEP_OUTLIERS = "STEP_OUTLIERS", "A few very long steps"
@@ -23,12 +25,14 @@ class Class(str, Enum):
     LOGGING = "LOGGING", "Slow logging"
     SLOW_CALLBACK = "SLOW_CALLBACK", "Waiting for a callback"
     HANG = "HANG", "The training stopped"
+    DEAD_RANK = "DEAD_RANK", "A rank died"
+    UNEQUAL_STEPS = "UNEQUAL_STEPS", "A rank ended before the others"
     RECOMPILATION = "RECOMPILATION", "Compiling again and again"
     OVERSUBSCRIBED = "OVERSUBSCRIBED", "More threads than cores"
-    ALLOCATOR = "ALLOCATOR", "Device memory in pieces"
+    ALLOCATOR = "ALLOCATOR", "Fragmented GPU memory"
     INITIALIZATION_BOUND = "INITIALIZATION_BOUND", "Slow to start"
-    IDLE = "IDLE", "Nothing happens"
-    FAIL_SLOW = "FAIL_SLOW", "Slower from a moment on"
+    IDLE = "IDLE", "Idle"
+    FAIL_SLOW = "FAIL_SLOW", "Slowed down during the run"
     SWAPPING = "SWAPPING", "Swapping"
     SLOW_STORAGE = "SLOW_STORAGE", "Slow shared file system"
     GPU_THROTTLED = "GPU_THROTTLED", "GPU below its clock"
@@ -37,9 +41,11 @@ class Class(str, Enum):
     OPTIMIZER_BOUND = "OPTIMIZER_BOUND", "Slow optimizer"
     MEMORY_GROWTH = "MEMORY_GROWTH", "Memory keeps growing"
     STRAGGLER = "STRAGGLER", "One rank delays the others"
-    MOVING_STRAGGLER = "MOVING_STRAGGLER", "Ranks delay each other in turn"
+    MOVING_STRAGGLER = "MOVING_STRAGGLER", "Alternating stragglers"
+    SEQUENCE_IMBALANCE = "SEQUENCE_IMBALANCE", "Sequences divided unevenly"
+    STAGE_IMBALANCE = "STAGE_IMBALANCE", "Unequal pipeline stages"
     GC_OUT_OF_PHASE = "GC_OUT_OF_PHASE", "Ranks collect garbage at different steps"
-    COMMUNICATION_BOUND = "COMMUNICATION_BOUND", "Busy communicating"
+    COMMUNICATION_BOUND = "COMMUNICATION_BOUND", "Mostly communicating"
     UNBALANCED_GPUS = "UNBALANCED_GPUS", "GPUs used unevenly"
     TRANSFER_BOUND = "TRANSFER_BOUND", "Waiting for copies to and from the device"
     TENSOR_CORES_UNUSED = "TENSOR_CORES_UNUSED", "Tensor cores unused"

@@ -13,19 +13,24 @@ from sm_profiler.errors import ConfigError
 from sm_profiler.formats.columns import Floats, Ints
 from sm_profiler.printable import printable
 from sm_profiler.report import parts, policy
-from sm_profiler.report.formatting import duration
-from sm_profiler.report.gains import Prediction, predictions
+from sm_profiler.report.formatting import duration, percent
+from sm_profiler.report.gains import LoopTable, Prediction, loop_table, predictions, row_keys
 from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.markdown import Summary, runs_of
-from sm_profiler.report.model import Report
+from sm_profiler.report.model import Interval, Report
 from sm_profiler.report.page import Link, render_page
 from sm_profiler.report.svg import shorten
 
 ROUNDS = 2000  # resamples; with these, the ends of an interval vary by less than a tenth of its width
 SEED = 20240229  # fixed, so that the same two runs always give the same interval
 MAX_PREDICTIONS = 2  # lines of the terminal; compare.json has all
-MAX_PERCENT = 10.0  # larger relative changes are shown as a factor
+FACTOR_FROM = 2.0  # larger changes are worded as a factor
+SAME_BATCH = 0.02  # an epoch's last, smaller batch makes the mean of equal batches differ by less
+LOAD_FROM = 0.01  # of the loop; less of other programs' load changes no result
+NEGLIGIBLE = 0.001  # of a step; smaller parts have no row
+LOOP = "loop"  # in place of the key of a part: the step with its evaluation
+STEP, SAMPLE = "step", "sample"
 
 
 @attrs.frozen
@@ -33,10 +38,10 @@ class Change:
     """Change of one part of a step; times in seconds.
 
     Attributes:
-        part: key of the part, or `parts.WHOLE`.
-        before, after: mean time per step.
-        change: after / before - 1; None if before is 0.
-        low, high: 95 % confidence interval of `change`.
+        part: key of the part, `parts.WHOLE`, or `LOOP`.
+        before, after: mean time per step or sample.
+        change: after / before - 1, without the load of other programs; None if before is 0.
+        low, high: 95 % confidence interval of `change`; it covers the change with and without that load.
     """
 
     part: str
@@ -51,6 +56,20 @@ class Change:
         """True if the interval excludes zero."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
+    @property
+    def sentence(self) -> str:
+        """The change: `take 37 % less time (31 to 42 %)`, `are 5.0 times as fast (4.5 to 5.6)`."""
+        ratio, low, high = (1 + (one or 0.0) for one in (self.change, self.low, self.high))
+        if ratio >= FACTOR_FROM:
+            return f"take {_factor(ratio)} times as long ({_factor(low)} to {_factor(high)})"
+        if high > 0 and ratio <= 1 / FACTOR_FROM:
+            fastest = _factor(1 / low) if low > 0 else "more"
+            return f"are {_factor(1 / ratio)} times as fast ({_factor(1 / high)} to {fastest})"
+        less = ratio < 1
+        ends = sorted(1 - one if less else one - 1 for one in (low, high))
+        interval = f"{_short(ends[0])} to {_short(ends[1])} %"
+        return f"take {_short(abs(ratio - 1))} % {'less' if less else 'more'} time ({interval})"
+
 
 class HasStep(Protocol):
     """A comparison of two runs, or of two recordings."""
@@ -59,10 +78,28 @@ class HasStep(Protocol):
     def step(self) -> Change | None:
         """Change of the whole step."""
 
+    @property
+    def sentence(self) -> str:
+        """The summary."""
+
 
 @attrs.frozen
 class Comparison:
-    """Changes from one run to another; pairs are before and after."""
+    """Changes from one run to another; pairs are before and after.
+
+    Attributes:
+        before, after: names of the runs.
+        changes: the whole first; empty if the runs are not comparable, which `sentence` explains.
+        sentence: the summary.
+        verdicts: their classes.
+        steps: their training steps after the warm-up.
+        predictions: what the first run's report predicted, and what came.
+        per: `step`, or `sample` if the runs have batches of different sizes.
+        samples: samples that a step of all ranks trains; None if unknown.
+        others: share of the loop in which other programs kept the training waiting for a core.
+        notes: how the times were made comparable.
+        measured: the times of runs that are not comparable because of other programs; without changes.
+    """
 
     before: str
     after: str
@@ -71,15 +108,25 @@ class Comparison:
     verdicts: tuple[str, str]
     steps: tuple[int, int]
     predictions: tuple[Prediction, ...] = ()
+    per: str = STEP
+    samples: tuple[float | None, float | None] = (None, None)
+    others: tuple[float, float] = (0.0, 0.0)
+    notes: tuple[str, ...] = ()
+    measured: tuple[Change, ...] = ()
 
     @property
     def step(self) -> Change | None:
-        """Change of the whole step."""
+        """Change of the whole step, with its evaluation: the number that all statements are about."""
         return self.changes[0] if self.changes else None
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The sentences below the summary."""
+        return (*(one.sentence for one in self.predictions), *self.notes)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of compare.json."""
-        return {**attrs.asdict(self), "predictions": [one.as_dict() for one in self.predictions]}
+        return {**attrs.asdict(self), "predictions": [each.as_dict() for each in self.predictions]}
 
 
 @attrs.frozen
@@ -109,38 +156,102 @@ class RegressionLimit:
 def compare(before: Report, after: Report) -> Comparison:
     """Compare two runs by their training steps after the warm-up.
 
-    Intervals come from a moving-block bootstrap: blocks of consecutive steps are drawn, because neighbouring steps
-    resemble each other.
+    Times are those of a sample if the batch sizes differ. Time in which other programs kept the training waiting for a
+    core is taken out; runs that mostly waited are not compared. Intervals come from a moving-block bootstrap: blocks of
+    consecutive steps are drawn, because neighbouring steps resemble each other.
     """
-    a, b = _steady(before.metrics), _steady(after.metrics)
-    steps = len(a[parts.WHOLE]), len(b[parts.WHOLE])
+    metrics = before.metrics, after.metrics
+    contexts = JudgeContext(metrics[0], {}), JudgeContext(metrics[1], {})
+    tables = loop_table(contexts[0].ranks), loop_table(contexts[1].ranks)
+    names = metrics[0].name, metrics[1].name
     verdicts = before.verdict.kind.value, after.verdict.kind.value
-    names = before.metrics.name, after.metrics.name
-    if min(steps) < policy.MIN_STEPS:
-        sentence = (
-            f"Too few training steps to compare: {steps[0]} and {steps[1]}, {policy.MIN_STEPS:.0f} needed in each run."
+    others = contexts[0].shared_wait, contexts[1].shared_wait
+    samples = _samples(*metrics)
+    per = STEP if None in samples or _alike(*samples) else SAMPLE
+
+    def result(changes: tuple[Change, ...], sentence: str, **more: Any) -> Comparison:
+        steps = tuple(max((len(rank.iterations) for rank in one.ranks), default=0) for one in metrics)
+        steps = tuple(table.steps if table else count for table, count in zip(tables, steps, strict=True))
+        return Comparison(
+            *names, changes, sentence, verdicts, (steps[0], steps[1]), per=per, samples=samples, others=others, **more
         )
-        return Comparison(*names, (), sentence, verdicts, steps)
+
+    known = [table for table in tables if table is not None]
+    if len(known) < len(tables):
+        few = result((), "")
+        sentence = (
+            f"Too few training steps to compare: {few.steps[0]} and {few.steps[1]}, more than {policy.MIN_STEPS:.0f} needed "
+            "in each run."
+        )
+        return attrs.evolve(few, sentence=sentence)
+    keys = _common_keys(contexts)
+    evaluated = any(table.of("evaluation").any() for table in known)
     draw = np.random.default_rng(SEED)
-    keys = tuple(a)
-    if not all(JudgeContext(one.metrics, {}).waits_known for one in (before, after)):
-        keys = tuple(key for key in keys if key not in ("wait", "outside"))  # unknown in one of the runs
-    if len({rank.on_device for one in (before, after) for rank in one.metrics.ranks}) > 1:
-        keys = (parts.WHOLE,)  # phases timed by a GPU and by a host are not comparable
-    changes = tuple(_change(key, a[key], b[key], draw) for key in keys if a[key].any() and len(b[key]))
-    return Comparison(*names, changes, _sentence(changes), verdicts, steps, predictions(before, after))
+    each = [
+        _times(table, keys, count if per == SAMPLE else 1.0, draw) for table, count in zip(known, samples, strict=True)
+    ]
+    load = (1 - others[1]) / (1 - others[0]) if max(others) >= LOAD_FROM else 1.0
+    changes = tuple(
+        _change(key, a, each[1][key], load) for key, a in each[0].items()
+        if (key != LOOP or evaluated) and _is_worth_a_row(key, *each)
+    )  # fmt: skip
+    if max(others) >= policy.MOSTLY_SHARED:
+        measured = tuple(Change(one.part, one.before, one.after, None, None, None) for one in changes)
+        return result((), _refusal(others), measured=measured, notes=_batch_notes(per, samples, metrics))
+    step = changes[0] if changes else None
+    found = predictions(before, after, _speedup(step)) if step is not None and step.change is not None else ()
+    notes = (*_batch_notes(per, samples, metrics), *_load_notes(others))
+    return result(changes, _sentence(changes, per), predictions=found, notes=notes)
 
 
-def _steady(metrics: JobMetrics) -> dict[str, Floats]:
-    """Return the times of each part after the warm-up, averaged over ranks."""
-    iterations = [rank.iterations for rank in metrics.ranks if len(rank.iterations)]
-    first = int(policy.WARM_UP_STEPS)
+def _samples(before: JobMetrics, after: JobMetrics) -> tuple[float | None, float | None]:
+    """Return the samples of a step of all ranks: by the loaders' batch sizes, else by the models' inputs."""
+    for sizes in (
+        (before.batch_size, after.batch_size),
+        (before.samples_per_step, after.samples_per_step),
+    ):
+        if sizes[0] and sizes[1]:
+            return sizes[0] * len(before.ranks), sizes[1] * len(after.ranks)
+    return None, None
+
+
+def _alike(one: float | None, two: float | None) -> bool:
+    return one is not None and two is not None and abs(one - two) <= SAME_BATCH * max(one, two)
+
+
+def _common_keys(contexts: Sequence[JudgeContext]) -> tuple[str, ...]:
+    """Return the parts that both runs recorded in the same way."""
+    if len({rank.on_device for context in contexts for rank in context.metrics.ranks}) > 1:
+        return ("evaluation",)  # phases timed by a GPU and by a host are not comparable
+    unknown = () if all(context.waits_known for context in contexts) else ("wait", "outside")
+    return tuple(key for key in row_keys() if key not in unknown)
+
+
+@attrs.frozen(eq=False)
+class _Time:
+    """Mean time of a step or sample, and that of each round of the bootstrap."""
+
+    mean: float
+    rounds: Floats
+
+
+def _times(table: LoopTable, keys: Sequence[str], samples: float | None, draw: np.random.Generator) -> dict[str, _Time]:
+    """Return the time of a step or sample: of the loop, the step and each part.
+
+    Evaluations are drawn among themselves, since their number does not depend on chance.
+    """
+    scale = 1 / table.steps / (samples or 1.0)
     found = {}
-    for key in (parts.WHOLE, *parts.iteration_keys()):
-        of_ranks = [one.of(key)[one.known | (key == parts.WHOLE)][first:] for one in iterations]
-        count = min((len(values) for values in of_ranks), default=0)
-        found[key] = np.mean([values[:count] for values in of_ranks], axis=0) if count else np.empty(0)
-    return found
+    for key, rows in ({parts.WHOLE: table.training} | {key: table.of(key) for key in keys}).items():
+        drawn = rows[rows > 0] if key == "evaluation" else rows
+        rounds = _means(drawn, _blocks(len(drawn), draw)) * len(drawn) if len(drawn) else np.zeros(ROUNDS)
+        found[key] = _Time(float(rows.sum()) * scale, rounds * scale)
+    step, evaluation = found[parts.WHOLE], found["evaluation"]
+    return {LOOP: _Time(step.mean + evaluation.mean, step.rounds + evaluation.rounds), **found}
+
+
+def _is_worth_a_row(key: str, before: dict[str, _Time], after: dict[str, _Time]) -> bool:
+    return any(times[key].mean > NEGLIGIBLE * times[LOOP].mean for times in (before, after))
 
 
 def _block_length(count: int) -> int:
@@ -162,40 +273,96 @@ def _means(values: Floats, starts: Ints) -> Floats:
     return np.asarray((sums[starts + length] - sums[starts]).sum(axis=1) / (starts.shape[1] * length))
 
 
-def _change(key: str, a: Floats, b: Floats, draw: np.random.Generator) -> Change:
-    before, after = float(a.mean()), float(b.mean())
+def _change(key: str, a: _Time, b: _Time, load: float) -> Change:
+    """Compare two times; `load` is the factor by which they change without the load of other programs."""
+    before, after = a.mean, b.mean
     if before <= 0:
         return Change(key, before, after, None, None, None)
-    first, second = _means(a, _blocks(len(a), draw)), _means(b, _blocks(len(b), draw))
-    ratios = second[first > 0] / first[first > 0] - 1
+    ratios = b.rounds[a.rounds > 0] / a.rounds[a.rounds > 0]
     low, high = np.quantile(ratios, (0.025, 0.975)) if len(ratios) else (np.nan, np.nan)
-    return Change(key, before, after, after / before - 1, float(low), float(high))
+    low, high = low * min(load, 1.0), high * max(load, 1.0)
+    return Change(key, before, after, after / before * load - 1, float(low) - 1, float(high) - 1)
 
 
-def _sentence(changes: tuple[Change, ...]) -> str:
+def _speedup(step: Change) -> Interval:
+    """Return how many times as fast the second run is."""
+    value, low, high = (1 / max(1 + (one or 0.0), 1e-9) for one in (step.change, step.high, step.low))
+    return Interval(low, value, high)
+
+
+def _refusal(others: tuple[float, float]) -> str:
+    """Return why runs that mostly waited for other programs are not compared."""
+    waits = [
+        f"{percent(share)} of the loop {moment}"
+        for share, moment in zip(others, ("before", "after"), strict=True) if share >= policy.MOSTLY_SHARED
+    ]  # fmt: skip
+    again = "both runs" if len(waits) > 1 else "that run"
+    return (
+        f"Not comparable: other programs kept the training waiting for a CPU core {' and '.join(waits)}, so its times are mostly "
+        f"theirs. Repeat {again} while the machine is less busy."
+    )
+
+
+def _batch_notes(
+    per: str, samples: tuple[float | None, float | None], metrics: tuple[JobMetrics, JobMetrics]
+) -> tuple[str, ...]:
+    if per == SAMPLE:
+        return (
+            f"A step trains {samples[0]:,.4g} samples before and {samples[1]:,.4g} after, so times are per sample.",
+        )
+    if samples[0] is not None:
+        return ()
+    ranks = len(metrics[0].ranks), len(metrics[1].ranks)
+    of_ranks = "" if ranks[0] == ranks[1] else f" of {ranks[0]} ranks before and {ranks[1]} after"
+    return (f"Batch sizes unknown: steps{of_ranks} are compared.",)
+
+
+def _load_notes(others: tuple[float, float]) -> tuple[str, ...]:
+    if max(others) < LOAD_FROM:
+        return ()
+    before, after = (percent(share) for share in others)
+    text = (
+        f"Other programs kept the training waiting for a CPU core {before} of the loop before and {after} after. The changes "
+        "are without this time, and their intervals are wider by it."
+    )
+    return (text,)
+
+
+def _sentence(changes: tuple[Change, ...], per: str) -> str:
     step = changes[0] if changes else None
     if step is None or step.change is None or not step.is_clear:
-        return "No significant difference: the steps of both runs take equally long within the measurement error."
+        return f"No significant difference: the {per}s of both runs take equally long within the measurement error."
     slower = step.change > 0
-    moved = [change for change in changes[1:] if change.is_clear and (change.after > change.before) == slower]
+    moved = [
+        change for change in changes
+        if change.part not in (LOOP, parts.WHOLE) and change.is_clear and (change.after > change.before) == slower
+    ]  # fmt: skip
     cause = max(moved, key=lambda change: abs(change.after - change.before), default=None)
     why = f", mostly in: {parts.label(cause.part).lower()}" if cause is not None else ""
-    interval = f"between {_signed(step.low)} and {_signed(step.high)}"
-    return f"Steps are {abs(step.change):.1%} {'slower' if slower else 'faster'} ({interval}){why}.".replace("%", " %")
+    subject = f"{per.capitalize()}s with their evaluation" if step.part == LOOP else f"{per.capitalize()}s"
+    return f"{subject} {step.sentence}{why}."
 
 
-def _signed(value: float | None) -> str:
-    return "?" if value is None else f"{value:+.1%}"
+def _factor(value: float) -> str:
+    """Format a factor: `5.0`, `12`."""
+    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"  # noqa: PLR2004 - digits shown
+
+
+def _short(share: float) -> str:
+    """Format a share without its unit: `36.7`, `31`."""
+    return f"{100 * share:.1f}".removesuffix(".0")
 
 
 def terminal_comparison(found: Comparison) -> str:
-    """Return the comparison as a table of at most twelve lines."""
-    lines = [found.sentence, *(one.sentence for one in found.predictions[:MAX_PREDICTIONS])]
+    """Return the comparison as a table of a dozen lines."""
+    lines = [found.sentence, *(one.sentence for one in found.predictions[:MAX_PREDICTIONS]), *found.notes]
     for moment, name, steps, verdict in zip(
         ("before:", "after: "), (found.before, found.after), found.steps, found.verdicts, strict=True
     ):
         lines.append(f"  {moment} {shorten(printable(name), 70)} ({steps} steps, {verdict})")
-    lines += ["  " + f"{row[0]:<20}{row[1]:>10}{row[2]:>10}{row[3]:>10}  {row[4]}".rstrip() for row in _rows(found)]
+    if found.changes or found.measured:
+        lines.append(f"  {'per ' + found.per:<22}{'before':>10}{'after':>10}{'change':>11}  95 % interval")
+    lines += ["  " + f"{row[0]:<22}{row[1]:>10}{row[2]:>10}{row[3]:>11}  {row[4]}".rstrip() for row in _rows(found)]
     return "\n".join(lines)
 
 
@@ -206,7 +373,8 @@ def render_comparison(found: Comparison, links: Sequence[Link] = ()) -> str:
         "compare.html",
         title="Comparison - sm-profiler",
         found=found,
-        lines=[one.sentence for one in found.predictions],
+        per=found.per,
+        lines=found.lines,
         rows=_rows(found),
         tables=(),
         method="means over the training steps after the warm-up; intervals from a moving-block bootstrap.",
@@ -217,27 +385,33 @@ def render_comparison(found: Comparison, links: Sequence[Link] = ()) -> str:
 
 def summarize_comparison(found: Comparison) -> Summary:
     """Return the comparison for `to_markdown`."""
-    head = ("per step", "before", "after", "change", "95 % interval")
+    head = (f"per {found.per}", "before", "after", "change", "95 % interval")
     runs = runs_of((found.before, found.after), found.verdicts, found.steps)
-    return Summary(found.sentence, tuple(one.sentence for one in found.predictions), runs, ((head, _rows(found)),))
+    return Summary(found.sentence, found.lines, runs, ((head, _rows(found)),))
 
 
 def _rows(found: Comparison) -> list[tuple[str, str, str, str, str]]:
     """Return label, before, after, change and interval of each part."""
     return [
-        (parts.label(one.part), duration(one.before), duration(one.after), _percent(one.change), _interval(one))
-        for one in found.changes
+        (_label(one.part), duration(one.before), duration(one.after), _percent(one.change), _interval(one))
+        for one in found.changes or found.measured
     ]
+
+
+def _label(part: str) -> str:
+    return "Step with evaluation" if part == LOOP else parts.label(part)
 
 
 def _percent(change: float | None) -> str:
     if change is None:
         return ""
-    return f"{100 * change:+.1f} %" if change < MAX_PERCENT else f"x {change + 1:.3g}"
+    return f"{100 * change:+.1f} %" if change < FACTOR_FROM - 1 else f"{_factor(change + 1)} times"
 
 
 def _interval(one: Change) -> str:
     if one.low is None or one.high is None:
         return ""
-    note = "" if one.is_clear else " (may be chance)"
-    return f"{_percent(one.low)} to {_percent(one.high)}{note}"
+    low, high = _percent(one.low), _percent(one.high)
+    if low.partition(" ")[2] == high.partition(" ")[2]:
+        low = low.partition(" ")[0]
+    return f"{low} to {high}{'' if one.is_clear else ' (may be chance)'}"

@@ -9,9 +9,10 @@ import attrs
 from markupsafe import Markup
 
 from sm_profiler._version import __version__
+from sm_profiler.formats.event_names import CELL
 from sm_profiler.report import parts
 from sm_profiler.report.classes import Class
-from sm_profiler.report.formatting import duration, percent
+from sm_profiler.report.formatting import duration, percent, plural
 from sm_profiler.report.model import Finding, Location
 from sm_profiler.report.sample_fold import Place, Sampled, Samples
 from sm_profiler.report.svg import element, shorten
@@ -22,6 +23,7 @@ MAX_DEPTH = 24
 MIN_PHASE = 0.01  # of all samples' time
 MIN_WIDTH = 0.004  # of a graph; a narrower frame cannot be seen
 MAX_ROWS = 12  # of a table
+MAX_SOURCE = 40  # characters of a cell's line in its name
 ROW = 20
 SPEEDSCOPE_SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
@@ -76,7 +78,10 @@ def short_file(file: str) -> str:
 
 
 def at_line(location: Location | Place) -> str:
-    """Return a place as `train.py:83`."""
+    """Return a place as `train.py:83`, or as `cell 5: "loss.backward()"`."""
+    source = getattr(location, "source", "")
+    if location.file.startswith(CELL) and source:
+        return f'{short_file(location.file)}: "{shorten(source, MAX_SOURCE)}"'
     return f"{short_file(location.file)}:{location.line}"
 
 
@@ -84,6 +89,8 @@ def part_of(finding: Finding, location: Location) -> str:
     """Return what a line has to do with a finding: `41 % of the lost time`."""
     if finding.kind is Class.MEMORY_GROWTH:
         return "adds to what grows"
+    if finding.kind is Class.HANG:
+        return "waits here"
     return f"{percent(location.share)} of the lost time"
 
 
@@ -112,7 +119,7 @@ def _graph(phase: str, stacks: list[Sampled], samples: Samples) -> Graph:
     missing = 1.0 - sum(node.seconds for node, level, _ in drawn if not level) / root.seconds if root.seconds else 0.0
     count = _count(root) - len(drawn)
     note = (
-        f"{count:,} frames below {percent(MIN_WIDTH)} of the width or beyond {MAX_FRAMES} are not drawn"
+        f"{plural(count, 'frame')} narrower than {percent(MIN_WIDTH)} or beyond the first {MAX_FRAMES} {'is' if count == 1 else 'are'} not drawn"
         if count
         else ""
     )

@@ -7,6 +7,8 @@ import re
 import time
 from typing import Any
 
+_UNIT = re.compile(r"(\d) (%|µs|ms|s|min|h|kB|MB|GB)(?!\w)")
+
 
 def percent(share: float) -> str:
     """Format a share for a sentence: `62 %`, `0.4 %`."""
@@ -33,6 +35,11 @@ def size(count: float) -> str:
 def plural(count: int, noun: str) -> str:
     """Format a count with its noun: `1 core`, `4 cores`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def unbroken(text: str) -> str:
+    """Keep numbers and their units on one line."""
+    return _UNIT.sub("\\1\N{NO-BREAK SPACE}\\2", text)
 
 
 def in_unit(value: float | str | None, unit: str) -> str:

@@ -10,8 +10,10 @@ import numpy as np
 
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Floats, Mask
+from sm_profiler.formats.process_end import RUNNING
 from sm_profiler.report import parts, policy
 from sm_profiler.report.attempts import Attempts, evaluation_seconds, find_attempts, join_successors, process_name
+from sm_profiler.report.ends import EndFacts, JobEnd, described_interruptions, end_of, rank_ends
 from sm_profiler.report.gpus_of_others import gpus_of_others
 from sm_profiler.report.iterations import Iterations, as_run_on_device, iterations_of
 from sm_profiler.report.left_out import UNDISTURBED, Disturbed, disturbed_spans, keep_undisturbed
@@ -170,7 +172,8 @@ class JobMetrics:
         instance_type: type of the instances, if the user or the job gave it.
         metadata: the hook's record of each process.
         memory: process → (seconds, bytes) of its resident memory.
-        batch_size: samples a step, if known.
+        batch_size: samples of a batch of the loader, if known.
+        samples_per_step: samples that the model was given in a training step, on average, if known.
         records: phase of `event_names.RECORDED` → its occurrences; a phase that was not recorded is absent.
         samples: Python stacks of the training processes.
         usage: process → its CPU time and page faults over time.
@@ -178,6 +181,7 @@ class JobMetrics:
         functions: the script's functions in the Python window, the most expensive first.
         types_by_node: node → type of its instance, if they were recorded and none was given.
         others_gpus: GPUs that only other programs use, which are in no other attribute.
+        ending: how it ended.
     """
 
     name: str
@@ -201,6 +205,8 @@ class JobMetrics:
     functions: tuple[FunctionTime, ...] = ()
     types_by_node: Mapping[str, str] = attrs.field(factory=dict)
     others_gpus: tuple[tuple[str, str], ...] = ()
+    samples_per_step: float | None = None
+    ending: JobEnd = attrs.field(factory=JobEnd)
 
     @property
     def duration(self) -> float:
@@ -243,7 +249,8 @@ class JobMetrics:
     def interruptions(self) -> tuple[int, float]:
         """Number of interruptions, and the downtime in seconds."""
         attempts = [rank.attempts for rank in self.ranks]
-        return max((one.count - 1 for one in attempts), default=0), max((one.down_s for one in attempts), default=0.0)
+        count = max((one.count - 1 for one in attempts), default=0)  # those that recorded steps
+        return max(count, described_interruptions(self.description)), max((one.down_s for one in attempts), default=0.0)
 
     @property
     def node_types(self) -> dict[str, int]:
@@ -252,6 +259,15 @@ class JobMetrics:
             return {}
         kinds = [self.types_by_node.get(node, self.instance_type) for node in self.nodes or ("",)]
         return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """User, account, job and so on as the scheduler names them, and `label:…`; what all processes agree on."""
+        found = [one["identity"] for one in self.metadata if one.get("identity")]
+        shared = dict(found[0]) if found else {}
+        for one in found:
+            shared = {key: value for key, value in shared.items() if one.get(key) == value}
+        return shared
 
     def average_share(self, key: str) -> float:
         """Return a slice as a share of the loop, averaged over ranks."""
@@ -267,6 +283,7 @@ class JobMetrics:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the `job` object of report.json."""
+        ends = {one.name: one.as_dict() for one in self.ending.ranks}
         hosts = {process_name(one): str(one["host"]) for one in self.metadata if one.get("host")}
         return {
             "name": self.name,
@@ -276,6 +293,7 @@ class JobMetrics:
             "running": self.running,
             "nodes": list(self.nodes),
             "instance_type": self.instance_type,
+            "identity": self.identity,
             "gpus": [attrs.asdict(gpu) for gpu in self.gpus],
             "cpu_cores": self.system.cores,
             "initialization_s": _number(self.initialization),
@@ -303,6 +321,7 @@ class JobMetrics:
                     "communication_s": _number(rank.communication),
                     "attempts": rank.attempts.count,
                     "interrupted_s": _number(rank.attempts.down_s),
+                    "end": ends.get(rank.name),
                 }
                 for rank in self.ranks
             ],
@@ -313,7 +332,7 @@ def _number(value: float | None) -> float | None:
     return None if value is None or not np.isfinite(value) else round(float(value), 6)
 
 
-def measure_rank(  # noqa: PLR0913, PLR0917 - one argument a source of its times
+def measure_rank(  # noqa: PLR0913, PLR0917 - each argument is a source of times
     name: str,
     rows: StepRows,
     span_us: tuple[float, float],
@@ -365,7 +384,7 @@ def measure_rank(  # noqa: PLR0913, PLR0917 - one argument a source of its times
     )  # fmt: skip
 
 
-def measure_sampled_rank(  # noqa: PLR0913, PLR0917 - one argument a source of its times
+def measure_sampled_rank(  # noqa: PLR0913, PLR0917 - each argument is a source of times
     name: str,
     found: Judged,
     span_us: tuple[float, float],
@@ -417,7 +436,7 @@ def _of_all(slices: Mapping[str, float], found: Judged, *, on_device: bool) -> d
             number = column(key, on_device=on_device and key not in ("wait", parts.DECLARED))
             number = column(LOADER) if key == "wait" and not totals.waits else number
             of_all, of_rows = float(totals.parts[number]), float(rows.parts[:, number][train].sum())
-        if of_all <= 0 and key == "forward":
+        if of_all <= 0 and key == "between":  # only steps were recorded
             of_all, of_rows = totals.duration, float(rows.duration[train].sum())
         scaled[key] = (
             seconds * of_all / of_rows if of_rows > 0 else of_all / 1e6 if of_all > 0 else seconds * found.scale
@@ -466,8 +485,9 @@ def _slices(rows: StepRows, waits: Floats, iterations: Iterations, *, on_device:
             fits = min(float(steps[train].sum()) / max(found, 1e-12), 1.0)
             slices |= {key: slices[key] * fits for key in (*phases, "between")}
     slices[parts.DECLARED] = float(rows.seconds(parts.DECLARED)[train].sum())
-    if not (in_phases[train] > 0).any():  # only steps were recorded: all of a step counts as work
-        slices["forward"] = float(steps[train].sum())
+    if not (in_phases[train] > 0).any():  # only steps were recorded: all but the script's own phases is between them
+        undeclared = np.maximum(steps - rows.seconds(DECLARED_IN_STEP), 0.0)
+        slices["between"] = float(undeclared[train].sum())
     return slices
 
 
@@ -481,11 +501,25 @@ def _with_rest(slices: dict[str, float], loop: float, evaluation: float) -> dict
     return slices
 
 
+def _steps_of(summary: StepSummary, name: str) -> tuple[int, float]:
+    """Return the number of training steps of a process, and the end of its last one in seconds since the epoch."""
+    sampled, rows = summary.judged.get(name), summary.steps[name]
+    count = int(np.equal(rows.mode, TRAIN).sum()) if sampled is None else sampled.train
+    return count, (float(rows.end[-1]) if len(rows) else summary.loop[name][1]) / 1e6
+
+
 def _batch_size(metadata: tuple[dict[str, Any], ...]) -> int | None:
     """Return the batch size if all processes have the same."""
     sizes = {one.get("batch_size") for one in metadata}
     size = sizes.pop() if len(sizes) == 1 else None
     return size if isinstance(size, int) and size > 0 else None
+
+
+def _samples_per_step(metadata: tuple[dict[str, Any], ...]) -> float | None:
+    """Return the mean over the processes; None if one did not record it."""
+    counts = [one.get("samples_per_step") for one in metadata]
+    known = [float(one) for one in counts if isinstance(one, (int, float)) and one > 0]
+    return float(np.mean(known)) if known and len(known) == len(counts) else None
 
 
 def _loader(recorded: LoaderSettings, metadata: tuple[dict[str, Any], ...]) -> LoaderSettings:
@@ -502,7 +536,7 @@ def _warm_span(ranks: Sequence[Rank], span: tuple[float, float]) -> tuple[float,
     return (start, span[1]) if span[1] - start >= policy.WARM_LEFT * (span[1] - span[0]) else span
 
 
-def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are options
+def measure_job(  # noqa: PLR0913 - most are optional parts
     summary: StepSummary,
     system: SystemSeries,
     *,
@@ -517,9 +551,14 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
     description: Mapping[str, Any] | None = None,
     functions: tuple[FunctionTime, ...] = (),
     types_by_node: Mapping[str, str] | None = None,
+    facts: EndFacts | None = None,
 ) -> JobMetrics:
     """Compute the metrics of a job from the results of the folds."""
     summary, processes = join_successors(summary, metadata)
+    facts = facts or EndFacts(finished=not running, is_fresh=running, description=description or {})
+    ending = end_of(facts, rank_ends(processes, {name: _steps_of(summary, name) for name in summary.steps}))
+    if ending.aftermath_s is not None:
+        summary = summary.until(ending.aftermath_s * 1e6)
     names = {process_name(old): str(new["name"]) for old, new in zip(metadata, processes, strict=True) if "name" in new}
     records = rename_processes(records or {}, names)
     profiling = records.get(event_names.PROFILING, Records())
@@ -560,7 +599,8 @@ def measure_job(  # noqa: PLR0913 - one argument a part, all but the first are o
         if rank.name in summary.overhead_us and rank.loop > 0
     ]
     return JobMetrics(
-        name, start, end, running, tuple(nodes), ranks, gpus, system, _loader(summary.loader, metadata),
+        name, start, end, ending.state == RUNNING, tuple(nodes), ranks, gpus, system, _loader(summary.loader, metadata),
         max(overheads, default=None), instance_type, metadata, memory or {}, _batch_size(metadata),
-        records, samples or Samples(), usage or {}, description or {}, functions, types_by_node or {}, others,
+        records, samples or Samples(), usage or {}, description or {}, functions, types_by_node or {}, others, _samples_per_step(metadata),
+        ending,
     )  # fmt: skip

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
 
 from sm_profiler.formats import event_names
+from sm_profiler.report.ends import SILENT_S, EndFacts
 from sm_profiler.report.job_metrics import JobMetrics, measure_job
 from sm_profiler.report.memory_fold import MemoryFold
 from sm_profiler.report.record_fold import RecordFold
@@ -18,6 +20,7 @@ from sm_profiler.report.usage_fold import UsageFold
 from sm_profiler.report.window_functions import FunctionTime, read_functions
 from sm_profiler.rules.profiler_report import one_line
 from sm_profiler.source.naming import job_name
+from sm_profiler.source.open_files import closes_in
 
 
 @attrs.frozen
@@ -27,15 +30,15 @@ class JobInfo:
     Attributes:
         name: name of the training job; default: from the source.
         instance_type: such as `ml.g5.xlarge`; default: from the hook's metadata.
-        finished: the job is over; default: from the source's end markers.
-        prices: instance type → dollars an hour, instead of the built-in table.
+        finished: whether the job is over; default: from the source's end markers, or the age of its data.
+        prices: instance type → dollars an hour, added to the built-in table or in its place; see `report.prices.Prices`.
         description: the response of DescribeTrainingJob, for the parts of the start that the profile does not contain.
     """
 
     name: str | None = None
     instance_type: str | None = None
     finished: bool | None = None
-    prices: Mapping[str, float] | None = None
+    prices: Mapping[str, object] | None = None
     description: Mapping[str, Any] | None = None
 
 
@@ -83,21 +86,36 @@ class MetricFolds:
         types = {str(one.get("node")): str(one["instance_type"]) for one in metadata if one.get("instance_type")}
         recorded_type = next(iter(types.values()), None)
         samples = result(self.samples)
+        description = job.description if job.description is not None else getattr(source, "description", None)
         return measure_job(
             result(self.steps),
             result(self.system),
             name=job.name or job_name(getattr(source, "origin", source.uri)),
-            running=not (source.finished if job.finished is None else job.finished),
+            running=False,
             instance_type=job.instance_type or recorded_type,
             metadata=metadata,
             memory=result(self.memory),
             records=result(self.records),
             samples=samples,
             usage=result(self.usage),
-            description=job.description if job.description is not None else getattr(source, "description", None),
+            description=description,
             functions=() if samples.stacks else _functions(source, broken),
             types_by_node={} if job.instance_type else types,
+            facts=_facts(source, job, description or {}),
         )
+
+
+def _facts(source: Any, job: JobInfo, description: Mapping[str, Any]) -> EndFacts:
+    """Return what is known of the job's end besides the records of its processes."""
+    run, last_us = getattr(source, "run", None), getattr(source, "last_timestamp_us", None)
+    return EndFacts(
+        run=run.end if run is not None else "",
+        exit_code=run.exit_code if run is not None else None,
+        finished=source.finished if job.finished is None else job.finished,
+        is_fresh=job.finished is False or (last_us is not None and time.time() - last_us / 1e6 < SILENT_S),
+        first_file_s=closes_in(source.storage.root) if run is not None and not run.is_over else None,
+        description=description,
+    )
 
 
 def _functions(source: Any, broken: dict[str, str] | None) -> tuple[FunctionTime, ...]:

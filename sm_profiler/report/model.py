@@ -8,7 +8,11 @@ from typing import Any
 import attrs
 
 from sm_profiler._version import __version__
+from sm_profiler.diagnosis.ledger import Totals
+from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
+from sm_profiler.report.formatting import percent
+from sm_profiler.report.hang import Hang, find_hang
 from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.report.restarts import costs_as_dict
 from sm_profiler.report.startup import start_parts
@@ -92,7 +96,7 @@ class Gain:
         speedup: factor by which the loop becomes faster, or the job.
         usd: dollars for the whole job; None if its price is unknown.
         seconds: seconds of the whole job.
-        of: what the speedup refers to: `loop`, or `job` for time that is lost outside the loop.
+        of: what the speedup refers to: `loop`, `job` for time that is lost outside the loop, or `steps` for some steps of it.
     """
 
     seconds_per_step: Interval
@@ -131,6 +135,8 @@ class Finding:
         gain: what its repair saves; None if that is not known.
         explains: class of a symptom → share of the loop that this finding accounts for in it.
         label: name on the page; that of the class unless the judge sets another.
+        ranks: names of the ranks that cause it; empty if all do, or if that is unknown.
+        stage: pipeline stage that causes it; "" if none does.
     """
 
     kind: Class
@@ -145,6 +151,8 @@ class Finding:
     gain: Gain | None = None
     explains: Mapping[Class, float] = attrs.field(factory=dict)
     label: str = attrs.field(default=attrs.Factory(lambda self: self.kind.label, takes_self=True))
+    ranks: tuple[str, ...] = ()
+    stage: str = ""
 
     @property
     def is_open(self) -> bool:
@@ -163,6 +171,8 @@ class Finding:
             "confidence": self.confidence,
             "where": [one.as_dict() for one in self.where],
             "gain": self.gain and self.gain.as_dict(),
+            "ranks": list(self.ranks),
+            "stage": self.stage,
         }
 
 
@@ -173,6 +183,7 @@ class Verdict:
     main: Finding
     also: tuple[Finding, ...] = ()
     not_judged: tuple[tuple[str, str], ...] = ()  # subject and reason
+    shared_wait: float = 0.0  # share of the loop in which other programs kept the training waiting for a core
 
     @property
     def kind(self) -> Class:
@@ -183,7 +194,12 @@ class Verdict:
         """Return the object of report.json."""
         also = [finding.as_dict() for finding in self.also]
         missing = [{"what": what, "why": why} for what, why in self.not_judged]
-        return {**self.main.as_dict(), "also": also, "not_judged": missing}
+        return {
+            **self.main.as_dict(),
+            "also": also,
+            "not_judged": missing,
+            "shared_wait": round(self.shared_wait, 4),
+        }
 
 
 @attrs.frozen
@@ -199,7 +215,9 @@ class Report:
         cost: estimated cost of the lost time; None if the instance type is unknown.
         source: location of the profile.
         generated: time at which the report was made.
+        link: address of its page, for messages; "" if that is unknown.
         gpu_traces: what traces of torch.profiler show of each rank; see `report.gpu.tables`.
+        ledger: where the time of each rank went; None without steps.
     """
 
     metrics: JobMetrics
@@ -210,7 +228,14 @@ class Report:
     cost: dict[str, Any] | None = None
     source: str = ""
     generated: str = ""
+    link: str = attrs.field(default="", kw_only=True)
     gpu_traces: tuple[dict[str, Any], ...] = ()
+    ledger: Totals | None = None
+
+    @property
+    def hang(self) -> Hang | None:
+        """The processes whose steps stopped, with their stacks; None if the training went on."""
+        return find_hang(self.metrics)
 
     @property
     def profiling_cost(self) -> str:
@@ -220,6 +245,28 @@ class Report:
             "not recorded"
             if share is None
             else f"{100 * share:.2g} % of the training loop, measured by the hook itself"
+        )
+
+    @property
+    def profiling_alarm(self) -> str | None:
+        """Advice about a profiler that slowed the job noticeably; None if it did not."""
+        share = self.metrics.overhead or 0.0
+        if not share >= policy.PROFILING_COST:
+            return None
+        return (
+            f"Profiling cost {100 * share:.2g} % of the training loop. In a longer job, the share of its windows is smaller; "
+            "leave out windows that you do not need."
+        )
+
+    @property
+    def load_alarm(self) -> str | None:
+        """A warning that other programs stretched all times; None if they did not, or if the headline has it."""
+        main, share = self.verdict.main, self.verdict.shared_wait
+        if share < policy.SHARED or main.kind is Class.BALANCED:
+            return None
+        return (
+            f"Other programs kept the training waiting for a CPU core {percent(share)} of the loop. On an idle machine, all times "
+            "are shorter, and their shares may differ."
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -234,11 +281,14 @@ class Report:
                 "startup": [part.as_dict() for part in start_parts(self.metrics)],
                 **costs_as_dict(self.metrics, self.cost["per_hour"] if self.cost else None),
             },
+            "end": self.metrics.ending.as_dict(),
             "verdict": self.verdict.as_dict(),
+            "hang": hang.as_dict() if (hang := self.hang) else None,
             "profiling_cost": self.profiling_cost,
             "rules": self.rules,
             "broken_rules": self.broken,
             "data_quality": self.quality,
             "cost": self.cost,
             "gpu_traces": list(self.gpu_traces),
+            "ledger": self.ledger and self.ledger.as_dict(),
         }

@@ -48,10 +48,11 @@ def _where(finding: Finding) -> str:
 def _cells(report: Report) -> list[tuple[str, str]]:
     main = report.verdict.main
     source = json.dumps(clean(report.source))
+    ending = f"**{_plain(report.metrics.ending.sentence)}**\n\n" if report.metrics.ending.sentence else ""
     if report.gpu_traces and not report.metrics.ranks:
         return _cells_of_traces(report, source)
     return [
-        ("markdown", f"# {_plain(report.metrics.name)}\n\n**{main.kind.value}**: {_plain(main.headline)} {_plain(gain_of_finding(main))}{_where(main)}\n\n**Next step:** {_plain(main.next_step)}"),
+        ("markdown", f"# {_plain(report.metrics.name)}\n\n{ending}**{main.kind.value}**: {_plain(main.headline)} {_plain(gain_of_finding(main))}{_where(main)}\n\n**Next step:** {_plain(main.next_step)}"),
         ("markdown", "This notebook reads the profile again and redraws the sections of the report. Change and extend it as you like."),
         ("code", f"SOURCE = {source}\n\nimport numpy as np\nimport pandas as pd\nfrom sm_profiler.source import open_source\nfrom sm_profiler.report import build_report\n\nreport = build_report(open_source(SOURCE))\nmetrics = report.metrics\nprint(report.verdict.kind.value, '-', report.verdict.main.headline)"),
         ("markdown", "## Where the training loop's time goes\n\nSeconds per process and part of the loop."),

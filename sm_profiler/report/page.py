@@ -15,15 +15,18 @@ import jinja2
 from markupsafe import Markup
 
 from sm_profiler._version import __version__
+from sm_profiler.report import ledger_view
 from sm_profiler.report.blocks import Section
 from sm_profiler.report.flame import graphs
+from sm_profiler.report.formatting import unbroken
 from sm_profiler.report.gpu import section as gpu_section
 from sm_profiler.report.model import Report
 from sm_profiler.report.parts import COLOURS
-from sm_profiler.report.sections import build_sections
+from sm_profiler.report.process_names import readable_processes
+from sm_profiler.report.sections import build_sections, folded
 from sm_profiler.report.svg import clean, shorten
 from sm_profiler.report.timeline_data import timeline
-from sm_profiler.report.view import finding_view, glance, pictures
+from sm_profiler.report.view import finding_view, glance, pictures, stacks_view
 
 PAGE, LINKS = "page.html", "links.html"
 
@@ -53,9 +56,16 @@ def page_parts(report: Report) -> dict[str, Markup]:
     sections = _sections(report)
     content = {
         "verdict": _part(
-            "verdict", verdict=finding_view(report.verdict.main), pictures=pictures(report), cost=report.cost
+            "verdict",
+            verdict=finding_view(report.verdict.main),
+            pictures=pictures(report),
+            cost=report.cost,
+            ending=report.metrics.ending,
+            running=report.metrics.running,
+            alarm=report.load_alarm,
         ),
-        "glance": _part("glance", tiles=glance(report)),
+        "glance": _part("glance", tiles=glance(report), alarm=report.profiling_alarm),
+        "stacks": _part("stacks", stacks=stacks_view(report.hang)),
         "also": _part("also", also=[finding_view(finding) for finding in report.verdict.also]),
         "timeline": _part("timeline", timeline=timeline(report.metrics)),
         "code": _part("code", flames=graphs(report.metrics.samples)),
@@ -63,7 +73,8 @@ def page_parts(report: Report) -> dict[str, Markup]:
     }
     content |= {section.key: section_part(section) for section in sections}
     content["quality"] = _part("quality", quality=report.quality, not_judged=report.verdict.not_judged)
-    return content
+    renamed = readable_processes(report.metrics)
+    return {key: Markup(renamed(str(html))) for key, html in content.items()}  # noqa: S704 - names without signs of HTML
 
 
 def section_part(section: Section) -> Markup:
@@ -81,7 +92,10 @@ def _sections(report: Report) -> list[Section]:
     of_traces = gpu_section.sections(report.gpu_traces)
     if of_traces and not report.rules and not report.metrics.ranks:
         return of_traces
-    return [*of_traces, *build_sections(report.metrics, report.rules, report.broken)]
+    ledger = [ledger_view.section(report.ledger)] if report.ledger else []
+    if ledger and not report.rules and not report.metrics.ranks:
+        return ledger
+    return [*of_traces, *ledger, *folded(build_sections(report.metrics, report.rules, report.broken))]
 
 
 def render_page(
@@ -182,4 +196,5 @@ def new_environment(load: Callable[[str], str]) -> jinja2.Environment:
     )  # fmt: skip
     environment.filters["json_for_script"] = json_for_script
     environment.filters["shorten"] = shorten
+    environment.filters["unbroken"] = unbroken
     return environment

@@ -34,6 +34,17 @@ COLOURS = {
     "violet": Colour("#8a6bb8", "#ab8fd6", "35"),
     "moss": Colour("#7d9a3c", "#a5c162", "32"),
     "rose": Colour("#c9506b", "#e57b92", "31"),
+    "brick": Colour("#8f4a35", "#c97e66", "91"),
+    "olive": Colour("#6b6b2f", "#b3b36b", "92"),
+    "plum": Colour("#7a3f6d", "#bd84b0", "95"),
+    "mint": Colour("#4f9d6d", "#86cfa2", "32"),
+    "sand": Colour("#b59a5b", "#d6c08c", "93"),
+    "steel": Colour("#546e8a", "#93acc7", "96"),
+    "slate": Colour("#6d5f7a", "#ab9cba", "35"),
+    "bronze": Colour("#8a6a2c", "#c4a25f", "33"),
+    "pine": Colour("#2f6b57", "#6fae98", "36"),
+    "navy": Colour("#27406b", "#8099c9", "34"),
+    "stone": Colour("#77716a", "#a39d95", "90"),
     "pale": Colour("#e6e4df", "#343a42", "37"),
 }
 
@@ -99,11 +110,11 @@ PARTS: tuple[Part, ...] = (
     Part("declared", "Your own phases", "in phases of its own", "moss", "Y", Kind.DECLARED),
     Part("between", "Between phases", "between its phases", "grey", ".", per_iteration=False),
     Part("evaluation", "Evaluation", "in evaluation", "violet", "E", per_iteration=False),
-    Part("gc", "Garbage collection", "in garbage collection", "moss", "G", per_iteration=False),
+    Part("gc", "Garbage collection", "in garbage collection", "brick", "G", per_iteration=False),
     Part("outside", "Outside the phases", "outside the phases", "rose", "x"),
 )  # fmt: skip
 
-_NAMED = (("Y", "moss"), ("Z", "violet"), ("V", "amber"), ("U", "teal"), ("T", "sky"))
+_NAMED = (("Y", "moss"), ("Z", "olive"), ("V", "plum"), ("U", "mint"), ("T", "sand"))
 DECLARED = "declared"  # key of the script's own phases
 UNKNOWN = "unknown"  # in place of a key: the part was not recorded
 WHOLE = "length"  # in place of a key: the whole iteration

@@ -32,6 +32,9 @@ WAITS_SEEN = T(0.9, "share of the steps with a recorded wait; the windowed profi
 CLEARLY = T(1.5, "times the threshold; measurement error does not reach this far")
 SAMPLE_IDLE = T(10.0, "percent; a GPU sample below it counts as idle, as in the rules' gpu_threshold")
 
+PROFILING_COST = T(
+    0.05, "of the loop's time; a job that the profiler slows by more is not the job that was to be judged"
+)
 SLOWED = T(1.1, "times the usual step; a window that slows steps by more would shift the shares of their parts")
 
 GPU_LAG_S = T(1.0, "second that NVML's use of a GPU looks back over")
@@ -140,6 +143,7 @@ CORE_WAIT = T(0.05, "of the loop that the main thread waits for a core, by its s
 SHARED = T(0.2, "of the loop without a core; the job would be a fifth faster on a machine of its own")
 LEAST_WORK = T(0.05, "of a step on a core; waits are sampled, and a step without work would divide by zero")
 MOSTLY_SHARED = T(0.5, "of the loop without a core; more waits than work, which hide any other cause")
+MOSTLY_WINDOWS = T(0.5, "of the loop in detailed windows; too little is left to judge without them")
 CORE_WAIT_MOST = T(0.6, "share of the loop; more is other load on the machine, which fewer threads do not end")
 TRANSFER = T(0.10, "of the training thread's samples; a copy from pinned memory returns at once")
 TRANSFER_SAMPLES = T(10, "samples in copies; fewer are chance")
@@ -167,9 +171,10 @@ START_PART = T(0.4, "of the start; a part this large is the one to repair first"
 START_PART_SHOWN = T(0.05, "of the start; smaller parts do not matter")
 COMPILING_S = T(1.0, "in the first steps; less is no start to complain about, however short the job")
 COMPILING_IN_VAIN = T(1.0, "compiling that takes longer than all other steps has not paid off; it needs no allowance")
+SHORT_RUN_S = T(120.0, "a trial run: its start is the price of trying, and is paid once in a job of hours")
 INIT_WEIGHT = T(0.5, "a start is paid once and a slow loop with every epoch: the start leads only if twice as large")
 
-# Nothing happens.
+# Idle.
 IDLE = T(0.2, "of the job; ends and pauses of a few seconds are part of every job")
 IDLE_CORES = T(0.25, "cores; a thread that works occupies one, a waiting process with its hook a few hundredths")
 IDLE_SAMPLED = T(0.5, "of a span that samples of a process cover; the process may compute in the rest")
@@ -177,7 +182,7 @@ IDLE_MACHINE_CORES = T(0.5, "cores of a machine, however many it has; one thread
 PAUSE = T(20, "usual iterations; logging, validation and checkpoints take less, or are recorded by name")
 PAUSE_KNOWN = T(0.5, "of a pause that is recorded as a checkpoint, a compilation or the like, which is its cause then")
 
-# Slower from a moment on.
+# Slowed down during the run.
 CHANGE_BLOCKS = T(60, "blocks of steps whose medians are compared: enough for the test, each without outliers")
 CHANGE_BLOCK_STEPS = T(5, "steps a block; the median of fewer is an outlier too often")
 CHANGE_MIN_BLOCKS = T(16, "with fewer blocks even a clear change may be chance")
@@ -258,6 +263,7 @@ GC_TURNS = T(
 GC_TURNS_LEAD = T(0.5, "of a rank's own collections; from there on, to collect together gains about as much as not to")
 COMMUNICATION = T(0.40, "collectives overlap the backward pass up to a third of the step; above 40 % they are exposed")
 UNBALANCED = T(30.0, "percentage points between the most and the least used GPU of a node")
+IDLE_GPU = T(50.0, "percent mean GPU use; a GPU that is idle more than half of the time is not used well")
 COMPUTE = T(80.0, "percent mean GPU use in the loop; the accelerator is the limit, as it should be")
 
 # Lines of code.
@@ -297,7 +303,7 @@ GAIN_REPEAT_MOST = T(0.15, "of a step; a machine that varies more is disturbed i
 GAIN_MOST = T(0.99, "of the loop; no repair makes a loop more than a hundred times as fast")
 LOADER_REST_MS = T(0.3, "per batch; receiving it from a worker through shared memory")
 LOADER_SLOWED = T(1.15, "times as long; the step while workers use the other cores and the memory's bandwidth")
-REDUCED = T(0.5, "of the preprocessing that no core is free for; a repair that saves less is not finished")
+CORES_SPARED = T(0.85, "of what the cores share if no worker is free of charge; their work is known this well")
 EXCESS_SAVED_LEAST = T(0.85, "of what long steps cost beyond usual ones; a repair may leave a short one in their place")
 EXCESS_SAVED = T(0.95, "as EXCESS_SAVED_LEAST, for the usual repair: rarely, or in another thread")
 LOGGING_SAVED = T(0.98, "as EXCESS_SAVED_LEAST, for logging at every 50th step")
@@ -386,7 +392,9 @@ MAX_PLACES = T(5, "lines that a finding points to; more do not help")
 # Findings of an earlier tier lead those of a later one. Within a tier, the finding leads whose repair is expected to gain
 # most: its share of the time, without what other findings explain, times the probability that it is right.
 PRECEDENCE: tuple[tuple[Class, ...], ...] = (
-    (Class.HANG,),  # no faster step matters in a training that has stopped
+    # No faster step matters in a training that has stopped; ranks hang because one of them is gone.
+    (Class.DEAD_RANK, Class.UNEQUAL_STEPS),
+    (Class.HANG,),
     (
         Class.IDLE, Class.FAIL_SLOW, Class.SWAPPING, Class.SLOW_STORAGE, Class.GPU_THROTTLED, Class.BATCH_TOO_SMALL,
         Class.INPUT_BOUND, Class.SYNC_BOUND, Class.USER_PHASE, Class.HOST_BOUND, Class.GC_BOUND, Class.PERIODIC_STALL,
@@ -394,6 +402,7 @@ PRECEDENCE: tuple[tuple[Class, ...], ...] = (
         Class.MOVING_STRAGGLER, Class.GC_OUT_OF_PHASE, Class.COMMUNICATION_BOUND, Class.UNBALANCED_GPUS, Class.MEMORY_GROWTH,
         Class.CHECKPOINTING, Class.LOGGING, Class.SLOW_CALLBACK, Class.RECOMPILATION, Class.OVERSUBSCRIBED, Class.ALLOCATOR,
         Class.TRANSFER_BOUND, Class.TENSOR_CORES_UNUSED, Class.MEMORY_BANDWIDTH_BOUND, Class.DOMINANT_KERNEL,
+        Class.SEQUENCE_IMBALANCE, Class.STAGE_IMBALANCE,
     ),
     (Class.COMPUTE_BOUND,),
     (Class.BALANCED,),

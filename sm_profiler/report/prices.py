@@ -1,4 +1,4 @@
-"""Estimate the cost of lost time from a dated table of list prices, or from the user's own."""
+"""Estimate the cost of lost time from a dated table of list prices, and from the user's own."""
 
 from __future__ import annotations
 
@@ -7,9 +7,81 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
+import attrs
+
+from sm_profiler.errors import ConfigError
 from sm_profiler.report import policy
 from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.report.model import Verdict
+
+MOST_DOLLARS = 1e6  # an hour
+ANY = "*"  # in the user's prices: machines of any other type, or of an unknown one
+PER_GPU = "gpu_hour"
+OWN = "your price table"
+
+
+@attrs.frozen
+class Prices:
+    """Dollars an hour by instance type.
+
+    Attributes:
+        by_type: of an instance.
+        by_gpu: of a GPU, of types whose price depends on how many they have.
+        own: types whose price is the user's.
+        listed: origin of the others.
+    """
+
+    by_type: Mapping[str, float]
+    by_gpu: Mapping[str, float]
+    own: frozenset[str]
+    listed: str
+
+    @classmethod
+    def of(cls, own: Mapping[str, object] | None = None) -> Prices:
+        """Return the prices of the package, with the user's added to them or in their place.
+
+        Args:
+            own: type → dollars an hour, `{"gpu_hour": dollars}`, or None for a price that is not known; `*` is any other type.
+
+        Raises:
+            ConfigError: a price is something else.
+        """
+        table = built_in()
+        by_type, by_gpu = dict(table["dollars_per_hour"]), {}
+        for kind, given in (own or {}).items():
+            by_type.pop(kind, None)
+            if isinstance(given, Mapping) and set(given) == {PER_GPU}:
+                by_gpu[kind] = _dollars(kind, given[PER_GPU])
+            elif given is not None:
+                by_type[kind] = _dollars(kind, given)
+        listed = f"list prices of {table['region']}, {table['as_of']}"
+        return cls(by_type, by_gpu, frozenset(own or ()), listed)
+
+    @property
+    def origin(self) -> str:
+        """Origin of all prices."""
+        return f"{OWN}; others: {self.listed}" if self.own else self.listed
+
+    def origin_of(self, kind: str) -> str:
+        """Return the origin of a type's price."""
+        return OWN if kind in self.own or kind not in self.by_type else self.listed
+
+    def price(self, kind: str, gpus: float = 0.0) -> float | None:
+        """Return dollars an hour of one instance that has some GPUs; None if they are unknown."""
+        for name in (kind, ANY):
+            if name in self.by_type:
+                return self.by_type[name]
+            if name in self.by_gpu and gpus > 0:
+                return self.by_gpu[name] * gpus
+            if name in self.own:  # the user's word that it has no price
+                return None
+        return None
+
+
+def _dollars(kind: str, price: object) -> float:
+    if isinstance(price, bool) or not isinstance(price, (int, float)) or not 0 <= price <= MOST_DOLLARS:
+        raise ConfigError(f'the price of {kind} must be a number of dollars an hour, or {{"{PER_GPU}": dollars}}')
+    return float(price)
 
 
 def built_in() -> dict[str, Any]:
@@ -18,31 +90,33 @@ def built_in() -> dict[str, Any]:
     return table
 
 
-def cost_of(metrics: JobMetrics, verdict: Verdict, prices: Mapping[str, float] | None = None) -> dict[str, Any] | None:
+def cost_of(metrics: JobMetrics, verdict: Verdict, prices: Mapping[str, object] | None = None) -> dict[str, Any] | None:
     """Return the cost per hour and how much of it is lost; None if the instance type or its price is unknown."""
-    table = built_in()
-    price_of = prices if prices is not None else table["dollars_per_hour"]
-    types = metrics.node_types
-    if not types or any(kind not in price_of for kind in types):
-        return None
+    table = Prices.of(prices)
+    types = metrics.node_types or ({"": len(metrics.nodes)} if ANY in table.own and metrics.nodes else {})
     nodes = sum(types.values())
-    hourly = sum(float(price_of[kind]) * count for kind, count in types.items())
+    each = {kind: table.price(kind, len(metrics.gpus) / nodes) for kind in types}
+    if not types or any(price is None for price in each.values()):
+        return None
+    hourly = sum((each[kind] or 0.0) * count for kind, count in types.items())
     kind = " + ".join(types)
-    machines = " + ".join(f"{count} x {kind}" for kind, count in types.items())
+    machines = " + ".join(f"{count} x {kind or 'machine'}" for kind, count in types.items())
     share = verdict.main.share_of_time
     if verdict.main.of == "loop" and metrics.loop and metrics.duration:
         share *= (metrics.loop[1] - metrics.loop[0]) / metrics.duration
-    lost = hourly * share
-    origin = "your price table" if prices is not None else f"list prices of {table['region']}, {table['as_of']}"
+    lost = round(hourly * share, 4)  # the sentence and the page's number are rounded from the same
+    origin = "; ".join(dict.fromkeys(table.origin_of(kind) for kind in types))
     sentence = f"Estimate: about ${lost:.2f} of ${hourly:.2f} per hour is lost this way ({machines}; {origin})."
     if verdict.main.kind.is_healthy:
         sentence = f"Estimate: the job costs about ${hourly:.2f} per hour ({machines}; {origin})."
-    smaller = smaller_instance(metrics, kind, price_of) if len(types) == 1 else None
+    smaller = smaller_instance(metrics, kind, table.by_type) if kind in table.by_type and len(types) == 1 else None
     if smaller:
         used = "GPUs, GPU memory and CPUs" if metrics.gpus else "CPUs and memory"
-        sentence += f" Its {used} are less than half used: {smaller} would cost ${float(price_of[smaller]) * nodes:.2f} per hour."
+        sentence += (
+            f" Its {used} are less than half used: {smaller} would cost ${table.by_type[smaller] * nodes:.2f} per hour."
+        )
     return {
-        "instance_type": kind, "nodes": nodes, "per_hour": round(hourly, 4), "lost_per_hour": round(lost, 4), "prices": origin,
+        "instance_type": kind, "nodes": nodes, "per_hour": round(hourly, 4), "lost_per_hour": lost, "prices": origin,
         "smaller_instance": smaller, "estimate": True, "sentence": sentence,
     }  # fmt: skip
 

@@ -139,8 +139,13 @@ def _number(text: str) -> int | float:
 
 def _record(process: str, row: _Row) -> Record:
     duration, start, step, name, text = row
+    return record_of(process, start / 1e6, duration / 1e6, step, name, text)
+
+
+def record_of(process: str, start: float, seconds: float, step: int, name: str, text: str) -> Record:  # noqa: PLR0913, PLR0917 - one argument a field
+    """Return a record with its arguments, which are empty if the text is no JSON object."""
     try:
         args = json.loads(text, parse_int=_number)
     except (ValueError, RecursionError):
         args = {}
-    return Record(process, name, start / 1e6, duration / 1e6, step, args if isinstance(args, dict) else {})
+    return Record(process, name, start, seconds, step, args if isinstance(args, dict) else {})

@@ -30,6 +30,7 @@ from sm_profiler.report.formatting import decimal, duration, milliseconds, natur
 from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.report.slices import loop_slices
 from sm_profiler.report.svg import shorten
+from sm_profiler.report.unrecorded import how_to_record
 
 OF_THE_LOOP = ("phase", "forward_backward")  # shares of OverallFrameworkMetrics that the loop's bar shows
 MAX_PICTURES = 4  # of one kind in a section
@@ -98,6 +99,21 @@ def build_sections(metrics: JobMetrics, rules: Rules, broken: Mapping[str, str])
         gpu_use(rules), dataloading(rules), batch_size(rules), bottleneck(rules, "CPUBottleneck", "CPU bottlenecks", "cpu"),
         bottleneck(rules, "IOBottleneck", "I/O bottlenecks", "io"), gpu_memory(rules),
     ]  # fmt: skip
+
+
+def folded(sections: Sequence[Section]) -> list[Section]:
+    """Return sections of which each is one line until it is opened, and one for all that had nothing to judge."""
+    return [*(attrs.evolve(one, fold=True) for one in sections if not one.not_judged), *_not_judged(sections)]
+
+
+def _not_judged(sections: Sequence[Section]) -> list[Section]:
+    """Return one section for all that had nothing to judge: they often have the same reason."""
+    reasons: dict[str, list[str]] = {}
+    for section in sections:
+        if section.not_judged:
+            reasons.setdefault(section.not_judged.partition(";")[0], []).append(section.title)
+    sentences = tuple(f"{', '.join(titles)}: {reason}." for reason, titles in reasons.items())
+    return [Section("unjudged", "Sections without data", sentences, fold=True)] if sentences else []
 
 
 def _advice(rules: Rules, *names: str) -> str:
@@ -175,16 +191,14 @@ def framework(metrics: JobMetrics, rules: Rules) -> Section:
     found = details(rules, "OverallFrameworkMetrics")
     titles = {
         "phase": "Training, evaluation, others", "forward_backward": "Forward and backward pass",
-        "ratio": "Operators on CPU and GPU", "general": "General operations", "horovod": "Horovod",
+        "ratio": "Operators on CPU and GPU", "general": "Recorded events by type (share of their summed time; events overlap)", "horovod": "Horovod",
     }  # fmt: skip
-    slices = [one for one in loop_slices(metrics.ranks) if one.is_named]
+    slices = [one for one in loop_slices(metrics.ranks, watched=bool(metrics.metadata)) if one.is_named]
     if slices:
         titles = {key: text for key, text in titles.items() if key not in OF_THE_LOOP}
     pictures = share_rings(found, titles)
     if not pictures and not slices:
-        missing = (
-            "No framework metrics were recorded: start the script with 'sm-profiler run', or set SM_PROFILER_AUTO=1."
-        )
+        missing = f"No framework metrics were recorded: {how_to_record(metrics)}"
         return Section(key, title, missing=missing)
     rows = [(one.label, one.value, one.note) for one in slices]
     tables = [cut_table(("Part of the training loop", "Share", "Time"), rows)] if rows else []
@@ -220,7 +234,12 @@ def rule_table(rules: Rules, broken: Mapping[str, str]) -> Section:
     rows += [(rule, "The rule itself failed.", shorten(why, 160), "error", "", "") for rule, why in broken.items()]
     head = ("Rule", "Looks for", "Recommendation", "Times triggered", "Data points", "Parameters")
     count = sum(bool(times_fired(rules, rule)) for rule in rules)
+    unjudged = sum("not_evaluated" in details(rules, rule) for rule in rules)
     note = f"{count} of {len(rules)} rules fired." if rules else "No rules ran."
+    if unjudged:
+        note += f" {unjudged} had nothing to judge."
+    if rules:
+        note += " They are SageMaker's rules; the verdict has its own criteria."
     return Section("rules", "Rules summary", (note,), (cut_table(head, rows, MAX_RULES),), fired=bool(count))
 
 

@@ -16,7 +16,9 @@ from sm_profiler.report.svg import shorten
 MIN_NAMED = 0.0005  # smaller shares are drawn but not in the legend
 MAX_DECLARED = 5  # phases of the script with a slice of their own; the others share one
 MAX_NAME = 40
+WHOLE_STEPS = "Steps"  # of which no phases were recorded
 NOT_RECORDED = "not recorded"
+NO_LOADER = "no loader to watch in this loop"
 
 
 @attrs.frozen
@@ -43,14 +45,21 @@ class Slice:
         return self.share >= MIN_NAMED or self.value == NOT_RECORDED
 
 
-def loop_slices(ranks: Sequence[Rank]) -> list[Slice]:
-    """Return the slices in the order of a step; none without a loop. Phases that the script declared have names."""
+def loop_slices(ranks: Sequence[Rank], *, watched: bool = False) -> list[Slice]:
+    """Return the slices in the order of a step; none without a loop. Phases that the script declared have names.
+
+    Args:
+        ranks: the processes.
+        watched: a hook was there that records each wait for a loader.
+    """
     loops = [rank for rank in ranks if rank.loop > 0]
     if not loops:
         return []
     steps = sum(rank.train_steps - rank.left_out for rank in loops) or 1
     whole = sum(rank.loop for rank in loops)
     slices, on_device = [], all(rank.on_device for rank in loops)
+    of_steps = [part.key for part in parts.PARTS if part.kind in (parts.Kind.PHASE, parts.Kind.DECLARED)]
+    has_phases = any(rank.share(key) > 0 for rank in loops for key in of_steps)
 
     def note(share: float) -> str:
         return f"{duration(share * whole / steps)} per step"
@@ -69,7 +78,9 @@ def loop_slices(ranks: Sequence[Rank]) -> list[Slice]:
         value, text = percent(share), note(share)
         if part.key == "wait" and not waits_recorded(loops) and share < policy.INPUT_WAIT:
             value = NOT_RECORDED
-            text = f"{percent(share)} in the dataloader window" if share >= MIN_NAMED else "no dataloader window either"
+            text = NO_LOADER if watched else "no dataloader window either"
+            text = f"{percent(share)} in the dataloader window" if share >= MIN_NAMED else text
         gpu = " (GPU)" if on_device and part.kind is parts.Kind.PHASE else ""
-        slices.append(Slice(part, part.label + gpu, share, value, text))
+        label = WHOLE_STEPS if part.key == "between" and not has_phases else part.label
+        slices.append(Slice(part, label + gpu, share, value, text))
     return slices

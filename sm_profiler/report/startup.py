@@ -103,9 +103,9 @@ class JobPart:
     letter: str
 
 
-_BARS = {  # part of the start → colour and letter
-    "image": ("violet", "I"), "download": ("teal", "D"), "install": ("sky", "P"), "imports": ("amber", "M"),
-    "building": ("rose", "B"), COMPILING: ("moss", "C"), "first_steps": ("violet", "S"),
+_BARS = {  # part of the start → colour and letter; no part of the loop has one of these colours
+    "image": ("slate", "I"), "download": ("pine", "D"), "install": ("steel", "P"), "imports": ("bronze", "M"),
+    "building": ("plum", "B"), COMPILING: ("olive", "C"), "first_steps": ("sand", "S"),
 }  # fmt: skip
 
 
@@ -117,13 +117,13 @@ def job_parts(metrics: JobMetrics) -> list[JobPart]:
     found = [part for part in start_parts(metrics) if part.paid]
     before = [part for part in found if part.key not in INSIDE_LOOP]
     inside = [part for part in found if part.key in INSIDE_LOOP]
-    known = [JobPart("Before the first step", metrics.initialization or 0.0, "rose", "B")]
+    known = [JobPart("Before the first step", metrics.initialization or 0.0, "plum", "B")]
     return [
         *map(_bar, before),
         *(known if all(part.key != "building" for part in before) else ()),
         *map(_bar, inside),
-        JobPart("Training loop", max(end - start - sum(part.seconds for part in inside), 0.0), "blue", "L"),
-        JobPart("After the loop", max(metrics.end - end, 0.0), "grey", "."),
+        JobPart("Training loop", max(end - start - sum(part.seconds for part in inside), 0.0), "navy", "L"),
+        JobPart("After the loop", max(metrics.end - end, 0.0), "stone", "."),
     ]
 
 
@@ -205,8 +205,8 @@ def _of_process(metrics: JobMetrics) -> dict[str, float]:
         return {}
     begun, process, ready = moments
     building = metrics.loop[0] - ready
-    importing = min(_importing(metrics), building)  # further packages, after the framework
-    found = {"building": building - importing, "imports": importing}
+    further = min(importing(metrics), building)  # further packages, after the framework
+    found = {"building": building - further, "imports": further}
     if process is not None:
         found["imports"] += ready - process
         if begun is not None:
@@ -214,7 +214,7 @@ def _of_process(metrics: JobMetrics) -> dict[str, float]:
     return found
 
 
-def _importing(metrics: JobMetrics) -> float:
+def importing(metrics: JobMetrics) -> float:
     """Return the seconds of imports between the framework's and the loop, by samples; the most of all processes."""
     spent: dict[str, float] = {}
     for one in metrics.samples.stacks:

@@ -79,6 +79,16 @@ class StepSummary:
     collected_us: dict[str, dict[str, float]] = attrs.field(factory=dict)  # process → part → garbage collections
     judged: dict[str, Judged] = attrs.field(factory=dict)  # processes of which only some steps were kept
 
+    def until(self, at_us: float) -> StepSummary:
+        """Return the steps that ended by a moment; a process without any, or of which some steps were kept, stays as it is."""
+        steps, loop = dict(self.steps), dict(self.loop)
+        for name, rows in self.steps.items():
+            kept = rows.end <= at_us
+            if name not in self.judged and kept.any() and not kept.all():
+                steps[name] = rows[kept]
+                loop[name] = (loop[name][0], min(loop[name][1], at_us))
+        return attrs.evolve(self, steps=steps, loop=loop)
+
 
 class StepFold:
     """Collects steps window by window; folds of other minutes or nodes merge.

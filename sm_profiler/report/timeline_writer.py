@@ -23,6 +23,7 @@ from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Category, EventColumns, Floats, Ints, Numbering, SystemColumns
 from sm_profiler.formats.perfetto_writer import PerfettoSink
 from sm_profiler.formats.timeline_rows import Announce, CounterRows, SliceRows, distinct
+from sm_profiler.report.hang import hang_arguments
 from sm_profiler.report.svg import clean, shorten
 from sm_profiler.report.timeline_counters import values_of
 from sm_profiler.report.timeline_lanes import (
@@ -105,7 +106,8 @@ class TimelineWriter:
         for at in range(0, len(order), _ROWS):
             rows = order[at : at + _ROWS]
             chosen, begins, lengths = events[rows], start[rows], length[rows]
-            if np.abs(begins).max() < _FAR_NS and lengths.max() < _FAR_NS:
+            singly = chosen.phase.mask(event_names.HANG).any()  # rare, and its arguments are what it is read for
+            if not singly and np.abs(begins).max() < _FAR_NS and lengths.max() < _FAR_NS:
                 self._add_rows(chosen, begins.astype(np.int64), lengths.astype(np.int64))
             else:
                 self._add_singly(chosen, begins, lengths)
@@ -116,7 +118,9 @@ class TimelineWriter:
         for row, (process, lane) in enumerate(kinds[number] for number in lanes.tolist()):
             name, phase = names.values[names.codes[row]], phases.values[phases.codes[row]]
             step = int(events.step[row])
-            args = {"step": step} if step >= 0 else {}
+            args: dict[str, int | float | str] = {"step": step} if step >= 0 else {}
+            if events.phase.values[events.phase.codes[row]] == event_names.HANG:
+                args |= hang_arguments(events.args.values[events.args.codes[row]])
             self.add_slice(process, lane, name, phase, int(start[row]), int(length[row]), args)
 
     def _add_rows(self, events: EventColumns, start: Ints, length: Ints) -> None:
@@ -267,6 +271,13 @@ def _only_used(texts: Category, shown: Callable[[str], str]) -> Category:
     return Category(codes.astype(np.int32), tuple(shown(texts.values[code]) for code in texts.codes[first].tolist()))
 
 
+def is_perfetto(where: str | Path, kind: str | None = None) -> bool:
+    """Return whether a timeline is written in Perfetto's own format, which chrome://tracing does not read."""
+    path = Path(where)
+    ending = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    return kind == PERFETTO or (kind is None and ending in PERFETTO_ENDINGS)
+
+
 @contextlib.contextmanager
 def timeline_file(
     where: str | Path, origin_us: float, identity: str, *, kind: str | None = None
@@ -284,14 +295,13 @@ def timeline_file(
     """
     path = Path(where)
     is_packed = path.suffix == ".gz"
-    ending = path.with_suffix("").suffix if is_packed else path.suffix
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with (
             path.open("wb") as file,
             gzip.GzipFile(fileobj=file, mode="wb", compresslevel=4) if is_packed else file as out,
         ):
-            if (kind or PERFETTO) == PERFETTO and (kind or ending in PERFETTO_ENDINGS):
+            if is_perfetto(path, kind):
                 yield TimelineWriter(PerfettoSink(cast("BinaryIO", out), round(origin_us) * 1000, identity), origin_us)
             else:
                 with io.BufferedWriter(cast("io.RawIOBase", out), _BUFFER) as buffered:

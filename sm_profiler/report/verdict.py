@@ -6,20 +6,22 @@ import attrs
 import numpy as np
 
 from sm_profiler.report import parts, policy
-from sm_profiler.report.classes import Class
+from sm_profiler.report.classes import MOSTLY_IDLE, Class
 from sm_profiler.report.explaining import without_symptoms
-from sm_profiler.report.formatting import percent
+from sm_profiler.report.formatting import percent, plural
 from sm_profiler.report.judges import JUDGES, JudgeContext
 from sm_profiler.report.judges.loop import launches_unknown, outside_share
 from sm_profiler.report.judges.slowdown import largest_slowdown
 from sm_profiler.report.judges.unseen_waits import waits_unseen
 from sm_profiler.report.model import Evidence, Finding, Location, Verdict
+from sm_profiler.report.slices import NO_LOADER
+from sm_profiler.report.unrecorded import how_to_record, why_no_steps
 from sm_profiler.report.where import beside_the_phases, with_locations
 from sm_profiler.rules.profiler_report import one_line
 
 NO_SINGLE_CAUSE = "No single cause"
 MAX_GPUS = 4  # in a sentence
-SHARED = "Others use the machine"
+SHARED = "Machine shared with other processes"
 _TIER = {kind: tier for tier, kinds in enumerate(policy.PRECEDENCE) for kind in kinds}
 
 
@@ -42,7 +44,7 @@ def decide(context: JudgeContext, broken: dict[str, str] | None = None) -> Verdi
         seen = context.beside_gpu(finding) if finding is not None else None
         if seen is not None and not context.gpu_hides(seen.kind):
             findings.append(seen)
-    findings = without_symptoms(findings)
+    findings = _of_training(without_symptoms(findings), context)
     if all(finding.kind.is_healthy for finding in findings):
         findings.append(_healthy(context) or _inconclusive(context))
     worth = {finding.kind: _worth(finding, findings) for finding in findings}
@@ -50,7 +52,7 @@ def decide(context: JudgeContext, broken: dict[str, str] | None = None) -> Verdi
     main, also = ranked[0], [finding for finding in ranked[1:] if not finding.kind.is_healthy]
     if any(worth[other.kind] >= policy.CLOSE * worth[main.kind] for other in also if other.of == main.of):
         main = _not_certain(main)
-    verdict = Verdict(main, tuple(also), tuple(not_judged(context)))
+    verdict = Verdict(main, tuple(also), tuple(not_judged(context)), context.shared_wait)
     try:
         return with_locations(verdict, context.metrics)
     except Exception as error:
@@ -58,6 +60,22 @@ def decide(context: JudgeContext, broken: dict[str, str] | None = None) -> Verdi
             raise
         broken[with_locations.__name__] = one_line(error)
         return verdict
+
+
+def _of_training(findings: list[Finding], context: JudgeContext) -> list[Finding]:
+    """Return the findings without those about a loop that did not train, and with a healthy loop named as such."""
+    ranks = context.metrics.ranks
+    if ranks and not any(rank.train_steps for rank in ranks):
+        return [one for one in findings if one.of != "loop"]
+    if [one.kind for one in findings] != [Class.INITIALIZATION_BOUND]:
+        return findings
+    start, healthy = findings[0], _healthy(context)
+    if context.metrics.duration < policy.SHORT_RUN_S:
+        start = _not_certain(start)
+    if healthy is not None and healthy.label == healthy.kind.label:
+        rest = f"{start.headline[:1].lower()}{start.headline[1:]}"
+        start = attrs.evolve(start, headline=f"The loop is healthy; the start is what is left: {rest}")
+    return [start]
 
 
 def _worth(finding: Finding, findings: list[Finding]) -> float:
@@ -101,27 +119,25 @@ def _healthy(context: JudgeContext) -> Finding | None:
     )
     if unexplained >= policy.UNEXPLAINED:
         text = f"There is no single cause, but {percent(min(unexplained, 1.0))} of the loop is not spent computing."
-        advice = (
-            "Mark what the loop does beside the model with 'with hook.phase(name):', so that it is measured by name, and let the "
-            "job run longer."
-        )
+        advice = "Wrap work outside the model in 'with hook.phase(name):' so that it shows up by name, and let the job run longer."
+        text += _why_not_waiting(context)
         where, label = beside_the_phases(context.metrics), NO_SINGLE_CAUSE
     unseen = waits_unseen(context)
     if unseen >= policy.UNSEEN_WAITS:
-        text = f"No bottleneck found, but numpy reads JAX's arrays {percent(unseen)} of the time, and may wait for them unseen."
+        text = f"No bottleneck found, but {percent(unseen)} of the time is spent in NumPy reads of JAX arrays, which may block on pending computation."
         advice = "Read arrays with jax.device_get(…) instead of numpy, so that these waits count as computing."
     if context.shared_wait >= policy.SHARED:
         waited = percent(context.shared_wait)
         if context.shared_wait >= policy.MOSTLY_SHARED:
             text = f"Other processes use the machine: the training waits for a core {waited} of the time, which hides any other cause."
             advice, label = (
-                "Give the job a machine of its own, or fewer processes beside it, and profile it again.",
+                "Run the job on a dedicated machine, or with fewer other processes, and profile it again.",
                 SHARED,
             )
         else:
             text += f" Other processes use the machine: the training waits for a core {waited} of the time."
-            advice = f"Give the job a machine of its own, or fewer processes beside it. {advice}"
-    return Finding(
+            advice = f"Run the job on a dedicated machine, or with fewer other processes. {advice}"
+    healthy = Finding(
         Class.BALANCED,
         text,
         tuple(evidence),
@@ -131,6 +147,38 @@ def _healthy(context: JudgeContext) -> Finding | None:
         where=where,
         label=label,
     )
+    return _with_idle_gpu(healthy, context.gpu_mean) if label == Class.BALANCED.label else healthy
+
+
+def _with_idle_gpu(healthy: Finding, gpu: float | None) -> Finding:
+    """Return an open finding instead of a healthy one if the GPU is idle most of the time."""
+    if gpu is None or gpu >= policy.IDLE_GPU:
+        return healthy
+    return attrs.evolve(
+        healthy,
+        headline=f"The GPU is busy only {gpu:.0f} % of the time, and no single cause explains it.",
+        evidence=(
+            *healthy.evidence,
+            Evidence("mean GPU use in the loop", round(gpu, 1), policy.COMPUTE, unit="percent", held="good from"),
+        ),
+        next_step="Record a detailed window while the loop runs: it shows what the host does while the GPU is idle. A larger batch "
+        "often helps.",
+        label=MOSTLY_IDLE,
+        confidence="low",
+    )
+
+
+def _why_not_waiting(context: JudgeContext) -> str:
+    """Return why waiting for data is not named as the cause although its share exceeds the limit; "" if it does not."""
+    share = context.metrics.average_share("wait")
+    if not context.waits_known or share < policy.INPUT_WAIT:
+        return ""
+    if context.wait < policy.INPUT_WAIT:
+        return (
+            f" Waiting for data ({percent(share)}) is not named as the cause: it lies in a few long waits, and takes "
+            f"{percent(context.wait)} of the other steps."
+        )
+    return f" Waiting for data ({percent(share)}) is not named as the cause: the GPU computes meanwhile."
 
 
 def _confidence_in_health(context: JudgeContext, unexplained: float) -> str:
@@ -168,21 +216,32 @@ def _inconclusive(context: JudgeContext) -> Finding:
     if cpu is not None:
         evidence.append(Evidence("mean CPU use", round(cpu, 1), unit="percent"))
     if metrics.ranks:
-        text = f"Too few training steps to judge: {steps} recorded, {policy.MIN_STEPS:.0f} needed."
-        advice = "Let the job run longer; 'sm-profiler report --follow' keeps the report current."
+        text, advice = _too_few(context, steps)
+    elif metrics.ending.first_file_s is not None and not metrics.metadata:
+        text = "Nothing is recorded as a whole yet: the job is still running."
+        advice = (
+            f"The first file closes in {metrics.ending.first_file_s:.0f} s. 'sm-profiler watch' and 'sm-profiler serve' read open files, "
+            "and 'sm-profiler report --follow' waits for them."
+        )
     elif metrics.metadata:
         text = f"The hook was on, but no training step {'is over yet' if metrics.running else 'was completed'}."
         advice = (
             "Look into the script's output for an error in its first step. Steps that the hook does not recognize can be marked "
             "with 'with hook.step():'."
         )
+    elif metrics.system.rows and metrics.ending.launched:
+        text = "No training framework was imported: PyTorch, Keras, TensorFlow and JAX are watched."
+        advice = (
+            "In a script without them, mark each step: 'from sm_profiler.hook import get_hook', then 'with get_hook().step():'. "
+            "get_hook() is None in a run without the profiler."
+        )
+        if metrics.running:
+            text = "No training framework has been imported so far; the job is still running."
+            advice = "'sm-profiler watch' and 'sm-profiler report --follow' show its steps once they begin."
     elif metrics.system.rows:
         seen = f" (mean GPU use {gpu:.0f} %)" if gpu is not None else ""
-        text = f"Only system metrics were recorded{seen}; they do not show what the training loop waits for."
-        advice = (
-            "Record steps and phases: start the script with 'sm-profiler run', set SM_PROFILER_AUTO=1 in the container, or call "
-            "Hook.create_from_config() in the script. Steps, phases and waits are then recorded all the time."
-        )
+        why, advice = why_no_steps(metrics)
+        text = f"Only system metrics were recorded{seen}; they do not show what the training loop waits for. {why}".rstrip()
     else:
         text = "There is no data to judge: neither system metrics nor training steps were found."
         advice = (
@@ -192,20 +251,37 @@ def _inconclusive(context: JudgeContext) -> Finding:
     return Finding(Class.INCONCLUSIVE, text, tuple(evidence), advice, 0.0, confidence="low")
 
 
+def _too_few(context: JudgeContext, recorded: int) -> tuple[str, str]:
+    """Return the headline and the advice for a loop that is too short."""
+    metrics = context.metrics
+    judged = max((len(rank.iterations) for rank in metrics.ranks), default=0)
+    if not recorded:
+        text = "No training step was recorded, only evaluation."
+    else:
+        text = (
+            f"Too few training steps to judge: {policy.MIN_STEPS:.0f} steps from one to the next are needed, and of "
+            f"{plural(recorded, 'recorded step')} {judged} can be judged."
+        )
+    if metrics.running:
+        return (
+            text,
+            "The job is still running: 'sm-profiler watch' and 'sm-profiler report --follow' keep the report current.",
+        )
+    if metrics.ending.failed:
+        return text, "Repair the failure first: the job's log has the whole error. Then run at least 100 steps."
+    more = "at least 100 steps, for example by a higher limit of steps or more epochs"
+    windows = "; detailed windows, which are not judged, can begin later (--config)" if judged < recorded - 1 else ""
+    return text, f"Run {more}{windows}."
+
+
 def not_judged(context: JudgeContext) -> list[tuple[str, str]]:
     """Return what could not be judged, each with the reason or what to switch on."""
     metrics, missing = context.metrics, []
     if not metrics.ranks:
-        missing.append(
-            ("the training loop", "no steps recorded; start the script with 'sm-profiler run' or SM_PROFILER_AUTO=1")
-        )
+        missing.append(("the training loop", f"no steps recorded; {how_to_record(metrics)}"))
     elif not context.waits_known:
-        missing.append(
-            (
-                "waiting for data over the whole loop",
-                "recorded in the dataloader window only; sm-profiler's hook always records it",
-            )
-        )
+        why = "recorded in the dataloader window only; sm-profiler's hook records it for the whole loop"
+        missing.append(("waiting for data over the whole loop", NO_LOADER if metrics.metadata else why))
     if metrics.others_gpus:
         names = ", ".join(f"{device} of {node}" for node, device in metrics.others_gpus[:MAX_GPUS])
         more = " and others" if len(metrics.others_gpus) > MAX_GPUS else ""
@@ -220,7 +296,7 @@ def not_judged(context: JudgeContext) -> list[tuple[str, str]]:
             )
         )
     if not metrics.system.rows:
-        missing.append(("system metrics", "none recorded; run the monitor beside the job"))
+        missing.append(("system metrics", "none recorded; run the monitor with the job"))
     if not metrics.memory and not np.isfinite(metrics.mean_of("memory") or np.nan):
         missing.append(("memory growth", "no memory samples"))
     return missing

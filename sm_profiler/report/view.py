@@ -6,14 +6,16 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from sm_profiler.report import charts
+from sm_profiler.formats.process_end import CRASHED, INTERRUPTED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED
+from sm_profiler.report import charts, ledger_view
 from sm_profiler.report.blocks import Picture
 from sm_profiler.report.charts import ChartPart
 from sm_profiler.report.classes import Class
-from sm_profiler.report.flame import at_line, part_of
+from sm_profiler.report.flame import at_line, part_of, short_file
 from sm_profiler.report.formatting import duration, in_unit, percent, plural, size
 from sm_profiler.report.gains import gain_of_finding
 from sm_profiler.report.gpu import section as gpu_section
+from sm_profiler.report.hang import Hang, is_library
 from sm_profiler.report.job_metrics import JobMetrics, Rank
 from sm_profiler.report.judges.judge_context import mean_or_none
 from sm_profiler.report.model import Finding, Report
@@ -25,6 +27,8 @@ from sm_profiler.report.where import MODULE
 
 MAX_BARS = 12  # bars of single ranks or GPUs
 MAX_LINE_POINTS = 500
+MAX_OPEN_STACKS = 4  # the others are folded
+MAX_STACKS = 64
 
 
 def finding_view(finding: Finding) -> dict[str, Any]:
@@ -61,9 +65,43 @@ def finding_view(finding: Finding) -> dict[str, Any]:
     }
 
 
-def loop_bar(ranks: tuple[Rank, ...], title: str) -> Picture | None:
+def stacks_view(hang: Hang | None) -> dict[str, Any]:
+    """Return the stacks of a training that stopped as text; empty if it went on."""
+    if hang is None:
+        return {}
+    every = hang.stacks()
+    shown = [
+        {
+            "rank": shorten(stack.rank, 40),
+            "thread": shorten(stack.thread, 60),
+            "training": stack.training,
+            "frames": [
+                {"text": f"{short_file(file)}:{line} in {shorten(function, 80)}", "own": not is_library(file)}
+                for file, line, function in stack.frames
+            ],
+        }
+        for stack in every[:MAX_STACKS]
+    ]
+    alone = [one.name for one in hang.stopped if len(one.stacks) == 1]
+    children = [
+        f"{shorten(child['name'], 40)} ({child['pid']}) of {shorten(child['rank'], 40)}: state {child['state'][:1] or '?'}"
+        + (f", waits in {shorten(child['waits_in'], 40)}" if child["waits_in"].strip("0") else "")
+        for child in hang.as_dict()["children"][:MAX_STACKS]
+    ]
+    return {
+        "open": shown[:MAX_OPEN_STACKS],
+        "more": shown[MAX_OPEN_STACKS:],
+        "left_out": max(len(every) - MAX_STACKS, 0),
+        "alone": f"No other Python thread of the script is alive in {', '.join(alone[:MAX_OPEN_STACKS])}."
+        if alone
+        else "",
+        "children": children,
+    }
+
+
+def loop_bar(ranks: tuple[Rank, ...], title: str, *, watched: bool = False) -> Picture | None:
     """Draw where the loop's time goes, averaged over ranks."""
-    slices = loop_slices(ranks)
+    slices = loop_slices(ranks, watched=watched)
     if not slices:
         return None
     drawn = [ChartPart(one.label, one.share, one.part.colour, one.note) for one in slices]
@@ -77,7 +115,9 @@ def pictures(report: Report) -> list[Picture]:
     A slow start is no part of the loop, so the bar of the whole job is drawn for it, even if another finding leads.
     """
     metrics, kind = report.metrics, report.verdict.kind
-    loop = loop_bar(metrics.ranks, "Where the training loop's time goes")
+    loop = loop_bar(metrics.ranks, "Where the training loop's time goes", watched=bool(metrics.metadata))
+    if loop is None and report.ledger:
+        return [ledger_view.picture(report.ledger)]
     if loop is None:
         return gpu_section.pictures(report.gpu_traces) or _usage(metrics)
     draw = _EVIDENCE.get(kind)
@@ -175,13 +215,21 @@ _EVIDENCE: dict[Class, Callable[[JobMetrics], list[Picture]]] = {
 }  # fmt: skip
 
 
-def glance(report: Report) -> list[tuple[str, str, str]]:
+ENDINGS = {  # state of the job → its words below the duration
+    RUNNING: "still running", CRASHED: "failed", KILLED: "killed", OUT_OF_MEMORY: "out of memory", STOPPED: "stopped",
+    INTERRUPTED: "interrupted",
+}  # fmt: skip
+
+
+def glance(report: Report) -> list[tuple[str, str, str]]:  # noqa: C901 - one branch for each tile
     """Return the tiles: label, value, note."""
     metrics = report.metrics
-    if report.gpu_traces and not metrics.ranks:
+    if not metrics.ranks and report.gpu_traces:
         return gpu_section.tiles(report.gpu_traces)
+    if not metrics.ranks and report.ledger:
+        return ledger_view.tiles(report.ledger)
     length = duration(metrics.duration) if metrics.duration else "unknown"
-    tiles = [("Duration", length, "still running" if metrics.running else "")]
+    tiles = [("Duration", length, ENDINGS.get(metrics.ending.state, ""))]
     speed = metrics.steps_per_second
     if speed:
         steps = sum(int(rank.train.sum()) for rank in metrics.ranks[:1])

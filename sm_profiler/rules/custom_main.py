@@ -158,11 +158,27 @@ def evaluate(request: Mapping[str, Any]) -> tuple[Status, str, Any]:
         if rule.update(window) is True and met_at is None:
             met_at = step
     found = rule.result()
-    if met_at is None and isinstance(found, dict) and found.get("RuleTriggered"):
-        met_at = 0
-    if met_at is None:
+    fired = isinstance(found, dict) and bool(found.get("RuleTriggered"))
+    if met_at is None and not fired:
         return Status.NO_ISSUES, "", found
-    return Status.ISSUES, str(RuleEvaluationConditionMet(name, met_at)), found
+    return Status.ISSUES, met_text(name, met_at, found), found
+
+
+def met_text(name: str, window: int | None, found: object) -> str:
+    """Return the sentence on a condition that is met: when, and how many of the rule's observations met it.
+
+    Args:
+        name: the rule's name.
+        window: number of the first window in which it was met, from 0; None if only the whole job shows it.
+        found: what the rule's `result` returned.
+    """
+    text = f"The condition of the rule {name} is met"
+    if window is not None:
+        text += f", first in minute {window + 1}"
+    counts = [found.get(key) for key in ("Violations", "Datapoints")] if isinstance(found, dict) else []
+    if len(counts) == 2 and all(isinstance(one, (int, float)) for one in counts):  # noqa: PLR2004 - both
+        text += f": {counts[0]} of {counts[1]} observations"
+    return text
 
 
 def write_report(report: Any, rule: str, output: str) -> None:

@@ -299,7 +299,11 @@ class Runner:
         if deciding in results.fired or (deciding == DEFAULT_RULE and results.fired):
             step = report.first_met.get(deciding, self._windows)
             return Status.ISSUES, str(RuleEvaluationConditionMet(deciding, step))
-        broken = "; ".join(f"{name} could not be evaluated: {line}" for name, line in results.broken.items())
+        reasons = dict(results.broken)
+        decided = results.results.get(deciding)
+        if decided is not None and decided.not_evaluated:  # NoIssuesFound alone would look as if all were well
+            reasons[deciding] = decided.not_evaluated
+        broken = "; ".join(f"{name} could not be evaluated: {line}" for name, line in reasons.items())
         return (Status.STOPPED, "stopped by signal") if stopped else (Status.NO_ISSUES, broken)
 
     def _judged(self, results: RuleResults, deciding: str) -> tuple[Status, str] | None:

@@ -1,4 +1,4 @@
-"""A job that is over is read in a process of its own: the memory that this takes goes back to the system with it."""
+"""Finished jobs are read in a subprocess, so that their memory returns to the OS."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Answer(msgspec.Struct):
 
     def look(self) -> Look:
         """Return the look again, its report packed."""
-        main: Finding = codec.decode(self.main)
+        main: Finding = codec.decode(self.main, report=True)
         return Look(self.parts, main, None, self.packed, self.spark, self.gpu, self.data_at)
 
 
@@ -202,7 +202,7 @@ def identity(where: str) -> Any:
         return where
     root, job = split
     storage = open_storage(root if "://" in root else str(Path(root).absolute()))
-    folders = [folder_of(one, job) for one in (FILES, STATES)]  # `compact` writes a state whenever rows have come
+    folders = [folder_of(one, job) for one in (FILES, STATES)]  # `compact` writes a list whenever rows have come
     return [(one.key, one.size, one.etag or one.mtime) for folder in folders for one in storage.list(folder)]
 
 

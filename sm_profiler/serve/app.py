@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.printable import printable
@@ -36,7 +37,23 @@ MAX_STREAMS = 100  # open at a time; other viewers poll
 FOLLOWED_IN_LIST = 8  # jobs that the list of jobs reads, for their verdicts and step times; ended ones one by one
 LOOK_S = 0.2  # between two looks at a job's version
 BEAT_S = 5.0  # a stream without news shows that it is alive
+MAX_VERSION = 40  # characters
 STREAM_S = 900.0  # then the browser connects anew
+
+
+class _Stream(StreamingResponse):
+    """Server-sent events; `on_end` is called once they have ended, even before they began."""
+
+    def __init__(self, content: AsyncIterator[str], on_end: Callable[[], object]) -> None:
+        super().__init__(content, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send them."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_end()
 
 
 @attrs.define(eq=False)
@@ -140,43 +157,47 @@ class Site:
 
     def updates(self, request: Request) -> Response:
         """Answer with the parts that changed since a version."""
-        found = self.jobs.known(request.path_params["id"])
+        found, since = self.jobs.known(request.path_params["id"]), request.query_params.get("since", "")
         if found is None:
             return JSONResponse({"error": "no such job"}, 404)
-        return JSONResponse(self._news(self.jobs.live(found).watch(), request.query_params.get("since", "")))
+        if len(since) > MAX_VERSION:
+            return JSONResponse({"error": "no such version"}, 400)
+        return JSONResponse(self._news(self.jobs.live(found).watch(), since))
 
     async def events(self, request: Request) -> Response:
         """Stream the parts that change, as server-sent events."""
         found = await run_in_threadpool(self.jobs.known, request.path_params["id"])
         if found is None:
             return JSONResponse({"error": "no such job"}, 404)
+        since = request.query_params.get("since", "")
+        if len(since) > MAX_VERSION:
+            return JSONResponse({"error": "no such version"}, 400)
         if self._streams >= MAX_STREAMS:
             return JSONResponse({"error": "too many streams"}, 503, {"retry-after": "10"})
-        stream = self._stream(found, request.query_params.get("since", ""))
-        return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+        self._streams += 1  # now: many may be accepted before the first begins
+        return _Stream(self._stream(found, since), self._ended)
+
+    def _ended(self) -> None:
+        self._streams -= 1
 
     async def _stream(self, found: Found, since: str) -> AsyncIterator[str]:
         live = self.jobs.live(found)
-        self._streams += 1
-        try:
-            yield event("beat", {})
-            quiet = lasted = 0.0
-            while lasted < STREAM_S:
-                snapshot = live.watch()
-                if self._key(snapshot) != since:
-                    news = self._news(snapshot, since)
-                    since, quiet = news["version"], 0.0
-                    yield event("parts", news)
-                elif quiet >= BEAT_S:
-                    quiet = 0.0
-                    yield event("beat", {})
-                if snapshot.state == "ended":
-                    yield event("end", {})
-                    return
-                await self.pause(LOOK_S)
-                quiet, lasted = quiet + LOOK_S, lasted + LOOK_S
-        finally:
-            self._streams -= 1
+        yield event("beat", {})
+        quiet = lasted = 0.0
+        while lasted < STREAM_S:
+            snapshot = live.watch()
+            if self._key(snapshot) != since:
+                news = self._news(snapshot, since)
+                since, quiet = news["version"], 0.0
+                yield event("parts", news)
+            elif quiet >= BEAT_S:
+                quiet = 0.0
+                yield event("beat", {})
+            if snapshot.state == "ended":
+                yield event("end", {})
+                return
+            await self.pause(LOOK_S)
+            quiet, lasted = quiet + LOOK_S, lasted + LOOK_S
 
     def report_json(self, request: Request) -> Response:
         """Answer with report.json as of now."""

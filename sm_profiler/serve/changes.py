@@ -14,7 +14,6 @@ import attrs
 from sm_profiler.config import load_profile
 from sm_profiler.config.profile import COLLECTORS
 from sm_profiler.errors import ConfigError, SourceError
-from sm_profiler.printable import one_line
 from sm_profiler.serve.reading import local_folder
 from sm_profiler.source.naming import is_account, split_account
 from sm_profiler.storage import LocalStorage
@@ -148,6 +147,7 @@ class JobTarget:
 
         from sm_profiler.source.job import describe  # noqa: PLC0415 - as above
         from sm_profiler.storage.api_client import create_api_client  # noqa: PLC0415 - as above
+        from sm_profiler.storage.s3_client import reason_of  # noqa: PLC0415 - as above
 
         client = self.client or create_api_client(
             "sagemaker", region=self.region or os.environ.get("AWS_REGION") or None
@@ -160,7 +160,7 @@ class JobTarget:
         try:
             client.update_training_job(TrainingJobName=self.name, ProfilerConfig=update)
         except (BotoCoreError, ClientError, ValueError) as error:
-            raise SourceError(f"UpdateTrainingJob: {one_line(error)}") from error
+            raise SourceError(f"UpdateTrainingJob: {reason_of(error)}") from error
 
 
 def target_of(where: str, name: str) -> Target:

@@ -39,7 +39,7 @@ class Ending:
 
     @property
     def is_final(self) -> bool:
-        """True unless the job goes on; so it is if the place cannot be read."""
+        """True if the job is over; also if its files cannot be read."""
         try:
             if self.folder is not None:
                 return _is_over(self.folder)

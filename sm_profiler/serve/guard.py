@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 import attrs
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+# A host with or without a port, as browsers send it; what else urlsplit makes of a text is not asked.
+_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]{2,64}\]|[A-Za-z0-9._~-]{0,255})(?::[0-9]{0,5})?")
+_ORIGIN = re.compile(rf"null|[A-Za-z][A-Za-z0-9+.-]*://(?P<host>{_HOST.pattern})")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 MAX_BODY_BYTES = 8192
 STRICT_POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -72,8 +76,10 @@ class Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         """Return the answer to a request that is not admitted, or one that is only now given its cookie."""
         headers = Headers(scope=scope)
-        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
-        if self.token is None and host not in LOOPBACK:
+        host = _HOST.fullmatch(headers.get("host", ""))
+        if host is None or _ORIGIN.fullmatch(headers.get("origin", "null")) is None:
+            return refuse(400, "This request has a malformed Host or Origin.")
+        if self.token is None and host["name"].lower().strip("[]") not in LOOPBACK:
             return refuse(
                 421, "This address is not one of this machine. Behind a proxy, start serve with --base-url PATH."
             )
@@ -101,7 +107,7 @@ class Guard:
             clicked = method == "GET" and headers.get("sec-fetch-mode") == "navigate"
             return site in {"same-origin", "none"} or clicked
         origin = headers.get("origin")
-        return origin is None or urlsplit(origin).netloc == headers.get("host", "")
+        return origin is None or origin.partition("://")[2] == headers.get("host", "")
 
     def _is_token(self, given: str) -> bool:
         return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())

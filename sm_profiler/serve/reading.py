@@ -72,7 +72,7 @@ class JobReader:
         outcome: how the run ended; "" if that is not known.
         heat: use of cores and GPUs, as of the last report.
         is_intact: False after an error that left some of the data half counted.
-        lacks_heat: all but the use of cores and GPUs came from the state that `compact` keeps; `read_heat` reads the rest.
+        lacks_heat: all but the use of cores and GPUs came from a kept state; `read_heat` reads the rest.
     """
 
     where: str

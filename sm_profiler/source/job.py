@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import Any
 
 from sm_profiler.container import AUTO_VARIABLE, ISOLATED_FOLDER
 from sm_profiler.errors import SourceError
+from sm_profiler.source.launched import Launched
 
 try:
     from botocore.exceptions import BotoCoreError, ClientError
 
     from sm_profiler.storage.api_client import create_api_client
+    from sm_profiler.storage.s3_client import reason_of
 except (ImportError, SourceError) as missing:  # pragma: no cover - only imported for the name of a training job
     raise SourceError("opening a training job by its name needs boto3: pip install 'sm-profiler[aws]'") from missing
+
+LOG_PAGES, LOG_LINES = 5, 20  # of a job's log, searched for our lines
 
 
 def describe(name: str, *, region: str | None = None, client: Any = None) -> dict[str, Any]:
@@ -25,12 +31,13 @@ def describe(name: str, *, region: str | None = None, client: Any = None) -> dic
         client = client or create_api_client("sagemaker", region=region)
         answer: dict[str, Any] = client.describe_training_job(TrainingJobName=name)
     except ClientError as error:
-        message = error.response.get("Error", {}).get("Message", str(error))
-        raise SourceError(f"training job {name}: {' '.join(str(message).split())}") from error
+        raise SourceError(f"training job {name}: {reason_of(error)}") from error
     except (BotoCoreError, ValueError, SourceError) as error:
         # A mistyped folder name gets here too, possibly on a machine without a network.
-        message, cause = " ".join(str(error).split()), error.__cause__ if isinstance(error, SourceError) else error
-        raise SourceError(f"{name} is not a folder, and its training job cannot be looked up: {message}") from cause
+        cause = error.__cause__ if isinstance(error, SourceError) else error
+        raise SourceError(
+            f"{name} is not a folder, and its training job cannot be looked up: {reason_of(error)}"
+        ) from cause
     return answer
 
 
@@ -47,18 +54,74 @@ def output_of(job: dict[str, Any], name: str) -> str:
     """Return the s3:// URI of the `profiler-output` of a described training job.
 
     Raises:
-        SourceError: it is not profiled.
+        SourceError: it has none.
     """
-    path = (job.get("ProfilerConfig") or {}).get("S3OutputPath")
+    return outputs_of(job, name)[0]
+
+
+def outputs_of(job: dict[str, Any], name: str) -> list[str]:
+    """Return the s3:// URIs where the `profiler-output` of a described training job may be, the likeliest first.
+
+    They are the path of the configuration that applies (of the agent in the job's environment, or of the service), and the
+    default, next to the job's model.
+
+    Raises:
+        SourceError: there is none.
+    """
+    configured = (job.get("ProfilerConfig") or {}).get("S3OutputPath")
     isolated = job.get("EnableNetworkIsolation") is True and AUTO_VARIABLE in (job.get("Environment") or {})
-    if not path and isolated:
-        return _stored_output(job, name)
-    if not path:
-        # A job launched with the agent has its configuration in its environment, and its output next to its model.
-        path = (job.get("OutputDataConfig") or {}).get("S3OutputPath")
-    if not path:
+    if not configured and isolated:
+        return [_stored_output(job, name)]
+    paths = [Launched.of(job).s3_output_path, configured, (job.get("OutputDataConfig") or {}).get("S3OutputPath")]
+    found = dict.fromkeys(path.rstrip("/") for path in paths if path)
+    if not found:
         raise SourceError(f"training job {name} has no profiler output")
-    return f"{path.rstrip('/')}/{job.get('TrainingJobName', name)}/profiler-output"
+    return [f"{path}/{job.get('TrainingJobName', name)}/profiler-output" for path in found]
+
+
+def missing_profile(
+    job: dict[str, Any], name: str, looked: Sequence[str], *, region: str = "", client: Any = None
+) -> str:
+    """Return the message for a described job without a profile: the reason, the searched places, and what to do.
+
+    Args:
+        job: the answer of DescribeTrainingJob.
+        name: the job's name.
+        looked: the URIs.
+        region: AWS region; the environment's by default.
+        client: a boto3 client of CloudWatch Logs; default: one created from the environment.
+    """
+    launched = Launched.of(job)
+    log = own_log_lines(name, region=region, client=client) if launched.started and not launched.running else []
+    why, advice = launched.why_no_profile(log)
+    text = f"training job {name} has no profile: {why}. Looked in {' and '.join(looked)}."
+    return f"{text} To do: {advice}." if advice else text
+
+
+def own_log_lines(name: str, *, region: str = "", client: Any = None) -> list[str]:
+    """Return the first lines of sm-profiler in a training job's log; none if it cannot be read."""
+    prefix = f"{name}/"
+    request = {
+        "logGroupName": "/aws/sagemaker/TrainingJobs",
+        "logStreamNamePrefix": prefix,
+        "filterPattern": '"sm-profiler:"',
+    }
+    found: list[str] = []
+    try:
+        client = client or create_api_client("logs", region=region or os.environ.get("AWS_REGION") or None)
+        for _ in range(LOG_PAGES):
+            page = client.filter_log_events(**request)
+            # some servers that speak this API ignore the prefix
+            events = [
+                event for event in page.get("events", ()) if str(event.get("logStreamName", prefix)).startswith(prefix)
+            ]
+            found += [str(event.get("message", "")) for event in events]
+            if len(found) >= LOG_LINES or not page.get("nextToken"):
+                break
+            request["nextToken"] = page["nextToken"]
+    except (ClientError, BotoCoreError, ValueError, SourceError):  # these credentials may not read logs
+        return found
+    return [line for line in found if "sm-profiler:" in line][:LOG_LINES]
 
 
 def _stored_output(job: dict[str, Any], name: str) -> str:

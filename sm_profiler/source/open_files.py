@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from sm_profiler.formats.trace_recovery import recover_traces
 from sm_profiler.storage import LocalStorage
 
 MAX_PREVIEW_BYTES = 256 << 20
+CLOSE_SECONDS = 60.0  # after which a trace file is closed by default
+_NS_DIGITS = 20
 OPEN_HOURS = 2  # of system metrics: at the turn of an hour, both may hold an open file
 
 
@@ -26,6 +29,16 @@ def open_files(base: Path) -> list[Path]:
     hours = sorted(path for path in (base / SYSTEM_FOLDER).glob("*") if path.is_dir())[-OPEN_HOURS:]
     found = [path for folder in (base / TRACE_FOLDER, *hours) for path in folder.glob(f"*.json{TEMPORARY}")]
     return sorted(path for path in found if path.is_file() and not path.is_symlink())
+
+
+def closes_in(base: Path) -> float | None:
+    """Return the seconds until the first of the open trace files is due to be closed; None if there is none."""
+    begun = []
+    for path in (base / TRACE_FOLDER).glob(f"*.json{TEMPORARY}"):
+        text = path.name.removesuffix(f".json{TEMPORARY}").rpartition("_")[2]
+        if text.isdecimal() and len(text) < _NS_DIGITS:
+            begun.append(int(text) / 1e9)
+    return max(min(begun) + CLOSE_SECONDS - time.time(), 0.0) if begun else None
 
 
 def copy_with_open_files(folder: Path, to: Path) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sm_profiler.errors import SourceError
-from sm_profiler.source.naming import is_account, split_account
+from sm_profiler.source.naming import given, is_account, not_a_folder, split_account
 from sm_profiler.source.parquet.paths import jobs_in, split_job
 from sm_profiler.source.profile import Options, ProfileSource
 from sm_profiler.storage import LocalStorage, Storage, open_storage
@@ -49,10 +49,13 @@ def open_source(  # noqa: PLR0913 - keyword arguments, one an independent choice
     Raises:
         SourceError: it does not exist, cannot be reached, or holds no profiler data.
     """
+    if isinstance(where, str):
+        where = given(where)
     options = Options(strict, cache, memory_limit, processes, progress)
-    storage, description = _located(where, client)
+    if isinstance(where, str) and (named := _named(where)) is not None:
+        return _open_job(*named, options, client)
+    storage = _located(where, client)
     source = ProfileSource(storage, options)
-    source.description = description
     if source.files or source.other_files:
         return source
     _checkopen_parquet(storage)
@@ -68,22 +71,25 @@ def open_source(  # noqa: PLR0913 - keyword arguments, one an independent choice
             )
         return open_source(open_parquet(storage, jobs[0]), strict=strict, progress=progress)
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
-        raise SourceError(f"{storage.uri} is not a folder")
+        raise not_a_folder(storage.uri if where is storage else str(where))
     raise NoProfilerDataError(f"{storage.uri} holds no profiler data (no files under system/ or framework/)")
 
 
-def _located(where: str | os.PathLike[str] | Storage, client: Any) -> tuple[Storage, dict[str, Any] | None]:
-    """Return the storage that is named, and the description of a training job."""
-    if not isinstance(where, (str, os.PathLike)):
-        return where, None
-    if isinstance(where, str) and is_account(where):
+def _named(where: str) -> tuple[str, str] | None:
+    """Return name and region of a training job that is named; None for other sources."""
+    if is_account(where):
         region, name = split_account(where)
         if not name:
             raise SourceError(f"{where} is an account: name one of its jobs, as in {where}/my-training-job")
-        return _of_job(name, client, region)
-    if isinstance(where, str) and _JOB_NAME.fullmatch(where) and not Path(where).exists():
-        return _of_job(where, client)
-    return _named_job(os.fspath(where), client) or _storage(where, client), None
+        return name, region
+    return (where, "") if _JOB_NAME.fullmatch(where) and not Path(where).exists() else None
+
+
+def _located(where: str | os.PathLike[str] | Storage, client: Any) -> Storage:
+    """Return the storage that is named."""
+    if not isinstance(where, (str, os.PathLike)):
+        return where
+    return _named_job(os.fspath(where), client) or _storage(where, client)
 
 
 def _named_job(where: str, client: Any) -> Storage | None:
@@ -125,19 +131,33 @@ def _storage(where: str | os.PathLike[str], client: Any) -> Storage:
     return open_storage(text, client=client)
 
 
-def _of_job(name: str, client: Any, region: str = "") -> tuple[Storage, dict[str, Any]]:
-    """Return the profiler output of a training job, and the job's description."""
-    from sm_profiler.source.job import describe, output_of  # noqa: PLC0415 - boto3 takes a third of a second to load
+def _open_job(name: str, region: str, options: Options, client: Any) -> ProfileSource:
+    """Open the profiler output of a training job, with the job's description.
+
+    Raises:
+        NoProfilerDataError: it has none; the message has the reason, from the description and the job's log.
+    """
+    from sm_profiler.source.job import (  # noqa: PLC0415 - boto3 takes a third of a second to load
+        describe,
+        missing_profile,
+        outputs_of,
+    )
 
     try:
         job = describe(
             name, region=region or os.environ.get("AWS_REGION") or None
         )  # boto3 reads AWS_DEFAULT_REGION only
-        place = output_of(job, name)
     except SourceError as error:
         if type(error.__cause__).__name__ != "NoRegionError":  # botocore's, not imported for its name
             raise
         raise SourceError(
             f"there is no folder {name}; to look up a training job of that name, set a region (AWS_REGION)"
         ) from error
-    return open_storage(place, client=client), job
+    places = outputs_of(job, name)
+    for place in places:
+        for uri in (place, f"{place}/{OUTPUT}") if not place.endswith(OUTPUT) else (place,):
+            source = ProfileSource(open_storage(uri, client=client), options)
+            if source.files or source.other_files:
+                source.description = job
+                return source
+    raise NoProfilerDataError(missing_profile(job, name, places, region=region))

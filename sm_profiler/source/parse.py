@@ -39,7 +39,7 @@ def parse_bytes(request: Request, data: bytes) -> tuple[Rows, Outcome]:
     """Return the rows of a file and the outcome."""
     try:
         if request.is_system:
-            return read_system(data, request.node)
+            return read_system(data, request.node, request.start_us)
         return read_trace(data, request.node, request.kind, request.start_us, approximate=request.approximate)
     except MemoryError:
         nothing = parse_bytes(request, b"")[0]
@@ -101,7 +101,7 @@ def _in_threads(
 
     def parse(item: Item, data: bytes | SourceError) -> Parsed:
         rows = None if isinstance(data, SourceError) else read_table(data, item.node)
-        return _parse_here(item, data) if rows is None else (item, *account(rows))
+        return _parse_here(item, data) if rows is None else (item, *account(rows, of_us=item.at_us))
 
     waiting: deque[Future[Parsed]] = deque()
     with ThreadPoolExecutor(threads, "sm-profiler-parse") as pool:
@@ -128,7 +128,15 @@ def _parse_here(item: Item, data: bytes | SourceError) -> Parsed:
 
 
 def _request(item: Item, path: bytes = b"", size: int = 0) -> Request:
-    return Request(item.is_system, item.node, item.kind, item.start_us, item.approximate, path, size)
+    return Request(
+        item.is_system,
+        item.node,
+        item.kind,
+        item.at_us if item.is_system else item.start_us,
+        item.approximate,
+        path,
+        size,
+    )
 
 
 def _in_processes(

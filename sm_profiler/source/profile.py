@@ -14,6 +14,7 @@ from sm_profiler.errors import SourceError
 from sm_profiler.formats import layout
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.outcome import READ, REFUSED, Outcome
+from sm_profiler.monitor.run_state import RunState, read_state
 from sm_profiler.source.cache import WORTH_BYTES, Cache, Copy, Reading
 from sm_profiler.source.catalog import Catalog
 from sm_profiler.source.column_builder import ColumnBuilder, FileRows, StoredColumns
@@ -22,7 +23,7 @@ from sm_profiler.source.item_table import ItemTable, OrderedItems
 from sm_profiler.source.parse import AHEAD_BYTES, DENIED, Parsed, parse_all
 from sm_profiler.source.progress import progress_bar
 from sm_profiler.source.streams import Streams
-from sm_profiler.storage import FileInfo, Storage
+from sm_profiler.storage import FileInfo, LocalStorage, Storage
 
 KEEP_BYTES = 192 << 20  # a job read by the minute is copied up to this size; its columns take a third of that in memory
 SETTLED_S = 30.0  # a damaged file of a running job that changed within this time is read again later
@@ -120,6 +121,11 @@ class ProfileSource:
     def finished(self) -> bool:
         """True if the job has an end marker and no later file, as of the last refresh."""
         return self._catalog.finished
+
+    @property
+    def run(self) -> RunState | None:
+        """State of the `sm-profiler run` that wrote this folder; None if there was none, or the profile was copied elsewhere."""
+        return read_state(self.storage.root) if isinstance(self.storage, LocalStorage) else None
 
     @property
     def first_timestamp_us(self) -> int | None:

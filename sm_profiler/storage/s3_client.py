@@ -23,6 +23,8 @@ try:
         HTTPClientError,
         IncompleteReadError,
         NoCredentialsError,
+        SSOError,
+        TokenRetrievalError,
     )
     from botocore.exceptions import ConnectionError as BotoConnectionError
 except ImportError as missing:  # pragma: no cover - this module is only imported for an s3:// URI
@@ -52,6 +54,8 @@ BROKEN_CONNECTION = (
 REQUEST_ERRORS = (ClientError, BotoCoreError, ValueError, *BROKEN_CONNECTION)
 MISSING = frozenset({"NoSuchKey", "NotFound", "404"})
 DENIED = frozenset({"AccessDenied", "403", "AllAccessDisabled", "InvalidObjectState"})  # the last: an archived object
+EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
+REFUSED = frozenset({"InvalidClientTokenId", "UnrecognizedClientException"})
 EXPLANATIONS = {
     "NoSuchBucket": "the bucket does not exist",
     "AccessDenied": "access denied: these credentials may not {verb} it",
@@ -62,10 +66,6 @@ EXPLANATIONS = {
     "301": "the bucket is in another region",
     "AuthorizationHeaderMalformed": "the bucket is in another region",
     "IllegalLocationConstraintException": "the bucket is in another region",
-    "ExpiredToken": "the AWS credentials have expired",
-    "ExpiredTokenException": "the AWS credentials have expired",
-    "RequestExpired": "the AWS credentials have expired",
-    "TokenRefreshRequired": "the AWS credentials have expired",
     "InvalidToken": "the AWS session token is not valid",
     "InvalidAccessKeyId": "the AWS access key does not exist",
     "SignatureDoesNotMatch": "the AWS secret key is wrong",
@@ -130,6 +130,23 @@ def is_transient(error: BaseException) -> bool:
     return is_answer(error) or isinstance(error, BROKEN_CONNECTION)
 
 
+def credentials_problem(error: BaseException) -> str | None:
+    """Return what is wrong with the AWS credentials and what to do; None if an error has another reason."""
+    if isinstance(error, NoCredentialsError):
+        return "no AWS credentials were found: sign in (aws sso login, aws configure)"
+    code, _ = error_codes(error)
+    if code in EXPIRED or isinstance(error, (SSOError, TokenRetrievalError)):
+        return "the AWS credentials have expired: sign in again (aws sso login) or get new ones"
+    return "AWS does not accept these credentials: get new ones (aws configure)" if code in REFUSED else None
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why a request to AWS failed, on one line: the service's own message, or what is wrong with the credentials."""
+    response = getattr(error, "response", None)
+    message = response.get("Error", {}).get("Message") if isinstance(response, dict) else None
+    return credentials_problem(error) or (" ".join(str(message).split()) if message else one_line(error))
+
+
 def explain(error: BaseException, uri: str, verb: str = "read") -> SourceError:
     """Return a one-line error for a failed request.
 
@@ -138,8 +155,8 @@ def explain(error: BaseException, uri: str, verb: str = "read") -> SourceError:
         uri: the object or prefix.
         verb: `read` or `write`.
     """
-    if isinstance(error, NoCredentialsError):
-        return SourceError(f"{uri}: no AWS credentials were found")
+    if problem := credentials_problem(error):
+        return SourceError(f"{uri}: {problem}")
     code, status = error_codes(error)
     if code in MISSING:
         return MissingFileError(f"{uri} does not exist")

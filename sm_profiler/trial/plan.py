@@ -8,6 +8,7 @@ import attrs
 
 PLAN_VARIABLE = "SM_PROFILER_TRIAL"  # JSON of the plan, in the environment of the script's process
 WORTH = 1.05  # times the throughput that more workers or a deeper queue must bring to be better
+BUSY = 0.2  # of the machine's processor time; settings that use more cores suffer most from other programs
 ENOUGH = 1.2  # times the batches that the loop takes; beside a training, a loader is slower than alone
 
 
@@ -98,6 +99,7 @@ class Outcome:
         iterable: the dataset is an IterableDataset, whose workers must divide the data themselves.
         loaders: loaders that the script iterated over until then.
         interrupted: the user stopped the trials.
+        others: share of the machine's processor time that other programs used meanwhile; None if unknown.
     """
 
     trials: tuple[Trial, ...]
@@ -107,6 +109,7 @@ class Outcome:
     iterable: bool = False
     loaders: int = 1
     interrupted: bool = False
+    others: float | None = None
 
     @property
     def measured(self) -> list[Trial]:

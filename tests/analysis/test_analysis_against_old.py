@@ -9,6 +9,7 @@ import io
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -218,7 +219,11 @@ def test_dataloader_analysis_equals_that_of_smdebug(question, method, one, old):
     with contextlib.redirect_stdout(out):
         found = getattr(PT_dataloader_analysis(one), method)()
     answer = old["one-process"][question]
-    assert out.getvalue() == answer["printed"]
+    subject = {"analyze_dataloaderWorkers": "worker processes", "analyze_dataloader_getnext": "GetNext calls"}
+    expected = answer["printed"]
+    if method in subject:  # smdebug names something else there
+        expected = re.sub("for (iterator initialization|worker processes) ", f"for {subject[method]} ", expected)
+    assert out.getvalue() == expected
     if answer["table"] is None:
         assert found is None
     else:

@@ -218,6 +218,26 @@ def test_dataloader_analysis_of_a_time_range(job, tmp_path, capsys):
     assert analysis.analyze_batchtime(END_US, END_US + 1) is None
 
 
+def test_fetches_are_no_workers(monkeypatch, capsys):
+    durations = {"DataLoaderWorker": [900, 1000, 2100], "DataLoaderWorkerFetch": [1] * 20}
+    rows = [(name, us, "0") for name, values in durations.items() for us in values]
+    pd = pytest.importorskip("pandas")
+    events = pd.DataFrame(rows, columns=["framework_metric", "duration_us", "worker_id"])
+    events[["start_time", "end_time"]] = "2026-01-01"
+    frame = object.__new__(PandasFrame)
+    monkeypatch.setattr(
+        PandasFrame,
+        "get_all_dataloader_metrics",
+        lambda _, patterns: events[events["framework_metric"].str.contains("|".join(patterns))],
+    )
+    slow = PT_dataloader_analysis(frame).analyze_dataloaderWorkers()
+    printed = capsys.readouterr().out
+    assert "Total number of workers spun off during the training 3\n" in printed
+    assert "Median Duration 1000.0 and Maximum duration for worker processes 2100\n" in printed
+    assert "for worker processes that are outliers" in printed
+    assert slow["duration_us"].tolist() == [2100]
+
+
 def test_dataloader_analysis_without_events(tmp_path, capsys):
     analysis = PT_dataloader_analysis(make_job(tmp_path / "job", "--minutes", "1", "--scenario", "no-framework"))
     analysis.analyze_dataloaderIter_initialization()

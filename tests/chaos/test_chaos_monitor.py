@@ -159,7 +159,7 @@ def test_without_any_success_the_job_ends_soon_and_files_are_counted(job, fault)
     assert process.returncode == 0
     job.wait_until_gone()
     assert int(output) > 0
-    [count] = re.findall(r"(\d+) files could not be uploaded", errors)
+    [count] = re.findall(r"(\d+) files? could not be uploaded", errors)
     assert int(count) == len(job.closed())
     assert not set(job.stored()) & MARKERS
     assert not list(job.root.rglob("training_job_end.ts"))

@@ -19,9 +19,8 @@ LIST = "states/job=j/files.state"
 
 @pytest.fixture
 def dataset(damaged, tmp_path):
-    """A job with damaged, stray and oddly named files in Parquet, without a state."""
+    """A job with damaged, stray and oddly named files in Parquet."""
     compact(open_source(damaged), LocalStorage(tmp_path / "out"), job="j")
-    (tmp_path / "out/states/job=j/report.state").unlink()
     return tmp_path / "out"
 
 

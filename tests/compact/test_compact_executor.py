@@ -23,13 +23,13 @@ def files_of(folder):
 
 
 def written(job, folder, **options):
-    """Return what was done and the rows' files; the length of the state beside them depends on inodes and times."""
+    """Return what was done and the rows' files; the length of the list beside them depends on inodes and times."""
     done = compact(open_source(job), LocalStorage(folder), job="j", **options)
     return attrs.evolve(done, written_bytes=0), files_of(folder)
 
 
 def parts_given(executor):
-    """Return the tasks that write a part; the others fold one for the state that is kept."""
+    """Return the tasks that write a part."""
     decoded = (codec.decode(given) for (given,) in executor.given)
     return [task for task in decoded if isinstance(task, Task)]
 
@@ -110,5 +110,4 @@ def test_dataset_in_s3(two_nodes, tmp_path, bucket):
     assert {one["Key"].removeprefix("root/") for one in found} == {
         *files_of(tmp_path),
         "states/job=j/files.state",
-        "states/job=j/report.state",
     }

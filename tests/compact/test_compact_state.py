@@ -1,4 +1,4 @@
-"""The state of the folds beside the rows: the same report without reading them, and only while nothing has changed."""
+"""The state of the folds in this user's cache: the same report without reading rows, and only while nothing has changed."""
 
 import json
 import shutil
@@ -20,8 +20,6 @@ from sm_profiler.source.parquet import schema
 from sm_profiler.source.parquet.reading import PartFile
 from sm_profiler.storage import LocalStorage
 
-STATE = "states/job=j/report.state"
-
 
 @pytest.fixture
 def job(damaged):
@@ -29,10 +27,25 @@ def job(damaged):
 
 
 @pytest.fixture
-def dataset(job, tmp_path):
-    """That job in Parquet."""
+def cache(tmp_path, monkeypatch):
+    """The cache of this user."""
+    monkeypatch.setenv("SM_PROFILER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def dataset(job, tmp_path, cache):
+    """That job in Parquet, of which a report has been made."""
     compact(open_source(job), LocalStorage(tmp_path / "out"), job="j")
+    build_report(open_source(tmp_path / "out"))
     return tmp_path / "out"
+
+
+@pytest.fixture
+def state(dataset, cache):
+    """The file of its state."""
+    (found,) = (cache / "sm-profiler-states").iterdir()
+    return found
 
 
 @pytest.fixture
@@ -48,6 +61,32 @@ def text(where, **options):
     found = json.loads(to_json(build_report(open_source(where), **options)))
     del found["generated"]
     return json.dumps(found)
+
+
+def test_nothing_is_kept_beside_the_data_and_nothing_is_read_there(job, dataset, state, read):
+    beside = dataset / "states/job=j/report.state"
+    assert not beside.exists()
+    state.rename(beside)
+    assert text(dataset) == text(job)
+    assert read
+    assert state.exists()  # again
+
+
+def test_a_state_that_another_user_may_have_written_is_not_read(job, dataset, state, read):
+    state.chmod(0o666)
+    assert text(dataset) == text(job)
+    assert read
+    state.unlink()
+    state.symlink_to(dataset / "another")
+    read.clear()
+    assert text(dataset) == text(job)
+    assert read
+
+
+def test_without_a_cache_rows_are_read(job, dataset, read, monkeypatch):
+    monkeypatch.setenv("SM_PROFILER_CACHE", "off")
+    assert text(dataset) == text(job)
+    assert read
 
 
 def test_report_from_the_state_reads_no_rows(job, dataset, read):
@@ -69,7 +108,7 @@ def test_report_from_the_state_reads_no_rows(job, dataset, read):
 
 
 @pytest.mark.parametrize("what", ["parameters", "service", "code", "rows", "strays"])
-def test_rows_are_read_if_the_state_is_of_something_else(job, dataset, read, monkeypatch, what):
+def test_rows_are_read_if_the_state_is_of_something_else(job, dataset, state, read, monkeypatch, what):  # noqa: PLR0913, PLR0917 - fixtures
     options = {}
     if what == "parameters":
         options["parameters"] = {"CPUBottleneck_cpu_threshold": 50}
@@ -83,9 +122,9 @@ def test_rows_are_read_if_the_state_is_of_something_else(job, dataset, read, mon
         file.unlink()
         file.write_bytes(data)
     if what == "strays":
-        state = msgspec.msgpack.decode((dataset / STATE).read_bytes())
-        assert state["strays"]
-        (dataset / STATE).write_bytes(msgspec.msgpack.encode(state | {"strays": []}))
+        stored = msgspec.msgpack.decode(state.read_bytes())
+        assert stored["strays"]
+        state.write_bytes(msgspec.msgpack.encode(stored | {"strays": []}))
     expected = text(job, **options)
     assert text(dataset, **options) == expected
     assert read
@@ -98,52 +137,51 @@ def hostile(state):
     for packed in (b"", b"x", state["packed"][:-9], state["packed"][:50]):
         yield msgspec.msgpack.encode(state | {"packed": packed})
     body = msgspec.msgpack.decode(kept.zlib.decompress(state["packed"]))
-    rules, *others = codec.decode(kept.zlib.decompress(body["state"]))
+    inner = kept.zlib.decompress(body["state"])
+    rules, *others = codec.decode(inner)
     folds = others[3]
     for changed in (
-        msgspec.msgpack.encode(["o", "sm_profiler.cli.main:main", [], None]),
+        inner[:-9],
         codec.encode([{}, *others]),
         codec.encode([{name: dict.fromkeys(state, 7) for name, state in rules.items()}, *others]),
         codec.encode([rules, *others[:3], [dict.fromkeys(fold, 7) for fold in folds], others[4]]),
-        msgspec.msgpack.encode(["o", "subprocess:Popen", [["args", "ls"]], None]),
     ):
         packed = kept.zlib.compress(msgspec.msgpack.encode(body | {"state": kept.zlib.compress(changed)}))
         yield msgspec.msgpack.encode(state | {"packed": packed})
 
 
-def test_a_state_that_is_damaged_or_hostile_changes_nothing(job, dataset):
+def test_a_state_that_is_damaged_or_hostile_changes_nothing(job, dataset, state):
     expected = text(job)
-    state = msgspec.msgpack.decode((dataset / STATE).read_bytes())
-    for data in hostile(state):
-        (dataset / STATE).write_bytes(data)
+    stored = msgspec.msgpack.decode(state.read_bytes())
+    for data in hostile(stored):
+        state.write_bytes(data)
         assert text(dataset) == expected
 
 
-def test_a_job_that_may_go_on_has_no_state(two_nodes, tmp_path, monkeypatch):
+def test_a_job_that_may_go_on_has_no_state(two_nodes, tmp_path, cache, monkeypatch):
     job = shutil.copytree(two_nodes, tmp_path / "job", ignore=shutil.ignore_patterns("*.ts"))
     last_us = open_source(job).last_timestamp_us
-    monkeypatch.setattr(kept.time, "time", lambda: last_us / 1e6 + 60)
     compact(open_source(job), LocalStorage(tmp_path / "out"), job="j")
-    assert not (tmp_path / "out" / STATE).exists()
-    monkeypatch.setattr(kept.time, "time", lambda: last_us / 1e6 + 4000)
-    done = compact(open_source(job), LocalStorage(tmp_path / "out"), job="j")
-    assert done.parts == 0
-    assert (tmp_path / "out" / STATE).stat().st_size == done.written_bytes
+    for later_s, is_kept in ((60, False), (4000, True)):
+        monkeypatch.setattr(kept.time, "time", lambda: last_us / 1e6 + later_s)  # noqa: B023 - called in this round
+        build_report(open_source(tmp_path / "out"))
+        assert (cache / "sm-profiler-states").exists() == is_kept
 
 
-def test_compact_renews_a_state(job, dataset, read, tmp_path, monkeypatch):
-    before = (dataset / STATE).read_bytes()
-    compact(open_source(job), LocalStorage(dataset), job="j")
-    assert (dataset / STATE).read_bytes() == before
+def test_a_newer_version_renews_a_state(job, dataset, state, read, tmp_path, monkeypatch):  # noqa: PLR0913, PLR0917 - fixtures
+    before = state.read_bytes()
+    assert text(dataset) == text(job)
+    assert state.read_bytes() == before
     assert not read
     monkeypatch.setattr(kept, "code_digest", lambda: "a newer one")
-    shutil.copytree(dataset, tmp_path / "copy")
-    shutil.rmtree(job)
-    for folder in (dataset, tmp_path / "copy"):
-        assert main(["compact", f"{folder}/job=j", "--out", str(folder)]) == 0
-        read.clear()
-        text(folder)
-        assert not read
+    assert text(dataset) == text(job)
+    assert read
+    read.clear()
+    assert text(dataset) == text(job)
+    assert not read
+    shutil.rmtree(dataset / "states")
+    assert main(["compact", f"{dataset}/job=j", "--out", str(dataset)]) == 0
+    assert (dataset / "states/job=j/files.state").exists()
     with pytest.raises(SourceError, match="is in Parquet already"):
         compact(open_source(dataset), LocalStorage(tmp_path / "another"), job="j")
 

@@ -198,7 +198,7 @@ def test_names_outside_profiling_need_the_sdk():
     env = {key: value for key, value in os.environ.items() if key != "SM_PROFILER_RULE_IMAGE"}
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=env)
     first, second = shown.stdout.splitlines()
-    assert "pip install sagemaker" in first
+    assert "pip install 'sagemaker<3'" in first
     assert "SM_PROFILER_RULE_IMAGE" in second
 
 

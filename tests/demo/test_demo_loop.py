@@ -49,11 +49,11 @@ def pids_with(mark: str) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.sdk2
 def test_demo_finds_the_planted_problem_without_network(tmp_path):
-    for name in ("train.py", "launch.py"):
+    for name in ("train.py", "photos.py", "launch.py"):
         shutil.copy(REPOSITORY / "examples" / "demo" / name, tmp_path)
     launch = tmp_path / "launch.py"
     text = launch.read_text()
-    shorter = text.replace('"batch-size": 32', '"batch-size": 32, "images": 3200')
+    shorter = text.replace('"batch-size": 32', '"batch-size": 32, "images": 2400')
     assert shorter != text
     launch.write_text(shorter)
     (tmp_path / "guard").mkdir()
@@ -71,8 +71,8 @@ def test_demo_finds_the_planted_problem_without_network(tmp_path):
     assert report["verdict"]["class"] == "INPUT_BOUND"
     assert (out / "profiler-report.html").stat().st_size > 10_000
     assert "verdict  INPUT_BOUND" in run.stdout
-    assert "in SlowImages.__getitem__: time.sleep(self.seconds_an_image)" in run.stdout
-    assert "gain     repaired, the loop runs " in run.stdout
+    assert "in augment: photo = photo.rotate(" in run.stdout
+    assert "gain     after the repair, the loop runs " in run.stdout
     assert f"sm-profiler serve {out}" in run.stdout
     assert (out / "profiler-output" / "system" / "training_job_end.ts").exists()
     assert f"s3://sagemaker-us-east-1-123456789012/{report_job(run.stdout)}/rule-output/ProfilerReport" in run.stdout

@@ -142,6 +142,10 @@ def test_rules_start_creates_a_processing_job(capsys, tmp_path):
         (["--job", "my-job"], "no rule image"),
         (["--job", "my-job", "--image", "i", "--parameters", "/nowhere.json"], "cannot be read"),
         (["--job", "my-job", "--image", "i", "--source", "s3://b/" + "x" * 300], "256 characters"),
+        (
+            ["--job", "my-job", "--image", "i", "--source", "no.py", "--rule", "Mine"],
+            "neither an S3 URI nor a local file",
+        ),
     ],
 )
 def test_rules_start_reports_mistakes_in_one_line(words, message, capsys, monkeypatch):
@@ -151,6 +155,37 @@ def test_rules_start_reports_mistakes_in_one_line(words, message, capsys, monkey
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_rules_start_uploads_a_local_rule(tmp_path, capsys):
+    training_job("my-job")
+    s3 = boto3.client("s3")
+    s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+    (tmp_path / "mine.py").write_text("class Mine: pass")
+    words = ["rules", "start", "--training-role", "--job", "my-job", "--image", "i", "--rule", "Mine"]
+    words += ["--source", str(tmp_path / "mine.py")]
+    assert main([*words, "--dry-run"]) == 0
+    assert s3.list_objects_v2(Bucket="bucket")["KeyCount"] == 0
+    local = str(tmp_path / "mine.py")
+    started = start_rules("my-job", image="i", role=None, rule="Mine", source=local)
+    source = started.request["Environment"]["source_s3_uri"]
+    assert re.fullmatch(r"s3://bucket/out/my-job/rule-source/Mine/[0-9a-f-]{36}/mine\.py", source)
+    key = source.removeprefix("s3://bucket/")
+    assert s3.get_object(Bucket="bucket", Key=key)["Body"].read() == b"class Mine: pass"
+    s3.delete_object(Bucket="bucket", Key=key)
+    s3.delete_bucket(Bucket="bucket")
+    capsys.readouterr()
+    assert main(words) == 2
+    assert "mine.py could not be uploaded" in capsys.readouterr().err
+    assert len(boto3.client("sagemaker").list_processing_jobs()["ProcessingJobSummaries"]) == 1
+
+
+def test_a_role_by_name_is_refused_with_its_arn_in_the_hint(capsys):
+    training_job("my-job")
+    assert main(["rules", "start", "--job", "my-job", "--image", "i", "--role", "myrole"]) == 2
+    error = capsys.readouterr().err
+    assert "role 'myrole' is not an ARN" in error
+    assert "aws iam get-role --role-name myrole" in error
 
 
 def test_python_api_deploys_and_starts(builder):
@@ -185,6 +220,36 @@ def test_rejects_an_unknown_rule_before_a_paid_job_starts(rule, message, capsys)
     source = "s3://bucket/mine.py"
     started = start_rules("my-job", image="i", role=None, rule=rule, source=source, dry_run=True)
     assert started.request["Environment"]["rule_to_invoke"] == rule
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("class MemoryMargin: pass", "has no class MemoryMargn; it has: MemoryMargin"),
+        ("limit = 3", "has no class MemoryMargn; it has: no class"),
+        ("class MemoryMargn(:", "cannot be read as Python: invalid syntax"),
+        ("from mine import MemoryMargn", ""),
+        ("import mine as MemoryMargn", ""),
+        ("from mine import *", ""),
+        ("if True:\n    MemoryMargn = make()", ""),
+    ],
+)
+def test_a_file_without_the_class_is_refused_before_a_paid_job_starts(text, message, tmp_path):
+    training_job("my-job")
+    (tmp_path / "memory.py").write_text(text)
+    arguments = {"image": "i", "role": None, "rule": "MemoryMargn", "source": str(tmp_path / "memory.py")}
+    if not message:
+        assert start_rules("my-job", **arguments, dry_run=True).request
+        return
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        start_rules("my-job", **arguments)
+    assert boto3.client("sagemaker").list_processing_jobs()["ProcessingJobSummaries"] == []
+
+
+@pytest.mark.parametrize("name", ["BAD_Repo!", "Rules", "a", "team//rules", "-rules", "x" * 257])
+def test_a_repository_that_ecr_would_refuse_is_refused_at_once(name, builder):
+    with pytest.raises(ConfigError, match="ECR accepts"):
+        deploy_image(name, context=builder, dry_run=True)
 
 
 def test_rules_start_needs_an_explicit_role(capsys):

@@ -1,11 +1,15 @@
 """Messages and metrics, sent to moto's services and to a web server of our own."""
 
+import contextlib
 import json
 import re
-from http.server import BaseHTTPRequestHandler, HTTPServer
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
+from types import ModuleType
 
+import attrs
 import boto3
 import pytest
 from moto import mock_aws
@@ -13,10 +17,12 @@ from report_helpers import make_job, report_from, training
 
 from sm_profiler.cli import main
 from sm_profiler.errors import ConfigError, SourceError
+from sm_profiler.exporters import aws as aws_requests
 from sm_profiler.exporters import cloudwatch, eventbridge, sns, webhook
 from sm_profiler.exporters.destination import KINDS, open_destination
 from sm_profiler.exporters.ledger import Ledger
 from sm_profiler.exporters.message import message_of
+from sm_profiler.monitor.run_state import write_state
 from sm_profiler.storage import LocalStorage
 
 HOSTILE = "<!channel> \x1b[31m\n{job} <https://evil.example|click>" + "x" * 5000
@@ -68,6 +74,8 @@ def test_a_message_names_cause_line_gain_and_next_step(report):
     assert report.verdict.main.headline in message.lines
     assert report.verdict.main.next_step in message.lines
     assert message.detail["verdict"]["class"] == "INPUT_BOUND"
+    stored = message_of(attrs.evolve(report, source="s3://bucket/job/profiler-output"))
+    assert stored.lines[-1] == "Profile: s3://bucket/job/profiler-output"
     json.dumps(message.detail, allow_nan=False)
 
 
@@ -110,6 +118,51 @@ def test_a_webhook_that_is_gone_is_one_line(report, hook):
     with pytest.raises(SourceError, match="webhook at localhost"):
         webhook.Webhook("http://localhost:1/", sleep=slept.append).send(report)
     assert len(slept) == 2 * (webhook.ATTEMPTS - 1)
+
+
+def test_a_server_that_trickles_does_not_hold_an_attempt(report):
+    """A byte each 0.05 s: no read ever waits long, and the answer never ends."""
+
+    class Trickle(BaseHTTPRequestHandler):
+        def do_POST(self):
+            with contextlib.suppress(OSError):
+                while not over.wait(0.05):
+                    self.wfile.write(b"H")
+
+        def log_message(self, *_):
+            """Log nothing."""
+
+    over = Event()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Trickle)
+    Thread(target=server.serve_forever, daemon=True).start()
+    slept = []
+    try:
+        with pytest.raises(SourceError, match=r"no answer within 0\.2 s"):
+            webhook.Webhook(f"http://127.0.0.1:{server.server_port}/", slept.append, attempt_s=0.2).send(report)
+    finally:
+        over.set()
+        server.shutdown()
+        server.server_close()
+    assert len(slept) == webhook.ATTEMPTS - 1
+
+
+def test_each_request_to_aws_has_a_deadline(monkeypatch):
+    over = Event()
+    monkeypatch.setattr(aws_requests, "REQUEST_S", 0.05)
+
+    def publish():
+        over.wait()
+
+    with pytest.raises(SourceError, match="no answer within"):
+        aws_requests.request(publish)
+    over.set()
+
+
+def test_a_message_has_the_address_of_the_report(report):
+    assert "Report: " not in message_of(report).text
+    linked = attrs.evolve(report, link="https://reports.example/job")
+    assert "Report: https://reports.example/job" in message_of(linked).text
+    assert message_of(linked).detail["report"] == "https://reports.example/job"
 
 
 @pytest.mark.parametrize(
@@ -226,6 +279,10 @@ def test_command(tmp_path, hook, capsys, monkeypatch):
     calm = make_job(tmp_path / "calm", "--scenario", "healthy", "--minutes", "2")
     assert main(["export", str(calm), "--to", f"webhook:{hook.url}", "--problems-only"]) == 0
     assert len(hook.got) == 2
+    failed = make_job(tmp_path / "failed", "--scenario", "healthy", "--minutes", "2")
+    write_state(failed, exit_code=1)
+    assert main(["export", str(failed), "--to", f"webhook:{hook.url}", "--problems-only"]) == 0
+    assert len(hook.got) == 3
     assert main(["export", str(slow)]) == 2
     assert "--to is missing" in capsys.readouterr().err
 
@@ -257,3 +314,29 @@ def test_every_kind_can_be_opened(aws):
     places = {"webhook": "https://example.com/x", "sns": "arn:aws:sns:eu-west-1:123456789012:topic"}
     for kind in KINDS.keys() - {"mlflow"}:  # which is tested with a server, in an environment of its own
         assert open_destination(f"{kind}:{places[kind]}" if kind in places else kind)
+
+
+def test_an_mlflow_server_that_never_answers_is_given_up(monkeypatch):
+    never = Event()
+
+    class Client:
+        def __getattr__(self, name):
+            return lambda *_, **__: never.wait(30)
+
+    for name, content in (("entities", ("Metric", "RunTag")), ("exceptions", ("MlflowException",)), ("tracking", ("MlflowClient",))):  # fmt: skip
+        module = ModuleType(f"mlflow.{name}")
+        for one in content:
+            setattr(module, one, type(one, (Exception,), {}))
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(sys.modules, "mlflow", ModuleType("mlflow"))
+    monkeypatch.delitem(sys.modules, "sm_profiler.exporters.mlflow_runs", raising=False)
+    from sm_profiler.exporters import mlflow_runs
+
+    monkeypatch.setattr(mlflow_runs, "REQUEST_S", 0.05, raising=False)
+    report = report_from(training(50))
+    try:
+        with pytest.raises(SourceError, match=r"MLflow: no answer within 0\.05 s"):
+            mlflow_runs.Tracking(Client()).send(report)
+    finally:
+        never.set()
+        sys.modules.pop("sm_profiler.exporters.mlflow_runs", None)

@@ -53,6 +53,7 @@ def sums_of(jobs):
         lost_instance_hours=sum(job.lost_instance_hours for job in jobs), bill_usd=sum(job.bill_usd for job in priced),
         lost_usd=sum(job.lost_usd for job in priced), failed_usd=sum(job.bill_usd for job in priced if job.status == "Failed"),
         causes={"INPUT_BOUND": sum(job.lost_usd for job in priced)}, stages={"image": 3.0, "training": 80.0},
+        judged_usd=sum(job.judged_usd for job in priced), judged_instance_hours=sum(job.judged_instance_hours for job in jobs), coverage=1.0,
     )  # fmt: skip
 
 

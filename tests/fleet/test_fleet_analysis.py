@@ -5,10 +5,13 @@ from fleet_helpers import HOUR, START_S, description, finding, priced, report_js
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sm_profiler.errors import ConfigError
 from sm_profiler.fleet.analysis import assemble
+from sm_profiler.fleet.bills import Prices
 from sm_profiler.fleet.chance import EXACT, at_least, drawn_at_least
 from sm_profiler.fleet.policy import CHANCE
 from sm_profiler.fleet.texts import stem
+from sm_profiler.report.prices import built_in
 
 PRICE = 1.408  # of ml.g5.xlarge
 DAY = 86400
@@ -217,3 +220,34 @@ def test_a_report_of_several_instance_types_has_the_price_of_each():
     job = priced(report_json("mixed", instance_types=types), prices={"ml.g5.xlarge": 1.4, "ml.m5.xlarge": 0.2})
     assert job.types == types
     assert job.price == pytest.approx((1.4 + 3 * 0.2) / 4)
+
+
+def test_own_prices_are_added_to_the_table():
+    prices = Prices.of({"p5.48xlarge": 38.5, "dgx": {"gpu_hour": 2.5}, "ml.m5.large": None})
+    assert prices.price("p5.48xlarge") == 38.5
+    assert prices.origin_of("p5.48xlarge") == "your price table"
+    assert prices.price("ml.p5.48xlarge") == 63.296
+    assert "us-east-1" in prices.origin_of("ml.p5.48xlarge")
+    assert prices.price("dgx", 8) == 20.0
+    assert prices.price("dgx") is prices.price("ml.m5.large") is prices.price("unknown") is None
+    assert Prices.of({"*": 3.0}).price("") == 3.0
+
+
+@pytest.mark.parametrize("price", [True, -1, "3", {"gpu_hour": None}, {"hour": 3}, 1e9, [1]])
+def test_wrong_prices_are_refused(price):
+    with pytest.raises(ConfigError, match="the price of p5"):
+        Prices.of({"p5": price})
+
+
+def test_what_is_rented_today_has_a_price():
+    prices = Prices.of()
+    for kind in (
+        "p4de.24xlarge", "p5.48xlarge", "p5e.48xlarge", "p5en.48xlarge", "p6-b200.48xlarge", "g6.12xlarge", "gr6.8xlarge",
+        "g6e.48xlarge", "trn1.32xlarge", "trn2.48xlarge", "inf2.48xlarge",
+    ):  # fmt: skip
+        assert prices.price(kind), kind
+        if not kind.startswith("gr6"):
+            assert prices.price(f"ml.{kind}") >= prices.price(kind), kind
+    table = built_in()
+    assert set(table["estimated"]) <= set(table["dollars_per_hour"])
+    assert "approximate" in table["as_of"]

@@ -17,6 +17,7 @@ from sm_profiler.fleet import building
 from sm_profiler.fleet.building import build_fleet
 from sm_profiler.fleet.index import NAME
 from sm_profiler.fleet.model import Fleet, FleetJob
+from sm_profiler.fleet.terminal import summary
 from sm_profiler.fleet.writing import write_fleet
 from sm_profiler.jobs.listing import find_places
 from sm_profiler.report.write import HTML
@@ -151,7 +152,11 @@ def test_jobs_with_the_same_loss_have_an_order_of_their_own(tmp_path):
 def test_unreadable_jobs_are_listed_with_their_place(tmp_path):
     for n in range(2):
         add_job(tmp_path, f"{n}/bad", described=["no object"])
-    assert sorted(job.source for job in build(tmp_path).jobs) == [f"{tmp_path}/{n}/bad" for n in range(2)]
+    fleet = build(tmp_path)
+    assert sorted(job.source for job in fleet.jobs) == [f"{tmp_path}/{n}/bad" for n in range(2)]
+    (line,) = [line for line in summary(fleet).splitlines() if "could not be read" in line]
+    assert line.startswith("2 could not be read: bad: ")
+    assert line.endswith("; the page lists all")
 
 
 def test_the_second_run_reads_only_what_is_new(jobs, tmp_path, monkeypatch):
@@ -251,7 +256,7 @@ def test_hostile_reports_are_rows_with_their_error(jobs):
 def test_hostile_texts_are_printable_and_short(tmp_path):
     name = "</script>\x1b[31m\u202e" + "x" * 5000
     report = report_json(name, finding("<b>", 10.0, headline=name, next_step=name), hosts=[name])
-    report["job"] |= {"start": 1e300, "steps_per_second": -1e308, "duration_s": 1e308}
+    report["job"] |= {"start": 1e300, "steps_per_second": -1e308}
     tags = [{"Key": name, "Value": name}] * 100 + [{"Key": 7, "Value": []}, 3]
     odd = {
         "ResourceConfig": {"InstanceType": name, "InstanceCount": 10**9},

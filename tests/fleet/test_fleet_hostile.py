@@ -6,6 +6,8 @@ import math
 from pathlib import Path
 
 import jsonschema
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fleet_helpers import START_S, description, finding, report_json
 from hypothesis import given, settings
@@ -15,11 +17,13 @@ from sm_profiler.errors import SourceError
 from sm_profiler.fleet.analysis import assemble
 from sm_profiler.fleet.bills import Prices, with_bill
 from sm_profiler.fleet.description import as_json, facts_of, read_description
+from sm_profiler.fleet.index import NAME, Entry, read_index, write_index
 from sm_profiler.fleet.model import FleetJob
 from sm_profiler.fleet.report_json import read_report
 from sm_profiler.fleet.rows import row_of
 from sm_profiler.fleet.table import to_parquet
 from sm_profiler.fleet.terminal import summary
+from sm_profiler.storage import LocalStorage
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/fleet.schema.json").read_text())
 PRICES = Prices.of(None)
@@ -100,3 +104,31 @@ def test_any_report(changes):
 def test_descriptions_that_are_not_objects(data):
     with pytest.raises(SourceError):
         read_description(data)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_dictionary": True},
+        {"use_dictionary": False, "column_encoding": {"row": "DELTA_BYTE_ARRAY"}},
+    ],
+)
+def test_an_index_whose_rows_share_their_bytes_is_not_read(tmp_path, options):
+    storage = LocalStorage(tmp_path)
+    write_index(storage, {str(at): Entry("i", FleetJob(str(at), judged="report")) for at in range(3)})
+    assert len(read_index(storage)[0]) == 3
+    table = pq.read_table(tmp_path / NAME)
+    pq.write_table(table, tmp_path / NAME, write_page_checksum=True, **options)
+    found, why = read_index(storage)
+    assert not found
+    assert "is damaged" in why
+
+
+def test_an_index_has_no_more_rows_than_its_bytes_hold(tmp_path):
+    storage = LocalStorage(tmp_path)
+    write_index(storage, {})
+    empty = pq.read_table(tmp_path / NAME)
+    count = 400_000
+    nothing = pa.table([pa.nulls(count, field.type) for field in empty.schema], schema=empty.schema)
+    pq.write_table(nothing, tmp_path / NAME, compression="zstd", use_dictionary=False)
+    assert "more rows than a table has" in read_index(storage)[1]

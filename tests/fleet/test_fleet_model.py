@@ -16,7 +16,7 @@ def test_json_is_read_again():
     assert Fleet.from_json(fleet.to_json()) == fleet
 
 
-def test_numbers_that_are_none_become_null():
+def test_missing_numbers_become_null():
     job = FleetJob("resnet-7", lost_share=float("nan"), gpu_hours=float("inf"))
     row = json.loads(Fleet(jobs=(job,)).to_json())["jobs"][0]
     assert row["lost_share"] is row["gpu_hours"] is row["bill_usd"] is None

@@ -34,7 +34,8 @@ def test_first_screen_states_spending_waste_and_the_first_step():
     shown = visible(render_html(made_up_fleet(30)))
     assert re.search(r"\$\d+ of \$\d+ was wasted \(\d+ %\)\.", shown)
     assert "Where the money went" in shown
-    assert "Useful work" in shown
+    assert "No waste found" in shown
+    assert "Not judged" not in shown
     assert "Do this first: it saves up to $" in shown
     assert "num_workers=2" in shown
 

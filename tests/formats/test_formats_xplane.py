@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -287,3 +288,31 @@ def test_reads_a_large_trace():
     trace, outcome = read_xplane(large(6_400))
     assert (len(trace.events), outcome.status) == (6_400, "read")
     assert set(trace.events.hlo_module.decode()[::2]) == {"jit_step"}
+
+
+def nested(number, content):
+    size, length = len(content), b""
+    while size >= 128:
+        length, size = length + bytes([size & 127 | 128]), size >> 7
+    return bytes([number << 3 | 2]) + length + bytes([size]) + content
+
+
+MANY = 1 << 19  # bytes
+BOMBS = {
+    "empty events": nested(1, nested(3, b"\x22\x00" * (MANY // 2))),
+    "small events": nested(1, nested(3, b"\x22\x02\x08\x01" * (MANY // 4))),
+    "empty lines": nested(1, b"\x1a\x00" * (MANY // 2)),
+    "small lines": nested(1, b"\x1a\x02\x08\x01" * (MANY // 4)),
+    "empty arguments": nested(1, nested(4, nested(2, b"\x2a\x00" * (MANY // 2)))),
+}
+
+
+@pytest.mark.parametrize("what", BOMBS)
+def test_small_parts_take_a_multiple_of_the_file(what, monkeypatch):
+    monkeypatch.setattr("sm_profiler.formats.xplane_reader.FREE_PARTS", 1000)
+    tracemalloc.start()
+    _, outcome = read_xplane(BOMBS[what])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 48 * MANY
+    assert outcome.lost == (MANY // 2 if what == "empty events" else outcome.lost)

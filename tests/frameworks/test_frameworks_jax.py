@@ -33,6 +33,7 @@ def run(python, folder, scenarios):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SM_PROFILER", "SMPROFILER"))}
     environment = {**kept, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "JAX_PLATFORMS": "cpu"}
     environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+    environment["TRAINING_JOB_NAME"] = "loops"  # the runs with a hook write into the same folders
     children = {
         mode: subprocess.Popen(
             [python, LOOPS, mode, folder, *scenarios], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment

@@ -31,7 +31,10 @@ def run(backend, *loops, folder=None, windows=(), script="keras_loops.py"):
         [PYTHON, HERE / script, *loops], capture_output=True, text=True, check=False, timeout=450, env=environment
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "sm-profiler" not in done.stderr or script == "keras_broken.py"
+    printed = [
+        line for line in done.stderr.splitlines() if "sm-profiler" in line and "the profile stays in" not in line
+    ]
+    assert not printed or script == "keras_broken.py"
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 

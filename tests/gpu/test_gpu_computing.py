@@ -294,3 +294,21 @@ def test_every_table_is_there_without_any_kernel(traces):
     gpu = traces([event("cpu_op", "aten::mm", 0, 5)])
     for table in (*_TABLES, "stragglers"):
         assert gpu.columns(table).columns, table
+
+
+@pytest.mark.parametrize(("name", "avoids"), [
+    ("volta_sgemm_128x64_nn", True),
+    ("ampere_sgemm_32x128_tn", True),
+    ("void cutlass::Kernel<cutlass_80_simt_sgemm_128x32_8x5_nn_align1>(T1::Params)", True),
+    ("sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize32x32x8_stage3_warpsize1x2x1_ffma_aligna4_alignc4_execute_kernel__5x_cublas", True),
+    ("Cijk_Ailk_Bljk_SB_MT64x64x16_SE_1LDSB0_APM1", True),
+    ("Cijk_Ailk_Bljk_SB_MT64x64x16_MI16x16x4x1_SN", False),
+    ("triton_tem_fused_mm_0", False),  # a product in Triton has no type in its name
+    ("_matmul_kernel_bf16", False),
+    ("ampere_igemm_int8_128x128_ldg4_nn", False),
+    ("turing_igemm_int8_128x128_ldg4_nn", False),
+    ("cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_128x2_tn_align8", False),
+    ("my_gemm_kernel", False),
+])  # fmt: skip
+def test_only_a_documented_name_proves_that_tensor_cores_are_unused(name, avoids):
+    assert kernels.avoids_tensor_cores(name) is avoids

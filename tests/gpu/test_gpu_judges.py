@@ -4,6 +4,7 @@ import json
 import os
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -13,7 +14,8 @@ from test_gpu_report import CASES, STEP_US, busy, communicating, copying, traini
 from sm_profiler.analysis.gpu import GpuTraces
 from sm_profiler.report import Class
 from sm_profiler.report.gpu import report_traces
-from sm_profiler.report.gpu.measure import ELSEWHERE_US, measure
+from sm_profiler.report.gpu.judge import decide_traces
+from sm_profiler.report.gpu.measure import ELSEWHERE_US, RankTime, measure
 
 A100, V100 = {"name": "NVIDIA A100-SXM4-40GB", "computeMajor": 8}, {"name": "Tesla V100-SXM2-16GB", "computeMajor": 7}
 
@@ -223,3 +225,24 @@ def test_the_verdicts_of_the_documents(name):
         assert "sendrecv: 95 %" in str(verdict.main.evidence)
     if name == "diff_test":
         assert "float16" in verdict.main.next_step
+
+
+def rank_time(**seconds):
+    """Return a rank whose other times are nothing."""
+    kinds = {"str": "", "int": 0, "float": 0.0, "bool": False}
+    nothing = {field.name: kinds.get(str(field.type), {}) for field in attrs.fields(RankTime)}
+    return RankTime(**{**nothing, "total": 100.0, "launches": 1000, "steps": 10, **seconds})
+
+
+def test_a_gpu_that_is_idle_most_of_the_time_is_not_healthy_even_without_a_leading_cause():
+    gpu = SimpleNamespace(ranks={}, columns=lambda _: ())
+    idle = {"idle_launch": 24.0, "idle_queued": 20.0, "exposed_communication": 14.0, "idle_sync": 9.0}
+    found = decide_traces([rank_time(compute=33.0, **idle)], gpu).main
+    assert found.is_open
+    assert "computes only 33 %" in found.headline
+    assert "waits for slow launches 24 %, pauses between queued kernels 20 %" in found.headline.replace(
+        "\N{NO-BREAK SPACE}", " "
+    )
+    healthy = decide_traces([rank_time(compute=90.0)], gpu).main
+    assert healthy.kind.is_healthy
+    assert not healthy.is_open

@@ -162,6 +162,16 @@ def collective() -> None:
     torch.distributed.all_reduce(torch.ones(2))
 
 
+def joining() -> None:
+    """One rank never joins the group."""
+    if rank == 1:
+        time.sleep(10_000)  # hangs: joining
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{os.environ['HANG_STORE']}", rank=rank, world_size=2
+    )
+    torch.distributed.barrier()
+
+
 # no hangs
 
 
@@ -193,8 +203,19 @@ def debugger() -> None:
     train(20)
 
 
+def preparing() -> None:
+    """The data is prepared, which uses the CPU at one line; then a child does it; then the training begins."""
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        sorted(os.urandom(100_000))
+    busy = "import time; end = time.monotonic() + 5\nwhile time.monotonic() < end: pass"
+    subprocess.run([sys.executable, "-c", busy], check=True)
+
+
+BEFORE = {"joining": joining, "preparing": preparing}
+BEFORE.get(kind, int)()
 train(20)
 HANGS = {"worker_sleeps": loader, "worker_stopped": loader}
 HANGS.update(dict.fromkeys(("rank_exits", "rank_sleeps", "rank_skips"), collective))
-HANGS.get(kind, globals().get(kind))()
+HANGS.get(kind, int if kind in BEFORE else globals().get(kind))()
 train(20)

@@ -270,3 +270,52 @@ def test_an_expensive_metrics_regex_does_not_stall_the_training(session):
     assert time.perf_counter() - began < 10
     assert not any(record[0].startswith("DataLoaderIter") for record in records)
     assert session.guard.failures == {}
+
+
+def test_the_samples_of_a_step_come_from_the_models_inputs(session):
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(20):
+        for _ in range(2):  # batches that add up to one step
+            model(torch.randn(8, 4)).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            model(torch.randn(64, 4))
+    assert session.describe()["samples_per_step"] == pytest.approx(16, rel=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("adopted", [False, True])
+def test_scripted_models_are_recorded(session, adopted):
+    records = []
+    session.tracker.append = records.append
+    model = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+    wrapper = torch.nn.Module()  # as DistributedDataParallel
+    wrapper.module = model
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    if adopted:  # with the first compilation, all models that exist are, and those inside wrappers
+        session.adapter.forwards.adopt()
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    session.tracker.end_step()
+    assert session.guard.failures == {}
+    assert [record[0] for record in records].count("Forward") == 5
+
+
+def test_a_hook_that_is_switched_off_leaves_no_handlers(session):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert model._forward_pre_hooks
+    session.fail(ValueError("an internal error"))
+    assert session.quiet
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+    session.adapter.forwards.discover()
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+    model(torch.ones(1, 2)).sum().backward()
+    assert session.guard.count == 1

@@ -35,7 +35,9 @@ def start(folder: Path, scenarios: list[str], profile: Path | None, **more: str)
     command = [sys.executable, "-m", "sm_profiler.hook.launch", SCRIPT, folder, *scenarios]
     log = (folder / f"log-{more.get('RANK', 0)}").open("w", encoding="utf-8")  # an unread pipe would fill
     with log:
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment(**more))
+        return subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=environment(TRAINING_JOB_NAME="loops", **more)
+        )
 
 
 def counts_of(process: subprocess.Popen, folder: Path, rank: int = 0, seconds: float = 240) -> dict[str, dict]:

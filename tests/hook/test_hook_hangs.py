@@ -5,14 +5,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_hook_training import environment
 
+from sm_profiler.container import JOB_VARIABLE
 from sm_profiler.formats.trace_recovery import recover_traces
+from sm_profiler.hook.hang import HangWatch, Work, work_done
+from sm_profiler.hook.timebase import Timebase
 from sm_profiler.report.build import build_report
 from sm_profiler.source import ProfileSource
 from sm_profiler.storage import open_storage
@@ -32,7 +38,7 @@ def start(kind: str, profile: Path, ranks: int = 1) -> list[subprocess.Popen]:
     """Start the script's processes."""
     config = json.dumps({"ProfilingParameters": {"LocalPath": str(profile)}})
     variables = {
-        "SM_PROFILER_CONFIG": config, "SM_PROFILER_HANG_SECONDS": str(SECONDS), "HANG_STORE": str(profile.parent / "store"),
+        "SM_PROFILER_CONFIG": config, "SM_PROFILER_HANG_SECONDS": str(SECONDS), "HANG_STORE": str(profile.parent / "store"), JOB_VARIABLE: "hangs",
     }  # fmt: skip
     command = [sys.executable, "-m", "sm_profiler.hook.launch", str(SCRIPT), kind]
     return [
@@ -128,10 +134,23 @@ def test_the_verdict_names_the_rank_that_is_elsewhere(kind, expected, rank, text
     assert line_of(kind) in {place["line"] for place in found["where"]}
 
 
+def test_a_rank_that_never_joins_is_named_before_the_first_step(tmp_path):
+    profile = tmp_path / "profile"
+    hang("joining", profile, ranks=2, expected=2)
+    report = build_report(ProfileSource(open_storage(str(profile)))).as_dict()
+    assert report["verdict"]["class"] == "HANG", report["verdict"]["headline"]
+    assert "before its first step; 1 other waits for it" in report["verdict"]["headline"]
+    found = report["hang"]
+    assert (found["ranks"], found["kind"], found["before_first_step"]) == (["algo-1-1"], "rank_elsewhere", True)
+    assert found["where"][0]["line"] == line_of("joining")
+    assert {stack["rank"] for stack in found["stacks"]} == {"algo-1-0", "algo-1-1"}
+
+
 @pytest.mark.parametrize(
     "kind",
     [
         "finishing",
+        "preparing",
         pytest.param("debugger", marks=pytest.mark.long),
         pytest.param("slow_evaluation", marks=pytest.mark.long),
     ],
@@ -141,8 +160,121 @@ def test_a_training_that_goes_on_or_ends_has_no_hang(kind, tmp_path):
     (process,) = start(kind, profile)
     assert process.wait(PATIENCE) == 0
     found = records(profile)
-    if kind == "debugger":
+    if kind in {"debugger", "preparing"}:
         assert not found
     else:
         assert found[-1]["state"] == {"finishing": "ended", "slow_evaluation": "resumed"}[kind]
     assert verdict(profile)["class"] != "HANG"
+
+
+class Beats:
+    """A watch before the first step whose main thread is a thread that waits; time, work and place are set by the test."""
+
+    def __init__(self):
+        self.now, self.work, self.set_up, self.written = 1000.0, Work(), True, []
+        self.frame = None
+        self.tracker = SimpleNamespace(progress=(-1, 0), global_step=-1, number=-1)
+        self.lines = []
+        self.guard = SimpleNamespace(warn=self.lines.append)
+        self.adapter = SimpleNamespace(is_set_up=lambda: self.set_up, training_thread=lambda: None)
+        self.adapters = [self.adapter]
+        self.timebase = Timebase()
+        self.recorder = SimpleNamespace(writer=SimpleNamespace(finish=None))
+        self.watch = HangWatch(
+            self, clock=lambda: self.now, work=lambda: self.work,
+            frames=lambda: {threading.main_thread().ident: self.frame},
+        )  # fmt: skip
+
+    def is_helper(self):
+        return False
+
+    def start_recording(self, ago):
+        assert ago >= 0
+
+    def later(self, task):
+        pass
+
+    def append_event(self, event):
+        self.written.append(json.loads(event.args))
+
+    def look(self, seconds, *, cpu=0.0, transferred=0.0):
+        for _ in range(int(seconds / 2)):
+            self.now += 2.0
+            self.work = Work(self.work.cpu + 2 * cpu, self.work.transferred + 2 * transferred)
+            self.watch.beat()
+
+
+def names(frame):
+    """Return the functions of a stack, the innermost first."""
+    return [one.f_code.co_name for one, _ in traceback.walk_stack(frame)]
+
+
+@pytest.fixture
+def beats():
+    """Yield a watch whose main thread waits for an event at a line of this file."""
+    found, done = Beats(), threading.Event()
+
+    def wait_for_it():
+        done.wait()
+
+    thread = threading.Thread(target=wait_for_it)
+    thread.start()
+    while not (frame := sys._current_frames().get(thread.ident)) or names(frame)[:2] != ["wait", "wait"]:
+        pass
+    found.frame = frame
+    yield found
+    done.set()
+    thread.join()
+
+
+def test_a_wait_before_the_first_step_is_recorded_once_it_is_long(beats):
+    beats.look(118)
+    assert not beats.written
+    beats.look(6)
+    (record,) = beats.written
+    assert (record["state"], record["same"]) == ("hanging", True)
+    assert "step_num" not in record
+    (line,) = beats.lines
+    assert "has waited at test_hook_hangs.py:" in line
+    assert "in wait_for_it for 2 min before the first step" in line
+    beats.look(120)
+    assert len(beats.written) == 2
+    beats.tracker.progress, beats.tracker.global_step = (0, 5), 0
+    beats.look(2)
+    assert beats.written[-1]["state"] == "resumed"
+
+
+@pytest.mark.parametrize("busy", [{"cpu": 0.05}, {"transferred": 200_000.0}])
+def test_a_process_that_works_before_its_first_step_is_no_hang(beats, busy):
+    beats.look(600, **busy)
+    assert not beats.written
+    beats.look(140)  # until it waits
+    assert len(beats.written) == 1
+
+
+def test_a_process_that_builds_no_training_is_no_hang(beats):
+    beats.set_up = False
+    beats.look(600)
+    assert not beats.written
+
+
+def test_libraries_alone_wait_for_anything(beats):
+    while beats.frame.f_code.co_name != "run":
+        beats.frame = beats.frame.f_back
+    beats.look(600)
+    assert not beats.written
+
+
+def test_a_collective_that_asks_again_and_again_waits(beats, monkeypatch):
+    monkeypatch.setattr("sm_profiler.hook.hang.IN_COLLECTIVE", ("threading",))
+    beats.look(126, cpu=1.0)
+    assert len(beats.written) == 1
+
+
+def test_what_children_do_is_work():
+    before = work_done()
+    busy = "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass\nprint(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE) as child:
+        child.stdout.read(1)
+        assert work_done().since(before).cpu > 0.25
+        child.kill()

@@ -94,7 +94,7 @@ for step in range(1_000_000):
 
 
 def names(profile: Path) -> list[str]:
-    return sorted(path.name for path in profile.rglob("*") if path.is_file() and "json" in path.name)
+    return sorted(path.name for path in (profile / "framework").rglob("*") if path.is_file() and "json" in path.name)
 
 
 def leave_file(profile: Path, source: str) -> None:

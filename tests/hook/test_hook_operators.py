@@ -84,3 +84,20 @@ def test_waiting_for_a_core_is_known_or_zero(monkeypatch, tmp_path):
         assert operators.waited_ns() == 0
     monkeypatch.setattr(operators, "SCHEDULER", str(tmp_path / "none"))
     assert operators.waited_ns() == 0
+
+
+def test_threads_that_train_at_once_finish_a_count_once(session, records, monkeypatch):
+    """Another thread finishes the count while one of them calibrates."""
+    count = operators.OperatorCount(session, torch)
+    count._step, count._edges = 3, list(range(TIMED_STEPS + 1))
+    calls = []
+
+    def calibrated(_torch):
+        calls.append(1)
+        count._finish()
+        return 1.0
+
+    monkeypatch.setattr(operators, "calibrate", calibrated)
+    count._finish()
+    assert len(calls) == 1
+    assert len(counts(records)) == 1

@@ -127,3 +127,32 @@ def test_each_beat_records_the_measured_overhead(training):
     assert args["training_us"] == pytest.approx(40_000, rel=0.02)
     assert args["background_us"] == 0
     assert (args["phases_every"], args["dropped"]) == (1, 0)
+
+
+def test_windows_in_the_first_second_count(tmp_path):
+    """A fast loop was through all of them before the first beat, which counted as the start."""
+    training = Training(tmp_path)
+    training.controller.reset()
+    training.recorder.events.clear()
+    training.controller.begin()
+    training.work.stalled_ns += 700_000_000
+    training.second(CHEAP)
+    assert training.overhead()["windows_us"] == 700_000
+
+
+def test_what_the_last_beat_did_not_see_counts(training):
+    training.second(CHEAP)
+    training.work.stalled_ns += 300_000_000  # a window is closed at the end, when no step follows
+    found = training.controller.end()
+    assert (found["steps"], found["windows_us"]) == (0, 300_000)
+
+
+def test_work_beside_a_long_step_counts_with_the_step(training):
+    cpu = [0.0]
+    training.controller._own_cpu = lambda: cpu[0]
+    for _ in range(9):
+        cpu[0] += 0.01
+        training.second(0, steps=0)
+    cpu[0] += 0.01
+    training.second(0, steps=1)
+    assert training.overhead()["background_us"] == 100_000

@@ -42,10 +42,13 @@ def truth():
 
 def test_a_file_in_place_of_the_folder(tmp_path, truth):
     (tmp_path / "profile").write_text("in the way")
-    done = train(profile=config(tmp_path / "profile"))
+    done = train(profile=config(tmp_path / "profile"), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, truth)
-    assert done.stderr.count("sm-profiler") == 1
-    assert "cannot be written" in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "Not a directory; this one is written to " in line
+    (folder,) = (tmp_path / "sm-profiler").iterdir()
+    assert line.endswith(str(folder))
+    assert steps(folder)
 
 
 def test_a_disk_that_is_full(tmp_path, truth):
@@ -98,7 +101,7 @@ def test_a_forked_child_writes_its_own_file(tmp_path):
         '{"ProfilingParameters": {}}',
     ],
 )
-def test_nothing_is_installed_when_the_hook_is_off(profile):
+def test_nothing_is_installed_when_the_hook_is_off(profile, tmp_path):
     check = """
 import sys
 from sm_profiler.hook.auto import arm
@@ -114,11 +117,12 @@ assert not _global_optimizer_pre_hooks
 assert "sm_profiler.hook.entry" in sys.modules  # it was armed, and searched for a configuration
 assert "sm_profiler.hook.pytorch.adapter" not in sys.modules
 """
-    more = {} if profile is None else {"SM_PROFILER_CONFIG": profile}
+    more = {} if profile is None else {"SM_PROFILER_CONFIG": profile, "SM_PROFILER_ROOT": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", check], capture_output=True, text=True, check=False, env=environment(**more)
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    printed = [line for line in done.stderr.splitlines() if "the profile stays in" not in line]
+    assert (done.returncode, printed) == (0, [])
 
 
 def test_arming_loads_nothing():
@@ -140,6 +144,26 @@ def test_the_pth_file_is_one_line_that_does_nothing_by_default():
     check = f"import sys\n{text}\nassert not any(name.startswith('sm_profiler') for name in sys.modules)"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False, env=environment())
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("missing", "expected"),
+    [("sm_profiler", ""), ("dependency", "sm-profiler: the hook is off: No module named 'dependency'\n")],
+)
+def test_the_pth_file_that_outlives_its_package_prints_no_traceback(missing, expected):
+    text = (SCRIPT.parents[2] / "packaging" / "sm_profiler_auto.pth").read_text()
+    check = f"""
+import sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "sm_profiler":
+            raise ModuleNotFoundError("No module named '{missing}'", name="{missing}")
+sys.meta_path.insert(0, Finder())
+{text}"""
+    variables = environment(SM_PROFILER_AUTO="1")
+    command = [sys.executable, "-S", "-c", check]  # without the .pth file of this environment, which would come first
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
+    assert (done.returncode, done.stderr) == (0, expected)
 
 
 def test_a_changed_configuration_takes_effect_without_a_restart(tmp_path):

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import types
+import weakref
 
 import pytest
 from test_hook_promises import config
@@ -100,6 +101,21 @@ def test_a_long_set_up_is_profiled_for_a_minute(tmp_path, profiler):
 
 
 @needs_no_other_profiler
+def test_only_the_profilers_around_the_loop_are_kept(tmp_path):
+    """Freed, the many entries of the imports leave holes in the heap that the loop's objects would fill."""
+    around = Around(tmp_path, "cprofile")
+    around.collector.before_loop()
+    before = weakref.ref(around.collector._profiler)
+    around.collector.enter(5)
+    around.collector.step_begins(5, ModeKeys.TRAIN)
+    inside = weakref.ref(around.collector._profiler)
+    around.collector.leave(6)
+    around.collector.step_begins(6, ModeKeys.TRAIN)
+    around.collector.write_all()
+    assert before() is not None
+    assert inside() is None
+
+
 def test_the_time_after_the_loop_is_profiled_for_a_minute(tmp_path):
     around = Around(tmp_path, "cprofile")
     around.collector.close()

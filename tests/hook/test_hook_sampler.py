@@ -554,9 +554,27 @@ def test_threads_without_a_core_count_while_the_framework_computes():
 
 
 def interpreter(version):
-    """Return the path of another Python, or None."""
-    kept = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
-    return str(kept[-1]) if kept else shutil.which(f"python{version}")
+    """Return a Python of this version that runs, or None: a shim of pyenv may have none behind it."""
+    kept = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"), reverse=True)
+    found = [*map(str, kept), shutil.which(f"python{version}")]
+    return next((python for python in found if python and version_of(python) == version), None)
+
+
+def version_of(python):
+    command = [python, "-c", "import sys; print('.'.join(map(str, sys.version_info[:2])))"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def test_an_interpreter_that_cannot_run_is_not_installed(tmp_path, monkeypatch):
+    shim = tmp_path / "python3.10"
+    shim.write_text("#!/bin/sh\necho 'pyenv: python3.10: command not found' >&2\nexit 127\n")
+    shim.chmod(0o755)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert interpreter("3.10") is None
 
 
 @pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])

@@ -3,7 +3,8 @@
 import attrs
 import pytest
 
-from sm_profiler.hook.windows import Window
+from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.windows import Schedule, Window
 
 
 @attrs.frozen
@@ -68,3 +69,43 @@ def test_a_clock_adjustment_neither_shortens_nor_stretches_an_open_window(jump):
     window = Window(Range(start_time=1000.0, duration=4.0))
     walls = [1000.0, 1001.0, 1002.0 + jump, 1003.0 + jump, 1004.0 + jump]
     assert [window.at_step(s, wall, float(s)) for s, wall in enumerate(walls)] == [True, True, True, True, False]
+
+
+class Interrupted(Collector):
+    """A collector that a signal interrupts as its window begins."""
+
+    name = "Interrupted"
+
+    def __init__(self, error):
+        self.error = error
+        self.events = []
+
+    def enter(self, _step):
+        self.events.append("enter")
+        raise self.error
+
+    def leave(self, _step):
+        self.events.append("leave")
+
+    def failed(self):
+        self.events.append("failed")
+        raise MemoryError("memory was exhausted while profiling")
+
+
+def test_a_window_that_the_script_interrupts_is_over():
+    error, notes = KeyboardInterrupt(), {}
+    collector = Interrupted(error)
+
+    def run(_collector, action, *args):
+        action(*args)
+        return True
+
+    schedule = Schedule(lambda _: False, run, notes.__setitem__)
+    schedule.configure({"Interrupted": Range(start_step=0, num_steps=3)})
+    schedule.collectors["Interrupted"] = collector
+    with pytest.raises(KeyboardInterrupt):
+        schedule.at_step(0)
+    assert schedule.at_step(1)
+    schedule.close()
+    assert collector.events == ["enter", "failed"]
+    assert notes == {"Interrupted": "ended early: the script's KeyboardInterrupt interrupted it"}

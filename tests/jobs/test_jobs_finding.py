@@ -15,6 +15,7 @@ from sm_profiler.jobs.folders import MAX_DEPTH
 from sm_profiler.jobs.listing import find_places
 from sm_profiler.monitor.run_state import write_state
 from sm_profiler.serve.jobs import Jobs
+from sm_profiler.source.naming import not_a_folder, split_account
 from sm_profiler.storage import LocalStorage
 from sm_profiler.storage.s3 import S3Storage
 
@@ -107,8 +108,29 @@ def test_a_job_of_an_account_needs_no_request():
 
 
 def test_what_is_no_source_is_refused():
-    with pytest.raises(SourceError, match="does not exist"):
+    with pytest.raises(SourceError, match="is not a folder"):
         list(find_jobs("no/such/folder"))
+
+
+@pytest.mark.parametrize(
+    ("source", "hint"),
+    [
+        ("s3:/bucket/job", "for a bucket, write s3://bucket/job"),
+        ("s3:bucket/job", "for a bucket, write s3://bucket/job"),
+        ("us-gov-west-1", "write account:us-gov-west-1"),
+        ("account", "write account:REGION"),
+    ],
+)
+def test_a_source_that_resembles_another_kind_has_a_hint(source, hint):
+    assert hint in str(not_a_folder(source))
+    assert "write" not in str(not_a_folder("runs"))
+
+
+def test_what_is_no_region_is_no_account():
+    for where in ("account:mars", "account:us-east-1x/job"):
+        with pytest.raises(SourceError, match="is not a region: write account:REGION, such as account:us-east-1"):
+            list(find_jobs(where))
+    assert split_account("account:") == ("", "")
 
 
 def test_a_run_that_has_written_nothing_yet_is_a_job(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from sm_profiler.config import config_from_environment, load_profile
 from sm_profiler.debugger import FrameworkProfile, ProfilerConfig, ProfilerRule
 from sm_profiler.errors import ConfigError
-from sm_profiler.launch import agent_environment, attach
+from sm_profiler.launch import agent_environment, attach, to_request
 
 JOB = {
     "TrainingJobName": "job",
@@ -152,9 +152,50 @@ def test_agent_environment_of_a_custom_launcher():
     assert {name for name in environment if len(environment[name]) > 512} == set()
     assert "SM_PROFILER_CONFIG" not in environment, "a full configuration needs more than one variable"
     assert config_from_environment(environment)
-    short = agent_environment(ProfilerConfig())
-    assert json.loads(short["SM_PROFILER_CONFIG"]) == {"DisableProfiler": False}
+    short = agent_environment(ProfilerConfig("s3://b"))
+    assert json.loads(short["SM_PROFILER_CONFIG"]) == {"S3OutputPath": "s3://b", "DisableProfiler": False}
     assert agent_environment(ProfilerConfig(disable_profiler=True), {"A": "1"}) == {"A": "1"}
+
+
+def test_agent_refuses_a_profile_that_would_be_lost():
+    with pytest.raises(ConfigError, match="lost with the container: pass s3_output_path="):
+        agent_environment(PROFILE)
+    with pytest.raises(ConfigError, match="lost with the container"):
+        agent_environment(ProfilerConfig())
+    mounted = ProfilerConfig(framework_profile_params=FrameworkProfile("/mnt/lustre/profile"))
+    assert "S3OutputPath" not in config_from_environment(agent_environment(mounted))
+    assert agent_environment(PROFILE, network_isolation=True), "the service stores these files"
+
+
+@pytest.mark.parametrize("path", ["bucket/x", "https://bucket/x", "s3:/bucket/x", "s3:///x", "s3://", "s3://a b/x", 5])
+def test_agent_refuses_a_path_that_cannot_work(path, wire):
+    with pytest.raises(ConfigError, match=r"S3OutputPath: .* is not an S3 URI such as s3://bucket/prefix"):
+        agent_environment(ProfilerConfig(path))
+    client = wire.client()
+    with pytest.raises(ConfigError, match="not an S3 URI"):
+        attach(client, ProfilerConfig(path), backend="agent")
+    attach(client, PROFILE, backend="agent")
+    if isinstance(path, str):
+        with pytest.raises(ConfigError, match="not an S3 URI"):
+            client.create_training_job(**{**JOB, "OutputDataConfig": {"S3OutputPath": path}})
+    assert wire.sent == []
+
+
+def test_the_service_refuses_a_path_that_cannot_work_at_once(wire):
+    with pytest.raises(ConfigError, match="S3OutputPath: 'bucket/x' does not match"):
+        attach(wire.client(), ProfilerConfig("bucket/x"))
+
+
+@pytest.mark.parametrize("backend", ["service", "agent"])
+def test_attach_refuses_wrong_objects_at_once(backend, wire):
+    with pytest.raises(ConfigError, match=r"not FrameworkProfile: ProfilerConfig\(framework_profile_params=…\)"):
+        attach(wire.session, FrameworkProfile(), backend=backend)
+    with pytest.raises(ConfigError, match=r"not one ProfilerRule: rules=\[rule\]"):
+        attach(wire.session, PROFILE, RULE, backend=backend)
+    with pytest.raises(ConfigError, match="rules must be a list of ProfilerRule objects, not str"):
+        attach(wire.session, PROFILE, "ProfilerReport", backend=backend)
+    with pytest.raises(ConfigError, match="rules must be ProfilerRule objects, not str"):
+        to_request(PROFILE, ["ProfilerReport"])
 
 
 class PipelineVariable:

@@ -17,6 +17,7 @@ from sm_profiler.launch import check_request
 
 ROOT = Path(__file__).parents[2]
 LAUNCHING, CONFIGURATION = ROOT / "docs/launching.md", ROOT / "docs/configuration.md"
+FIRST = ROOT / "docs/first-job.md"
 
 
 def run(document, label, python, tmp_path):
@@ -69,6 +70,14 @@ def test_examples_for_sdk_v2_and_boto3(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.sdk2
+def test_example_of_the_first_job(tmp_path):
+    ((request,),) = run(FIRST, "v2", sys.executable, tmp_path)
+    assert request["ProfilerConfig"] == {"DisableProfiler": True}
+    assert load_profile(config_from_environment(request["Environment"])).s3_output_path
+
+
+@pytest.mark.slow
 @pytest.mark.sdk3
 def test_examples_for_sdk_v3(sdk3_python, tmp_path):
     results = run(LAUNCHING, "v3", sdk3_python, tmp_path)
@@ -103,6 +112,6 @@ def test_s3_accepts_the_lifecycle_configuration_of_the_operating_page():
 
 
 def test_every_code_block_is_tested():
-    for document in (LAUNCHING, CONFIGURATION):
+    for document in (LAUNCHING, CONFIGURATION, FIRST):
         text = document.read_text()
         assert text.count("```python") == text.count("<!-- runs with: ")

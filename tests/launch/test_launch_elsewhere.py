@@ -29,23 +29,85 @@ STUBS = {
     "srun": '#!/bin/bash\nwhile [[ "$1" == --* ]]; do echo "$1" >> "$OPTIONS"; shift; done\nexec "$@"\n',
 }
 TEXT = {"type": "string", "minLength": 1}
+FIELD = {
+    "type": "object",
+    "required": ["fieldRef"],
+    "properties": {"fieldRef": {"type": "object", "required": ["fieldPath"], "properties": {"fieldPath": TEXT}}},
+    "additionalProperties": False,
+}
 CONTAINER = {
     "type": "object",
-    "required": ["name", "image", "command", "env"],
+    "required": ["name", "image", "env"],
     "properties": {
-        "name": {"const": "pytorch"},  # the training operator looks for this name
+        "name": {"enum": ["pytorch", "node"]},  # the operators look for these names
         "image": TEXT,
         "command": {"type": "array", "items": TEXT, "minItems": 1},
+        "args": {"type": "array", "items": TEXT},
+        "ports": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["name", "containerPort"],
+                "properties": {"name": {"pattern": "^[a-z0-9-]{1,15}$"}, "containerPort": {"type": "integer"}},
+                "additionalProperties": False,
+            },
+        },
+        "resources": {
+            "type": "object",
+            "properties": {"limits": {"type": "object", "required": ["nvidia.com/gpu"]}},
+            "additionalProperties": False,
+        },
         "env": {
             "type": "array",
             "items": {
                 "type": "object",
-                "required": ["name", "value"],
-                "properties": {"name": TEXT, "value": TEXT},
+                "required": ["name"],
+                "properties": {"name": TEXT, "value": TEXT, "valueFrom": FIELD},
+                "oneOf": [{"required": ["value"]}, {"required": ["valueFrom"]}],
                 "additionalProperties": False,
             },
         },
         "volumeMounts": {"type": "array", "items": {"type": "object", "required": ["name", "mountPath"]}},
+    },
+    "additionalProperties": False,
+}
+POD = {  # the parts of Kubernetes' PodTemplateSpec that the manifests use, under its names
+    "type": "object",
+    "required": ["metadata", "spec"],
+    "properties": {
+        "metadata": {"type": "object", "required": ["labels"]},
+        "spec": {
+            "type": "object",
+            "required": ["containers", "volumes"],
+            "properties": {
+                "containers": {"type": "array", "items": CONTAINER},
+                "restartPolicy": {"enum": ["Always", "OnFailure", "Never"]},
+                "terminationGracePeriodSeconds": {"type": "integer", "minimum": 60},
+                "serviceAccountName": TEXT,
+                "volumes": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "required": ["name"],
+                        "properties": {
+                            "name": TEXT,
+                            "emptyDir": {
+                                "type": "object",
+                                "required": ["sizeLimit"],
+                                "properties": {
+                                    "sizeLimit": {"pattern": "^[0-9]+[MG]i$"},
+                                    "medium": {"const": "Memory"},
+                                },
+                                "additionalProperties": False,
+                            },
+                            "downwardAPI": {"type": "object", "required": ["items"]},
+                        },
+                        "additionalProperties": False,
+                    },
+                },
+            },
+            "additionalProperties": False,
+        },
     },
     "additionalProperties": False,
 }
@@ -70,22 +132,7 @@ PYTORCH_JOB = {
                             "properties": {
                                 "replicas": {"type": "integer", "minimum": 1},
                                 "restartPolicy": {"enum": ["Always", "OnFailure", "Never", "ExitCode"]},
-                                "template": {
-                                    "type": "object",
-                                    "properties": {
-                                        "spec": {
-                                            "type": "object",
-                                            "required": ["containers"],
-                                            "properties": {
-                                                "containers": {"type": "array", "items": CONTAINER},
-                                                "terminationGracePeriodSeconds": {"type": "integer", "minimum": 60},
-                                                "serviceAccountName": TEXT,
-                                                "volumes": {"type": "array"},
-                                            },
-                                            "additionalProperties": False,
-                                        }
-                                    },
-                                },
+                                "template": POD,
                             },
                             "additionalProperties": False,
                         }
@@ -170,11 +217,53 @@ def test_the_pytorchjob_is_valid_and_its_containers_profile():
     jsonschema.validate(manifest, PYTORCH_JOB)
     pod = manifest["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     (container,) = pod["containers"]
-    variables = {one["name"]: one["value"] for one in container["env"]}
+    variables = {one["name"]: one["value"] for one in container["env"] if "value" in one}
     check_variables({**variables, "PET_NODE_RANK": "1", "PET_NNODES": "2"}, "algo-2")
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     assert container["command"][0] == "torchrun"
     check_command(container["command"][1:])
+
+
+def pods():
+    """Return the pod templates of the manifests for Kubernetes."""
+    read = {
+        name: list(yaml.safe_load_all((MANIFESTS / f"{name}.yaml").read_text()))
+        for name in ("pytorchjob", "trainjob", "jobset")
+    }
+    runtime, job = read["trainjob"]
+    assert (runtime["kind"], job["kind"]) == ("ClusterTrainingRuntime", "TrainJob")
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    assert job["spec"]["trainer"]["resourcesPerNode"]["limits"]["nvidia.com/gpu"] == 8
+    (jobset,) = read["jobset"]
+    assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    (in_runtime,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    (in_jobset,) = jobset["spec"]["replicatedJobs"]
+    (pytorch,) = read["pytorchjob"]
+    return {
+        "pytorchjob": pytorch["spec"]["pytorchReplicaSpecs"]["Worker"]["template"],
+        "trainjob": in_runtime["template"]["spec"]["template"],
+        "jobset": in_jobset["template"]["spec"]["template"],
+    }
+
+
+@pytest.mark.parametrize("name", ["pytorchjob", "trainjob", "jobset"])
+def test_pods_have_what_a_platform_team_asks_for(name):
+    pod = pods()[name]
+    jsonschema.validate(pod, POD)
+    (container,) = pod["spec"]["containers"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    assert set(mounts.values()) == set(volumes)
+    assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
+    assert volumes[mounts["/etc/podinfo"]]["downwardAPI"]["items"][0]["path"] == "labels"
+    values = {one["name"]: one.get("value", "1") for one in container["env"]}
+    values |= {"PET_NODE_RANK": "1", "PET_NNODES": "2"}
+    check_variables(values, "algo-2")
+    monitor = yaml.safe_load((MANIFESTS / "podmonitor.yaml").read_text())
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    (port,) = container["ports"]
+    assert (endpoint["port"], str(port["containerPort"])) == (port["name"], values["SM_PROFILER_METRICS_PORT"])
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
 
 
 def test_a_machine_of_ones_own_starts_torchrun(tmp_path):
@@ -199,6 +288,7 @@ def test_two_nodes_profile_to_one_prefix_and_contact_no_other_host(tmp_path):
     (tmp_path / "guard/sitecustomize.py").write_text(GUARD.read_text())
     (tmp_path / "train.py").write_text(TRAINING)
     script = (MANIFESTS / "ec2.sh").read_text().replace("YOUR-BUCKET", "your-bucket")
+    script = script.replace("/tmp/sm-profiler", str(tmp_path / "profile"))
     (tmp_path / "ec2.sh").write_text(script)
     nodes = []
     try:

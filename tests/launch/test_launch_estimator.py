@@ -333,6 +333,24 @@ def test_profiles_the_trials_of_a_tuner(wire):
     assert check_request("CreateHyperParameterTuningJob", request) == []
 
 
+def test_a_tuner_of_an_estimator_with_the_service_backend_is_warned_of(wire, caplog):
+    from sagemaker.tuner import ContinuousParameter, HyperparameterTuner
+
+    def tune(estimator, name):
+        metrics, ranges = [{"Name": "loss", "Regex": "loss: (.*)"}], {"rate": ContinuousParameter(0.1, 0.2)}
+        tuner = HyperparameterTuner(estimator, "loss", ranges, metrics, max_jobs=2)
+        tuner.fit({"x": "s3://bucket/x"}, job_name=name, wait=False)
+        return [one.message for one in caplog.records if "its trials are not profiled" in one.message]
+
+    first, second = wire.estimator("pytorch"), wire.estimator("pytorch")
+    attachments = [attach(one, profile()) for one in (first, second)]
+    assert len(tune(first, "service-tuner")) == 1, "one warning, however many Estimators are attached"
+    for one in attachments:
+        one.detach()
+    caplog.clear()
+    assert tune(first, "detached-tuner") == []
+
+
 def test_rejects_other_objects(wire):
     with pytest.raises(ConfigError, match="not str"):
         attach("estimator", profile())

@@ -187,6 +187,38 @@ def test_no_command_outlives_a_supervisor_that_is_ended_while_the_command_starts
     assert code == (128 + signal.SIGTERM if number == signal.SIGTERM else -signal.SIGKILL)
 
 
+UPLOADER = """
+import signal, sys, time
+def end(*_):
+    time.sleep(0.5)
+    open(sys.argv[1], "a").write("uploaded ")
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+open(sys.argv[1] + ".ready", "w").close()
+time.sleep(60)
+"""
+SCRIPT_WITH_UPLOADER = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[2]], start_new_session=sys.argv[3] == "own")
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="descendants are found in /proc")
+@pytest.mark.parametrize("session", ["own", "shared"])
+def test_what_a_stopped_script_leaves_behind_may_end_its_work(session, tmp_path):
+    """A container outlives its script; the monitor of a stopped job was killed with it, and the last minute lost."""
+    words = [sys.executable, str(SUPERVISOR), "20", sys.executable, "-c", SCRIPT_WITH_UPLOADER, UPLOADER]
+    with subprocess.Popen([*words, str(tmp_path / "notes"), session], stdin=subprocess.PIPE) as process:
+        limit = time.monotonic() + 30
+        while not (tmp_path / "notes.ready").exists():
+            assert time.monotonic() < limit
+            time.sleep(0.02)
+        process.terminate()
+        assert process.wait(20) == 128 + signal.SIGTERM
+    assert (tmp_path / "notes").read_text() == "uploaded "  # once: one signal each
+
+
 def test_a_process_outlives_the_thread_that_started_it(tmp_path):
     """An update's request restarts the machine metrics from a thread that ends with its connection."""
     started = []

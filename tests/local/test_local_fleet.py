@@ -19,3 +19,18 @@ def test_jobs_of_the_endpoint(local, bench, tmp_path, monkeypatch, capsys):
     assert rows[good["TrainingJobName"]]["instance_type"] == "ml.m5.large"
     assert [one["name"] for one in fleet["failures"]] == [bad["TrainingJobName"]]
     assert fleet["failures"][0]["reason"]
+
+
+def test_report_by_name_has_the_reason_that_there_is_no_profile(local, bench, monkeypatch, capsys):
+    for name, value in local.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(local.folder)
+    plain = bench.run("print(1)")["TrainingJobName"]
+    carried = {"SM_PROFILER_AUTO": "1", "SM_PROFILER_CONFIG": json.dumps({"S3OutputPath": f"s3://{local.bucket}/own"})}
+    lost = bench.run("print('sm-profiler: uploads are off: no boto3')", Environment=carried)["TrainingJobName"]
+    for job, reason in ((plain, "the profiler was not switched on"), (lost, "uploads are off: no boto3")):
+        assert main(["report", job]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert reason in line
+    default = bench.describe(lost)["OutputDataConfig"]["S3OutputPath"].rstrip("/")
+    assert f"Looked in s3://{local.bucket}/own/{lost}/profiler-output and {default}/{lost}/profiler-output" in line

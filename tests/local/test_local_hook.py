@@ -69,6 +69,22 @@ def test_a_window_added_while_the_job_runs_is_recorded(bench):
 
 
 @pytest.mark.slow
+def test_framework_metrics_are_switched_on_in_a_job_that_began_without(bench):
+    config = {"S3OutputPath": f"s3://{bench.local.bucket}/later", "ProfilingIntervalInMilliseconds": 1000}
+    longer = LOOP.replace("left -= 10", "left -= 1")  # the hook looks every other second while it is off
+    name = bench.start(longer, ProfilerConfig=config, Environment={"SM_PROFILER_AUTO": "1"})
+    bench.wait_for_line(name, "ready")
+    window = f'{{"StartTimeInSecSinceEpoch": {int(time.time())}, "Duration": 60, }}'
+    parameters = {"LocalPath": "/opt/ml/output/profiler", "DataloaderProfilingConfig": window}
+    bench.sagemaker.update_training_job(
+        TrainingJobName=name, ProfilerConfig={**config, "ProfilingParameters": parameters}
+    )
+    job = bench.wait(name)
+    assert job["TrainingJobStatus"] == "Completed", job["FailureReason"]
+    assert {"Step:ModeKeys.TRAIN", "Forward"} <= trace_phases(bench, f"later/{name}/profiler-output/framework")
+
+
+@pytest.mark.slow
 @pytest.mark.sdk3
 @pytest.mark.parametrize("backend", ["service", "agent"])
 def test_model_trainer_with_an_attached_profile(bench, repository, tmp_path, backend):

@@ -39,7 +39,7 @@ def definition(bucket, role, folder):
     (folder / "train.py").write_text(SCRIPT)
     estimator = PyTorch(
         entry_point="train.py", source_dir=str(folder), role=role, instance_type="ml.m5.xlarge", instance_count=1,
-        framework_version="2.3", py_version="py311", output_path=where, sagemaker_session=session,
+        framework_version="2.6.0", py_version="py312", output_path=where, sagemaker_session=session,
     )  # fmt: skip
     attach(estimator, ProfilerConfig(s3_output_path=where, framework_profile_params=FrameworkProfile()))
     training = TrainingStep(name="Train", step_args=estimator.fit())

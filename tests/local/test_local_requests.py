@@ -132,3 +132,20 @@ def test_listens_on_this_machine_only(local):
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     bound = {row[1] for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")}
     assert bound == {f"0100007F:{port:04X}"}
+
+
+def test_jobs_that_would_not_run_are_refused(bench):
+    with pytest.raises(
+        ClientError, match="does not support CreateHyperParameterTuningJob: it does not run tuning jobs"
+    ):
+        bench.sagemaker.create_hyper_parameter_tuning_job(
+            HyperParameterTuningJobName="tune",
+            HyperParameterTuningJobConfig={"Strategy": "Random", "ResourceLimits": {"MaxParallelTrainingJobs": 1}},
+        )
+    with pytest.raises(ClientError, match="it runs training and processing jobs"):
+        bench.sagemaker.create_compilation_job(
+            CompilationJobName="compile",
+            RoleArn=bench.local.role,
+            OutputConfig={"S3OutputLocation": "s3://bucket/x", "TargetDevice": "ml_m5"},
+            StoppingCondition={"MaxRuntimeInSeconds": 900},
+        )

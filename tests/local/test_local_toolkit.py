@@ -112,7 +112,7 @@ def test_a_strangers_estimator_in_the_toolkit_has_a_report(started, backend, tmp
 
         estimator = PyTorch(
             entry_point="train.py", source_dir={str(source)!r}, role={started.local.role!r},
-            instance_type="ml.m5.xlarge", instance_count=1, framework_version="2.3", py_version="py311",
+            instance_type="ml.m5.xlarge", instance_count=1, framework_version="2.6.0", py_version="py312",
             hyperparameters={{"steps": 40}}, environment={{"SM_PROFILER_AUTO": "1"}},
         )
         profile = ProfilerConfig(

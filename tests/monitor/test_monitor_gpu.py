@@ -2,13 +2,14 @@
 
 # ruff: noqa: N802, N815, ARG002 - the fake has the names and arguments of NVML
 
+import sys
 import types
 
 import pynvml
 import pytest
 
 from sm_profiler.monitor import gpu
-from sm_profiler.monitor.gpu import GPM_METRICS, PCIE_COUNTERS, GpuSource, find_gpus
+from sm_profiler.monitor.gpu import GPM_METRICS, PCIE_COUNTERS, GpuSource, find_gpus, why_missing
 
 
 class FakeNvml:
@@ -220,3 +221,27 @@ def test_a_missing_package_is_reported(monkeypatch):
 def test_constants_exist_in_the_real_module():
     for name in (*PCIE_COUNTERS.values(), *(name for name, _ in GPM_METRICS.values())):
         assert isinstance(getattr(pynvml, name), int)
+
+
+@pytest.mark.parametrize(
+    ("kind", "library", "reason"),
+    [
+        ("nvidia", None, "nvidia-ml-py is not installed: pip install 'sm-profiler[gpu]'"),
+        ("nvidia", object(), ""),
+        ("amd", None, "AMD's GPUs are not supported"),
+        ("", None, ""),
+    ],
+)
+def test_gpus_without_a_library_have_their_reason(tmp_path, monkeypatch, kind, library, reason):
+    gpu = "sm_profiler.monitor.gpu."
+    present, absent = tmp_path, tmp_path / "absent"
+    monkeypatch.setattr(gpu + "DRIVER", absent)
+    monkeypatch.setattr(gpu + "DEVICES", (absent, present if kind == "nvidia" else absent))  # /dev/nvidia0
+    monkeypatch.setattr(gpu + "AMD_DEVICE", present if kind == "amd" else absent)
+    monkeypatch.setattr(gpu + "find_spec", lambda _: library)
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    assert why_missing() == reason
+    if reason:
+        with pytest.raises(ImportError) as caught:
+            find_gpus()
+        assert str(caught.value) == reason

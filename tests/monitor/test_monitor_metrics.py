@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import logging
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -14,20 +16,33 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+import yaml
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client.parser import text_string_to_metric_families
 
+from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError
+from sm_profiler.formats.event_names import DATALOADER_WAIT, HANG, STEP_TRAIN
 from sm_profiler.formats.system_writer import Measurement
+from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
+from sm_profiler.monitor import exposition
 from sm_profiler.monitor.agent import serve_metrics
-from sm_profiler.monitor.board import GAUGES, MAX_DEVICES, STALE_S, STEPS, Board
-from sm_profiler.monitor.exposition import Exposition, render
-from sm_profiler.monitor.step_counter import StepCounter
-from sm_profiler.monitor.telemetry import start_telemetry
+from sm_profiler.monitor.board import GAUGES, MAX_DEVICES, STALE_S, STEPS, Board, job_labels
+from sm_profiler.monitor.exposition import PORTS, Exposition, render
+from sm_profiler.monitor.step_counter import Progress, StepCounter
+from sm_profiler.monitor.telemetry import silence_retries, start_telemetry
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = 'algo"1\n\\'
+
+
+class Counted:
+    def __init__(self, progress):
+        self.progress = progress
+
+    def count(self):
+        return {"3": self.progress}
 
 
 class Clock:
@@ -66,14 +81,45 @@ def test_prometheus_reads_every_metric():
     assert all(sample.labels["node"] == "algo-1" for family in found.values() for sample in family.samples)
 
 
+def test_every_series_names_job_host_and_user():
+    labels = job_labels("", {"SLURM_JOB_NAME": "resnet", "SLURM_JOB_ID": "7", "SLURM_JOB_USER": "anna", "SLURMD_NODENAME": "gpu-17"})  # fmt: skip
+    board = Board("algo-1", Clock(), Counted(Progress(hanging=True, step_s=0.5, wait_share=0.1, samples=64.0)), labels)
+    board.update(rows())
+    found = families(render(board.values()))
+    named = {"training_job": "resnet-7", "host": "gpu-17", "user": "anna", "node": "algo-1"}
+    for family in found.values():
+        for sample in family.samples:
+            assert named.items() <= sample.labels.items(), family.name
+    (build,) = found["sm_profiler_build_info"].samples
+    assert (build.value, build.labels["version"]) == (1, __version__)
+    values = {name: found[f"sm_profiler_{name}"].samples[0].value for name in ("hanging", "step_time_seconds", "data_wait_ratio", "samples_per_second")}  # fmt: skip
+    assert values == {"hanging": 1, "step_time_seconds": 0.5, "data_wait_ratio": 0.1, "samples_per_second": 64}
+    assert found["sm_profiler_hanging"].samples[0].labels["rank"] == "3"
+
+
+def test_a_machine_without_a_scheduler_has_its_own_name():
+    assert dict(job_labels("train-101", {}))["training_job"] == "train-101"
+    assert dict(job_labels("", {}))["host"] == socket.gethostname()
+
+
+def test_a_job_without_a_name_has_that_of_its_folder(tmp_path):
+    claim = tmp_path / ".sagemaker-ignore" / "owner"
+    claim.parent.mkdir()
+    claim.write_text("local-20260504-102107-12\nanna\nhost 12 345")
+    board = serve_metrics(tmp_path, "algo-1", {"SM_PROFILER_METRICS_PORT": "0"})
+    assert dict(board.labels)["training_job"] == "local-20260504-102107-12"
+    board = serve_metrics(tmp_path, "algo-1", {"SM_PROFILER_METRICS_PORT": "0"}, "train-101")
+    assert dict(board.labels)["training_job"] == "train-101"
+
+
 def test_the_number_of_series_is_bounded_and_old_values_vanish():
     clock = Clock()
     board = Board("algo-1", clock)
     board.update([Measurement("gpu", f"gpu{number}", "GPUUtilization", 1.0) for number in range(1000)])
-    assert len(board.values()) == MAX_DEVICES
+    assert len(board.values()) == MAX_DEVICES + 1  # and the version
     clock.now += STALE_S + 1
     board.update([Measurement("gpu", "gpu0", "GPUUtilization", 1.0)])
-    assert len(board.values()) == 1
+    assert len(board.values()) == 2
 
 
 def test_hostile_labels_are_escaped():
@@ -93,17 +139,51 @@ def trace(path, steps, mode="TRAIN", end="\n"):
 def test_steps_are_counted_once_while_their_file_grows_and_gets_its_name(tmp_path):
     folder = tmp_path / "framework/pevents/2026010100"
     counter = StepCounter(tmp_path, "algo-1")
-    assert counter.count() == {}
-    path = folder / "1_7-algo-1_pythontimeline.json.tmp"
-    trace(path, 3, end="")
-    assert counter.count()["train"] == 2  # the last line is not whole
+    path = folder.parent / "7-algo-1_pythontimeline_7_0_1795460277129338729.json.tmp"
+    trace(path, 3, end=',\n{"name": "Step:ModeKeys.TRAIN", "ph": ')
+    assert counter.count()[""].steps["train"] == 3  # the last line is not complete
     with path.open("a") as file:
-        file.write("\n")
+        file.write('"X", "ts": 3}')
+    assert counter.count()[""].steps["train"] == 4
+    with path.open("a") as file:
+        file.write(",\n")
     trace(path, 2, "EVAL")
     trace(folder / "1_7-algo-2_pythontimeline.json", 50)  # another node's
-    assert dict(counter.count()) == {"train": 3, "eval": 2, "predict": 0}
+    assert counter.count()[""].steps == {"train": 4, "eval": 2, "predict": 0}
     path.rename(folder / "9_7-algo-1_pythontimeline.json")
-    assert counter.count()["train"] == 3
+    assert counter.count()[""].steps["train"] == 4
+
+
+def test_files_of_a_real_writer_are_counted_while_they_are_open(tmp_path):
+    writer = TraceWriter(
+        tmp_path, "7-algo-1", metadata=lambda: {"version": "1", "rank": 3, "phases_every": 1, "batch_size": 8}
+    )
+    for step in range(50):
+        start = 1_790_000_000_000_000 + 100_000 * step
+        writer.write([
+            TraceEvent(DATALOADER_WAIT, "wait", start, 25_000),
+            TraceEvent(STEP_TRAIN, STEP_TRAIN, start + 25_000, 75_000, '{"pid": 7, "step_num": "1"}'),
+        ])  # fmt: skip
+    counter = StepCounter(tmp_path, "algo-1", lambda: 1_790_000_005.0)
+    progress = counter.count()["3"]
+    assert progress.steps["train"] == 50
+    assert progress.step_s == pytest.approx(0.1)
+    assert progress.wait_share == pytest.approx(0.25, abs=0.02)
+    assert progress.samples == pytest.approx(80, rel=0.01)
+    assert not progress.hanging
+    writer.write([TraceEvent(HANG, "hang", 1_790_000_006_000_000, 1, '{"pid": 7, "state": "hanging", "waited": 60.0}')])
+    assert counter.count()["3"].hanging
+    writer.write([TraceEvent(STEP_TRAIN, STEP_TRAIN, 1_790_000_070_000_000, 75_000)])
+    assert not counter.count()["3"].hanging
+    counter.now = lambda: 1_790_000_900.0
+    assert counter.count()["3"].step_s is None  # too long ago
+    assert counter.count()["3"].steps["train"] == 51
+
+
+def test_a_job_that_has_not_reached_its_first_step_has_a_series(tmp_path):
+    board = Board("algo-1", Clock(), StepCounter(tmp_path, "algo-1"))
+    found = families(render(board.values()))
+    assert {(one.labels["mode"], one.value) for one in found["sm_profiler_steps"].samples} >= {("train", 0)}
 
 
 def test_links_are_not_followed(tmp_path):
@@ -112,10 +192,10 @@ def test_links_are_not_followed(tmp_path):
     folder.mkdir(parents=True)
     (folder / "1_7-algo-1_pythontimeline.json").symlink_to(tmp_path / "elsewhere.json")
     os.mkfifo(folder / "2_7-algo-1_pythontimeline.json")
-    assert StepCounter(tmp_path / "out", "algo-1").count() == {}
+    assert StepCounter(tmp_path / "out", "algo-1").count()[""].steps["train"] == 0
 
 
-def test_a_scrape_over_http(tmp_path):
+def test_a_scrape_over_http(tmp_path, monkeypatch):
     trace(tmp_path / "framework/pevents/1_7-algo-1_pythontimeline.json", 4)
     board = Board("algo-1", Clock(), StepCounter(tmp_path, "algo-1"))
     server = Exposition("127.0.0.1", 0, board.values)
@@ -128,6 +208,21 @@ def test_a_scrape_over_http(tmp_path):
         with pytest.raises(urllib.error.HTTPError) as missing:
             urllib.request.urlopen(f"{url}/etc/passwd", timeout=60)  # noqa: S310
         missing.value.close()
+        second = Exposition("127.0.0.1", server.server_port, board.values)  # another job of this machine
+        assert server.server_port < second.server_port < server.server_port + PORTS
+        second.announce(tmp_path / "sd", "gpu-17")
+        (target,) = (tmp_path / "sd").iterdir()
+        assert json.loads(target.read_text()) == [
+            {"targets": [f"127.0.0.1:{second.server_port}"]}
+        ]  # no other machine reaches it
+        second.close()
+        assert not target.exists()
+        third = Exposition("0.0.0.0", 0, board.values)
+        third.announce(tmp_path / "sd", "gpu-17")
+        (target,) = (tmp_path / "sd").iterdir()
+        assert json.loads(target.read_text()) == [{"targets": [f"gpu-17:{third.server_port}"]}]
+        third.close()
+        monkeypatch.setattr(exposition, "PORTS", 1)
         with pytest.raises(ProfilerError, match="Address already in use"):
             Exposition("127.0.0.1", server.server_port, board.values)
     finally:
@@ -175,6 +270,31 @@ def test_opentelemetrys_sdk_reads_every_metric(tmp_path):
     assert steps["train"] == 4
     assert found["sm_profiler.steps"].data.is_monotonic
     provider.shutdown()
+
+
+def test_otlp_names_the_machine_and_the_job():
+    labels = (("training_job", "a"), ("host", "gpu-17"), ("user", "anna"))
+    reader = InMemoryMetricReader()
+    provider = start_telemetry(Board("algo-1", Clock(), None, labels), reader=reader)
+    (resource,) = reader.get_metrics_data().resource_metrics
+    named = {"host.name": "gpu-17", "sm_profiler.job": "a", "user.name": "anna"}
+    assert named.items() <= dict(resource.resource.attributes).items()
+    provider.shutdown()
+
+
+def test_an_unreachable_collector_is_one_line(caplog):
+    silence_retries()
+    exporter = logging.getLogger("opentelemetry.exporter.otlp.proto.http.metric_exporter")
+    for attempt in range(5):
+        exporter.warning(
+            "Transient error %s encountered while exporting metrics batch, retrying in %ss.", "refused", attempt
+        )
+        logging.getLogger("urllib3.connectionpool").warning("Retrying (Retry(total=%d))", attempt)
+        exporter.error("Failed to export")
+    assert len(caplog.records) == 1
+    assert "the OpenTelemetry collector cannot be reached" in caplog.text
+    exporter.filters.clear()
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.NOTSET)
 
 
 def test_metrics_arrive_at_a_collector_by_otlp(tmp_path):
@@ -233,7 +353,9 @@ def names_in(text):
 
 @pytest.mark.parametrize("name", ["grafana-dashboard.json", "prometheus-alerts.yml"])
 def test_examples_name_metrics_that_exist(name):
-    board = Board("algo-1", Clock(), None)
+    board = Board(
+        "algo-1", Clock(), Counted(Progress(step_s=1.0, wait_share=0.1, samples=1.0)), (("training_job", "a"),)
+    )
     board.update([Measurement("x", "gpu0" if "GPU" in key else key, key, 1.0) for key in GAUGES])
     board.update(rows())
     known = set(families(render(board.values()))) | {"sm_profiler_steps_total"}
@@ -252,3 +374,38 @@ def test_the_dashboard_has_what_grafana_requires():
         assert {"type", "title", "gridPos", "targets", "datasource"} <= set(panel)
         assert all(target["expr"] for target in panel["targets"])
         assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
+
+
+def expressions():
+    """Return the PromQL of the examples."""
+    board = json.loads((ROOT / "examples/monitoring/grafana-dashboard.json").read_text())
+    rules = yaml.safe_load((ROOT / "examples/monitoring/prometheus-alerts.yml").read_text())
+    alerts = {rule["alert"]: rule["expr"] for group in rules["groups"] for rule in group["rules"]}
+    return alerts, [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+
+
+def test_examples_keep_jobs_apart():
+    alerts, panels = expressions()
+    for expression in [*alerts.values(), *panels]:
+        assert expression.count("(") == expression.count(")")
+        assert "node" not in expression
+    for expression in alerts.values():
+        assert re.match(r"(sum|avg|max) by \(training_job, ", expression), expression
+    for expression in panels:
+        metrics = len(re.findall(r"\b(?:hw|system|sm_profiler)_[a-z_]+", expression))
+        assert expression.count('{training_job=~"$training_job", host=~"$host"}') == metrics > 0
+        assert " by (" not in expression or " by (training_job" in expression
+    assert "== 0" in alerts["TrainingStopped"]
+    assert "sum by (training_job, user) (sm_profiler_steps_total) > 0" in alerts["TrainingStopped"]  # else: not started
+    assert "== 0" in alerts["TrainingNotStarted"]
+
+
+def test_alerts_have_what_prometheus_requires():
+    rules = yaml.safe_load((ROOT / "examples/monitoring/prometheus-alerts.yml").read_text())
+    for group in rules["groups"]:
+        assert group["name"]
+        for rule in group["rules"]:
+            assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+            by = set(re.findall(r"\w+", re.search(r"by \(([^)]*)\)", rule["expr"])[1]))
+            used = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+            assert used <= by, rule["alert"]

@@ -104,6 +104,8 @@ def metrics_of(  # noqa: PLR0913 - one argument a part, each with a default
     instance_type=None,
     window_s=60,
     metadata=(),
+    description=None,
+    facts=None,
 ):
     """Return metrics of rows, folded window by window as the engine does."""
     folds, all_events, all_system = MetricFolds(), events(list(event_rows)), system(list(system_rows))
@@ -125,6 +127,8 @@ def metrics_of(  # noqa: PLR0913 - one argument a part, each with a default
         metadata=metadata,
         records=folds.records.result(),
         samples=folds.samples.result(),
+        description=description,
+        facts=facts,
     )
 
 

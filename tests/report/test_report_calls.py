@@ -37,6 +37,49 @@ def test_names_checkpoints_instead_of_a_periodic_stall():
     assert verdict.also == ()
 
 
+def disturbed_save(kind, *, steps=400, every=10, length=0.0235, first=2.4):
+    """Return a loop that saves every few steps, and whose first save is long because of the profiler; and the true share."""
+    rows, saves, now = [], [], 1.0
+    for step in range(steps):
+        rows += training(1, at=now, number=step)
+        now = rows[-1][2] + rows[-1][3]
+        if step % every == every - 1:
+            took = first if step == every - 1 else length
+            saves.append((event_names.SAVE, "torch.save", now, took, "algo-1-0", step, {"calls": 1, **LINE}))
+            now += took
+    start, end = saves[0][2] + 0.1, saves[0][2] + 0.4
+    own = (event_names.PROFILING, "own", start, end - start, "algo-1-0", -1, kind)
+    loop = now - 1.0 - first
+    return [*rows, *saves, own], (len(saves) - 1) * length / loop
+
+
+@pytest.mark.parametrize("kind", [{"kind": "background"}, {"kind": "stall"}, {"kind": "window", "slower": 3.0}])
+def test_a_save_that_the_profiler_disturbed_does_not_count(kind):
+    rows, share = disturbed_save(kind)
+    verdict = verdict_of(rows)
+    findings = {one.kind: one for one in (verdict.main, *verdict.also)}
+    found = findings[Class.CHECKPOINTING]
+    assert found.share_of_time == pytest.approx(share, rel=0.05)
+    assert "every 10 steps, 23.5 ms each time; this" in found.headline
+    shown = {one.metric: one.value for one in found.evidence}
+    assert shown["files saved"] == 39
+    assert shown["duration of a save"] == pytest.approx(23.5)
+
+
+def test_a_save_in_a_window_over_the_whole_loop_counts():
+    rows = with_saves(400, 40, 0.2)
+    end = max(row[2] for row in rows)
+    rows.append((event_names.PROFILING, "window", 1.0, end - 1.0, "algo-1-0", -1, {"kind": "window", "slower": 3.0}))
+    assert verdict_of(rows).kind is Class.CHECKPOINTING
+
+
+def test_a_long_first_save_is_named_by_itself():
+    rows, _ = disturbed_save({"kind": "none"})
+    verdict = verdict_of(rows)
+    findings = {one.kind: one for one in (verdict.main, *verdict.also)}
+    assert "every 10 steps, 23.5 ms each time and 2.4 s the longest time" in findings[Class.CHECKPOINTING].headline
+
+
 def test_a_save_that_is_a_small_part_of_a_stall_does_not_hide_it():
     verdict = verdict_of(with_saves(400, 40, 0.2, saved=0.2))
     assert verdict.kind is Class.PERIODIC_STALL

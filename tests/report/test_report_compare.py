@@ -1,14 +1,23 @@
-"""Comparison of two runs: coverage of the intervals, chance against change, exit codes."""
+"""Comparison of two runs: coverage of the intervals, chance against change, batch sizes, other load, exit codes."""
 
 import json
 
+import attrs
 import numpy as np
 import pytest
-from report_helpers import make_job, report_from, training
+from report_helpers import START_S, make_job, report_from, training
 
 from sm_profiler.cli import main
 from sm_profiler.errors import ConfigError
-from sm_profiler.report.compare import RegressionLimit, compare, render_comparison, terminal_comparison
+from sm_profiler.report.compare import (
+    Change,
+    RegressionLimit,
+    compare,
+    render_comparison,
+    summarize_comparison,
+    terminal_comparison,
+)
+from sm_profiler.report.usage_fold import Usage
 
 
 def noisy(rng, factor=1.0, steps=300):
@@ -23,7 +32,7 @@ def noisy(rng, factor=1.0, steps=300):
 def test_reports_a_regression_and_its_part():
     found = compare(report_from(training(200)), report_from(training(200, forward=0.006)))
     assert found.step.change == pytest.approx(0.003 / 0.0102, abs=0.01)
-    assert "slower" in found.sentence
+    assert found.sentence.startswith("Steps take 29.4 % more time (2")
     assert "forward" in found.sentence
     assert RegressionLimit.parse("regression>5%").is_exceeded_by(found)
     assert not RegressionLimit.parse("regression > 40 %").is_exceeded_by(found)
@@ -67,9 +76,9 @@ def test_command_exit_codes_and_files(tmp_path, capsys):
     slow = make_job(tmp_path / "slow", "--scenario", "cpu-only", "--minutes", "2", "--steps-per-second", "4")
     out = tmp_path / "out"
     assert main(["compare", str(fast), str(slow), "--fail-on", "regression>5%", "--out", str(out)]) == 1
-    assert "slower" in capsys.readouterr().out
+    assert "Steps with their evaluation take 24.6 % more time (" in capsys.readouterr().out
     assert main(["compare", str(slow), str(fast), "--fail-on", "regression>5%"]) == 0
-    assert "faster" in capsys.readouterr().out
+    assert "less time (" in capsys.readouterr().out
     assert main(["compare", str(slow), str(fast), "--fail-on", "nonsense"]) == 2
     assert {path.name for path in out.iterdir()} == {"compare.html", "compare.json"}
 
@@ -78,7 +87,7 @@ def test_hostile_names_are_escaped():
     a = report_from(training(50), name="</style><script>alert(1)</script>")
     page = render_comparison(compare(a, a))
     assert "<script>alert" not in page
-    assert len(terminal_comparison(compare(a, a)).splitlines()) <= 10
+    assert len(terminal_comparison(compare(a, a)).splitlines()) <= 12
 
 
 def test_comparison_states_what_was_predicted_and_what_came():
@@ -90,3 +99,124 @@ def test_comparison_states_what_was_predicted_and_what_came():
     assert one["predicted"]["low"] <= one["measured"]["value"] <= one["predicted"]["high"]
     assert one["held"]
     assert compare(report_from(training(400)), report_from(training(400))).predictions == ()
+
+
+def of_batches(size, **times):
+    return report_from(training(400, **times), metadata=({"samples_per_step": size},))
+
+
+def shared(report, share):
+    """Let other programs keep the main thread waiting for a core."""
+    seconds = START_S + np.arange(20.0)
+    usage = Usage(seconds, np.arange(20.0), np.zeros(20), share * np.arange(20.0))
+    return attrs.evolve(report, metrics=attrs.evolve(report.metrics, usage={"algo-1-0": usage}))
+
+
+def test_larger_batches_are_compared_per_sample_in_every_statement():
+    before = of_batches(16, forward=0.0003, backward=0.0005, optimizer=0.0001, wait=0.0001)
+    after = of_batches(128)  # steps 8.5 times as long, batches 8 times as large
+    found = compare(before, after)
+    plain = compare(report_from(training(400, forward=0.0003, backward=0.0005, optimizer=0.0001, wait=0.0001)), report_from(training(400)))  # fmt: skip
+    assert found.per == "sample"
+    assert found.step.change + 1 == pytest.approx((plain.step.change + 1) / 8)
+    assert found.sentence.startswith("Samples take ")
+    assert found.predictions[0].measured.value == pytest.approx(1 / (1 + found.step.change))
+    assert RegressionLimit.parse("regression>5%").is_exceeded_by(plain)
+    assert not RegressionLimit.parse("regression>20%").is_exceeded_by(found)
+    for text in (terminal_comparison(found), render_comparison(found), summarize_comparison(found).tables[0][0][0]):
+        assert "per sample" in text
+    assert "A step trains 16 samples before and 128 after" in terminal_comparison(found)
+    assert found.as_dict()["samples"] == (16, 128)
+
+
+def test_the_loaders_batch_sizes_come_before_the_models_inputs():
+    runs = [
+        report_from(training(200), metadata=({"batch_size": size, "samples_per_step": 7.0 * size},)) for size in (8, 16)
+    ]
+    assert compare(*runs).samples == (8, 16)
+    assert compare(of_batches(16), of_batches(16.1)).per == "step"
+
+
+def test_unknown_batch_sizes_are_stated():
+    assert "Batch sizes unknown: steps are compared." in terminal_comparison(
+        compare(report_from(training(200)), of_batches(16))
+    )
+    assert "Batch sizes" not in terminal_comparison(compare(of_batches(16), of_batches(16)))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ((-0.367, -0.415, -0.313), "take 36.7 % less time (31.3 to 41.5 %)"),
+        ((0.12, 0.08, 0.16), "take 12 % more time (8 to 16 %)"),
+        ((6.197, 5.9, 6.5), "take 7.2 times as long (6.9 to 7.5)"),
+        ((-0.8, -0.82, -0.78), "are 5.0 times as fast (4.5 to 5.6)"),
+        ((-0.97, -0.98, -0.96), "are 33 times as fast (25 to 50)"),
+    ],
+)
+def test_words_of_a_change(change, text):
+    assert Change("length", 1.0, 1 + change[0], *change).sentence == text
+
+
+def test_evaluation_counts_in_the_headline_and_in_what_was_predicted():
+    def run(every):
+        rows, now = [], 1.0
+        for start in range(0, 400, every):
+            rows += training(every, at=now, number=start)
+            now += every * 0.0102
+            rows += training(5, at=now, number=5 * start, mode="EVAL", backward=0, optimizer=0)
+            now += 5 * 0.0042
+        return report_from(rows)
+
+    found = compare(run(4), run(100))
+    assert "Steps with their evaluation" in found.sentence
+    assert "mostly in: evaluation" in found.sentence
+    assert found.step.part == "loop"
+    (one,) = found.predictions
+    assert one.findings == ("EVALUATION_BOUND",)
+    assert one.measured.value == pytest.approx(1 / (1 + found.step.change))
+    assert one.measured.value > 1.3
+
+
+def test_the_load_of_other_programs_is_named_and_taken_out():
+    quiet, slow = report_from(training(400)), report_from(training(400, forward=0.0045))
+    found = compare(quiet, shared(slow, 0.13))
+    assert found.step.change == pytest.approx(0, abs=0.01)
+    assert found.step.high == pytest.approx(0.15, abs=0.02)
+    assert "No significant difference" in found.sentence
+    assert "waiting for a CPU core 0 % of the loop before and 13 % after" in terminal_comparison(found)
+    assert not RegressionLimit.parse("regression>5%").is_exceeded_by(found)
+    assert RegressionLimit.parse("regression>5%").is_exceeded_by(compare(quiet, slow))
+    assert found.others == pytest.approx((0, 0.13))
+
+
+def test_runs_that_mostly_waited_for_others_are_not_compared():
+    found = compare(report_from(training(400)), shared(report_from(training(400, forward=0.06)), 0.86))
+    assert found.changes == ()
+    assert found.predictions == ()
+    assert found.sentence.startswith(
+        "Not comparable: other programs kept the training waiting for a CPU core 86 % of the loop after"
+    )
+    assert "Not comparable" in render_comparison(found)
+
+
+def test_times_of_runs_that_mostly_waited_for_others_are_shown_without_a_change():
+    """The comparison had no number at all, which on a lab's server is every comparison."""
+    found = compare(report_from(training(400)), shared(report_from(training(400, forward=0.06)), 0.86))
+    forward = next(one for one in found.measured if one.part == "forward")
+    assert forward.after == pytest.approx(0.06, rel=0.05)
+    assert forward.change is None
+    assert found.step is None
+    (row,) = [line for line in terminal_comparison(found).splitlines() if "Forward" in line]
+    assert "60" in row
+    assert "%" not in row
+    assert "Forward" in render_comparison(found)
+    assert found.as_dict()["measured"][0]["change"] is None
+
+
+def test_a_limit_that_cannot_be_checked_is_an_error(tmp_path, capsys):
+    job = make_job(tmp_path / "job", "--scenario", "cpu-only", "--minutes", "2")
+    empty = make_job(tmp_path / "empty", "--scenario", "cpu-only", "--minutes", "1", "--steps-per-second", "0.1")
+    assert main(["compare", str(job), str(empty)]) == 0
+    assert main(["compare", str(job), str(empty), "--fail-on", "regression>5%"]) == 2
+    assert "could not be checked: Too few training steps" in capsys.readouterr().err

@@ -152,4 +152,4 @@ def test_a_run_stopped_with_ctrl_c_is_over(tmp_path):
     report = [sys.executable, "-m", "sm_profiler", "report", "profile", "--follow"]
     done = subprocess.run(report, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("INCONCLUSIVE")
+    assert done.stdout.startswith("The script was stopped.\nINCONCLUSIVE")

@@ -13,11 +13,14 @@ from test_report_turns import in_step, jitter
 
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
-from sm_profiler.report.gains import gain_sentence, predictions, with_gains
+from sm_profiler.report.compare import compare
+from sm_profiler.report.gains import gain_sentence, with_gains
 from sm_profiler.report.gains.claim import Claim
 from sm_profiler.report.gains.loader_queue import fetch_times, simulated_wait
 from sm_profiler.report.gains.loop_table import EVALUATION, loop_table, row_keys
+from sm_profiler.report.gains.models import _left
 from sm_profiler.report.judges import JudgeContext
+from sm_profiler.report.judges.workers import Workers
 from sm_profiler.report.model import Evidence, Finding, Gain, Interval, Verdict
 from sm_profiler.report.step_fold import LoaderSettings
 from sm_profiler.report.terminal import terminal_summary
@@ -283,6 +286,16 @@ def test_workers_that_compute_cannot_save_more_than_the_cores_allow():
     assert gain.share_of_loop.low < without_load.share_of_loop.low
 
 
+def test_without_a_free_core_loading_is_shared_and_does_not_vanish():
+    """Loading takes 9 of 10 ms and computes: eight workers would be needed, and two cores halve the step at best."""
+    pool = Workers(0, 2, 9, 0.009, 0.001, idle=False)
+    wait, compute = np.full(200, 0.009), np.full(200, 0.001)
+    least, usual, most = _left(pool, wait, compute, lambda load, step: ((load + step) / 2, (load + step) / 2))
+    assert 0.010 / (0.001 + usual) == pytest.approx(1.9, abs=0.15)
+    assert least >= usual >= most
+    assert 0.010 / (0.001 + most) < 2.4
+
+
 # --- for any data
 
 
@@ -435,12 +448,16 @@ def test_sentence(given, text):
     assert gain_sentence(given) == text
 
 
+def test_a_cap_is_no_estimate():
+    assert gain_sentence(gain((4.9, 30, 100))) == "Repairing it makes the loop more than 4.9 times as fast."
+
+
 # --- the next run
 
 
 def test_prediction_is_compared_with_the_next_run():
     before, after = report_from(training(400, wait=0.0205)), report_from(training(400, wait=0.0005))
-    (one,) = predictions(before, after)
+    (one,) = compare(before, after).predictions
     assert one.findings == ("INPUT_BOUND",)
     assert one.repaired
     assert one.held
@@ -451,7 +468,7 @@ def test_prediction_is_compared_with_the_next_run():
 
 def test_finding_that_is_still_there_is_not_called_repaired():
     report = report_from(training(400, wait=0.02))
-    (one,) = predictions(report, report)
+    (one,) = compare(report, report).predictions
     assert not one.repaired
     assert "still found" in one.sentence
     assert "measured 1.00" in one.sentence
@@ -460,7 +477,7 @@ def test_finding_that_is_still_there_is_not_called_repaired():
 def test_gains_of_several_repairs_are_combined():
     before = report_from(training(600, wait=0.02, every=50, stall=0.3))
     after = report_from(training(600))
-    (one,) = predictions(before, after)
+    (one,) = compare(before, after).predictions
     assert set(one.findings) == {"INPUT_BOUND", "PERIODIC_STALL"}
     assert one.held
 
@@ -472,12 +489,12 @@ def test_larger_batches_are_compared_by_sample():
         attrs.evolve(report, metrics=attrs.evolve(report.metrics, batch_size=size))
         for report, size in ((before, 8), (after, 256))
     ]
-    plain, by_sample = predictions(before, after)[0].measured.value, predictions(*sized)[0].measured.value
+    plain, by_sample = (compare(*pair).predictions[0].measured.value for pair in ((before, after), sized))
     assert by_sample == pytest.approx(32 * plain)
 
 
 def test_no_prediction_without_steps():
-    assert predictions(report_from([]), report_from(training(400))) == ()
+    assert compare(report_from([]), report_from(training(400))).predictions == ()
 
 
 def test_claims_outside_their_parts_are_cut():

@@ -1,10 +1,22 @@
 """Verdicts about trainings that stopped, from made-up records of the hook."""
 
-import pytest
-from report_helpers import training, verdict_of
+import json
+from pathlib import Path
 
+import jsonschema
+import numpy as np
+import pytest
+from report_helpers import START_S, events, report_from, training, verdict_of
+
+from sm_profiler.exporters.mcp import answers
 from sm_profiler.formats.event_names import HANG
 from sm_profiler.report.classes import Class
+from sm_profiler.report.hang import hang_arguments
+from sm_profiler.report.page import render_html
+from sm_profiler.report.terminal import terminal_summary
+from sm_profiler.report.timeline_writer import timeline_file
+
+SCHEMA = Path(__file__).parents[2] / "docs" / "report.schema.json"
 
 LIBRARY = "/usr/lib/python3.11/site-packages/"
 SLEEPS = [["/job/train.py", 30, "step"], ["/job/train.py", 50, "main"]]
@@ -32,7 +44,10 @@ def judged(*stops, ranks=1):
 def test_names_line_function_and_time():
     main = judged(stop(SLEEPS))
     assert main.kind is Class.HANG
-    assert main.headline == "The training stopped after step 199: algo-1-0 has been at train.py:30 in step for 60 s."
+    assert (
+        main.headline
+        == "The training stopped after 200 training steps: algo-1-0 has been at train.py:30 in step for 60 s."
+    )
     assert (main.where[0].file, main.where[0].line, main.where[0].rank) == ("/job/train.py", 30, "algo-1-0")
     assert main.confidence == "high"
 
@@ -98,3 +113,101 @@ def test_ranks_in_different_collectives_are_both_named():
 )
 def test_hostile_records_do_not_raise(threads):
     judged(stop(None, threads=threads, cpu="much", longest=float("nan")))
+
+
+IDLE = [["/usr/lib/python3.11/threading.py", 331, "wait"], ["/usr/lib/python3.11/threading.py", 600, "_bootstrap"]]
+FEEDER = [["/job/feed.py", 7, "put"], IDLE[1]]
+THREADS = [
+    {"name": "MainThread", "training": True, "frames": QUEUE},
+    {"name": "idle", "training": False, "frames": IDLE},
+    {"name": "feeder", "training": False, "frames": FEEDER},
+]
+CHILDREN = [{"pid": 77, "name": "pt_data_worker", "state": "T", "waits_in": "do_signal_stop"}]
+
+
+def stopped_report(**options):
+    rows = [*training(200), stop(None, threads=THREADS, children=CHILDREN, longest=0.0)]
+    return report_from(rows, **options)
+
+
+def test_report_page_and_terminal_have_the_stacks():
+    report = stopped_report()
+    found = report.as_dict()["hang"]
+    jsonschema.validate(json.loads(json.dumps(report.as_dict())), json.loads(SCHEMA.read_text()))
+    assert (found["ranks"], found["kind"], found["step"]) == (["algo-1-0"], "process", 199)
+    assert [stack["thread"] for stack in found["stacks"]] == ["MainThread", "feeder", "idle"]
+    assert found["stacks"][1]["frames"][0] == {"file": "/job/feed.py", "line": 7, "function": "put"}
+    assert found["where"][0]["line"] == 22
+    assert found["children"][0]["state"] == "T"
+    assert answers.as_data(answers.evidence(report))["data"]["hang"]["stacks"] == found["stacks"]
+    page = render_html(report)
+    assert "queue.py:180 in get" in page
+    assert "feed.py:7 in put" in page
+    assert "pt_data_worker (77) of algo-1-0: state T, waits in do_signal_stop" in page
+    text = terminal_summary(report, width=100)
+    assert "algo-1-0 MainThread: threading.py:331 wait < queue.py:180 get < train.py:22 fetch" in text
+    assert "feed.py:7 put" in text
+    assert "idle" not in text
+
+
+def test_a_training_that_goes_on_has_no_stacks():
+    report = report_from(training(200))
+    assert report.as_dict()["hang"] is None
+    assert 'id="stacks"' not in render_html(report)
+
+
+def test_a_hang_lasts_until_the_end_of_the_recording_and_has_no_gain():
+    seconds = np.arange(0.0, 500.0) + START_S
+    report = stopped_report(memory={"algo-1-0": (seconds, np.full(500, 1e9))})
+    assert report.hang.seconds == 479.0  # from 20 s on; its latest record has 60 s
+    assert "for 7.98 min" in report.verdict.main.headline
+    assert report.verdict.main.gain is None
+    text = terminal_summary(report, width=100)
+    assert "usually" not in text  # nothing is known of how long it usually takes
+    assert "of the lost time" not in text
+    assert "Repairing" not in text
+
+
+def test_a_queue_that_no_thread_can_fill_is_named():
+    assert "No other Python thread is alive in algo-1-0" in judged(stop(QUEUE)).next_step
+    assert "No other Python thread" not in stopped_report().verdict.main.next_step
+
+
+@pytest.mark.parametrize("kind", ["json", "perfetto"])
+def test_the_merged_timeline_has_the_stacks(kind, tmp_path):
+    rows = events([*training(200), stop(None, threads=THREADS, children=CHILDREN)])
+    with timeline_file(tmp_path / "trace", START_S * 1e6, "job", kind=kind) as writer:
+        writer.add_events(rows)
+        writer.finish([], "job")
+    written = (tmp_path / "trace").read_bytes()
+    assert b"/job/feed.py:7 in put" in written
+    assert b"pt_data_worker (77): state T, waits in do_signal_stop" in written
+    if kind == "json":
+        (event,) = [one for one in json.loads(written)["traceEvents"] if one["name"] == "hang"]
+        assert event["args"]["threads"].startswith("MainThread:\n  /usr/lib/python3.11/threading.py:331 in wait\n")
+        assert (event["args"]["step"], event["args"]["state"]) == (199, "hanging")
+
+
+def test_the_first_step_is_never_reached():
+    sleeping = [["/job/train.py", 12, "prepare"], ["/job/train.py", 50, "main"]]
+    rows = [(HANG, "hang", 20.0, 120.0, f"algo-1-{rank}", -1, {
+        "state": "hanging", "waited": 120.0, "longest": 0.0, "cpu": 0.001, "same": True,
+        "threads": [{"name": "MainThread", "training": True, "frames": sleeping if rank == 1 else COLLECTIVE}],
+    }) for rank in range(3)]  # fmt: skip
+    report = report_from(rows)
+    main = report.verdict.main
+    assert main.kind is Class.HANG
+    assert main.headline == (
+        "The training has not begun: algo-1-1 has been at train.py:12 in prepare for 2 min, before its first step; "
+        "2 others wait for it."
+    )
+    found = report.as_dict()["hang"]
+    assert (found["ranks"], found["kind"], found["before_first_step"]) == (["algo-1-1"], "rank_elsewhere", True)
+    assert found["step"] is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"threads": 5, "children": [3], "state": [1]}', '{"threads": [{"frames": [[1, "a"]]}]}']
+)
+def test_hostile_arguments_do_not_reach_a_timeline(text):
+    assert not hang_arguments(text)

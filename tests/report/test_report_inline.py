@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from report_helpers import make_job, report_from, training
 
 from sm_profiler.report import show_report
+from sm_profiler.report.formatting import unbroken
 from sm_profiler.report.inline import ShownReport
 from sm_profiler.source import open_source
 
@@ -18,7 +19,7 @@ def test_the_page_is_in_a_frame_without_rights(tmp_path):
     assert 'sandbox="allow-scripts"' in frame
     page = html.unescape(re.search(r'srcdoc="([^"]*)"', frame)[1])
     assert page.startswith("<!")
-    assert shown.report.verdict.main.headline in html.unescape(page)
+    assert unbroken(shown.report.verdict.main.headline) in html.unescape(page)
     assert "INPUT_BOUND" in repr(shown) or shown.report.verdict.main.headline in repr(shown)
     assert show_report(open_source(job)).report.verdict.kind is shown.report.verdict.kind
     of_notebook = SimpleNamespace(name="job", profiler_s3_output_path=str(job))

@@ -13,10 +13,11 @@ from sm_profiler.report.judges.inputs import judge_input
 from sm_profiler.report.judges.job import fit_growth
 from sm_profiler.report.judges.ranks import judge_straggler
 from sm_profiler.report.sample_fold import Samples
+from sm_profiler.report.sections import framework
 from sm_profiler.report.stalls import find_period
 from sm_profiler.report.step_fold import LoaderSettings
 from sm_profiler.report.usage_fold import Usage
-from sm_profiler.report.verdict import decide
+from sm_profiler.report.verdict import _with_idle_gpu, decide
 
 
 def test_computing_loops_are_balanced():
@@ -380,6 +381,16 @@ def test_system_metrics_alone_are_inconclusive():
     assert any(what == "the training loop" for what, _ in verdict.not_judged)
 
 
+def test_system_metrics_alone_have_the_reason_by_the_jobs_description():
+    request = {"Environment": {"SM_PROFILER_AUTO": "1"}, "ProfilerConfig": {"S3OutputPath": "s3://bucket"}}
+    metrics = attrs.evolve(metrics_of([], gpu_samples(60, 50.0)), description=request)
+    verdict = decide(JudgeContext(metrics, {}))
+    assert "SM_PROFILER_AUTO=1 is set, but the configuration asks for no framework metrics" in verdict.main.headline
+    told = [verdict.main.next_step, framework(metrics, {}).missing, *(reason for _, reason in verdict.not_judged)]
+    assert not [text for text in told if "et SM_PROFILER_AUTO=1" in text]
+    assert len([text for text in told if "FrameworkProfile()" in text]) == 3
+
+
 def test_no_data_is_inconclusive():
     verdict = verdict_of()
     assert verdict.kind is Class.INCONCLUSIVE
@@ -457,6 +468,16 @@ def test_find_period_in_noise():
     for _ in range(50):
         chance = np.sort(rng.choice(1000, 12, replace=False))
         assert find_period(chance, np.ones(12), 999)[0] is None
+
+
+def test_no_cause_and_an_idle_gpu_are_no_health():
+    healthy = verdict_of(training(200)).main
+    assert (healthy.kind, healthy.is_open) == (Class.BALANCED, False)
+    idle = _with_idle_gpu(healthy, 31.0)
+    assert (idle.is_open, idle.confidence) == (True, "low")
+    assert "only 31 %" in idle.headline
+    assert _with_idle_gpu(healthy, 60.0) is healthy
+    assert _with_idle_gpu(healthy, None) is healthy
 
 
 def test_every_threshold_has_a_reason():

@@ -19,7 +19,7 @@ def test_a_summary_is_a_table_that_names_the_changed_part():
     found = compare(report_from(training(200)), report_from(training(200, forward=0.006)))
     page = rendered(to_markdown(summarize_comparison(found), "regression>5%"))
     assert page.count("<table>") == 2
-    assert "<strong>Failed: regression&gt;5%.</strong> Steps are" in page
+    assert "<strong>Failed: regression&gt;5%.</strong> Steps take 29" in page
     assert "forward" in page
 
 

@@ -1,9 +1,12 @@
 """The profiler's own time is no part of the loop; phases that the script declares are parts of it."""
 
+import html
+
 import attrs
 import pytest
 from report_helpers import metrics_of, report_from, training, verdict_of
 
+from sm_profiler.formats import event_names
 from sm_profiler.report import Class, terminal_summary
 from sm_profiler.report.page import render_html
 from sm_profiler.report.slices import loop_slices
@@ -187,6 +190,29 @@ def test_a_phase_of_the_script_is_a_slice_and_a_finding_with_its_name():
     assert "augment 66 %" in terminal_summary(report, width=100)
 
 
+def steps_only(*spans):
+    """Return steps of 10 ms that a script marks itself, each with these declared spans: name, start in it, seconds."""
+    rows = []
+    for number in range(200):
+        start = 1.0 + 0.01 * number
+        rows.append(("Step:ModeKeys.TRAIN", "Step:ModeKeys.TRAIN", start, 0.0099, NODE, number))
+        rows += [(name, name, start + at, length, NODE, number, {"declared": True}) for name, at, length in spans]
+    return rows
+
+
+def test_a_script_without_a_framework_has_no_forward_pass():
+    """A phase of 80 % of each step was shown as 44 %, and the whole step as a forward pass."""
+    (rank,) = metrics_of(steps_only(("decode", 0.0, 0.008))).ranks
+    shares = {one.label: one.share for one in loop_slices([rank])}
+    assert shares["decode"] == pytest.approx(0.8, abs=0.01)
+    assert shares["Between phases"] == pytest.approx(0.19, abs=0.01)
+    assert shares["Forward"] == 0
+    (rank,) = metrics_of(steps_only()).ranks
+    shares = {one.label: one.share for one in loop_slices([rank])}
+    assert shares["Steps"] == pytest.approx(0.99, abs=0.01)
+    assert shares["Forward"] == 0
+
+
 def test_a_phase_inside_a_step_is_not_between_its_phases():
     rows = training(200)
     made, shift = [], 0.0
@@ -236,3 +262,21 @@ def test_names_of_phases_are_shown_printable_and_few_have_a_slice():
     many = attrs.evolve(rank, declared={f"phase {number}": 0.1 for number in range(40)})
     shown = [one.label for one in loop_slices([many]) if one.part.key == "declared"]
     assert len(shown) <= 6
+
+
+def test_a_high_profiling_cost_is_an_alarm():
+    """The page showed 30 % like any other number, and the terminal did not show it at all."""
+    rows = training(200)
+    end = rows[-1][2] + rows[-1][3]
+    alarms = []
+    for cost in (0.3, 0.01):
+        own = (event_names.OVERHEAD, "overhead", end - cost * (end - 1.0), cost * (end - 1.0), NODE, -1, {"steps": 200})
+        report = report_from([*rows, own])
+        alarms.append((report.profiling_alarm or "", terminal_summary(report, width=100), render_html(report)))
+    (alarm, terminal, page), (none, quiet, calm) = alarms
+    assert "30 % of the training loop" in alarm
+    assert "Profiling cost 30 %" in terminal
+    assert alarm in html.unescape(page)
+    assert none == ""
+    assert "Profiling cost" not in quiet
+    assert 'class="alarm"' not in calm

@@ -291,10 +291,17 @@ def test_cost_is_a_dated_estimate():
     assert cost["per_hour"] > cost["lost_per_hour"] > 0
     assert "stimate" in cost["sentence"]
     assert "us-east-1" in cost["sentence"]
+    share = cost["lost_per_hour"] / cost["per_hour"]
+    between = {"ml.g5.2xlarge": 0.04502 / share}  # the sentence had $0.05, the page $0.04
+    rounded = report_of(report.metrics, report.verdict, {}, job=JobInfo(prices=between)).cost
+    assert f"${rounded['lost_per_hour']:.2f} of" in rounded["sentence"]
     own = report_of(report.metrics, report.verdict, {}, job=JobInfo(prices={"ml.g5.2xlarge": 100.0})).cost
     assert own["per_hour"] == 100.0
     assert "your price table" in own["sentence"]
-    assert report_of(report.metrics, report.verdict, {}, job=JobInfo(prices={})).cost is None
+    other = report_of(report.metrics, report.verdict, {}, job=JobInfo(prices={"node": 1.0})).cost
+    assert other["per_hour"] == cost["per_hour"]
+    assert "us-east-1" in other["prices"]
+    assert report_of(report.metrics, report.verdict, {}, job=JobInfo(prices={"ml.g5.2xlarge": None})).cost is None
 
 
 def test_writes_the_page_quickly(report, tmp_path):

@@ -110,7 +110,7 @@ def test_a_merge_that_fails_later_breaks_the_rule_of_the_whole_job(monkeypatch, 
         assert "Dataloader" not in results.results
 
 
-def test_the_state_of_a_rule_that_cannot_be_merged_is_not_kept(job, monkeypatch):
+def test_the_state_of_a_rule_that_cannot_be_merged_is_not_kept(job, tmp_path, monkeypatch):
     def fail(self, other):
         raise ValueError("damaged")
 
@@ -119,5 +119,6 @@ def test_the_state_of_a_rule_that_cannot_be_merged_is_not_kept(job, monkeypatch)
     monkeypatch.setattr("sm_profiler.rules.batch_size.BatchSize.absorb", fail)
     assert isinstance(merged.folds[0].rules["BatchSize"], Stored)
     monkeypatch.setattr(kept, "_digest", lambda _: "known")
-    monkeypatch.setattr(kept, "run_sliced", lambda *_, **__: merged)
-    assert kept.keep(source) is None
+    monkeypatch.setenv("SM_PROFILER_CACHE", str(tmp_path))
+    kept.keep(source, merged)
+    assert not list(tmp_path.iterdir())

@@ -109,7 +109,7 @@ def threads(count, *, switches, waited):
 def test_finds_threads_that_keep_each_other_waiting():
     verdict = judged(threads(32, switches=4000, waited=0.5))
     assert verdict.kind is Class.OVERSUBSCRIBED
-    assert "32 threads of libraries and workers share 4 cores" in verdict.main.headline
+    assert "32 library and worker threads compete for 4 cores" in verdict.main.headline
     assert "OMP_NUM_THREADS=4" in verdict.main.next_step
     assert verdict.main.confidence == "medium"
 
@@ -174,7 +174,7 @@ def allocations(retries):
 def test_finds_retried_allocations():
     verdict = judged(allocations(40))
     assert verdict.kind is Class.ALLOCATOR
-    assert "40 times to serve a request, with 30 GB of 80 GB in unusable pieces" in verdict.main.headline
+    assert "40 times to serve a request; 30 GB of 80 GB reserved is fragmented" in verdict.main.headline
     assert verdict.main.confidence == "medium"
 
 

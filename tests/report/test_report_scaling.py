@@ -393,11 +393,23 @@ def test_states_are_data_and_not_code():
     for bad in (
         ["o", "os:system", [], None],
         ["o", "sm_profiler.cli.main:main", [], None],
+        ["o", "sm_profiler.storage.local:LocalStorage", [["root", "/"]], None],
+        ["o", "sm_profiler.report.model:Report", [], None],
         ["z", []],
-        ["a", "|O", [1], b""],
+        ["r", "|O", [1], 0],
+        ["r", "<f8", [1], 0],
+        ["r", "<f8", [-1, -1], 0],
+        ["r", "<i1", [1 << 62, 4], 0],
+        ["l", [["r", "<i1", [8], 0], ["r", "<i1", [8], 0]]],
+        [],
     ):
+        rest = codec.msgspec.msgpack.encode(bad)
         with pytest.raises(ValueError, match=r"state|object|array"):
-            codec.decode(codec.msgspec.msgpack.encode(bad))
+            codec.decode(len(rest).to_bytes(8, "little") + rest + bytes(8 * (bad[:1] == ["l"])))
+    rest = b"\x92\xa1l\x91" * 5000 + b"\xc0"
+    for data in (b"", b"1", rest, len(rest).to_bytes(8, "little") + rest):
+        with pytest.raises(ValueError, match="state"):
+            codec.decode(data)
     with pytest.raises(SourceError, match="damaged"):
         part.decode_slice(b"\xc1", {})
 

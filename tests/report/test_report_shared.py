@@ -124,11 +124,24 @@ def test_a_loop_outside_the_training_loop_is_no_iterator():
     assert verdict.kind is Class.SYNC_BOUND
 
 
+@pytest.mark.parametrize(("waiting", "warned"), [(0.1, False), (0.3, True), (0.86, True)])
+def test_every_finding_warns_that_others_stretched_its_times(waiting, warned):
+    """Only a healthy verdict did: a slow input showed seven times its milliseconds without a word."""
+    context = judged(training(400, wait=0.05), waiting=waiting)
+    report = report_of(context.metrics, decide(context), {})
+    assert report.verdict.kind is Class.INPUT_BOUND
+    text = f"waiting for a CPU core {100 * waiting:.0f} % of the loop"
+    assert (text in (report.load_alarm or "")) is warned
+    assert (text in " ".join(terminal_summary(report, width=100).split())) is warned
+    assert (text in render_html(report)) is warned
+    assert report.as_dict()["verdict"]["shared_wait"] == pytest.approx(waiting, abs=0.01)
+
+
 @pytest.mark.parametrize(("waiting", "confidence"), [(0.0, "high"), (0.1, "medium"), (0.3, "low"), (0.7, "low")])
 def test_health_on_a_machine_that_others_use_is_a_guess(waiting, confidence):
     verdict = decide(judged(training(400), waiting=waiting))
     assert (verdict.kind, verdict.main.confidence) == (Class.BALANCED, confidence)
-    assert (verdict.main.label == "Others use the machine") is (waiting >= policy.MOSTLY_SHARED)
+    assert (verdict.main.label == "Machine shared with other processes") is (waiting >= policy.MOSTLY_SHARED)
 
 
 @pytest.mark.parametrize(("busy", "blamed"), [(90, True), (55, False)], ids=["others", "its own threads"])
@@ -252,7 +265,7 @@ def test_the_next_step_follows_the_gain_and_no_line_is_in_a_module():
     report = report_of(context.metrics, decide(context), {}, source="/data")
     lines = terminal_summary(report, width=100).splitlines()
     gain = next(number for number, line in enumerate(lines) if "times as fast" in line)
-    assert lines[gain - 1] == "  train.py:31 \N{EM DASH} 100 % of the lost time"
+    assert lines[gain - 2] == "  train.py:31 \N{EM DASH} 100 % of the lost time"
     assert lines[gain + 1].startswith("  Next: Look at train.py:31 first.")
     page = render_html(report)
     assert page.index("times as fast") < page.index("Next step") < page.index("Evidence")

@@ -187,7 +187,7 @@ def test_compiling_for_longer_than_all_other_steps_needs_no_allowance(compiled, 
     found = judge_initialization(JudgeContext(metrics, {}))
     assert (found is not None) == slow
     if found is not None:
-        assert "what is not normal of it is compiling in the first steps (3 s)" in found.headline
+        assert "most of the excess is compiling in the first steps (3 s)" in found.headline
         assert "compiled" in found.next_step
         assert all(one.threshold is None for one in found.evidence if one.metric == "initialization")
 

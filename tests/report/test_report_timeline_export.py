@@ -151,7 +151,11 @@ def test_command_writes_compressed_traces(tmp_path, capsys):
     make_job(tmp_path / "job", "--minutes", "1")
     assert main(["merge-timeline", str(tmp_path / "job"), "--out", str(tmp_path / "t.json.gz")]) == 0
     check(json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes())))
-    assert "perfetto" in capsys.readouterr().out
+    assert "chrome://tracing" in capsys.readouterr().out
+    assert main(["merge-timeline", str(tmp_path / "job"), "--out", str(tmp_path / "t.pftrace")]) == 0
+    assert (
+        capsys.readouterr().out == "open it at https://ui.perfetto.dev\n"
+    )  # chrome://tracing does not read this format
 
 
 def test_reports_an_unwritable_path(tmp_path):

@@ -30,7 +30,7 @@ def test_steps_that_read_what_others_compute_are_no_stall():
     assert judge_periodic(context) is None
     verdict = decide(context)
     assert (verdict.kind, verdict.main.confidence) == (Class.BALANCED, "low")
-    assert "numpy" in verdict.main.headline
+    assert "NumPy" in verdict.main.headline
     assert "jax.device_get" in verdict.main.next_step
 
 

@@ -15,6 +15,7 @@ from rules_jobs import make_job
 from sm_profiler.report.rule_runner import make_folds, write_for_runner
 from sm_profiler.rules import RULES, RuleResults
 from sm_profiler.rules import runner as runner_module
+from sm_profiler.rules.custom_main import met_text
 from sm_profiler.rules.runner import Judgement, Runner, main
 from sm_profiler.rules.settings import Settings, Status, read_settings
 
@@ -117,6 +118,14 @@ class TestStatus:
         assert (
             evaluate(tmp_path, job, rule="IOBottleneck", parameters={"IOBottleneck_patience": "10"})[0]
             is Status.NO_ISSUES
+        )
+
+    def test_a_rule_without_data_to_judge_has_the_reason_in_its_status(self, tmp_path):
+        job = make_job(tmp_path / "job", "--scenario", "cpu-only", "--minutes", 1)
+        status, details, _ = evaluate(tmp_path, job, rule="LowGPUUtilization")
+        assert (status, details) == (
+            Status.NO_ISSUES,
+            "LowGPUUtilization could not be evaluated: no GPU metrics",
         )
 
     def test_unknown_rule_is_an_error(self, tmp_path, job):
@@ -417,6 +426,19 @@ class Exits:
 class NoRule:
     pass
 '''
+
+
+@pytest.mark.parametrize(
+    ("window", "found", "text"),
+    [
+        (None, {"RuleTriggered": 1, "Violations": 7, "Datapoints": 20}, "is met: 7 of 20 observations"),
+        (2, {"Violations": 7, "Datapoints": 20}, "is met, first in minute 3: 7 of 20 observations"),
+        (0, None, "is met, first in minute 1"),
+        (None, {"RuleTriggered": 1, "Violations": "x"}, "is met"),
+    ],
+)
+def test_a_rule_on_windows_states_how_often_its_condition_was_met(window, found, text):
+    assert met_text("Mine", window, found) == f"The condition of the rule Mine {text}"
 
 
 class TestCustomRules:

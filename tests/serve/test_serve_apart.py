@@ -1,4 +1,4 @@
-"""A job that is over is read in a process of its own, and shown as one that is read here."""
+"""Finished jobs are read in a subprocess, and shown like those that are read here."""
 
 import json
 import os

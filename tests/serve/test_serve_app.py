@@ -1,5 +1,6 @@
 """The pages, their answers, and who gets them."""
 
+import asyncio
 import json
 import re
 import shutil
@@ -7,8 +8,10 @@ from urllib.parse import urljoin
 
 import pytest
 from serve_helpers import copy_files, data_files, end, make_job, until
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
+from sm_profiler.cli.main import main
 from sm_profiler.errors import ConfigError
 from sm_profiler.serve.app import Site, create_app
 from sm_profiler.serve.guard import MAX_BODY_BYTES
@@ -162,6 +165,34 @@ def test_limits_open_streams(folder, monkeypatch):
     assert client(folder).get(f"{address(folder)}/events").status_code == 503
 
 
+def test_streams_count_from_when_they_are_accepted(folder, monkeypatch):
+    monkeypatch.setattr("sm_profiler.serve.app.MAX_STREAMS", 2)
+    jobs = Jobs([str(folder)], follow=Polled)
+    site = Site(jobs)
+    number = address(folder).rpartition("/")[2]
+    request = Request({"type": "http", "path_params": {"id": number}, "query_string": b"", "headers": []})
+
+    async def gone(scope=None):
+        raise OSError("gone")
+
+    async def accepted():
+        answers = [await site.events(request) for _ in range(4)]
+        assert [one.status_code for one in answers] == [200, 200, 503, 503]
+        with pytest.raises(BaseException):  # noqa: B017 - the client left before the stream began
+            await answers[0]({"type": "http", "asgi": {"spec_version": "2.4"}}, gone, gone)
+        assert (await site.events(request)).status_code == 200
+
+    asyncio.run(accepted())
+
+
+def test_an_absurd_version_is_refused(folder):
+    job = address(folder)
+    browser = client(folder)
+    boot = browser.get(f"{job}/updates").json()["version"].partition(":")[0]
+    for kind in ("updates", "events"):
+        assert browser.get(f"{job}/{kind}", params={"since": f"{boot}:{'9' * 5000}"}).status_code == 400
+
+
 def test_answers_with_report_json(folder):
     answer = client(folder).get(f"{address(folder)}/report.json")
     assert answer.json()["verdict"]["class"] == "INPUT_BOUND"
@@ -304,6 +335,27 @@ def test_a_taken_port_is_refused_in_one_line():
     taken = listen("127.0.0.1", 0)
     with taken.socket, pytest.raises(ConfigError, match="in use"):
         listen("127.0.0.1", taken.port)
+
+
+def test_a_port_that_is_none_is_refused_by_its_option():
+    with pytest.raises(ConfigError, match=r"^--port 99999: expected a number from 0 to 65535$"):
+        listen("127.0.0.1", 99999)
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path, monkeypatch, capsys):
+    """A mistyped folder was served for ever as a job that waits, without a word."""
+
+    def stopped(_app, opened, close):
+        for one in opened:
+            one.close()
+        close()
+
+    monkeypatch.setattr("sm_profiler.serve.server.run", stopped)
+    (tmp_path / "runs").mkdir()
+    assert main(["serve", str(tmp_path / "rums"), str(tmp_path / "runs"), "s3://bucket/jobs", "--port", "0"]) == 0
+    errors = capsys.readouterr().err
+    assert f"there is no folder {tmp_path / 'rums'}: waiting for it" in errors
+    assert errors.count("no folder") == 1
 
 
 @pytest.mark.parametrize("path", ["http://host/x", "/a/../b", "/a?b", "//a//b"])

@@ -256,12 +256,17 @@ def test_the_list_draws_step_time_and_gpu_use(tmp_path):
 
 @pytest.fixture
 def in_parquet(job, tmp_path):
-    """The job, ended, as a data set; where the live page finds it."""
+    """The job, ended, as a data set of which a report has been made; where the live page finds it."""
     folder = tmp_path / "job"
     copy_files(job, folder, data_files(job))
     end(folder)
-    compact(open_source(folder, cache=False), LocalStorage(tmp_path / "columns"), job="job")
-    (found,) = find_shown(str(tmp_path / "columns"))
+    return reported_in_parquet(folder, tmp_path / "columns")
+
+
+def reported_in_parquet(folder, columns):
+    compact(open_source(folder, cache=False), LocalStorage(columns), job="job")
+    (found,) = find_shown(str(columns))
+    build_report(open_source(found.where))
     return found.where
 
 
@@ -312,12 +317,10 @@ def test_rows_beyond_the_kept_state_are_counted(in_parquet, monkeypatch):
 
 
 def test_a_job_in_parquet_without_an_end_is_shown_too(job, tmp_path):
-    """After an hour of silence, `compact` takes a job for one that is over."""
+    """After an hour of silence, a report takes a job for one that is over."""
     folder = tmp_path / "job"
     copy_files(job, folder, data_files(job))
-    compact(open_source(folder, cache=False), LocalStorage(tmp_path / "columns"), job="job")
-    (found,) = find_shown(str(tmp_path / "columns"))
-    reader = JobReader(found.where)
+    reader = JobReader(reported_in_parquet(folder, tmp_path / "columns"))
     assert reader.read()
     assert reader.lacks_heat
     reader.read_heat()

@@ -1,7 +1,9 @@
 """A job's page is shown at once when it is opened again."""
 
+import os
 import zlib
 
+import attrs
 import pytest
 from serve_helpers import data_files, make_job
 
@@ -23,7 +25,7 @@ def job(tmp_path_factory):
 
 def kept_file(tmp_path, where="s3://bucket/job"):
     remember(where, STATE)
-    return remembered._path(where)
+    return remembered._PAGES._path(remembered._name(where))
 
 
 def test_what_is_kept_is_found_again(tmp_path):
@@ -85,7 +87,7 @@ def test_damage_and_files_that_others_may_write_are_passed_over(tmp_path, monkey
 
 
 def test_the_oldest_go_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(remembered, "MAX_FILES", 3)
+    monkeypatch.setattr(remembered, "_PAGES", attrs.evolve(remembered._PAGES, files=3))
     for number in range(5):
         remember(f"s3://bucket/job-{number}", STATE)
     assert len(list(kept_file(tmp_path).parent.iterdir())) == 3
@@ -96,3 +98,16 @@ def test_nothing_is_kept_if_copies_are_switched_off(monkeypatch, job):
     remember(str(job), STATE)
     assert recall(str(job)) is None
     assert data_files(job)
+
+
+def test_all_files_together_have_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(remembered, "_PAGES", attrs.evolve(remembered._PAGES, total_bytes=1))
+    assert not kept_file(tmp_path).exists()
+    assert recall("s3://bucket/job") is None
+
+
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path):
+    path = kept_file(tmp_path)
+    path.unlink()
+    os.mkfifo(path)
+    assert recall("s3://bucket/job") is None

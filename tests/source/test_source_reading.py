@@ -120,6 +120,9 @@ def test_opens_the_folder_of_the_job(job):
 @pytest.mark.parametrize(("where", "said"), [
     ("/no/such/folder", "/no/such/folder is not a folder"),
     ("./no/such/folder", "is not a folder"),
+    ("", "the source is empty: name a folder"),
+    ("  \n", "the source is empty: name a folder"),
+    (" ./no/such/folder\n", "^./no/such/folder is not a folder"),
     ("ftp://host/x", "not a folder or s3:// URI"),
 ])  # fmt: skip
 def test_reports_places_that_cannot_be_opened(where, said):
@@ -223,10 +226,10 @@ def test_import_loads_no_heavy_modules():
 def test_refuses_files_too_large_for_the_memory(job, monkeypatch):
     real = parse.read_system
 
-    def scarce(data, node):
+    def scarce(data, node, *more):
         if data and node == "algo-2":
             raise MemoryError
-        return real(data, node)
+        return real(data, node, *more)
 
     monkeypatch.setattr(parse, "read_system", scarce)
     source = open_source(job, cache=False, processes=1)
@@ -253,3 +256,16 @@ def test_imports_nothing_from_the_working_directory_in_parser_processes(job, tmp
     monkeypatch.chdir(tmp_path)
     assert len(open_source(job, cache=False, processes=3).events())
     assert not (tmp_path / "imported").exists()
+
+
+def test_rows_far_from_their_file_are_lost(tmp_path):
+    """A clock that was not set would make the job 54 years long."""
+    minute = 1_700_000_040
+    line = '{{"Type": "memory", "Name": "MemoryUsedPercent", "Value": 5.0, "Timestamp": {}, "NodeId": "algo-1"}}\n'
+    path = tmp_path / f"system/incremental/2023111422/{minute}.algo-1.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(line.format(at) for at in (0, 0.5, minute - 3600, minute + 0.5, minute + 90_000)))
+    source = open_source(tmp_path, cache=False)
+    assert source.system().timestamp.tolist() == [minute - 3600, minute + 0.5]
+    (outcome,) = source.quality()
+    assert (outcome.status, outcome.lost, outcome.reason) == ("repaired", 3, "time far from that of the file: 3")

@@ -5,11 +5,12 @@ import time
 
 import botocore.session
 import pytest
+from botocore.exceptions import ClientError, NoCredentialsError, TokenRetrievalError, UnauthorizedSSOTokenError
 
 from sm_profiler.errors import SourceError
 from sm_profiler.storage import MissingFileError, download, open_storage, read_all, s3, s3_client
 from sm_profiler.storage.s3 import ATTEMPTS, S3Storage
-from sm_profiler.storage.s3_client import CONNECT_SECONDS, READ_SECONDS, create_client, is_aws
+from sm_profiler.storage.s3_client import CONNECT_SECONDS, READ_SECONDS, create_client, is_aws, reason_of
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def test_truncated_bodies_are_fetched_again(endpoint, storage, pauses):
 @pytest.mark.parametrize(("status", "code", "said"), [
     ("404 Not Found", "NoSuchBucket", "the bucket does not exist"),
     ("403 Forbidden", "AccessDenied", "access denied"),
-    ("400 Bad Request", "ExpiredToken", "credentials have expired"),
+    ("400 Bad Request", "ExpiredToken", r"credentials have expired: sign in again \(aws sso login\)"),
     ("403 Forbidden", "InvalidAccessKeyId", "access key does not exist"),
     ("403 Forbidden", "SignatureDoesNotMatch", "secret key is wrong"),
 ])  # fmt: skip
@@ -122,6 +123,27 @@ def test_errors_explain_the_cause(endpoint, storage, pauses, status, code, said)
             call()
         assert re.fullmatch(r"s3://jobs/job-1/profiler-output/\S*: [^\n]+", str(caught.value))
     assert pauses == []  # waiting would not help
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            ClientError({"Error": {"Code": "ExpiredTokenException", "Message": "x"}}, "DescribeTrainingJob"),
+            "expired: sign in",
+        ),
+        (UnauthorizedSSOTokenError(), "expired: sign in again"),
+        (
+            TokenRetrievalError(provider="sso", error_msg="Token has expired and refresh failed"),
+            "expired: sign in again",
+        ),
+        (NoCredentialsError(), "no AWS credentials were found: sign in"),
+        (ClientError({"Error": {"Code": "UnrecognizedClientException"}}, "x"), "does not accept these credentials"),
+        (ClientError({"Error": {"Code": "ValidationException", "Message": "no\nsuch job"}}, "x"), "^no such job$"),
+    ],
+)
+def test_credentials_have_one_wording_with_what_to_do(error, said):
+    assert re.search(said, reason_of(error))
 
 
 def test_a_wrong_region_is_reported_with_the_right_one(endpoint, storage):

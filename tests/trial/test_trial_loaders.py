@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from sm_profiler.cli.trial_table import trial_table
-from sm_profiler.cli.try_loader import counts, resources
+from sm_profiler.cli.try_loader import counts, resources, share_of_others
 from sm_profiler.trial.loaders import copy_of, own_setting, try_loader
 from sm_profiler.trial.plan import Outcome, Plan, Setting, Trial
 
@@ -150,6 +150,25 @@ def test_table_names_the_best_setting_and_what_the_loop_takes():
     assert "not enough" in trial_table(outcome, 100.0)
     assert "just enough" in trial_table(outcome, 50.0)
     assert "as in the script, best" in trial_table(outcome_of((0, 10.0)))
+
+
+@pytest.mark.parametrize(("others", "warned"), [(None, False), (0.1, False), (0.8, True)])
+def test_table_warns_that_other_programs_had_the_cores(others, warned):
+    """On a busy machine more workers lose, and the table recommended none without a word."""
+    outcome = attrs.evolve(outcome_of((0, 10.0), (2, 9.0)), others=others)
+    assert ("Other programs used 80 %" in trial_table(outcome)) is warned
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "share"),
+    [
+        ((100.0, 50.0, 5.0), (120.0, 66.0, 9.0), 0.6),
+        ((100.0, 50.0, 5.0), (120.0, 66.0, 30.0), 0.0),
+        (None, (1.0, 1.0, 1.0), None),
+    ],
+)
+def test_processor_time_of_others_is_what_the_script_did_not_use(before, after, share):
+    assert share_of_others(before, after) == share
 
 
 def test_outcome_survives_json():

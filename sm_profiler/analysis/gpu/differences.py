@@ -14,6 +14,7 @@ from sm_profiler.analysis.gpu.kernels import (
     COMPUTATION,
     KINDS,
     MEMORY,
+    avoids_tensor_cores,
     copy_direction,
     is_elementwise,
     is_matmul,
@@ -113,7 +114,9 @@ def group_of(name: str, kind: str | None = None) -> str:
     if kind == COMMUNICATION:
         return "communication"
     if is_matmul(name):
-        return "matrix products, tensor cores" if uses_tensor_cores(name) else "matrix products, no tensor cores"
+        if uses_tensor_cores(name):
+            return "matrix products, tensor cores"
+        return "matrix products, no tensor cores" if avoids_tensor_cores(name) else "matrix products"
     return "elementwise" if is_elementwise(name) else "other computation"
 
 

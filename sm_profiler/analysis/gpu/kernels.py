@@ -29,6 +29,13 @@ _TENSOR = re.compile(
     r"sm(80|86|89|90|100)_xmma.*(f16|bf16|tf32|i8|e4m3)|flash_fwd|flash_bwd|fmha_cutlass|bf16bf16|e4m3",
     re.IGNORECASE,
 )
+# Documented names of kernels that multiply in single or double precision on the ordinary cores: BLAS's sgemm and dgemm,
+# CUTLASS's SIMT kernels, cuBLAS's fused multiply-adds, Tensile's types S and D without a matrix instruction.  A kernel
+# that is in neither list (Triton's, a user's) may use tensor cores or not.
+_PLAIN = re.compile(
+    r"(?<![a-z0-9])(volta_|ampere_|turing_|maxwell_|pascal_|hopper_)?[sd]gemm(?!_(bf16|fp16))(?=_|$)|_simt_|(?<![a-z])ffma|scudnn|"
+    r"convolve_[sd]gemm|^Cijk_(?=.*_[SD]B_)(?!.*_MI\d)",
+)
 _ELEMENTWISE = re.compile(
     r"elementwise|vectorized|unrolled|_poi_|fill|copy_|cat_|index|scatter|gather|dropout", re.IGNORECASE
 )
@@ -58,6 +65,11 @@ def is_matmul(name: str) -> bool:
 def uses_tensor_cores(name: str) -> bool:
     """Return whether a kernel uses tensor cores, by its name."""
     return is_matmul(name) and _TENSOR.search(name) is not None
+
+
+def avoids_tensor_cores(name: str) -> bool:
+    """Return whether a kernel is known to multiply without tensor cores, by its name; False if that is unknown."""
+    return is_matmul(name) and _TENSOR.search(name) is None and _PLAIN.search(name) is not None
 
 
 def is_elementwise(name: str) -> bool:

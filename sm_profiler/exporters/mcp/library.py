@@ -64,8 +64,12 @@ class Library:
         for job in jobs:
             if job.name == name:
                 return job
-        known = ", ".join(job.name for job in jobs[:5]) or "none"
-        raise SourceError(f"no job {printable(name)[:100]!r} here; there are {len(jobs)}: {known}")
+        raise SourceError(f"no job {printable(name)[:100]!r} here; list_jobs names the {len(jobs)} that there are")
+
+    def known(self, job: Job) -> Report | None:
+        """Return the report of a job if it was made before; files may have come since."""
+        kept = self._reports.get(job.where)
+        return kept[1] if kept else None
 
     def fleet(self, group_by: Sequence[str]) -> Fleet:
         """Return what all jobs cost and lose.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,14 +16,13 @@ import sm_profiler
 from sm_profiler._version import __version__
 from sm_profiler.errors import ProfilerError, SourceError
 from sm_profiler.exporters.mcp import answers
-from sm_profiler.exporters.mcp.library import Library
-from sm_profiler.report.write import to_json
+from sm_profiler.exporters.mcp.library import Job, Library
 
 try:
     from mcp.server.mcpserver import MCPServer
     from mcp.server.mcpserver.exceptions import ResourceError, ToolError
     from mcp_types import ToolAnnotations
-    from pydantic import Field
+    from pydantic import Field, ValidationError
 except ImportError as missing:
     raise SourceError("the MCP server needs its SDK: pip install 'sm-profiler[mcp]'") from missing
 
@@ -52,11 +52,20 @@ class Tools:
     source_lines: bool = False
 
     def list_jobs(self) -> dict[str, Any]:
-        """List the jobs, the newest first."""
+        """List the jobs, the newest first; with state and class of the verdict if `verdict` was asked before."""
         with tool_errors():
             jobs = self.library.jobs()
-        rows = [{"name": job.name, "where": job.where, "changed": job.changed or None} for job in jobs[:LISTED]]
+        rows = [self._row(job) for job in jobs[:LISTED]]
         return answers.as_data({"jobs": rows, "of": len(jobs)})
+
+    def _row(self, job: Job) -> dict[str, Any]:
+        report = self.library.known(job)
+        return {
+            "name": job.name, "where": job.where,
+            "changed": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(job.changed)) if job.changed else None,
+            "state": None if report is None else "running" if report.metrics.running else "ended",
+            "verdict": report.verdict.kind.value if report else None,
+        }  # fmt: skip
 
     def verdict(self, job: JobName) -> dict[str, Any]:
         """Return why a job is slow: class, headline, confidence, lines of code, gain, next step, and other findings."""
@@ -112,6 +121,22 @@ class Tools:
             return answers.as_data(answers.fleet(self.library.fleet(keys)))
 
 
+class _Server(MCPServer[Any]):
+    """Reports wrong arguments in one line, without the address of pydantic's documentation."""
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+        """Call a tool."""
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            wrong = [
+                f"{'.'.join(map(str, one['loc'])) or 'arguments'}: {one['msg']}" for one in error.__cause__.errors()
+            ]
+            raise ToolError(f"{name}: {'; '.join(wrong)}") from None
+
+
 def build_server(library: Library, *, source_lines: bool = False) -> MCPServer[Any]:
     """Return the server.
 
@@ -119,9 +144,7 @@ def build_server(library: Library, *, source_lines: bool = False) -> MCPServer[A
         library: the jobs it answers for.
         source_lines: let answers contain the text of the user's lines of code.
     """
-    server: MCPServer[Any] = MCPServer(
-        "sm-profiler", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING"
-    )
+    server: MCPServer[Any] = _Server("sm-profiler", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
     tools = Tools(library, source_lines)
     questions: tuple[Callable[..., dict[str, Any]], ...] = (
         tools.list_jobs, tools.verdict, tools.evidence, tools.where, tools.steps, tools.system_series, tools.compare_jobs,
@@ -132,11 +155,12 @@ def build_server(library: Library, *, source_lines: bool = False) -> MCPServer[A
 
     @server.resource("sm-profiler://jobs/{job}/report.json", mime_type="application/json")
     def report(job: str) -> str:
-        """Return report.json of a job, whole."""
+        """Return report.json of a job, shortened as the answers of tools are."""
         try:
-            return to_json(library.report(job))
+            found = answers.whole(library.report(job), source_lines=source_lines)
         except ProfilerError as error:
             raise ResourceError(str(error)) from None
+        return json.dumps(answers.as_data(found), indent=1, allow_nan=False)
 
     @server.resource("sm-profiler://fix", mime_type="application/json")
     def classes() -> str:
@@ -156,11 +180,11 @@ def build_server(library: Library, *, source_lines: bool = False) -> MCPServer[A
 
 @contextlib.contextmanager
 def tool_errors() -> Iterator[None]:
-    """Raise the package's errors as errors of the tool, one line each."""
+    """Raise the package's errors as errors of the tool, one line each; names in it are data as in an answer."""
     try:
         yield
     except ProfilerError as error:
-        raise ToolError(str(error)) from None
+        raise ToolError(json.dumps(answers.as_data({"error": str(error)}), ensure_ascii=False)) from None
 
 
 def pages() -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 
 from sm_profiler.hook.call_sums import Callback, CallbackTimes
 from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.foreign import pass_on
 from sm_profiler.hook.steps import Record
 
 MAX_KNOWN = 100  # functions; JAX compares them, so that the same one must be wrapped only once
@@ -64,7 +65,8 @@ class HostCallbacks(Collector):
     def _timed(self, kind: str, function: Any) -> Any:
         try:
             found = self._known.get((kind, function))
-        except Exception:  # noqa: BLE001 - of the script's object: it has no hash, or cannot be compared
+        except Exception as error:  # noqa: BLE001 - of the script's object: it has no hash, or cannot be compared
+            pass_on(error)
             return function
         if found is None:
             if len(self._known) >= MAX_KNOWN:

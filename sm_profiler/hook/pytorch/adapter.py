@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import sys
 import threading
 from importlib import import_module
 from time import perf_counter_ns
@@ -74,6 +75,16 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _with_inner(inner)
+
+
+def _is_joining() -> bool:
+    """Return whether the main thread waits in torch.distributed.init_process_group."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - the only way
+    while frame is not None:
+        if frame.f_code.co_name == "init_process_group":
+            return True
+        frame = frame.f_back
+    return False
 
 
 class PyTorchAdapter(FrameworkAdapter):
@@ -155,6 +166,13 @@ class PyTorchAdapter(FrameworkAdapter):
     def detailed(self) -> Collector:
         """Return the collector of torch.profiler's window."""
         return self._detailed
+
+    def is_set_up(self) -> bool:
+        """Return whether a model, an optimizer or a process group exists, or the group is being made."""
+        tracker, distributed = self.session.tracker, torch.distributed
+        if tracker.has_optimizer or self.forwards.models():
+            return True
+        return distributed.is_available() and (distributed.is_initialized() or _is_joining())
 
     def uses_gpu(self) -> bool:
         """Return whether torch has initialised CUDA, which its first tensor on a GPU does."""

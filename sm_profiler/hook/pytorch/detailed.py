@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sm_profiler.formats.event_names import FORWARD_MODULE
 from sm_profiler.hook.detailed_window import DETAILED, DetailedWindow, Steps
 from sm_profiler.hook.pytorch.forward import ShyHook
-from sm_profiler.hook.pytorch.kineto import quiet
+from sm_profiler.hook.pytorch.kineto import exit_without_destructors, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +34,7 @@ class DetailedCollector(DetailedWindow):
         self._torch = torch
         self._forwards = forwards
         self._profiler: Any = None  # while the window is open
+        self._started = False  # at least once
         self._unpatch: Callable[[], None] = lambda: None
         self._handles: list[Any] = []
 
@@ -49,6 +50,7 @@ class DetailedCollector(DetailedWindow):
         self._prepared = True
         with self._session.work.doing(f"{DETAILED} window is prepared"), quiet(self._torch):
             profiler = self._torch.profiler.profile(activities=self._activities())
+            self._started = True
             profiler.start()
             profiler.stop()
 
@@ -68,6 +70,7 @@ class DetailedCollector(DetailedWindow):
             self._session.guard.warn("the detailed window is left out: another torch profiler is active")
             return
         profiler = self._torch.profiler.profile(activities=self._activities())
+        self._started = True
         with quiet(self._torch):
             profiler.start()
         self._profiler, self._first_step, self._steps = profiler, step, []
@@ -91,8 +94,12 @@ class DetailedCollector(DetailedWindow):
 
     def forked(self) -> None:
         """Forget the profiler: it is the parent's, and must not be stopped here."""
+        if self._started:
+            exit_without_destructors()
+        if self._profiler is not None:  # it would record the child's operators for as long as the child lives
+            self._torch.autograd._enable_record_function(False)  # noqa: FBT003, SLF001 - torch has no public function for it
         self._profiler = None
-        self._children = []
+        self._children, self._converting = [], []
         self._unwatch()
 
     def failed(self) -> None:

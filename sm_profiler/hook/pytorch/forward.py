@@ -16,6 +16,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.foreign import pass_on
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.steps import METER_MAX_NS
 
@@ -153,7 +154,10 @@ class Forwards(Collector):
                 start_ns = perf_counter_ns()
                 if tracker.watches_updates:
                     forwards.watch_updates(module)
-                tracker.forward_begins(id(module), start_ns, gradients=gradients())
+                training = gradients()
+                tracker.forward_begins(id(module), start_ns, gradients=training)
+                if training and args:
+                    session.saw_input(args[0])
                 if tracker.metering:
                     tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MAX_NS)
             except Exception as error:  # noqa: BLE001 - fail open
@@ -179,7 +183,7 @@ class Forwards(Collector):
         self.thread, self._trainer = threading.get_ident(), threading.current_thread()
 
     def takes_over(self, asked: bool) -> bool:  # noqa: FBT001 - called by position, at every event of other threads
-        """Return whether this thread goes on with the training: one that trained has ended, or hands each batch on."""
+        """Return whether this thread takes over training: the previous thread exited, or passes batches on."""
         if asked or not self._trainer.is_alive():
             self.relayed = self._handed_on = True
             self.train_here()
@@ -278,7 +282,7 @@ class Forwards(Collector):
     def discover(self) -> None:
         """Trace every module until the next optimizer step, or for a few steps; never after the first compilation."""
         self._steps = 0
-        if self.discovering or self.compiled:
+        if self.discovering or self.compiled or self._session.quiet:
             return
         is_compiling, tracker = compiling_check(self._torch), self._session.tracker
         before, after, found, seen = self.before, self.after, self._found, self._seen
@@ -360,6 +364,11 @@ class Forwards(Collector):
                     self._watch(outer)
                 outer = _wrapped(outer)
 
+    def failed(self) -> None:
+        """Remove all hooks once nothing is recorded, unless that would compile models once more."""
+        if self._session.quiet and not self.compiled:
+            self.remove()
+
     def remove(self) -> None:
         """Remove all hooks."""
         for handle in [*self.discovering, *self._instance_handles]:
@@ -380,9 +389,11 @@ class Forwards(Collector):
 
     def _watch(self, module: Any) -> None:
         key = id(module)
+        # TorchScript's modules refuse hooks that they would have to save; when Python calls them, they run Module's all the same
+        owner: Any = self._module.Module if isinstance(module, self._torch.jit.ScriptModule) else type(module)
         handles = [
-            module.register_forward_pre_hook(_private(module, "_forward_pre_hooks", self.before)),
-            module.register_forward_hook(_private(module, "_forward_hooks", self.after), always_call=True),
+            owner.register_forward_pre_hook(module, _private(module, "_forward_pre_hooks", self.before)),
+            owner.register_forward_hook(module, _private(module, "_forward_hooks", self.after), always_call=True),
         ]
         for table, handle in zip(("_forward_pre_hooks", "_forward_hooks"), handles, strict=True):
             hooks = module.__dict__.get(table)
@@ -415,7 +426,8 @@ class Forwards(Collector):
 def _has_parameters(module: Any) -> bool:
     try:
         return next(module.parameters(), None) is not None
-    except Exception:  # noqa: BLE001 - a module that is not initialised (yet) does not train
+    except Exception as error:  # noqa: BLE001 - a module that is not initialised (yet) does not train
+        pass_on(error)
         return False
 
 
@@ -428,9 +440,8 @@ def _is_complete(module: Any) -> bool:
 def _wrapped(module: Any) -> Any:
     """Return the model inside a wrapper (torch.compile, DistributedDataParallel), a module whose only child is the model."""
     inside = module._modules  # noqa: SLF001 - torch's own table; attribute access may be overridden
-    if not inside or not all(name in WRAPPED for name in inside):
-        return None
-    return next(inside[name] for name in WRAPPED if name in inside)
+    names = list(inside.keys()) if inside else []  # TorchScript's table can be neither iterated nor tested for names
+    return inside[names[0]] if len(names) == 1 and names[0] in WRAPPED else None
 
 
 def _class_name(module: Any) -> str:

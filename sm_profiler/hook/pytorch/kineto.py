@@ -1,7 +1,10 @@
-"""Kineto's log: suppress the lines that it prints whenever a profiler starts or stops.
+"""Kineto, the library below torch.profiler: what it would do to a training without a profiler of its own.
 
-Recent versions print `USDT:… profiler_start` to standard error.  A detailed window would add such lines to the output of a
-training without a profiler of its own, and to its FailureReason.
+Recent versions print `USDT:… profiler_start` to standard error whenever a profiler starts or stops; a detailed window would
+add such lines to the training's output, and to its FailureReason.
+
+Its first start leaves a thread that waits on a condition variable.  A forked child has the variable but not the thread, and
+the variable's destructor, which runs when the child exits, waits for the thread for ever.
 """
 
 from __future__ import annotations
@@ -14,6 +17,20 @@ from typing import Any
 
 LEVEL = "_ZN9libkineto6Logger14severityLevel_E"  # libkineto::Logger::severityLevel_
 QUIET = 99
+
+
+def exit_without_destructors() -> None:
+    """Let this process, a forked child, exit without running the destructors of C++ libraries, as workers of multiprocessing do.
+
+    Python's own exit comes before: its exit functions, and the flushing of its files.  C's files are flushed here.  The exit
+    code is that of the process.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+        library = ctypes.CDLL(None)
+        library.on_exit(
+            library["_exit"], None
+        )  # called with the exit code; the last one to be registered is called first
+        library["__cxa_atexit"](library.fflush, None, None)
 
 
 def severity_level(torch: Any) -> ctypes.c_int | None:

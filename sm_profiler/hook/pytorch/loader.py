@@ -19,6 +19,7 @@ from sm_profiler.formats.event_names import (
     LOADER_WORKERS,
 )
 from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.foreign import pass_on
 from sm_profiler.hook.pytorch.forward import compiling_check
 from sm_profiler.hook.pytorch.worker import FetchTimes, watched
 from sm_profiler.hook.pytorch.worker_samples import Board, WorkerStacks
@@ -285,7 +286,8 @@ class DataLoaderCollector(Collector):
         stream.collected = True
         try:
             return int(iterator._task_info[iterator._rcvd_idx][0])  # noqa: SLF001 - torch has no public name for it
-        except (AttributeError, KeyError, IndexError):
+        except (AttributeError, KeyError, IndexError) as error:
+            pass_on(error)
             return -1
 
     def _collect_batch(self, iterator: Any, stream: LoaderStream, worker: int, start_ns: int, end_ns: int) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.foreign import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,9 +80,12 @@ class OperatorCount(Collector):
             self._operators += count_operators(tensor.grad_fn for tensor in tensors)
 
     def _finish(self) -> None:
+        edges, self._edges = self._edges, []
+        if len(edges) <= TIMED_STEPS:
+            return  # several threads train at once, and another one has come first
         fixed_us = calibrate(self._torch)
         now = perf_counter_ns()
-        step_us = statistics.median(after - before for before, after in pairwise(self._edges)) / 1000
+        step_us = statistics.median(after - before for before, after in pairwise(edges)) / 1000
         args = {"operators": self._operators, "fixed_us": round(fixed_us, 3), "step_us": round(step_us, 1)}
         self._session.append((OPERATORS, "operators", now, now, self._step, args))
         self.due = max(self._step, 1) * TIMES
@@ -93,7 +97,8 @@ def waited_ns() -> int:
     try:
         with open(SCHEDULER, "rb", buffering=0) as file:  # noqa: PTH123 - a tenth of the time of Path.open
             return int(file.read(64).split()[1])
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError, IndexError) as error:
+        pass_on(error)
         return 0
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import attrs
 
+from sm_profiler.hook.foreign import pass_on
 from sm_profiler.hook.pytorch.worker_samples import Board, WorkerSampler
 
 CELLS = 8  # per batch: task + 1, worker, pid, start, end; task + 1, start, end of pinning
@@ -116,10 +117,12 @@ class Outgoing(_Queue):
         end_ns, start_ns = perf_counter_ns(), self._incoming.came_ns
         self._incoming.came_ns = 0
         if start_ns and isinstance(what[0], int):
-            with contextlib.suppress(Exception):  # the worker must deliver its batch regardless
+            try:
                 if self.ended is not None:
                     self.ended((end_ns - start_ns) / 1e9)
                 self._note(what[0], start_ns, end_ns)
+            except Exception as error:  # noqa: BLE001 - the worker must deliver its batch regardless
+                pass_on(error)
         return self._queue.put(what, *args, **kwargs)
 
 
@@ -155,8 +158,10 @@ class Loop:
         try:
             return original(*watched)
         finally:
-            with contextlib.suppress(Exception):
+            try:
                 sampler.end()
+            except Exception as error:  # noqa: BLE001 - fail open
+                pass_on(error)
 
     def _sampler(self, args: tuple[Any, ...]) -> WorkerSampler | None:
         """Start to sample this worker."""
@@ -168,7 +173,8 @@ class Loop:
             sampler = WorkerSampler(self.board, args[WORKER_NUMBER], entry, stop, frames=sys._current_frames)  # noqa: SLF001 - the only way to another thread's stack
             outgoing.ended = sampler.task_ended
             sampler.start()
-        except Exception:  # noqa: BLE001 - the worker must deliver its batches regardless
+        except Exception as error:  # noqa: BLE001 - the worker must deliver its batches regardless
+            pass_on(error)
             return None
         return sampler
 

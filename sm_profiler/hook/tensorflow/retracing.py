@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from sm_profiler.formats.event_names import COMPILE
 from sm_profiler.hook.caller import is_library, user_line
 from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.foreign import pass_on
 from sm_profiler.hook.steps import Record
 from sm_profiler.hook.tensorflow.xla import COMPILER as XLA
 
@@ -146,7 +147,8 @@ class Retracing(Collector):
             try:
                 if self._depth == 0:
                     about = self._describe(function_type, options)
-            except Exception:  # noqa: BLE001 - fail open
+            except Exception as error:  # noqa: BLE001 - fail open
+                pass_on(error)
                 about = {"compiler": COMPILER, "again": False}
             self._depth += 1
             try:
@@ -205,7 +207,8 @@ def why(wanted: Any, known: list[Any]) -> str:
     """Return as text how the arguments of a call differ from those of the most similar graph; empty if they do not."""
     try:
         fewest = min((_differences(wanted, one) for one in reversed(known)), key=len)
-    except Exception:  # noqa: BLE001 - other versions of TensorFlow describe arguments differently
+    except Exception as error:  # noqa: BLE001 - other versions of TensorFlow describe arguments differently
+        pass_on(error)
         return "other arguments"
     return " ".join("; ".join(fewest).split())[:MAX_TEXT]
 

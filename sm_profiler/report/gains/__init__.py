@@ -5,7 +5,18 @@ claims are allocated in the order of the findings (`allocation`): a later one ge
 """
 
 from sm_profiler.report.gains.allocation import with_gains
+from sm_profiler.report.gains.loop_table import LoopTable, loop_table, row_keys
 from sm_profiler.report.gains.prediction import Prediction, compute_seconds, predictions
 from sm_profiler.report.gains.wording import gain_of_finding, gain_sentence
 
-__all__ = ["Prediction", "compute_seconds", "gain_of_finding", "gain_sentence", "predictions", "with_gains"]
+__all__ = [
+    "LoopTable",
+    "Prediction",
+    "compute_seconds",
+    "gain_of_finding",
+    "gain_sentence",
+    "loop_table",
+    "predictions",
+    "row_keys",
+    "with_gains",
+]

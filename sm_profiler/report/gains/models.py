@@ -81,10 +81,6 @@ def _left(
         busy: estimates the seconds in which all cores together do the work of a step.
     """
     fetch, rest, mean = fetch_times(wait, wait + compute, pool.now), policy.LOADER_REST_MS / 1e3, float(compute.mean())
-    if not pool.idle and pool.cores and pool.needed > pool.cores:  # only less preprocessing helps
-        most = max(pool.now, min(pool.suggested, pool.cores))
-        reduced = simulated_wait(fetch * (1 - policy.REDUCED), compute, most)
-        return max(reduced, policy.INPUT_WAIT_MS / 1e3), rest, 0.0
     usual = simulated_wait(fetch, compute, pool.suggested)
     fewest = simulated_wait(fetch, compute, max(pool.needed, pool.now + 1))
     if pool.idle or not pool.cores:
@@ -93,7 +89,8 @@ def _left(
     slowed = mean * (policy.LOADER_SLOWED - 1)
     load = float((wait if pool.now <= 0 else (wait + compute) * pool.now).mean())
     shared, crowded = (max(one - mean, 0.0) for one in busy(load, mean))
-    return max(fewest, crowded + slowed) + rest, max(usual, shared) + rest, 0.0
+    best = policy.CORES_SPARED * shared if pool.needed > pool.cores else 0.0
+    return max(fewest, crowded + slowed) + rest, max(usual, shared) + rest, best
 
 
 def _busy(context: JudgeContext, pool: Workers, iteration: float) -> Callable[[float, float], tuple[float, float]]:
@@ -120,7 +117,7 @@ def _busy(context: JudgeContext, pool: Workers, iteration: float) -> Callable[[f
 
 
 def _sync(_: Finding, __: JudgeContext, table: LoopTable) -> Claim:
-    """Leave what a healthy loop does between its phases and waits."""
+    """Saves all but a healthy loop's overhead between phases and waits."""
     outside = table.of("outside")
     inner = float(np.median(table.training - outside))
     scenarios = [
@@ -130,7 +127,7 @@ def _sync(_: Finding, __: JudgeContext, table: LoopTable) -> Claim:
 
 
 def _collections(_: Finding, context: JudgeContext, table: LoopTable) -> Claim:
-    """Leave a rare full collection."""
+    """Saves all but an occasional full collection."""
     seconds = np.mean([table.placed(rank.iterations.index, rank.iterations.gc) for rank in context.ranks], axis=0)
     return Claim(seconds * policy.GC_SAVED, policy.GC_SAVED_LEAST / policy.GC_SAVED, policy.GC_UNSEEN / policy.GC_SAVED)
 
@@ -415,4 +412,5 @@ MODELS: dict[Class, Model] = {
     Class.USER_PHASE: _own_phase,
     Class.COMMUNICATION_BOUND: _communication,
 }
-WITHOUT_TIME = frozenset({Class.MEMORY_GROWTH})  # what these cost is not time
+# What these cost is not time, or has no end.
+WITHOUT_TIME = frozenset({Class.MEMORY_GROWTH, Class.HANG, Class.DEAD_RANK, Class.UNEQUAL_STEPS})

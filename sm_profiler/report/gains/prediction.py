@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from sm_profiler.report.gains.bootstrap import Blocks
-from sm_profiler.report.gains.loop_table import LoopTable, loop_table
+from sm_profiler.report.gains.loop_table import loop_table
 from sm_profiler.report.gains.wording import factors
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.model import Finding, Gain, Interval, Report
@@ -25,7 +24,7 @@ class Prediction:
         findings: classes of the earlier run's findings that the prediction is about.
         repaired: the later run no longer has them.
         predicted: speedup of the loop by their gains.
-        measured: how much faster the later run is for each step, or for each sample if the batch sizes differ.
+        measured: how many times as fast the later run is, by the numbers of the comparison.
     """
 
     findings: tuple[str, ...]
@@ -48,9 +47,9 @@ class Prediction:
         end = (
             ""
             if self.held
-            else ", slower than predicted"
+            else ", less than predicted"
             if self.measured.value < self.predicted.low
-            else ", faster than predicted"
+            else ", more than predicted"
         )
         return f"Repairing {names}: predicted {factors(self.predicted)} times as fast, measured {measured}{end}."
 
@@ -59,11 +58,14 @@ class Prediction:
         return {**attrs.asdict(self), "held": self.held, "sentence": self.sentence}
 
 
-def predictions(before: Report, after: Report) -> tuple[Prediction, ...]:
-    """Return the predictions of a run: for the findings that the next one no longer has, and for each that is left."""
-    measured = measured_speedup(before.metrics, after.metrics)
-    if measured is None:
-        return ()
+def predictions(before: Report, after: Report, measured: Interval) -> tuple[Prediction, ...]:
+    """Return the predictions of a run: for the findings that the next one no longer has, and for each that is left.
+
+    Args:
+        before: the run whose report made the predictions.
+        after: the next run.
+        measured: how many times as fast the next run is.
+    """
     left = {finding.kind for finding in (after.verdict.main, *after.verdict.also)}
     known = [
         (finding, finding.gain)
@@ -85,35 +87,12 @@ def _prediction(group: list[tuple[Finding, Gain]], measured: Interval, *, repair
     return Prediction(tuple(finding.kind.value for finding, _ in group), repaired, predicted, measured)
 
 
-def measured_speedup(before: JobMetrics, after: JobMetrics) -> Interval | None:
-    """Return how much less time the loop takes for a step after the warm-up, with its evaluation; None if unknown."""
-    tables = [loop_table(JudgeContext(one, {}).ranks) for one in (before, after)]
-    if tables[0] is None or tables[1] is None:
-        return None
-    work = 1.0
-    if before.batch_size and after.batch_size:
-        work = after.batch_size * len(after.ranks) / (before.batch_size * len(before.ranks))
-    (first, low_a, high_a), (second, low_b, high_b) = (_seconds_per_step(one) for one in tables if one is not None)
-    if min(first, second) <= 0:
-        return None
-    value = work * first / second
-    below, above = math.hypot(low_a / first, high_b / second), math.hypot(high_a / first, low_b / second)
-    return Interval(value * max(1 - below, 0.0), value, value * (1 + above)) if math.isfinite(value) else None
-
-
 def compute_seconds(metrics: JobMetrics) -> float | None:
     """Return the mean seconds of a training step without waiting for data; None if unknown."""
     table = loop_table(JudgeContext(metrics, {}).ranks)
     if table is None:
         return None
     return float((table.training - table.of("wait")).sum()) / table.steps or None
-
-
-def _seconds_per_step(table: LoopTable) -> tuple[float, float, float]:
-    """Return the mean seconds of a step, and how far below and above it the truth may lie."""
-    blocks = Blocks.of(table.length)
-    value, (below, above) = table.total / table.steps, blocks.error_of_mean(blocks.seconds)
-    return value, below, above
 
 
 def _point(value: float) -> Interval:

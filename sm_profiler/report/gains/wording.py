@@ -9,6 +9,7 @@ from sm_profiler.report.model import Finding, Gain, Interval
 
 CLEAR_FACTOR = 1.1  # smaller speedups are worded as a share of the time
 CENT = 0.01
+_MOST = 0.999 / (1 - policy.GAIN_MOST)
 # First evidence of findings whose gain is that of a larger batch.
 SMALL_STEPS = (
     ("fixed cost of the operators of a typical step", "limit"),
@@ -35,6 +36,8 @@ def gain_sentence(gain: Gain | None, *, subject: str = "Repairing it", per: str 
     if gain.of == "job":
         seconds = _range(duration(gain.seconds.low), duration(gain.seconds.high))
         return f"{subject} saves {seconds} of the job{money.replace(', saves', ',')}."
+    if gain.of == "steps":
+        return f"{subject} makes these steps {factors(gain.speedup)} times as fast{money}."
     if gain.speedup.value < CLEAR_FACTOR:
         share = gain.share_of_loop
         return f"{subject} saves {_range(percent(share.low), percent(share.high))} of the loop{money.replace(', saves', ',')}."
@@ -42,7 +45,9 @@ def gain_sentence(gain: Gain | None, *, subject: str = "Repairing it", per: str 
 
 
 def factors(speedup: Interval) -> str:
-    """Format a range of speedups: `1.6 to 1.8`."""
+    """Format a range of speedups: `1.6 to 1.8`, `more than 4.9`."""
+    if speedup.high >= _MOST:  # a cap, and no estimate
+        return f"more than {speedup.low:.1f}"
     digits = 0 if speedup.low >= 10 else 1 if speedup.high - speedup.low >= 0.15 else 2  # noqa: PLR2004 - digits shown
     return _range(f"{speedup.low:.{digits}f}", f"{speedup.high:.{digits}f}")
 

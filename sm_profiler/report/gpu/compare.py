@@ -216,11 +216,7 @@ def _sentence(changes: tuple[Change, ...], groups: pd.DataFrame, unit: str) -> s
     moved = [row for row in groups.to_dict("records") if (float(row["difference_us"]) > 0) == slower]
     why = [f"{row['group']} ({_signed_time(float(row['difference_us']))})" for row in moved[:2]]
     cause = f"; on the GPU mostly {' and '.join(why)} a {unit}" if why else ""
-    bounds = f"between {step.low:+.1%} and {step.high:+.1%}".replace("%", " %")
-    return (
-        f"Steps are {abs(step.change):.1%} {'slower' if slower else 'faster'}".replace("%", " %")
-        + f" ({bounds}){cause}."
-    )
+    return f"Steps {step.sentence}{cause}."
 
 
 def _signed_time(us: float) -> str:

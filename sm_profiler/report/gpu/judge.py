@@ -11,7 +11,7 @@ import numpy as np
 from sm_profiler.analysis.gpu.collectives import communication
 from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
 from sm_profiler.report import policy
-from sm_profiler.report.classes import Class
+from sm_profiler.report.classes import MOSTLY_IDLE, Class
 from sm_profiler.report.formatting import percent
 from sm_profiler.report.gpu.lines import CodeLine
 from sm_profiler.report.gpu.measure import RankTime
@@ -367,12 +367,36 @@ def _healthy(ranks: Sequence[RankTime]) -> Finding:
     names = _names(ranks, "compute")
     if names:
         evidence.append(Evidence("most of it in", names))
+    if compute < policy.IDLE_GPU / 100:
+        return _mostly_idle(ranks, compute, evidence)
     return Finding(
         Class.COMPUTE_BOUND if busy else Class.BALANCED,
         f"The GPU computes {percent(compute)} of the time, and no single cause takes the rest.",
         tuple(evidence),
         "To go faster, compute less or in lower precision, fuse kernels with torch.compile, or use a faster GPU.",
         0.0, confidence=_confidence(ranks, 1.0, 0.0), where=_where(ranks, "compute"),
+    )  # fmt: skip
+
+
+def _mostly_idle(ranks: Sequence[RankTime], compute: float, evidence: Sequence[Evidence]) -> Finding:
+    """Return the verdict on GPUs that are idle most of the time for several reasons: no health, and the candidates."""
+    shares = {
+        "waits for slow launches": _mean(ranks, lambda rank: rank.idle_launch),
+        "synchronization": _mean(ranks, lambda rank: rank.idle_sync),
+        "data loading": _mean(ranks, lambda rank: rank.idle_input),
+        "a few long gaps": _mean(ranks, lambda rank: rank.idle_once),
+        "pauses between queued kernels": _mean(ranks, lambda rank: rank.idle_queued),
+        "communication that nothing hides": _mean(ranks, lambda rank: rank.exposed_communication),
+        "copies that nothing hides": _mean(ranks, lambda rank: rank.exposed_copies),
+    }
+    order = sorted(shares, key=lambda name: -shares[name])[:3]
+    candidates = ", ".join(f"{name} {percent(shares[name])}" for name in order if shares[name] > 0)
+    return Finding(
+        Class.BALANCED,
+        f"The GPU computes only {percent(compute)} of the time, and no single cause takes the rest: {candidates}.",
+        tuple(evidence),
+        f"Begin with the largest: {order[0]}. Record more steps, with_stack=True, so that lines of code can be named.",
+        0.0, confidence="low", where=_where(ranks, "launch"), label=MOSTLY_IDLE,
     )  # fmt: skip
 
 

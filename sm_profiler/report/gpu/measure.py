@@ -17,10 +17,10 @@ from sm_profiler.analysis.gpu.kernels import (
     COMMUNICATION,
     COMPUTATION,
     MEMORY,
+    avoids_tensor_cores,
     is_elementwise,
     is_matmul,
     kind_of,
-    uses_tensor_cores,
 )
 from sm_profiler.analysis.gpu.launches import launch_rows
 from sm_profiler.analysis.gpu.nesting import Numbers
@@ -66,7 +66,7 @@ class RankTime:
         idle_unrecorded: the part of idle_launch in which the host ran nothing that torch records, for longer than the Python
             between two operators takes.
         idle_boundary: the part of idle_input between two steps in which the host ran nothing that torch records.
-        matmul, matmul_plain: kernels that multiply matrices, and those of them without tensor cores.
+        matmul, matmul_plain: kernels that multiply matrices, and those of them that are known to use no tensor cores.
         elementwise: kernels that compute element by element.
         dominant, dominant_us: the kernel, neither product nor elementwise, that takes most time, and that time.
         has_tensor_cores: the device has tensor or matrix cores.
@@ -163,7 +163,7 @@ def measure_rank(rank: int, trace: KinetoTrace, of: Lines) -> RankTime:
     idle, (unrecorded, boundary), lines = _idle(events, of, device, launch, (busy_start, busy_end))
     time = device.duration_us
     matmul = _marked(device, is_matmul)
-    plain = matmul & ~_marked(device, uses_tensor_cores)
+    plain = matmul & _marked(device, avoids_tensor_cores)
     elementwise = _marked(device, is_elementwise)
     other = (device.category == KERNEL) & (kind == COMPUTATION) & ~matmul & ~elementwise
     spent = np.bincount(device.name.codes[other], time[other], max(len(device.name.values), 1))

@@ -2,6 +2,7 @@
 
 from sm_profiler.report.judges.calls import judge_callbacks, judge_logging, judge_saving
 from sm_profiler.report.judges.devices import judge_bandwidth, judge_compute, judge_tensor_cores, judge_unbalanced
+from sm_profiler.report.judges.ends import judge_dead_rank, judge_unequal_steps
 from sm_profiler.report.judges.hang import judge_hang
 from sm_profiler.report.judges.idle import judge_idle
 from sm_profiler.report.judges.inputs import judge_input
@@ -16,7 +17,7 @@ from sm_profiler.report.judges.stalls import judge_outliers, judge_periodic
 from sm_profiler.report.judges.turns import judge_gc_turns, judge_turns
 
 JUDGES: tuple[Judge, ...] = (
-    judge_hang, judge_idle, judge_slowdown,
+    judge_dead_rank, judge_unequal_steps, judge_hang, judge_idle, judge_slowdown,
     judge_swapping, judge_storage, judge_clocks, judge_batch,
     judge_input, judge_sync, judge_declared, judge_host, judge_gc, judge_optimizer, judge_periodic, judge_outliers, judge_evaluation,
     judge_initialization, judge_memory, judge_straggler, judge_turns, judge_gc_turns, judge_communication, judge_unbalanced, judge_compute,

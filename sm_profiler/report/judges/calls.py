@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from sm_profiler.formats import event_names
@@ -9,7 +11,7 @@ from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, percent, plural, size
 from sm_profiler.report.judges.judge_context import JudgeContext
-from sm_profiler.report.judges.occurrences import Spent, calls_of, largest_names, lines_of, time_spent
+from sm_profiler.report.judges.occurrences import Spent, calls_of, largest_names, lines_of, time_in_calls
 from sm_profiler.report.judges.opened import with_opening
 from sm_profiler.report.judges.written import Written, written_lines
 from sm_profiler.report.model import Evidence, Finding, Location
@@ -22,6 +24,7 @@ _HOST_ADVICE = (
     "the compiled function, do it once before the loop, in the input's workers, or call it after the step with what the step "
     "returns, every hundredth step."
 )
+OUTSTANDING = 5.0  # times the mean of the other calls: one that is named by itself
 FLUSHES = ("os.fsync", "os.fdatasync")
 
 
@@ -36,7 +39,9 @@ def _explained(spent: Spent) -> dict[Class, float]:
 
 def judge_saving(context: JudgeContext) -> Finding | None:
     """Find checkpoints and other files that the loop waits for."""
-    spent = time_spent(context, event_names.SAVE, lambda one: not one.args.get("imported"))  # a save imports only once
+    spent = time_in_calls(
+        context, event_names.SAVE, lambda one: not one.args.get("imported")
+    )  # a save imports only once
     spent, opening = with_opening(context, spent)
     rank = spent.worst
     if rank is None or spent.share < policy.SAVING:
@@ -44,7 +49,7 @@ def judge_saving(context: JudgeContext) -> Finding | None:
     name = largest_names(spent.records)[0]
     own = [one for one in spent.records if one.name == name]
     single = [one for one in own if calls_of(one) == 1]
-    usual = float(np.median([one.seconds for one in single])) if single else spent.seconds / spent.calls
+    usual, longest = _durations(own)
     evidence = [
         Evidence("time in the training loop spent saving files", round(spent.share, 4), policy.SAVING, unit="share"),
         Evidence("files saved", spent.calls, None, rank.name),
@@ -68,9 +73,10 @@ def judge_saving(context: JudgeContext) -> Finding | None:
     if every > 0:
         evidence.append(Evidence("steps from one save to the next", every, None, rank.name, "steps"))
     how_often = "at every step" if every == 1 else f"every {every} steps" if every else plural(spent.calls, "time")
+    but = f" and {duration(longest)} the longest time" if longest else ""
     return Finding(
         Class.CHECKPOINTING,
-        f"Training stops for {name} {how_often}, {duration(usual)} each time"
+        f"Training stops for {name} {how_often}, {duration(usual)} each time{but}"
         f"{f' for {size(bytes_each)}' if written else ''}; this costs {percent(spent.share)} of the loop.",
         tuple(evidence),
         f"{context.stack.saving} Save less often, to a local disk first, and only from rank 0; leave out what can be "
@@ -82,9 +88,18 @@ def judge_saving(context: JudgeContext) -> Finding | None:
     )  # fmt: skip
 
 
+def _durations(calls: Sequence[Record]) -> tuple[float, float]:
+    """Return the mean duration of a call; with one that takes as long as many, the mean of the others, and that one's, else 0."""
+    count, seconds = sum(map(calls_of, calls)), sum(one.seconds for one in calls)
+    longest = max((one.seconds for one in calls if calls_of(one) == 1), default=0.0)
+    if count > 1 and longest > OUTSTANDING * (seconds - longest) / (count - 1):
+        return (seconds - longest) / (count - 1), longest
+    return seconds / count, 0.0
+
+
 def judge_logging(context: JudgeContext) -> Finding | None:
     """Find log lines, prints and experiment trackers that the loop waits for, and lines written to open files."""
-    spent = time_spent(context, event_names.LOG)
+    spent = time_in_calls(context, event_names.LOG)
     timed = lines_of(spent.records)
     written = written_lines(context, {(one.file, one.line) for one in timed})
     if written.count >= policy.WRITTEN_SAMPLES and written.share > spent.share:
@@ -150,12 +165,12 @@ def _flushed(context: JudgeContext, written: Written) -> float:
         file = str(one.args.get("file", "")).rpartition("/")[2]
         return one.name in FLUSHES and (file, one.args.get("function")) in writers
 
-    return time_spent(context, event_names.SAVE, flushes).share
+    return time_in_calls(context, event_names.SAVE, flushes).share
 
 
 def judge_callbacks(context: JudgeContext) -> Finding | None:
     """Find callbacks of the training that the loop waits for; those that save a file are the file's."""
-    spent = time_spent(context, event_names.CALLBACK, lambda one: not _saves(context, one))
+    spent = time_in_calls(context, event_names.CALLBACK, lambda one: not _saves(context, one))
     rank = spent.worst
     if rank is None or spent.share < policy.CALLBACK:
         return None

@@ -44,7 +44,7 @@ def judge_idle(context: JudgeContext) -> Finding | None:
         evidence.append(Evidence("CPU cores in use meanwhile", round(cores, 3), policy.IDLE_CORES))
     return Finding(
         Class.IDLE,
-        f"The job is idle {percent(share)} of its time: {' and '.join(where)}.",
+        f"The job is idle {percent(share)} of the time: {' and '.join(where)}.",
         tuple(evidence),
         _advice(tail >= paused, running=metrics.running),
         share,

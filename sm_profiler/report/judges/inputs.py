@@ -24,6 +24,7 @@ from sm_profiler.report.where import STEPS, WAIT, WORKER, lines_of_samples
 
 NEXT_BATCH = re.compile(r"^\s*(async\s+)?for\b.*\bin\b|\bnext\(")  # the line from which a loop calls its iterator
 
+_TRY = "'sm-profiler try-loader SCRIPT' measures how many pay off"
 IN_SHORT_STEPS = ("between",)  # of which no sample fell into a phase
 
 
@@ -181,22 +182,22 @@ def _cause(context: JudgeContext) -> _Cause:
         return _Cause(
             " because batches are prepared in the training process itself (num_workers=0)",
             f"Prepare batches in worker processes: DataLoader(…, num_workers={pool.suggested}, persistent_workers=True), with "
-            f"pin_memory=True if there is a GPU. {pool.advice()}",
+            f"pin_memory=True if there is a GPU; {_TRY}. {pool.advice()}",
             evidence,
         )
     hot = cpu is not None and cpu >= policy.LOADER_HOT_CPU
     if hot or (workers > 0 and pool.cores and workers >= pool.cores and not pool.idle):
         return _Cause(
-            ", and no CPU cores are free for preprocessing" if hot else ", with one worker per core already",
+            ", and all CPU cores are busy" if hot else ", with one worker per core already",
             "Reduce preprocessing: do it once and store the result, use faster decoding and augmentation libraries or the GPU, or "
-            "use an instance with more CPU cores per GPU.",
+            f"use an instance with more CPU cores per GPU. If items are cheap to make, fewer workers or none are faster: {_TRY}.",
             evidence,
         )
     if workers > 0:
         return _Cause(
             f": {plural(workers, 'worker')} cannot keep up",
             f"Give the DataLoader more workers (num_workers={pool.suggested} instead of {workers}) and a larger "
-            f"prefetch_factor. {pool.advice()}",
+            f"prefetch_factor; {_TRY}. {pool.advice()}",
             evidence,
         )
     return _Cause(

@@ -22,6 +22,7 @@ from sm_profiler.report.startup import (
     INSIDE_LOOP,
     StartPart,
     before_profile,
+    importing,
     in_first_steps,
     largest,
     start_parts,
@@ -43,7 +44,8 @@ def start_allowance(metrics: JobMetrics) -> float:
     if metrics.loading is None:
         return policy.INIT_ALLOWANCE_GPU_S if metrics.gpus else policy.INIT_ALLOWANCE_S
     device = policy.INIT_DEVICE_S if metrics.gpus else 0.0
-    return min(metrics.loading, policy.INIT_LOADING_S) + _model_allowance(metrics) + device
+    loading = metrics.loading + importing(metrics)  # frameworks import parts of themselves when they are first used
+    return min(loading, policy.INIT_LOADING_S) + _model_allowance(metrics) + device
 
 
 def _model_allowance(metrics: JobMetrics) -> float:
@@ -81,7 +83,7 @@ def judge_initialization(context: JudgeContext) -> Finding | None:
     share = before / whole
     main = largest(parts if late else [part for part in parts if part.key in INSIDE_LOOP])  # what is normal is no cause
     named = main is not None and main.seconds >= policy.START_PART * (before if late else first_steps)
-    what = "most of it is" if late else "what is not normal of it is"
+    what = "most of it is" if late else "most of the excess is"
     most = f"; {what} {main.label} ({duration(main.seconds)})" if main is not None and named else ""
     ready = "Training runs at full speed" if first_steps > 0 else "The first training step starts"
     clear = excess >= policy.CLEARLY * policy.INITIALIZATION and not metrics.running
@@ -239,7 +241,7 @@ def _process_memory(context: JudgeContext) -> Finding | None:
         f"The training process's memory grows by {size(rate)} per minute (± {size(growth.error * 60)}){until}.",
         tuple(evidence),
         "Look for tensors kept from step to step: losses appended to a list without .item() or .detach(), growing caches, "
-        "histories in callbacks. tracemalloc, or torch.cuda.memory_summary() on a GPU, shows what holds them.",
+        f"histories in callbacks. {context.stack.memory}",
         _weight(left),
         confidence=context.confidence(growth.slope, policy.GROWTH_SIGMAS * growth.error),
         where=growing_lines(context, name),

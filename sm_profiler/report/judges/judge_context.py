@@ -63,7 +63,7 @@ class JudgeContext:
         return self.mean(self.core_wait_of)
 
     def core_wait_of(self, rank: Rank) -> float:
-        """Return the same of one process."""
+        """Return the core wait of one rank."""
         usage = self.metrics.usage.get(rank.name)
         return usage.core_wait(rank.start, rank.end) if usage is not None else 0.0
 
@@ -73,7 +73,7 @@ class JudgeContext:
         return self.mean(self.shared_wait_of)
 
     def shared_wait_of(self, rank: Rank) -> float:
-        """Return the same of one process.
+        """Return the shared wait of one rank.
 
         While a thread waits for a core, another one runs there. So the waits that other programs cause cannot exceed
         their processor time; the others are those for threads of the training itself, which more machines do not end.

@@ -49,7 +49,7 @@ def outside_share(context: JudgeContext) -> float:
     return max(context.mean(of) - collections, 0.0)
 
 
-_LARGER_BATCH = " In steps this short, what a trainer does at each of them counts too: a larger batch needs fewer."
+_LARGER_BATCH = " Steps this short make per-step trainer overhead visible; a larger batch means fewer steps."
 
 
 def judge_sync(context: JudgeContext) -> Finding | None:
@@ -64,15 +64,15 @@ def judge_sync(context: JudgeContext) -> Finding | None:
     iteration = context.mean(lambda rank: rank.mean("length"))
     return Finding(
         Class.SYNC_BOUND,
-        f"{percent(share)} of a training step is neither the model, its {'update' if update else 'optimizer'} nor waiting for data, but "
-        f"other code of the script or of its libraries: {duration(outside)} of a typical step of {duration(iteration)}.",
+        f"{percent(share)} of each training step is spent outside the model, {'its update' if update else 'the optimizer'} and data "
+        f"loading: {duration(outside)} of a typical step of {duration(iteration)}.",
         (
             Evidence("time of a training step in other code", round(share, 4), limit, unit="share"),
             Evidence("the same in a typical step", round(outside * 1e3, 3), policy.OUTSIDE_MS, unit="ms"),
         ),
         "Check what runs at every step besides the model: preparing batches, metrics, logging, .item() of the loss, an average "
-        "of the weights, writing files. Let loader workers prepare batches, and do the rest every 50th step; read values from the "
-        "device only then."
+        "of the weights, writing files. Let loader workers prepare batches, and do the rest, including reads from the device, "
+        "only every 50 steps."
         f"{_LARGER_BATCH if iteration * 1e3 < policy.SMALL_STEP_MS else ''}",
         share,
         confidence=context.confidence(
@@ -343,10 +343,10 @@ def _loop_of_python(context: JudgeContext, launches: Launches) -> Finding | None
     if not of_trainer and (not is_tiny(context) or outside * 1e3 >= policy.OUTSIDE_MS):
         return None
     launching = min(launches.seconds / (launches.step or step), 1.0)
-    whose = "the trainer's own code" if of_trainer else "Python of the loop"
+    whose = "the trainer's own code" if of_trainer else "the loop's own Python code"
     return Finding(
         Class.HOST_BOUND,
-        f"Steps of {duration(step)} are too small: {percent(share)} of them is {whose}, and launching "
+        f"Steps of {duration(step)} are too small: {percent(share)} of each is {whose}, and launching "
         f"{launches.operators:,.0f} operators takes {percent(launching)} more, however little they compute.",
         (
             Evidence(

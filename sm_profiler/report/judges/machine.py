@@ -40,8 +40,8 @@ def judge_swapping(context: JudgeContext) -> Finding | None:
         evidence.append(Evidence("memory in use", round(used, 1), unit="percent"))
     return Finding(
         Class.SWAPPING,
-        f"The machine swaps: {size(swapped)} a second are read back into memory while the loop runs, and at least "
-        f"{percent(share)} of the time some process waits for it.",
+        f"The machine is swapping in {size(swapped)}/s while the loop runs; processes stall on memory at least {percent(share)} of "
+        "the time.",
         tuple(evidence),
         "Use less memory or an instance with more of it: fewer loader workers and a smaller prefetch_factor, datasets as arrays "
         "or memory-mapped files instead of Python objects, no copies of the data in each worker.",
@@ -97,7 +97,7 @@ def judge_storage(context: JudgeContext) -> Finding | None:
     took = f"; an operation takes {duration(latency / 1e3)}" if latency else ""
     return Finding(
         Class.SLOW_STORAGE,
-        f"The loop waits for data {percent(wait)} of the time, and so does the loader for a shared file system{took}.",
+        f"The loop waits for data {percent(wait)} of the time because the loader waits for a shared file system{took}.",
         tuple(evidence),
         "Copy the data to local disk at the start (or cache it there in the first epoch), pack small files into large ones, and "
         "read ahead with more workers. Check the file system's throughput mode and burst credits (EFS), or its stripes (Lustre).",

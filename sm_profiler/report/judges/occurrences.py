@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import attrs
 import numpy as np
 
+from sm_profiler.formats import event_names
 from sm_profiler.report import policy
 from sm_profiler.report.job_metrics import Rank
 from sm_profiler.report.judges.judge_context import JudgeContext
+from sm_profiler.report.left_out import disturbed_spans
 from sm_profiler.report.model import Location
 from sm_profiler.report.record_fold import Record, Records
 
 MAX_LINES = 5  # of a finding
+Spans: TypeAlias = Sequence[tuple[float, float]]  # starts and ends, seconds since the epoch
 
 
 @attrs.frozen(eq=False)
@@ -40,10 +44,22 @@ class Spent:
 
 def time_spent(context: JudgeContext, phase: str, keep: Callable[[Record], bool] = lambda _: True) -> Spent:
     """Add up the occurrences of a phase inside the loops; `keep` chooses among them."""
+    return _average(context, phase, lambda rank, found: _of(rank, found, keep))
+
+
+def time_in_calls(context: JudgeContext, phase: str, keep: Callable[[Record], bool] = lambda _: True) -> Spent:
+    """Add up calls that the script makes again and again, without those that the profiler disturbed.
+
+    Calls times their mean duration are then the share of the loop that remains.
+    """
+    return _average(context, phase, lambda rank, found: _of_calls(rank, found, keep, *_disturbing(context, rank)))
+
+
+def _average(context: JudgeContext, phase: str, of: Callable[[Rank, Records], Spent]) -> Spent:
     found = context.metrics.records.get(phase)
     if found is None or not context.ranks:
         return Spent()
-    spent = [_of(rank, found, keep) for rank in context.ranks]
+    spent = [of(rank, found) for rank in context.ranks]
     worst = max(spent, key=lambda one: one.share)
     share = float(np.mean([one.share for one in spent]))
     return attrs.evolve(worst, share=share, in_long=float(np.mean([one.in_long for one in spent])))
@@ -63,6 +79,58 @@ def _of(rank: Rank, found: Records, keep: Callable[[Record], bool]) -> Spent:
     share = _share(rank, seconds, judged)
     in_long = _in_long(rank, inside) / judged if judged > 0 else 0.0
     return Spent(share, min(in_long, 1.0) * share, rank, inside, seconds, calls)
+
+
+def _of_calls(rank: Rank, found: Records, keep: Callable[[Record], bool], disturbing: Spans, excluded: Spans) -> Spent:
+    own = found.of(rank.name)
+    inside = [one for one in own if rank.start <= one.start <= rank.end and keep(one)]
+    disturbed = [_part_inside(one, disturbing) for one in inside]
+    kept = tuple(one for one, part in zip(inside, disturbed, strict=True) if part < 1)
+    if not kept or rank.loop <= 0:
+        return Spent()
+    recorded = sum(one.seconds for one in own)
+    # shorter ones are only counted
+    scale = max(found.seconds.get(rank.name, recorded) / recorded, 1.0) if recorded > 0 else 1.0
+    more = max(found.count / len(found.longest), 1.0)
+    seconds = sum(one.seconds * (1 - part) for one, part in zip(inside, disturbed, strict=True)) * scale
+    calls = max(round(sum(calls_of(one) * (1 - part) for one, part in zip(inside, disturbed, strict=True)) * more), 1)
+    gone = sum(  # left out, and still part of the loop
+        max(one.seconds * part - _covered(one, excluded), 0.0) for one, part in zip(inside, disturbed, strict=True)
+    )
+    share = min(seconds / max(rank.loop - gone * scale, seconds, 1e-12), 1.0)
+    in_long = _in_long(rank, kept) / seconds if seconds > 0 else 0.0
+    return Spent(share, min(in_long, 1.0) * share, rank, kept, seconds, calls)
+
+
+def _disturbing(context: JudgeContext, rank: Rank) -> tuple[Spans, Spans]:
+    """Return the spans in which the profiler disturbed a process, and those of them that are no part of its loop.
+
+    A window that covers most of the loop counts as undisturbed.
+    """
+    found = context.metrics.records.get(event_names.PROFILING)
+    own = found.of(rank.name) if found else ()
+    spans = disturbed_spans(own)
+    windows = (
+        spans.windows if sum(end - start for start, end in spans.windows) < rank.loop * policy.MOSTLY_WINDOWS else ()
+    )
+    excluded = [*rank.stretches, *((one.start, one.end) for one in own if one.args.get("kind") == "stall")]
+    return [*excluded, *windows, *spans.beside], excluded
+
+
+def _part_inside(record: Record, spans: Spans) -> float:
+    """Return the part of a record that lies in some spans; a single call that touches one is inside."""
+    if calls_of(record) == 1 or record.end <= record.start:
+        return float(any(start <= record.end and record.start <= end for start, end in spans))
+    return min(_covered(record, spans) / (record.end - record.start), 1.0)
+
+
+def _covered(record: Record, spans: Spans) -> float:
+    """Return the seconds of a record that lie in some spans, which may overlap."""
+    covered, at = 0.0, record.start
+    for start, end in sorted(spans):
+        covered += max(min(end, record.end) - max(start, at), 0.0)
+        at = max(at, end)
+    return covered
 
 
 def _left_out(rank: Rank, record: Record) -> float:

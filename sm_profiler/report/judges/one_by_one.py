@@ -82,7 +82,7 @@ def judge_one_by_one(context: JudgeContext) -> Finding | None:
         evidence.append(Evidence("samples in JAX's own Python outside compiled functions", count))
     return Finding(
         Class.HOST_BOUND,
-        f"{percent(share)} of a step of {duration(step)} launches operations of JAX one by one{cost}.",
+        f"{percent(share)} of each {duration(step)} step goes into dispatching uncompiled JAX operations{cost}.",
         tuple(evidence),
         "Write the step as one function (gradients, the optimizer's update, metrics) and compile it once, before the loop: "
         "step = jax.jit(step)."

@@ -62,12 +62,11 @@ def judge_recompilation(context: JudgeContext) -> Finding | None:
     reason = next((text for one in reversed(spent.records) if (text := _text(one, "reason"))), "")
     breaks = [one for one in context.metrics.records[event_names.COMPILE].of(rank.name) if one.name == "graph break"]
     evidence = [
+        *([Evidence("reason of the last", reason, None, rank.name)] if reason else []),
         Evidence("time in the training loop spent compiling again", round(spent.share, 4), policy.RECOMPILING, unit="share"),
         Evidence("recompilations", spent.calls, policy.RECOMPILATIONS, rank.name),
         Evidence("duration of a recompilation", round(spent.seconds / spent.calls * 1e3, 3), None, rank.name, "ms"),
     ]  # fmt: skip
-    if reason:
-        evidence.append(Evidence("reason of the last", reason, None, rank.name))
     if breaks:
         evidence.append(Evidence("graph breaks", len(breaks), None, rank.name))
         evidence.append(Evidence("reason of the first graph break", _text(breaks[0], "reason"), None, rank.name))
@@ -125,7 +124,7 @@ def judge_threads(context: JudgeContext) -> Finding | None:
         fit = max(int(cores / ranks) - workers, 1)
         finding = Finding(
             Class.OVERSUBSCRIBED,
-            f"{threads:.0f} threads of libraries and workers share {cores:.3g} cores: the main thread waits for one "
+            f"{threads:.0f} library and worker threads compete for {cores:.3g} cores: the main thread waits for a core "
             f"{percent(waited)} of the time.",
             evidence,
             f"Limit the threads of each process: OMP_NUM_THREADS={fit} (and MKL_NUM_THREADS), or torch.set_num_threads({fit}), "
@@ -207,8 +206,8 @@ def judge_allocator(context: JudgeContext) -> Finding | None:
             evidence.append(Evidence("allocations that failed", round(_number(last, "ooms")), None, rank.name))
         worst = Finding(
             Class.ALLOCATOR,
-            f"torch's allocator freed its cache on the device {retries:.0f} times to serve a request"
-            f"{f', with {size(split)} of {size(reserved)} in unusable pieces' if split else ''}.",
+            f"PyTorch's allocator flushed its cache on the device {retries:.0f} times to serve a request"
+            f"{f'; {size(split)} of {size(reserved)} reserved is fragmented' if split else ''}.",
             tuple(evidence),
             "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. Use fewer different shapes (pad, or sort by length), free "
             "what is not needed (del outputs, zero_grad(set_to_none=True)), or take a smaller batch.",

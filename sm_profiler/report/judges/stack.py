@@ -26,6 +26,7 @@ class Stack:
         fusing: what makes fewer kernels of the same operators.
         compiles_steps: what compiles a step that runs eagerly.
         one_by_one: its compiled functions launch one operator after the other.
+        memory: what shows the holders of memory.
     """
 
     compiler: str
@@ -38,6 +39,7 @@ class Stack:
     fusing: str
     compiles_steps: str = ""
     one_by_one: bool = False
+    memory: str = "tracemalloc shows where Python's objects were made."
 
 
 _WITHOUT_GRADIENTS = "Evaluate less often or on a fixed sample, with a larger batch (no gradients are kept)"
@@ -59,6 +61,7 @@ PYTORCH = Stack(
     "torch.autocast with bfloat16, or at least torch.set_float32_matmul_precision('high')",
     "torch.compile, fused implementations (scaled_dot_product_attention, fused optimizers and norms), in-place operations, "
     "channels_last",
+    memory="tracemalloc, or torch.cuda.memory_summary() on a GPU, shows what holds them.",
 )
 JAX = Stack(
     "jax.jit",
@@ -70,6 +73,8 @@ JAX = Stack(
     "Call the optimizer's update inside the function that jax.jit compiles.",
     "layers with dtype=jnp.bfloat16",
     "jax.jit over the whole step, jax.nn.dot_product_attention",
+    memory="jax.live_arrays() and jax.profiler.save_device_memory_profile(…) show what holds them. Each new shape also adds a compiled "
+    "function to the cache of jax.jit: pad to a few lengths, or call jax.clear_caches().",
 )
 TENSORFLOW = Stack(
     "tf.function(jit_compile=True)",

@@ -160,7 +160,7 @@ def _advice(part: str) -> str:
 
 
 def judge_gc_turns(context: JudgeContext) -> Finding | None:
-    """Find collections that each rank makes at a step of its own, so that all ranks wait for each of them."""
+    """Find garbage collections that hit ranks at different steps, so every rank waits for every collection."""
     ranks = context.ranks
     if len(ranks) <= 1 or not in_step(ranks):
         return None

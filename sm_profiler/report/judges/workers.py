@@ -42,19 +42,18 @@ class Workers:
 
     def advice(self) -> str:
         """Return a sentence about the workers needed, and about the cores if they do not suffice."""
-        hide = f"to hide {duration(self.wait)} of waiting behind {duration(self.rest)} of step"
+        hide = f"to load a batch in the other {duration(self.rest)} of a step"
         if not self.cores or self.needed <= self.cores:
-            return f"About {self.needed} {'is' if self.needed == 1 else 'are'} needed {hide}."
+            return f"About {plural(self.needed, 'worker')} {'is' if self.needed == 1 else 'are'} needed {hide}."
         if self.idle:
             return (
-                f"About {self.needed:,} are needed {hide}. More workers than the {plural(self.cores, 'core')} are fine here: "
+                f"About {self.needed:,} workers are needed {hide}. More workers than the {plural(self.cores, 'core')} are fine here: "
                 "loading mostly waits for storage or the network and leaves them idle. Fewer, larger reads and closer data help, "
                 "too."
             )
         return (
-            f"More workers alone cannot suffice: about {self.needed:,} would be needed {hide}, and there are "
-            f"{plural(self.cores, 'core')} for each training process. Reduce preprocessing as well: cache its result, or use a "
-            "faster decoder."
+            f"More workers alone cannot suffice: about {self.needed:,} would be needed {hide}, and each training process has "
+            f"{plural(self.cores, 'core')}. Also reduce preprocessing: cache its result, or use a faster decoder."
         )
 
 

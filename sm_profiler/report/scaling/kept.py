@@ -1,14 +1,17 @@
-"""The state of the folds after a whole job, which `compact` keeps beside the rows: a report of it need not read them.
+"""The state of the folds after a whole job in Parquet, which the first report of it keeps: the next one need not read the rows.
 
-A state is used only by the code that wrote it, for the rules' own parameters, and while all Parquet files are those that it
-was folded from. Everything else reads the rows, which gives the same digits.
+It lies in the cache of this user on this machine, and never beside the data, which others may write to. A state is used only
+by the code that wrote it, for the rules' own parameters, and while all Parquet files are those that it was folded from.
+Everything else reads the rows, which gives the same digits.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 import zlib
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,17 +22,16 @@ import numpy as np
 import sm_profiler
 from sm_profiler._version import __version__
 from sm_profiler.errors import SourceError
-from sm_profiler.executors import Pool
 from sm_profiler.formats.outcome import READ
 from sm_profiler.processes import trim_heap
-from sm_profiler.report.scaling.folding import fold_with
-from sm_profiler.report.scaling.part import decode_slice, encode_slice, new_folds
-from sm_profiler.report.scaling.put_away import put_away
-from sm_profiler.rules.engine import Slice, run_sliced
+from sm_profiler.report.scaling import codec
+from sm_profiler.report.scaling.part import decode_slice, encode_slice
+from sm_profiler.rules.engine import Slice
+from sm_profiler.source.own_folder import OwnFolder
 from sm_profiler.source.profile import FileQuality, ProfileSource
 
 QUIET_S = 3600.0  # after its last file, a job without an end marker counts as over
-MAX_BYTES = 1 << 30  # of a state in memory
+_STATES = OwnFolder("sm-profiler-states", ".state", file_bytes=256 << 20, files=1000, total_bytes=1 << 30)
 _CODE = ("formats", "rules", "report", "source")  # packages that a state depends on
 
 
@@ -77,42 +79,27 @@ def is_over(source: ProfileSource) -> bool:
     return last_us is not None and (source.finished or time.time() - last_us / 1e6 > QUIET_S)
 
 
-def is_kept(source: ProfileSource) -> bool:
-    """Return whether a profile in Parquet has a state that this code can use."""
-    return _found(source) is not None
-
-
-def keep(source: ProfileSource, pool: Pool | None = None) -> bytes | None:
-    """Fold a profile in Parquet, and return the state as bytes for `write_state`.
+def keep(source: ProfileSource, whole: Slice) -> None:
+    """Keep the state of a job in Parquet that is over; what cannot be kept is folded again the next time.
 
     Args:
-        source: the profile, of which nothing has been read.
-        pool: workers that fold it.
-
-    Returns:
-        The bytes; None if a fold raised an error, or if the Parquet files cannot all be used.
-
-    Raises:
-        SourceError: the rows cannot be read.
+        source: the profile, all of whose rows have been read.
+        whole: their state.
     """
     files = _digest(source)
-    if files is None:
-        return None
-    interval_us = new_folds({})[0].parameters.scan_interval_us
-    whole = fold_with(source, pool, parameters={}, interval_us=interval_us) if pool is not None else None
-    if whole is None:
-        whole = run_sliced(source, lambda: new_folds({}), interval_us=interval_us, put_away=put_away)
+    if files is None or not is_over(source):
+        return
     whole.folds[0].load_rules()
     if whole.broken or whole.folds[0].broken:
-        return None
+        return
     faults = [
         (one.path, one.status, one.lost, one.reason) for one in source.quality() if one.lost or one.status != READ
     ]
     metadata = {path: list(records) for path, records in source.metadata_by_file().items()}
-    body = msgspec.msgpack.encode(_Body(encode_slice(whole), faults, metadata))
-    if len(body) > MAX_BYTES:
-        return None
-    return msgspec.msgpack.encode(_Kept(code_digest(), files, sorted(source.strays), zlib.compress(body)))
+    with suppress(TypeError, ValueError):  # numbers or texts that have no bytes
+        body = msgspec.msgpack.encode(_Body(encode_slice(whole), faults, metadata))
+        kept = _Kept(code_digest(), files, sorted(source.strays), zlib.compress(body))
+        _STATES.write(_name(source), msgspec.msgpack.encode(kept))
 
 
 def load(source: ProfileSource) -> Slice | None:
@@ -125,14 +112,11 @@ def load(source: ProfileSource) -> Slice | None:
     if kept is None:
         return None
     try:
-        unpack = zlib.decompressobj()
-        body = _BODY.decode(unpack.decompress(kept.packed, MAX_BYTES))
+        body = _BODY.decode(codec.unpacked(kept.packed))
         del kept
-        if not unpack.eof:
-            return None
         whole = decode_slice(body.state, {})
         body.state = b""
-    except (zlib.error, msgspec.MsgspecError, SourceError, RecursionError, MemoryError):
+    except (ValueError, msgspec.MsgspecError, SourceError, RecursionError, MemoryError):
         return None
     metadata = {path: tuple(records) for path, records in body.metadata.items()}
     source.adopt_all([FileQuality(*one) for one in body.faults], metadata)
@@ -145,10 +129,15 @@ def _digest(source: ProfileSource) -> str | None:
     return found
 
 
+def _name(source: ProfileSource) -> str:
+    uri = source.storage.uri
+    return uri if "://" in uri else os.path.realpath(uri)
+
+
 def _found(source: ProfileSource) -> _Kept | None:
     """Return the state if it is one of this code and of these files."""
     files = _digest(source)
-    data = getattr(source.storage, "read_state", bytes)() if files is not None else b""
+    data = _STATES.read(_name(source)) if files is not None else b""
     if not data:
         return None
     try:

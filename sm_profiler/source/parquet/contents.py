@@ -13,6 +13,7 @@ import attrs
 import msgspec
 
 from sm_profiler.formats import layout
+from sm_profiler.formats.elements import check_elements
 from sm_profiler.formats.layout import SystemFile, TraceFile
 from sm_profiler.source.item import item_of
 from sm_profiler.source.item_table import ItemColumns, ItemTable
@@ -20,7 +21,8 @@ from sm_profiler.source.parquet import header as headers
 from sm_profiler.storage import FileInfo
 
 VERSION = 1  # of this format
-MAX_BYTES = 1 << 30  # unpacked; more is damage
+FREE_BYTES, MAX_TIMES = 1 << 20, 16  # unpacked: so much, and so many times what is stored
+FREE_ELEMENTS, BYTES_AN_ELEMENT = 1 << 14, 4  # names, and files beside the tables, in relation to what is stored
 
 
 class _Stored(msgspec.Struct):
@@ -100,10 +102,13 @@ class Contents:
             stored = _STORED.decode(data)
             if (stored.versions, stored.parts) != ((VERSION, headers.VERSION), parts):
                 return None
-            body = _BODY.decode(zlib.decompressobj().decompress(stored.packed, MAX_BYTES))
+            size = len(stored.packed)
+            unpacked = zlib.decompressobj().decompress(stored.packed, FREE_BYTES + MAX_TIMES * size)
+            check_elements(unpacked, FREE_ELEMENTS + size // BYTES_AN_ELEMENT)
+            body = _BODY.decode(unpacked)
             beside = {info[0]: FileInfo(*info) for info in body.beside}
             return cls(parts, body.origin, body.rows, ItemTable.of_columns(body.items), beside, body.odd)
-        except (zlib.error, msgspec.MsgspecError, ValueError, MemoryError):
+        except (zlib.error, msgspec.MsgspecError, ValueError, RecursionError, MemoryError):
             return None
 
     def encode(self) -> bytes:

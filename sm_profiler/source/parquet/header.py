@@ -16,7 +16,8 @@ from sm_profiler.storage import FileInfo
 
 VERSION = 1  # of the schema; docs/parquet.md describes it
 KEY = b"sm_profiler"
-MAX_BYTES = 256 << 20
+MAX_BYTES = 64 << 20  # unpacked
+FREE_BYTES, MAX_TIMES = 64 << 10, 16  # the same, in relation to the packed header: accounts of files pack to a tenth
 
 
 class SourceFile(msgspec.Struct):
@@ -29,7 +30,7 @@ class SourceFile(msgspec.Struct):
         rows: number of its rows.
         joined: number of these, the first, that began in earlier files; a reader joins them again.
         outcome: status, lost records and reason of reading it.
-        metadata: sm-profiler's own records in it.
+        metadata: sm-profiler's own records in it, as JSON; see `records`.
         ends, begins: ends and begins of events without a counterpart in it.
     """
 
@@ -43,7 +44,7 @@ class SourceFile(msgspec.Struct):
     rows: int
     joined: int = 0
     outcome: tuple[str, int, str] = ("read", 0, "")
-    metadata: tuple[dict[str, Any], ...] = ()
+    metadata: msgspec.Raw = msgspec.Raw(b"[]")
     ends: tuple[tuple[Key, float, str], ...] = ()
     begins: tuple[tuple[Key, tuple[str, str, int, int], float, str], ...] = ()
 
@@ -60,6 +61,17 @@ class SourceFile(msgspec.Struct):
     def is_of(self, item: Item) -> bool:
         """Return whether the rows are those of a file as it is now."""
         return (self.info, self.at_us, self.start_us) == (item.info, item.at_us, item.start_us)
+
+    @property
+    def records(self) -> tuple[dict[str, Any], ...]:
+        """sm-profiler's own records in it; none if they are none."""
+        text = bytes(self.metadata)
+        if sum(map(text.count, (b",", b"{", b"["))) > len(text) // 4 + 2:  # of records, it is a tenth
+            return ()
+        try:
+            return _RECORDS.decode(text)
+        except (msgspec.MsgspecError, RecursionError):
+            return ()
 
     @property
     def result(self) -> Outcome:
@@ -85,6 +97,7 @@ class _Version(msgspec.Struct):
     version: int
 
 
+_RECORDS = msgspec.json.Decoder(tuple[dict[str, Any], ...])
 _HEADER, _VERSION = msgspec.json.Decoder(Header), msgspec.json.Decoder(_Version)
 
 
@@ -102,8 +115,9 @@ def decode(data: bytes) -> Header:
     """
     try:
         unpack = zlib.decompressobj()
-        text = unpack.decompress(base64.b64decode(data, validate=True), MAX_BYTES)
-        if unpack.unconsumed_tail:
+        most = min(MAX_BYTES, FREE_BYTES + MAX_TIMES * len(data))
+        text = unpack.decompress(base64.b64decode(data, validate=True), most)
+        if not unpack.eof:
             raise ValueError("larger than a header can be")
         version = _VERSION.decode(text).version
         if version > VERSION:
@@ -111,7 +125,7 @@ def decode(data: bytes) -> Header:
                 f"written with version {version} of the schema, which is newer than this one ({VERSION}): update sm-profiler"
             )
         header = _HEADER.decode(text)
-    except (zlib.error, msgspec.MsgspecError) as error:
+    except (zlib.error, msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(str(error)) from error
     outcomes: dict[tuple[str, int, str], tuple[str, int, str]] = {}
     for file in header.files:  # a long job has a hundred thousand, most of them read as they were

@@ -69,13 +69,8 @@ def host_of(node: str) -> str:
 
 
 def folder_of(table: str, job: str) -> str:
-    """Return the folder of a job's table, or of its states, with a slash at the end."""
+    """Return the folder of a job's table, or of the list of its files, with a slash at the end."""
     return f"{table}/job={_escaped(job)}/"
-
-
-def state_of(job: str) -> str:
-    """Return the path of the state of a report's folds."""
-    return f"{folder_of(STATES, job)}report.state"
 
 
 def contents_of(job: str) -> str:

@@ -11,14 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sm_profiler.errors import SourceError
+from sm_profiler.formats.parquet_pages import MAX_FOOTER_OBJECTS, unpacked_size
 from sm_profiler.source.parquet import header as headers
 from sm_profiler.source.parquet import schema
 from sm_profiler.source.parquet.header import Header
-from sm_profiler.source.parquet.paths import Part
+from sm_profiler.source.parquet.paths import FILES, Part
 from sm_profiler.storage import FileInfo, Storage
 
 _TAIL_BYTES = 64 << 10  # a footer is often smaller
-MAX_GROUP_BYTES = 4 << 30  # in memory; more is damage
+FREE_ROWS = 1 << 18  # of a row group, and one more for each of its bytes: `compact` writes 65,536 and what a file has
+FREE_BYTES, MAX_TIMES = 16 << 20, 32  # of a row group, unpacked: so much, and so many times its bytes
+MAX_KEPT_BYTES = 65 << 20  # of a file that is kept as it is, in a row group, unpacked
 DAMAGE = (pa.ArrowException, ValueError, TypeError, KeyError, OSError, OverflowError, EOFError)
 
 
@@ -34,7 +37,13 @@ class RangeFile(io.RawIOBase):
     def hold(self, start: int, end: int) -> None:
         """Fetch a range that the next reads lie in."""
         start, end = max(start, 0), min(end, self._info.size)
+        if self._start <= start and end <= self._start + len(self._held):
+            return
         self._held, self._start = self._storage.read(self._info.key, start, end), start
+
+    def held(self, start: int, end: int) -> memoryview:
+        """Return a part of the range that is held."""
+        return memoryview(self._held)[start - self._start : end - self._start]
 
     def forget(self) -> None:
         """Free the range: files of all nodes are open at the same time."""
@@ -131,15 +140,9 @@ class PartFile:
             if self._open is None:
                 self._open = _opened(self.storage, self.info)
             source, file = self._open
-            described = file.metadata.row_group(group)
-            if described.total_byte_size > MAX_GROUP_BYTES:
-                raise ValueError("a row group is larger than sm-profiler writes them")
-            spans = [described.column(each) for each in range(described.num_columns)]
-            starts = [min(filter(None, (one.dictionary_page_offset, one.data_page_offset))) for one in spans]
-            ends = [at + one.total_compressed_size for at, one in zip(starts, spans, strict=True)]
-            source.hold(min(starts), max(ends))
             table = self.part.table
             names = [field.name for field in schema.SCHEMAS[table]]
+            self._check(file, source, group, names)
             with _from_system:
                 return schema.from_batch(file.read_row_group(group, columns=names, use_threads=False), table)
         except SourceError:
@@ -149,6 +152,31 @@ class PartFile:
         finally:
             if self._open is not None:
                 self._open[0].forget()
+
+    def _check(self, file: Any, source: RangeFile, group: int, names: list[str]) -> None:
+        """Fetch columns of a row group, unless they are more than `compact` writes for as many bytes.
+
+        Raises:
+            ValueError: they are.
+        """
+        described = file.metadata.row_group(group)
+        if [field.name for field in file.schema_arrow] != [field.name for field in schema.SCHEMAS[self.part.table]]:
+            raise ValueError(f"its columns are not those of {self.part.table}")
+        found = [one for at in range(described.num_columns) if (one := described.column(at)).path_in_schema in names]
+        starts = [min(filter(None, (one.dictionary_page_offset, one.data_page_offset))) for one in found]
+        spans = [(at, at + one.total_compressed_size) for at, one in zip(starts, found, strict=True)]
+        begin, end = min(spans)[0], max(end for _, end in spans)
+        size = sum(end - begin for begin, end in spans)
+        if begin < 0 or end > self.info.size or min(end - begin for begin, end in spans) < 0 or size > end - begin:
+            raise ValueError("its columns are not where its footer puts them")
+        source.hold(begin, end)
+        is_raw = self.part.table == FILES
+        rows = described.num_rows
+        held = source.held(begin, end)
+        unpacked = sum(unpacked_size(held[at - begin : to - begin], rows) for at, to in spans)
+        most = MAX_KEPT_BYTES if is_raw else FREE_BYTES + MAX_TIMES * size
+        if unpacked > most or rows > (1 if is_raw else FREE_ROWS + size):
+            raise ValueError("a row group has more than sm-profiler writes for as many bytes")
 
     def rows(self, *columns: str, only: int | None = None) -> list[dict[str, Any]]:
         """Return rows of the table of files as dictionaries.
@@ -162,12 +190,11 @@ class PartFile:
         """
         wanted = [name for name in columns if name != "group"]
         try:
-            _, file = _opened(self.storage, self.info)
+            source, file = _opened(self.storage, self.info)
             groups = range(file.metadata.num_row_groups) if only is None else [only]
             found: list[dict[str, Any]] = []
             for group in groups:
-                if file.metadata.row_group(group).total_byte_size > MAX_GROUP_BYTES:
-                    raise ValueError("a row group is larger than sm-profiler writes them")
+                self._check(file, source, group, wanted)
                 read = file.read_row_group(group, columns=wanted, use_threads=False).to_pylist()
                 found += [{**row, "group": group} for row in read]
         except SourceError:
@@ -230,7 +257,11 @@ def _opened(storage: Storage, info: FileInfo) -> tuple[RangeFile, Any]:
     try:
         with _from_system:
             file = pq.ParquetFile(
-                pa.PythonFile(source, "r"), read_dictionary=texts, page_checksum_verification=True, pre_buffer=False
+                pa.PythonFile(source, "r"),
+                read_dictionary=texts,
+                page_checksum_verification=True,
+                pre_buffer=False,
+                thrift_container_size_limit=MAX_FOOTER_OBJECTS,
             )
     except SourceError:
         raise

@@ -30,7 +30,7 @@ from sm_profiler.source.streams import Streams
 from sm_profiler.storage import FileInfo, MissingFileError, Storage
 from sm_profiler.storage.base import UnreadableFileError
 
-MAX_STATE_BYTES = 1 << 28  # of a state as it is stored
+MAX_LIST_BYTES = 64 << 20  # of the list of files as it is stored
 _READ_AT_ONCE = 16  # footers
 _MAX_OPEN = 1024  # unpacked accounts of files: of both tables of many nodes, at the turn of an hour
 _TABLES = (paths.SYSTEM, paths.EVENTS, paths.FILES)
@@ -110,16 +110,12 @@ class ParquetStorage:
         odd = {key: place.part.info.key for key, place in self._odd.items()}
         return Contents.of(parts, self.origin, rows, self._all("", ""), odd).encode()
 
-    def read_state(self) -> bytes:
-        """Return the state of a report's folds; b"" if there is none that can be read."""
-        return self._read_beside(paths.state_of(self.job))
-
     def _read_beside(self, key: str) -> bytes:
         try:
-            data = self.base.read(key, 0, MAX_STATE_BYTES + 1)
+            data = self.base.read(key, 0, MAX_LIST_BYTES + 1)
         except SourceError:
             return b""
-        return data if len(data) <= MAX_STATE_BYTES else b""
+        return data if len(data) <= MAX_LIST_BYTES else b""
 
     def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[FileInfo]:
         """Yield the files of the profile whose key begins with `prefix` and follows `start_after`, by key.
@@ -453,7 +449,7 @@ def _rows(item: Item, place: Place, group: Copy | str | None) -> FileRows:
     file = place.file
     if isinstance(group, str):
         return FileRows(item, Outcome(REFUSED, 0, group))
-    reading = Reading(item, file.rows - file.joined, file.result, tuple(file.metadata))
+    reading = Reading(item, file.rows - file.joined, file.result, file.records)
     loose = _loose(item, file) if file.ends or file.begins else None
     if group is None:
         return FileRows(item, file.result, reading.metadata, loose=loose)

@@ -6,6 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -82,7 +83,7 @@ class PartWriter:
             SourceFile(
                 item.info.key, item.info.size, item.info.etag, item.info.mtime, item.at_us, item.start_us, self._group,
                 piece.count, piece.count - raw.count, (raw.outcome.status, raw.outcome.lost, raw.outcome.reason),
-                tuple(raw.metadata), tuple((end.key, end.end_us, end.args) for end in ends),
+                msgspec.Raw(msgspec.json.encode(raw.metadata)), tuple((end.key, end.end_us, end.args) for end in ends),
                 tuple((event.key, event.head, event.start_us, event.args) for event in begins),
             )
         )  # fmt: skip

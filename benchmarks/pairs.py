@@ -1,0 +1,159 @@
+"""Measure what `sm-profiler run` costs ten kinds of training loops, in its default configuration.
+
+    python benchmarks/pairs.py [--quick] [--pairs 5] [--kinds cells,samples] [--core 1]
+
+Each kind runs twice at the same time on one core, plain and under `sm-profiler run`, in turns of a few steps: what else
+the machine does slows both alike. Costs are CPU time of the training process. Columns, medians of the pairs:
+
+- step: CPU time of a step without the profiler;
+- windows: what the profiled run takes more in its first part, in which the windows lie, besides the cost after it;
+- after: by how much the median block after the first part is longer;
+- paired: by how much all blocks together are longer, windows and all, as a share of the profiled run;
+- stated: what the report of that run states as profiling cost, of the same CPU time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = ROOT / "benchmarks" / "pairs" / "script.py"
+KINDS = ("cells", "samples", "tiny", "workers", "trainer", "lightning", "keras", "jax", "ranks", "long")
+ENVIRONMENTS = {"trainer": "libraries", "lightning": "libraries", "keras": "frameworks", "jax": "frameworks"}
+LONG = 3  # times as many blocks of the long one
+FIRST_S = 3.0  # CPU time of the plain run in which the windows of the other lie
+STEPS_A_BLOCK, USUAL_STEPS = {"tiny": 60, "workers": 20, "lightning": 10, "keras": 20, "jax": 60}, 3
+GOALS = "goals: windows at most 0.5 s, after at most 1 %, stated within 2 points of paired"
+
+
+class Run:
+    """One of the two runs of a pair."""
+
+    def __init__(self, kind: str, blocks: int, folder: Path, core: int, words: Sequence[str]) -> None:
+        folder.mkdir()
+        for name in ("go", "done"):
+            os.mkfifo(folder / name)
+        python = python_of(kind)
+        script = [str(SCRIPT), kind, str(blocks), str(STEPS_A_BLOCK.get(kind, USUAL_STEPS))]
+        if kind == "ranks":
+            launch = [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *script]
+            command = [str(python), *words, "--", *launch] if words else launch
+        else:
+            command = [str(python), *words, *script]
+        with (folder / "log").open("w") as log:
+            self._process = subprocess.Popen(
+                ["taskset", "-c", str(core), *command], cwd=folder, stdout=log, stderr=log, env=environment(folder)
+            )
+        self._folder = folder
+        self._go = os.open(folder / "go", os.O_RDWR)  # both ends: a script that failed does not block this one
+        self._done = os.fdopen(os.open(folder / "done", os.O_RDWR))
+        self.blocks: list[tuple[float, float]] = []  # CPU time of the process at the start and the end of each
+
+    def block(self) -> None:
+        """Let it run one block."""
+        os.write(self._go, b"\n")
+        while not select.select([self._done], [], [], 1.0)[0]:
+            if self._process.poll() is not None:
+                raise SystemExit((self._folder / "log").read_text())
+        start, end = map(float, self._done.readline().split())
+        self.blocks.append((start, end))
+
+    def finish(self) -> None:
+        """Let it end."""
+        os.write(self._go, b"\n")
+        if self._process.wait(120):
+            raise SystemExit((self._folder / "log").read_text())
+        os.close(self._go)
+        self._done.close()
+
+
+def python_of(kind: str) -> Path:
+    return ROOT / ".envs" / ENVIRONMENTS.get(kind, "dev") / "bin" / "python"
+
+
+def environment(folder: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SM_PROFILER", "SMPROFILER"))}
+    quiet = {"PYTHONWARNINGS": "ignore", "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
+    return {**kept, **quiet, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PAIR": str(folder)}
+
+
+def measure(kind: str, blocks: int, core: int) -> dict[str, float]:
+    """Run a pair; return its row."""
+    with tempfile.TemporaryDirectory(prefix="sm-profiler-pair-") as name:
+        folder = Path(name)
+        profile = folder / "profile"
+        profiled = ["-m", "sm_profiler", "run", "--out", str(profile)]
+        plain = Run(kind, blocks, folder / "plain", core, [])
+        other = Run(kind, blocks, folder / "profiled", core, profiled)
+        for number in range(blocks):
+            for run in (plain, other) if number % 2 else (other, plain):
+                run.block()
+        plain.finish()
+        other.finish()
+        stated = stated_seconds(profile, folder)
+    spent = [[end - start for start, end in run.blocks] for run in (plain, other)]
+    first = next(
+        (number for number, (_, end) in enumerate(plain.blocks) if end - plain.blocks[0][0] > FIRST_S), blocks // 3
+    )
+    after = statistics.median(b / a for a, b in zip(*(one[first:] for one in spent), strict=True)) - 1
+    starts = [run.blocks[first][0] - run.blocks[0][0] for run in (plain, other)]  # work between the turns counts here
+    windows = starts[1] - starts[0] * (1 + after)
+    total = [starts[index] + sum(one[first:]) for index, one in enumerate(spent)]
+    return {
+        "step": statistics.median(spent[0]),
+        "windows": windows,
+        "after": after,
+        "paired": (total[1] - total[0]) / total[1],
+        "stated": stated / total[1],
+        "seconds": total[0],
+    }
+
+
+def stated_seconds(profile: Path, folder: Path) -> float:
+    """Return the seconds that the report counts as the profiler's."""
+    subprocess.run(
+        [sys.executable, "-m", "sm_profiler", "report", str(profile), "--out", str(folder / "report")],
+        check=True, capture_output=True, env=environment(folder),
+    )  # fmt: skip
+    job = json.loads((folder / "report" / "report.json").read_text())["job"]
+    rank = job["ranks"][0]
+    return float(job["profiler_overhead"]) * (rank["loop_s"] + rank["excluded_s"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one short pair of each kind")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--blocks", type=int, default=400, help="of each run")
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
+    options = parser.parse_args()
+    pairs, blocks = (1, 150) if options.quick else (options.pairs, options.blocks)
+    print(
+        "| kind | step, ms | windows, s | after, % | paired, % | stated, % | seconds of a run |\n|---|---|---|---|---|---|---|"
+    )
+    for kind in options.kinds.split(","):
+        if not python_of(kind).exists():
+            print(f"| {kind} | not run: no {python_of(kind).relative_to(ROOT)} |")
+            continue
+        rows = [measure(kind, blocks * (LONG if kind == "long" else 1), options.core) for _ in range(pairs)]
+        middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+        print(
+            f"| {kind} | {1e3 * middle['step'] / STEPS_A_BLOCK.get(kind, USUAL_STEPS):.2f} | {middle['windows']:.2f} | {100 * middle['after']:.1f} | "
+            f"{100 * middle['paired']:.1f} | {100 * middle['stated']:.1f} | {middle['seconds']:.0f} |",
+            flush=True,
+        )
+    print(f"\n{GOALS}")
+
+
+if __name__ == "__main__":
+    main()

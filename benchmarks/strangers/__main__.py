@@ -1,0 +1,219 @@
+"""Run scripts of strangers: plain, repaired, and under sm-profiler.
+
+python -m benchmarks.strangers                           the open half
+python -m benchmarks.strangers --cases fraud,forecast    scripts by name
+python -m benchmarks.strangers --plain --json times.json    without the profiler
+python -m benchmarks.strangers --times times.json        with the plain and repaired times of an earlier run
+python -m benchmarks.strangers --sealed                  the sealed half, once, at a release
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+
+from benchmarks.diagnosis.adapters import Diagnosis, FailedRunError, Named, Ours, execute, interpreter
+from benchmarks.diagnosis.manifest import NEAR
+from benchmarks.diagnosis.scoring import SLACK, part
+from benchmarks.diagnosis.table import markdown, share
+from benchmarks.strangers.truth import Stranger, strangers
+
+TOOK = re.compile(r"training took ([\d.]+) s")
+
+
+@attrs.frozen
+class Row:
+    """One script: its times, and what of the diagnosis is right; None if there is nothing to judge."""
+
+    name: str
+    framework: str
+    expected: tuple[str, ...]
+    plain: float
+    repaired: float | None = None
+    got: str = ""
+    confidence: str = ""
+    named: tuple[str, ...] = ()
+    right: bool | None = None
+    also_right: bool | None = None
+    confidently_wrong: bool = False
+    line: str = ""
+    line_right: bool | None = None
+    gain: tuple[float, float] | None = None
+    gain_right: bool | None = None
+    error: str = ""
+
+    @property
+    def measured(self) -> float | None:
+        """Return how much faster the repaired variant is."""
+        return self.plain / self.repaired if self.repaired else None
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.strangers", description=__doc__.splitlines()[0])
+    parser.add_argument("--sealed", action="store_true", help="the sealed half instead of the open one")
+    parser.add_argument("--cases", default="", help="names of scripts, separated by commas")
+    parser.add_argument("--plain", action="store_true", help="only the plain and the repaired variant, no profiler")
+    parser.add_argument("--times", type=Path, help="take plain and repaired times from the --json of an earlier run")
+    parser.add_argument("--json", type=Path, help="write the rows to this file, after every script")
+    return parser.parse_args()
+
+
+def command(script: Path, one: Stranger) -> list[str]:
+    if one.ranks == 1:
+        return [str(script)]
+    python = interpreter(one.path)
+    return [
+        "--",
+        python,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(one.ranks),
+        str(script),
+    ]
+
+
+def copied(one: Stranger, folder: Path) -> Path:
+    """Return a copy of the script in an empty folder, with a name that hints at nothing."""
+    folder.mkdir()
+    return Path(shutil.copy(one.path, folder / "train.py"))
+
+
+def seconds(one: Stranger, folder: Path, **variables: str) -> float:
+    """Run a script without a profiler; return what is measured of it."""
+    words, started = command(copied(one, folder), one), time.monotonic()
+    printed = execute([interpreter(one.path), *words] if one.ranks == 1 else words[1:], folder, **variables)
+    if one.measured == "job":
+        return time.monotonic() - started
+    return float(TOOK.findall(printed)[-1])
+
+
+def diagnosed(one: Stranger, folder: Path) -> Diagnosis:
+    """Run a script under `sm-profiler run`; return what the report names."""
+    words = command(copied(one, folder), one)
+    execute([interpreter(one.path), "-m", "sm_profiler", "run", *words], folder)
+    (profile,) = (folder / "sm-profiler").iterdir()
+    return Ours().read(profile)
+
+
+def line_right(one: Stranger, found: Named) -> bool:
+    numbers = [number for lines in one.lines().values() for number in lines]
+    place = found.places[0] if found.places else None
+    return place is not None and place.file.endswith("train.py") and any(abs(place.line - n) <= NEAR for n in numbers)
+
+
+def together(found: Sequence[Named]) -> tuple[float, float] | None:
+    """Return the speedup of all these repairs: the shares of the time that they save add up."""
+    gains = [one.speedup for one in found if one.speedup]
+    if not gains:
+        return None
+    low, high = (1 / max(0.01, 1 - sum(1 - 1 / gain[end] for gain in gains)) for end in (0, 1))
+    return low, high
+
+
+def judged(one: Stranger, row: Row, diagnosis: Diagnosis) -> Row:
+    """Return the row with what is right in the diagnosis."""
+    main, every = diagnosis.main, (diagnosis.main, *diagnosis.also)
+    leads = (*one.expected, *one.also)
+    right = main.kind in leads
+    found = [named for named in every if named.kind in leads and not one.healthy]
+    both = one.also and all(any(named.kind in group for named in every) for group in (one.expected, one.also))
+    gain, measured = together(found), row.measured
+    return attrs.evolve(
+        row,
+        got=main.kind,
+        confidence=main.confidence,
+        named=tuple(named.kind for named in diagnosis.also),
+        right=right,
+        also_right=bool(both) if one.also else None,
+        confidently_wrong=main.confidence == "high" and not right,
+        line=f"{found[0].places[0].file.rsplit('/', 1)[-1]}:{found[0].places[0].line}"
+        if found and found[0].places
+        else "",
+        line_right=line_right(one, found[0]) if found and one.guilty else None,
+        gain=gain,
+        gain_right=gain[0] * (1 - SLACK) <= measured <= gain[1] * (1 + SLACK) if gain and measured else None,
+    )
+
+
+def run(one: Stranger, args: argparse.Namespace, times: dict[str, dict]) -> Row:
+    with tempfile.TemporaryDirectory(prefix="strangers-") as name:
+        root = Path(name)
+        if one.name in times:
+            known = times[one.name]
+            row = Row(one.name, one.framework, one.expected, known["plain"], known["repaired"])
+        else:
+            row = Row(one.name, one.framework, one.expected, seconds(one, root / "plain"))
+            if not one.healthy:
+                row = attrs.evolve(row, repaired=seconds(one, root / "repaired", REPAIRED="1"))
+        if args.plain:
+            return row
+        try:
+            return judged(one, row, diagnosed(one, root / "profiled"))
+        except (FailedRunError, OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
+            return attrs.evolve(row, got="FAILED", right=False, error=str(error))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the rows and their totals."""
+    mark = {None: "", True: "yes", False: "no"}
+    header = ["script", "framework", "expected", "named", "right", "both named", "confidently wrong", "line right",
+              "true gain", "predicted", "inside"]  # fmt: skip
+    lines = [
+        [
+            f"`{row.name}`",
+            row.framework,
+            " or ".join(row.expected),
+            " + ".join([f"{row.got} ({row.confidence})" if row.confidence else row.got, *row.named]),
+            mark[row.right],
+            mark[row.also_right],
+            "yes" if row.confidently_wrong else "",
+            " ".join(filter(None, [mark[row.line_right], row.line])),
+            f"{row.measured:.2f}" if row.measured else "",
+            f"{row.gain[0]:.2f} to {row.gain[1]:.2f}" if row.gain else "",
+            mark[row.gain_right],
+        ]
+        for row in rows
+    ]
+    widths = [row.gain[1] / row.gain[0] for row in rows if row.gain]
+    total = ["**all**", "", "", "", share(part(row.right for row in rows)), share(part(row.also_right for row in rows)),
+             str(sum(row.confidently_wrong for row in rows)), share(part(row.line_right for row in rows)), "",
+             f"median width {statistics.median(widths):.2f}" if widths else "",
+             share(part(row.gain_right for row in rows))]  # fmt: skip
+    return markdown(header, [*lines, total])
+
+
+def main() -> None:
+    args = options()
+    names = [name for name in args.cases.split(",") if name]
+    half = [one for one in strangers(sealed=args.sealed) if not names or one.name in names]
+    if unknown := set(names) - {one.name for one in half}:
+        sys.exit(f"no such scripts: {', '.join(sorted(unknown))}")
+    times = {row["name"]: row for row in json.loads(args.times.read_text())} if args.times else {}
+    rows: list[Row] = []
+    for one in half:
+        try:
+            rows.append(run(one, args, times))
+        except (FailedRunError, subprocess.TimeoutExpired) as error:
+            print(f"{one.name} fails by itself and is left out: {error}", file=sys.stderr)
+            continue
+        print(f"{rows[-1].name}: {rows[-1].got or 'runs'}, {rows[-1].plain:.1f} s plain", file=sys.stderr, flush=True)
+        if args.json:
+            args.json.write_text(json.dumps([attrs.asdict(row) for row in rows], indent=1))
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

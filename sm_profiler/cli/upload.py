@@ -1,0 +1,39 @@
+"""`sm-profiler upload`: a profile that was left behind."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from sm_profiler.cli.command import BAD, DONE
+from sm_profiler.printable import printable
+
+EXAMPLES = """\
+examples:
+  sm-profiler upload /tmp/sm-profiler/me/train-101
+  sm-profiler upload profile --to s3://bucket/profiles/train-101/profiler-output
+"""
+
+
+class Command:
+    """Uploads what the destination lacks; may be repeated."""
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Declare the arguments."""
+        parser.epilog = EXAMPLES
+        parser.add_argument("folder", type=Path, metavar="DIR", help="the profile's folder")
+        parser.add_argument(
+            "--to", default="", metavar="URI", help="s3:// URI of the profiler-output (default: that of the job)"
+        )
+
+    def run(self, options: Namespace) -> int:
+        """Upload, and print what was done."""
+        from sm_profiler.monitor.left_profile import upload_left
+
+        done = upload_left(options.folder, options.to)
+        failed = f", {done.failed} failed: {printable(done.error)}" if done.failed else ""
+        print(
+            f"{done.files} files uploaded to {printable(done.uri)}, {done.there} were there{failed}; "
+            f"{printable(done.markers) or 'end markers written'}"
+        )
+        return BAD if done.failed else DONE

@@ -1,0 +1,204 @@
+"""Files with tables of times, as pieces of columns: CSV, JSON lines and Parquet, bounded by what is stored."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import attrs
+
+from sm_profiler.errors import SourceError
+from sm_profiler.formats.parquet_pages import MAX_FOOTER_OBJECTS, check_groups
+from sm_profiler.printable import printable
+from sm_profiler.storage import open_storage
+
+MAX_BYTES = 1 << 30  # of a table as stored
+UNPACKED_BYTES, UNPACKED_TIMES = 16 << 20, 64  # a gzip file may unpack to so much, or to so many times its size
+PIECE_ROWS, PIECE_CELLS, PIECE_CHARACTERS = 8192, 1 << 18, 4 << 20  # rows that exist as Python objects at a time
+GZIP = b"\x1f\x8b"
+
+
+@attrs.frozen(eq=False)
+class Piece:
+    """Some rows.
+
+    Attributes:
+        count: their number.
+        column: returns a column by its name; None, or empty text, where a row lacks it.
+    """
+
+    count: int
+    column: Callable[[str], Sequence[Any]]
+
+
+@attrs.frozen(eq=False)
+class TableFile:
+    """A table: the names of its columns, and its rows in pieces, which can be read once."""
+
+    head: list[str]
+    pieces: Iterator[Piece]
+
+
+def stored(name: str) -> bytes:
+    """Return a file.
+
+    Raises:
+        SourceError: it cannot be read, or is too large.
+    """
+    place, _, key = name.rpartition("/")
+    storage = open_storage(place or ("/" if name.startswith("/") else "."))
+    data = storage.read(key, 0, MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise SourceError(f"{printable(name)}: larger than {MAX_BYTES >> 20} MiB; cut the table, or aggregate it first")
+    return data
+
+
+def lines(data: bytes, name: str) -> Iterator[str]:
+    """Yield the lines of a text, plain or compressed with gzip, which is unpacked as it is read.
+
+    Raises:
+        SourceError: it is damaged, or unpacks to too much.
+    """
+    file: Any = io.BytesIO(data)
+    limit = MAX_BYTES
+    if data[:2] == GZIP:
+        limit = min(MAX_BYTES, max(UNPACKED_BYTES, UNPACKED_TIMES * len(data)))
+        file = gzip.GzipFile(fileobj=file)
+    left = limit
+    try:
+        while line := file.readline(left + 1):
+            left -= len(line)
+            if left < 0:
+                raise SourceError(
+                    f"{printable(name)}: unpacks to more than {limit >> 20} MiB; unpack it, or cut the table"
+                )
+            yield line.decode("utf-8", "replace")
+    except (OSError, EOFError, zlib.error) as error:
+        raise SourceError(f"{printable(name)}: damaged gzip data: {error}") from None
+
+
+def read_csv(data: bytes, name: str) -> TableFile:
+    """Return a CSV table."""
+    rows = csv.reader(lines(data, name))
+    head = [cell.removeprefix("\ufeff").strip() for cell in _next_row(rows, name) or []]
+    at = {key: place for place, key in enumerate(head) if key}
+    return TableFile(list(at), _csv_pieces(rows, at, name))
+
+
+def _csv_pieces(rows: Iterator[list[str]], at: dict[str, int], name: str) -> Iterator[Piece]:
+    held: list[list[str]] = []
+    cells = 0
+
+    def column(key: str) -> list[str]:
+        place = at[key]
+        return [row[place] if place < len(row) else "" for row in held]
+
+    while (row := _next_row(rows, name)) is not None:
+        if row:
+            held.append(row)
+            cells += len(row)
+        if len(held) == PIECE_ROWS or cells > PIECE_CELLS:
+            yield Piece(len(held), column)
+            held.clear()
+            cells = 0
+    if held:
+        yield Piece(len(held), column)
+
+
+def _next_row(rows: Iterator[list[str]], name: str) -> list[str] | None:
+    try:
+        return next(rows, None)
+    except csv.Error as error:
+        raise SourceError(f"{printable(name)}: not a CSV table: {error}") from None
+
+
+def read_json_lines(data: bytes, name: str) -> TableFile:
+    """Return a table of JSON lines, whose columns are those of the first rows."""
+    pieces = _json_pieces(data, name)
+    first = next(pieces, [])
+    head = list(dict.fromkeys(key for row in first for key in row))
+
+    def all_pieces() -> Iterator[Piece]:
+        rows: list[dict[str, Any]] | None = first
+        while rows:
+            held = rows
+            yield Piece(len(held), lambda key, held=held: [row.get(key) for row in held])  # type: ignore[misc]
+            rows = next(pieces, None)
+
+    return TableFile(head, all_pieces())
+
+
+def _json_pieces(data: bytes, name: str) -> Iterator[list[dict[str, Any]]]:
+    held: list[dict[str, Any]] = []
+    size = 0
+    for number, line in enumerate(lines(data, name), 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                raise SourceError(f"{printable(name)}: line {number} is not JSON") from None
+            if not isinstance(row, dict):
+                raise SourceError(f"{printable(name)}: line {number} is not an object")
+            held.append(row)
+            size += len(line)
+        if len(held) == PIECE_ROWS or size > PIECE_CHARACTERS:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
+
+
+def read_parquet(data: bytes, name: str, texts: Callable[[str], bool]) -> TableFile:
+    """Return a Parquet table.
+
+    Args:
+        data: the file.
+        name: its name, for messages.
+        texts: whether a column holds names; of the others only numbers are read.
+
+    Raises:
+        SourceError: it is damaged, or holds more than tables do in as many bytes.
+    """
+    try:
+        import pyarrow as pa  # noqa: PLC0415 - an extra
+        import pyarrow.parquet as pq  # noqa: PLC0415
+    except ImportError:
+        raise SourceError("a Parquet table needs pyarrow: pip install 'sm-profiler[analysis]'") from None
+    damage = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError)
+    try:
+        file = pq.ParquetFile(io.BytesIO(data), thrift_container_size_limit=MAX_FOOTER_OBJECTS)
+        kinds = {field.name: field.type for field in file.schema_arrow}
+        head = [key for key, kind in kinds.items() if not pa.types.is_nested(kind)]
+        file = pq.ParquetFile(
+            io.BytesIO(data), thrift_container_size_limit=MAX_FOOTER_OBJECTS,
+            read_dictionary=[key for key in head if texts(key)],
+        )  # fmt: skip
+        check_groups(file.metadata, memoryview(data), head)
+    except damage as error:
+        raise SourceError(f"{printable(name)}: not a Parquet file: {printable(str(error))[:200]}") from None
+
+    def column(group: int, key: str) -> Sequence[Any]:
+        is_number = pa.types.is_integer(kinds[key]) or pa.types.is_floating(kinds[key])
+        if not is_number and not texts(key):
+            return [None] * file.metadata.row_group(group).num_rows
+        try:
+            read = file.read_row_group(group, columns=[key], use_threads=False).column(0).combine_chunks()
+        except damage as error:
+            raise SourceError(f"{printable(name)}: damaged: {printable(str(error))[:200]}") from None
+        if pa.types.is_dictionary(read.type):
+            values = read.dictionary.to_pylist()
+            return [None if code is None else values[code] for code in read.indices.to_pylist()]
+        found: Sequence[Any] = read.to_numpy(zero_copy_only=False) if is_number else read.to_pylist()
+        return found
+
+    def pieces() -> Iterator[Piece]:
+        for group in range(file.metadata.num_row_groups):
+            count = file.metadata.row_group(group).num_rows
+            yield Piece(count, lambda key, group=group: column(group, key))  # type: ignore[misc]
+
+    return TableFile(head, pieces())

@@ -1,0 +1,505 @@
+"""Tables of times that other tools recorded, and MLPerf's logs, as ledgers."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.ledger import MEETING, STEP, TRANSFER, Ledger, RankLedger
+from sm_profiler.diagnosis.naming import activity_of, is_communication
+from sm_profiler.diagnosis.operations import Operations, build_operations
+from sm_profiler.diagnosis.table_files import (
+    GZIP,
+    Piece,
+    TableFile,
+    lines,
+    read_csv,
+    read_json_lines,
+    read_parquet,
+    stored,
+)
+from sm_profiler.errors import SourceError
+from sm_profiler.formats.columns import Floats, Ints, Numbering
+from sm_profiler.printable import printable
+
+MAX_ROWS = 20_000_000  # some 2 GB of columns
+MAX_FACTS = 100  # other columns
+MAX_NAMES = 100_000  # ranks, stages or operations
+MAX_SECONDS = 1e12  # 30,000 years; sums of as many rows are still exact enough
+_HEAD_BYTES = 1 << 16
+MLLOG = ":::MLLOG"
+_MOMENTS = ("init_start", "run_start", "eval_start", "eval_stop")  # of its events
+SUFFIXES = (".csv", ".parquet", ".jsonl", ".ndjson")
+# Column → names under which tables have it, lower case.
+NAMES = {
+    "rank": ("rank", "worker", "process", "worker_id", "global_rank"),
+    "step": ("step", "iteration", "iter", "step_num", "global_step"),
+    "seconds": ("seconds", "duration", "duration_s", "step_time", "seconds_per_step", "time_s"),
+    "start": ("start", "start_ts", "start_s", "begin"),
+    "end": ("end", "end_ts", "end_s", "stop"),
+    "operation": ("operation", "optype", "op", "op_type", "phase", "event"),
+    "stage": ("stage", "pp_rank", "pipeline_stage"),
+    "microbatch": ("microbatch", "mb_id", "micro_batch", "microbatch_id"),
+}
+TEXTS = ("rank", "operation", "stage")
+NEEDED = (
+    "a table of times needs the columns step and seconds (or start and end), and rank if there are several ranks; other names: "
+    "--columns step=NAME"
+)
+
+
+@attrs.frozen(eq=False)
+class Table:
+    """A ledger read from a table, and how much of it could be read.
+
+    Attributes:
+        ledger: the ledger.
+        rows: rows that were read.
+        lost: rows left out because a number was missing, negative or not finite.
+        why: the first reason for which a row was left out.
+    """
+
+    ledger: Ledger
+    rows: int
+    lost: int = 0
+    why: str = ""
+
+
+def is_table(where: str) -> bool:
+    """Return whether a source is a table of times or an MLPerf log, by its name and first bytes."""
+    low = where.lower()
+    if low.endswith(SUFFIXES):
+        return True
+    path = Path(where)
+    if "://" in where or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return MLLOG.encode() in _head(file.read(_HEAD_BYTES))
+    except OSError:
+        return False
+
+
+def read_table(where: str | os.PathLike[str], names: Mapping[str, str] | None = None) -> Table:
+    """Read a table of times.
+
+    Args:
+        where: a CSV, Parquet or JSON lines file, or a log of MLPerf's mllog; a path or an s3:// URI.
+        names: column of `NAMES` → its name in this table.
+
+    Raises:
+        SourceError: the file cannot be read, misses a column, or has no usable row.
+    """
+    name = os.fspath(where)
+    data = stored(name)
+    if name.lower().endswith(".parquet"):
+        return _table(read_parquet(data, name, lambda key: _is_text(key, names or {})), name, names or {})
+    if MLLOG.encode() in _head(data):
+        return _mllog(lines(data, name), name)
+    read = read_json_lines if name.lower().endswith((".jsonl", ".ndjson")) else read_csv
+    return _table(read(data, name), name, names or {})
+
+
+def _head(data: bytes) -> bytes:
+    """Return the first bytes of a text that may be compressed."""
+    if data[:2] != GZIP:
+        return data[:_HEAD_BYTES]
+    with suppress(zlib.error):
+        return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, _HEAD_BYTES)
+    return b""
+
+
+def _is_text(key: str, names: Mapping[str, str]) -> bool:
+    return any(key == names.get(role) or key.lower() in NAMES[role] for role in TEXTS)
+
+
+def _table(file: TableFile, name: str, names: Mapping[str, str]) -> Table:
+    """Turn columns into ledgers."""
+    found = _named(file.head, names, name)
+    read = _Reader(found, [key for key in file.head if key not in found.values()][:MAX_FACTS], name)
+    for piece in file.pieces:
+        read.add(piece)
+    rows, facts = read.result()
+    repeated = 0
+    if rows.code is None and "microbatch" not in found:
+        kept = _without_repeated(rows, name, has_rank="rank" in found)
+        repeated = len(rows.step) - len(kept)
+        facts = {key: values[kept] for key, values in facts.items()}
+        rows = attrs.evolve(
+            rows, rank=rows.rank[kept], stage=None if rows.stage is None else rows.stage[kept], step=rows.step[kept],
+            start=rows.start[kept], seconds=rows.seconds[kept],
+        )  # fmt: skip
+    ledger = _ledger(rows, facts, name)
+    why = "a time or step is missing, negative or not finite" if read.lost else "a step is repeated" if repeated else ""
+    return Table(ledger, len(rows.step), read.lost + repeated, why)
+
+
+class _Reader:
+    """Numbers and codes of the usable rows so far.
+
+    Attributes:
+        lost: rows left out.
+    """
+
+    def __init__(self, found: Mapping[str, str], facts: Sequence[str], name: str) -> None:
+        self.lost = 0
+        self._found, self._name, self._count = found, name, 0
+        self._numbers: dict[str, list[Floats]] = {key: [] for key in ("step", "start", "seconds")}
+        self._texts = {role: (Numbering(), list[Ints]()) for role in TEXTS if role in found}
+        self._facts: dict[str, list[Floats]] = {key: [] for key in facts}
+
+    def add(self, piece: Piece) -> None:
+        """Take rows."""
+        self._count += piece.count
+        if self._count > MAX_ROWS:
+            raise SourceError(
+                f"{printable(self._name)}: more than {MAX_ROWS:,} rows; cut the table, or aggregate it first"
+            )
+        found = self._found
+        step = _numbers(piece.column(found["step"]))
+        start = _numbers(piece.column(found["start"])) if "start" in found else np.zeros(piece.count)
+        if "end" in found and "start" in found:
+            with np.errstate(over="ignore", invalid="ignore"):
+                seconds = _numbers(piece.column(found["end"])) - start
+        else:
+            seconds = _numbers(piece.column(found["seconds"]))
+        usable = (seconds >= 0) & (seconds <= MAX_SECONDS) & (np.abs(start) <= MAX_SECONDS) & (np.abs(step) < 2**53)
+        at = np.flatnonzero(usable)
+        self.lost += piece.count - len(at)
+        for key, values in (("step", step), ("start", start), ("seconds", seconds)):
+            self._numbers[key].append(values[at])
+        for role, (numbering, codes) in self._texts.items():
+            texts = piece.column(found[role])
+            codes.append(np.fromiter((numbering[_text(texts[row])] for row in at.tolist()), np.int64, len(at)))
+            if len(numbering) > MAX_NAMES:
+                raise SourceError(
+                    f"{printable(self._name)}: column {printable(found[role])} has more than {MAX_NAMES:,} different values"
+                )
+        for key in list(self._facts):
+            numbers = _numbers(piece.column(key))[at]
+            if np.isfinite(numbers).all():
+                self._facts[key].append(numbers)
+            else:
+                del self._facts[key]
+
+    def result(self) -> tuple[_Rows, dict[str, Floats]]:
+        """Return the rows, and the other numeric columns."""
+        numbers = {key: np.concatenate(parts) if parts else np.zeros(0) for key, parts in self._numbers.items()}
+        count = len(numbers["step"])
+        if not count:
+            raise SourceError(f"{printable(self._name)}: no usable row: {NEEDED}")
+        rank_names, rank = self._coded("rank", count)
+        stage_names, stage = self._coded("stage", count)
+        operations, code = self._coded("operation", count)
+        facts = {printable(key)[:40]: np.concatenate(parts) for key, parts in self._facts.items()}
+        rows = _Rows(
+            rank, rank_names, stage if "stage" in self._texts else None, stage_names, numbers["step"].astype(np.int64),
+            numbers["start"], numbers["seconds"], code if "operation" in self._texts else None, operations,
+            timed="start" in self._found,
+        )  # fmt: skip
+        return rows, {key: values for key, values in facts.items() if np.ptp(values) > 0}
+
+    def _coded(self, role: str, count: int) -> tuple[list[str], Ints]:
+        """Return the distinct values as text, numbers in their order, and the index of each row's value."""
+        if role not in self._texts:
+            return ["0"], np.zeros(count, np.int64)
+        numbering, parts = self._texts[role]
+        distinct = sorted(numbering, key=_in_order)
+        place = np.empty(len(distinct), np.int64)
+        place[[numbering[text] for text in distinct]] = np.arange(len(distinct))
+        return distinct, place[np.concatenate(parts)]
+
+
+def _named(head: Sequence[str], names: Mapping[str, str], where: str) -> dict[str, str]:
+    """Return the columns of `NAMES` that a table has."""
+    unknown = [key for key in names if key not in NAMES] + [value for value in names.values() if value not in head]
+    if unknown:
+        raise SourceError(f"{printable(where)}: no column {printable(unknown[0])!r}; found {_listed(head)}")
+    low = {key.lower(): key for key in head}
+    found = {}
+    for key, aliases in NAMES.items():
+        column = names.get(key) or next((low[alias] for alias in aliases if alias in low), None)
+        if column is not None:
+            found[key] = column
+    if "step" not in found or not ({"seconds"} <= found.keys() or {"start", "end"} <= found.keys()):
+        raise SourceError(f"{printable(where)}: {NEEDED}; found {_listed(head)}")
+    return found
+
+
+def _listed(head: Sequence[str]) -> str:
+    return printable(", ".join(head[:12]) or "nothing")
+
+
+def _numbers(values: Sequence[Any]) -> Floats:
+    if hasattr(values, "astype"):
+        return np.asarray(values, np.float64)
+    return np.asarray([_number(value) for value in values], np.float64)
+
+
+def _number(value: object) -> float:
+    try:
+        return float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else float("nan")
+    except (ValueError, OverflowError):
+        return float("nan")
+
+
+def _text(value: object) -> str:
+    if isinstance(value, (float, np.floating)) and float(value).is_integer():
+        value = int(value)
+    return printable(str(value).strip()[:80])[:80]
+
+
+def _in_order(text: str) -> tuple[Any, ...]:
+    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d{1,15})", text))
+
+
+@attrs.frozen(eq=False)
+class _Rows:
+    """Usable rows: codes and numbers; `stage` and `code` (of the operation) are None if the table has no such column."""
+
+    rank: Ints
+    rank_names: Sequence[str]
+    stage: Ints | None
+    stage_names: Sequence[str]
+    step: Ints
+    start: Floats
+    seconds: Floats
+    code: Ints | None
+    operations: Sequence[str]
+    timed: bool
+
+    @property
+    def end(self) -> Floats:
+        return self.start + self.seconds
+
+
+def _without_repeated(rows: _Rows, name: str, *, has_rank: bool) -> Ints:
+    """Return which rows to keep: of a step that a rank has several times, as after an interruption, the last.
+
+    Raises:
+        SourceError: most steps occur several times, so a column that distinguishes the rows is missing.
+    """
+    order = np.lexsort((np.arange(len(rows.step)), rows.step, rows.rank))
+    repeated = np.r_[(np.diff(rows.rank[order]) == 0) & (np.diff(rows.step[order]) == 0), False]
+    if repeated.mean() > limits.RARE:
+        at = order[int(np.flatnonzero(repeated)[0])]
+        missing = "operation (what each row is)" if has_rank else "rank, or operation (what each row is)"
+        raise SourceError(
+            f"{printable(name)}: step {rows.step[at]} occurs several times; a column is missing: {missing}"
+        )
+    return np.sort(order[~repeated])
+
+
+def _ledger(rows: _Rows, facts: Mapping[str, Floats], source: str) -> Ledger:
+    graph = None
+    if rows.timed and rows.code is not None:
+        stage = rows.stage if rows.stage is not None else np.full(len(rows.rank), -1, np.int64)
+        graph = build_operations(rows.rank, stage, rows.step, rows.operations, rows.code, rows.start, rows.end)
+    windows = _windows(rows) if rows.timed and rows.code is not None else None
+    ranks = []
+    by_rank = np.argsort(rows.rank, kind="stable")
+    edges = np.searchsorted(rows.rank[by_rank], np.arange(len(rows.rank_names) + 1)).tolist()
+    for each, name in enumerate(rows.rank_names):
+        at = by_rank[edges[each] : edges[each + 1]]
+        steps, of_step = np.unique(rows.step[at], return_inverse=True)
+        if rows.code is None:
+            length: Floats = np.bincount(of_step, rows.seconds[at]).astype(np.float64)
+            seconds: dict[str, Floats] = {STEP: length}
+        elif windows is None:
+            seconds = _sums(rows, at, of_step, len(steps))
+            length = np.sum(list(seconds.values()), axis=0)
+        else:
+            seconds = _painted(rows, at, of_step, len(steps))
+            length = np.asarray([windows[step] for step in steps.tolist()])
+        if graph is not None:
+            _divide_communication(seconds, graph, each, steps)
+        stage_name = rows.stage_names[int(np.median(rows.stage[at]))] if rows.stage is not None else ""
+        ranks.append(RankLedger.of(name, steps, length, seconds, stage=stage_name))
+    ledger = Ledger(tuple(ranks), graph, source=source)
+    return attrs.evolve(ledger, facts=_by_step(ledger, rows, facts))
+
+
+def _by_step(ledger: Ledger, rows: _Rows, facts: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Return the mean of each fact for each rank and common step."""
+    steps, shape = ledger.common_steps, (len(ledger.ranks), len(ledger.common_steps))
+    if not shape[1]:
+        return {}
+    column = np.searchsorted(steps, rows.step)
+    here = (column < shape[1]) & (steps[np.minimum(column, shape[1] - 1)] == rows.step)
+    cell = rows.rank[here] * shape[1] + column[here]
+    count = np.maximum(np.bincount(cell, minlength=shape[0] * shape[1]), 1)
+    return {
+        key: (np.bincount(cell, values[here], shape[0] * shape[1]) / count).reshape(shape)
+        for key, values in facts.items()
+    }
+
+
+def _windows(rows: _Rows) -> dict[int, float]:
+    """Return the length of each step of the job: from its first start to its last end, with the pause before it."""
+    steps, of_step = np.unique(rows.step, return_inverse=True)
+    first, last = np.full(len(steps), np.inf), np.full(len(steps), -np.inf)
+    np.minimum.at(first, of_step, rows.start)
+    np.maximum.at(last, of_step, rows.end)
+    length = last - first
+    pause = np.r_[0.0, first[1:] - last[:-1]]
+    follows = np.r_[False, np.diff(steps) == 1]
+    # steps may overlap a little, and tables may count the seconds of each step from 0
+    if follows.any() and np.median(pause[follows]) >= -0.5 * float(np.median(length)) and (np.diff(first) > 0).all():
+        length = np.where(follows, length + pause, length)
+    return dict(zip(steps.tolist(), np.maximum(length, 0.0).tolist(), strict=True))
+
+
+def _sums(rows: _Rows, at: Ints, of_step: Ints, steps: int) -> dict[str, Floats]:
+    assert rows.code is not None  # noqa: S101 - for the type checker
+    seconds: dict[str, Floats] = {}
+    for code in np.unique(rows.code[at]).tolist():
+        of_code = rows.code[at] == code
+        spent = np.bincount(of_step[of_code], rows.seconds[at][of_code], steps)
+        key = activity_of(rows.operations[code])
+        seconds[key] = seconds.get(key, np.zeros(steps)) + spent
+    return seconds
+
+
+def _painted(rows: _Rows, at: Ints, of_step: Ints, steps: int) -> dict[str, Floats]:
+    """Return seconds by activity, each moment counted once: computation hides communication, and what began later is inner."""
+    assert rows.code is not None  # noqa: S101 - for the type checker
+    activities = [activity_of(name) for name in rows.operations]
+    keys = sorted(set(activities))
+    table = np.zeros((len(keys), steps))
+    inner = np.asarray([not is_communication(name) for name in rows.operations])
+    key_of = np.asarray([keys.index(one) for one in activities])
+    order = np.lexsort((rows.start[at], inner[rows.code[at]], of_step))
+    edges = np.flatnonzero(np.r_[True, np.diff(of_step[order]) != 0, True])
+    for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        mine = at[order[first:last]]
+        begins, ends = rows.start[mine], rows.end[mine]
+        moments = np.unique(np.concatenate([begins, ends]))
+        owner = np.full(max(len(moments) - 1, 0), -1)
+        places = np.searchsorted(moments, np.stack([begins, ends]))
+        _paint(owner, places, key_of[rows.code[mine]])
+        seen = owner >= 0
+        table[:, of_step[order[first]]] = np.bincount(owner[seen], np.diff(moments)[seen], len(keys))
+    return dict(zip(keys, table, strict=True))
+
+
+def _paint(owner: Ints, places: Ints, keys: Ints) -> None:
+    """Set the key of each moment to that of the last interval that covers it.
+
+    Args:
+        owner: keys of the moments, to be set.
+        places: begins and ends, shape (2, intervals), as indices of moments.
+        keys: keys of the intervals.
+    """
+    begins, ends = places[0].tolist(), places[1].tolist()
+    waiting = np.argsort(places[0], kind="stable").tolist()[::-1]
+    covering: list[int] = []  # a heap: the last interval, negative, comes first
+    for moment in range(len(owner)):
+        while waiting and begins[waiting[-1]] <= moment:
+            heapq.heappush(covering, -waiting.pop())
+        while covering and ends[-covering[0]] <= moment:
+            heapq.heappop(covering)
+        if covering:
+            owner[moment] = keys[-covering[0]]
+
+
+def _divide_communication(seconds: dict[str, Floats], graph: Operations, rank: int, steps: Ints) -> None:
+    """Separate what a rank waits for others from the time that the communication itself takes."""
+    if TRANSFER not in seconds:
+        return
+    mine = [node for node, parties in enumerate(graph.parties) if len(parties) > 1 and rank in parties]
+    known = np.isin(steps, graph.steps)
+    transfer = seconds[TRANSFER].copy()
+    if mine:
+        at = np.searchsorted(graph.steps, steps[known])
+        transfer[known] = np.minimum(graph.seconds[mine].sum(axis=0)[at], transfer[known])
+    seconds[MEETING] = seconds[TRANSFER] - transfer
+    seconds[TRANSFER] = transfer
+
+
+# --- MLPerf ---------------------------------------------------------------------------------------------------------
+
+
+def _mllog(text: Iterable[str], name: str) -> Table:
+    """Read a log of mllog: the steps of `tracked_stats`, evaluations between them, and the start."""
+    moments: dict[str, list[float]] = {key: [] for key in _MOMENTS}
+    times, lengths, losses, count, lost = [], [], [], 0, 0
+    for line in text:
+        _, found, body = line.partition(MLLOG)
+        if not found:
+            continue
+        try:
+            event = json.loads(body)
+            moment, key, value = float(event["time_ms"]) / 1e3, str(event["key"]), event.get("value")
+            spent = _step_time(value) if key == "tracked_stats" else None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+            lost += 1
+            continue
+        if not abs(moment) <= MAX_SECONDS:
+            lost += 1
+            continue
+        count += 1
+        if key in moments:
+            moments[key].append(moment)
+        if spent is not None:
+            times.append(moment)
+            lengths.append(spent)
+            losses.append(_loss(value))
+    if not times:
+        raise SourceError(
+            f"{printable(name)}: the log has no step times (tracked_stats with a value such as train_step_time): "
+            f"{count} events were read"
+        )
+    order = np.argsort(times, kind="stable")
+    ends, steps = np.asarray(times)[order], np.asarray(lengths)[order]
+    begins = np.r_[ends[0] - steps[0], ends[:-1]]
+    length = np.maximum(ends - begins, steps)
+    evaluation = _within(list(_intervals(moments["eval_start"], moments["eval_stop"])), begins, ends)
+    starts, runs = moments["init_start"], moments["run_start"]
+    before = max((runs[0] if runs else float(begins[0])) - starts[0], 0.0) if starts else 0.0
+    rank = RankLedger.of("0", np.arange(len(ends)), length, {STEP: steps, "evaluation": evaluation})
+    facts = {"loss": np.asarray(losses)[order][None, :]} if np.isfinite(losses).all() else {}
+    return Table(Ledger((rank,), before=before, facts=facts, source=name), count, lost, "not an event of mllog")
+
+
+def _step_time(value: object) -> float | None:
+    if isinstance(value, Mapping):
+        for key, spent in value.items():
+            if "step_time" in str(key):
+                seconds = _number(spent)
+                return seconds if 0 <= seconds <= MAX_SECONDS else None
+    return None
+
+
+def _loss(value: Mapping[str, Any]) -> float:
+    return next((_number(loss) for key, loss in value.items() if "loss" in str(key)), float("nan"))
+
+
+def _intervals(starts: Sequence[float], stops: Sequence[float]) -> Iterator[tuple[float, float]]:
+    begun: float | None = None
+    for moment, is_stop in sorted([(one, False) for one in starts] + [(one, True) for one in stops]):
+        if not is_stop:
+            begun = moment if begun is None else begun
+        elif begun is not None:
+            yield begun, moment
+            begun = None
+
+
+def _within(spans: Sequence[tuple[float, float]], begins: Floats, ends: Floats) -> Floats:
+    """Return how much of each stretch lies in spans, which follow each other."""
+    if not spans:
+        return np.zeros(len(begins))
+    edges = np.asarray(spans).ravel()
+    spent = np.cumsum(np.c_[np.zeros(len(spans)), np.diff(np.asarray(spans), axis=1)].ravel())
+    found: Floats = np.interp(ends, edges, spent) - np.interp(begins, edges, spent)
+    return np.maximum(found, 0.0)

@@ -1,0 +1,135 @@
+"""The gain of a repair: the steps are replayed with the repaired seconds."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from sm_profiler.diagnosis import limits
+from sm_profiler.diagnosis.ledger import MEETING, TRANSFER, Ledger
+from sm_profiler.diagnosis.operations import Operations
+
+if TYPE_CHECKING:
+    from sm_profiler.formats.columns import Floats, Mask
+
+
+@attrs.frozen
+class Interval:
+    """An estimate and the range that the truth probably lies in."""
+
+    low: float
+    value: float
+    high: float
+
+
+@attrs.frozen(eq=False)
+class Steps:
+    """The steps of a job as the model sees them, before or after some repairs.
+
+    Attributes:
+        graph: what happens in a step.
+        seconds: time of each node in each step; repairs change it.
+        ranks: names of the ranks.
+        stages: names of the stages.
+    """
+
+    graph: Operations
+    seconds: Floats
+    ranks: tuple[str, ...]
+    stages: tuple[str, ...]
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> Steps:
+        """Return the steps of a ledger: its recorded operations, else its activities one after the other.
+
+        Waiting for other ranks is left out, since it follows from the others, and a meeting takes what it takes the rank
+        that comes last.
+        """
+        names = tuple(rank.name for rank in ledger.ranks)
+        stages = tuple(dict.fromkeys(rank.stage for rank in ledger.ranks if rank.stage))
+        if ledger.operations is not None:
+            return cls(ledger.operations, ledger.operations.seconds, names, stages)
+        tables = {key: ledger.table(key) for key in ledger.totals.activities if key != MEETING}
+        if TRANSFER in tables and len(names) > 1:
+            tables[TRANSFER] = np.broadcast_to(tables[TRANSFER].min(axis=0), tables[TRANSFER].shape)
+        keys = list(tables)
+        seconds = np.asarray([tables[key][rank] for rank in range(len(names)) for key in keys])
+        rank = np.repeat(np.arange(len(names)), len(keys))
+        stage = np.asarray(
+            [stages.index(one.stage) if one.stage else -1 for one in ledger.ranks for _ in keys], np.int64
+        )
+        graph = Operations.of_activities(keys * len(names), rank, stage, seconds, ledger.common_steps)
+        return cls(graph, graph.seconds, names, stages)
+
+    @cached_property
+    def length(self) -> Floats:
+        """Seconds of each step of the job."""
+        return self.graph.step_seconds(self.seconds)
+
+    @cached_property
+    def local(self) -> Floats:
+        """Seconds that each rank works by itself, shape (ranks, steps)."""
+        graph = self.graph
+        return np.asarray([self.seconds[graph.ranks == rank].sum(axis=0) for rank in range(len(self.ranks))])
+
+    @cached_property
+    def stage_of(self) -> list[int]:
+        """Stage of each rank, as an index; -1 if it has none."""
+        graph = self.graph
+        return [int(np.max(graph.stages[graph.ranks == rank], initial=-1)) for rank in range(len(self.ranks))]
+
+    def even(self) -> Steps:
+        """Return the steps in which each operation takes the same time on all ranks and in all steps, as long as on average.
+
+        Communication takes its median, because its longest times are those of late ranks.
+        """
+        graph, seconds = self.graph, self.seconds.copy()
+        for name in sorted(set(graph.names)):
+            rows = np.asarray([each == name for each in graph.names])
+            for kind, usual in ((rows & graph.local, np.mean), (rows & ~graph.local, np.median)):
+                if kind.any():
+                    seconds[kind] = usual(self.seconds[kind])
+        return attrs.evolve(self, seconds=seconds)
+
+    def repaired(self, seconds: Floats) -> Steps:
+        """Return the steps with other seconds; a repair never makes anything slower."""
+        return attrs.evolve(self, seconds=np.minimum(seconds, self.seconds))
+
+
+def gain(before: Steps, after: Steps, *, least: Steps | None = None, steps: Mask | None = None) -> Interval:
+    """Return the share of the time that a repair saves.
+
+    The interval covers the chance of these steps (a bootstrap over blocks of steps, because neighbours resemble each
+    other), the model's own error, and what is known about how well the repair works.
+
+    Args:
+        before, after: the steps.
+        least: the steps after a repair that works less well.
+        steps: the steps that count; default: all.
+    """
+    rows = slice(None) if steps is None else steps
+    old, new = before.length[rows], after.length[rows]
+    if not len(old) or old.sum() <= 0:
+        return Interval(0.0, 0.0, 0.0)
+    weights = _drawn(len(old))
+    total = np.maximum(weights @ old, 1e-12)
+    shares = 1 - (weights @ new) / total
+    value = float(1 - new.sum() / old.sum())
+    tail = (1 - limits.INTERVAL) / 2
+    low, high = (float(each) for each in np.quantile(shares, (tail, 1 - tail)))
+    if least is not None:
+        low = min(low, float(1 - least.length[rows].sum() / old.sum()))
+    error = before.graph.error
+    return Interval(max(min(low, value) - error, 0.0), max(value, 0.0), min(max(high, value) + error, 0.99))
+
+
+def _drawn(count: int) -> Floats:
+    """Return how often each step is drawn in each round, block by block; shape (rounds, steps)."""
+    size = max(round(count ** (1 / 3)), 1)
+    blocks = -(-count // size)
+    draw = np.random.default_rng(limits.SEED)
+    weights = draw.multinomial(blocks, np.full(blocks, 1 / blocks), limits.ROUNDS)
+    return np.repeat(weights, size, axis=1)[:, :count].astype(np.float64)

@@ -1,0 +1,138 @@
+"""Sizes of the pages of a Parquet column as they are, before Arrow unpacks them: a footer may state others.
+
+Page headers are structs in Thrift's compact protocol. Arrow unpacks a page into as many bytes as its header states, and
+fails if there are more. Texts that share their beginnings with those before them have no such bound, so no page may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+MAX_FOOTER_OBJECTS = 1 << 17  # of a kind
+FREE_ROWS = 1 << 18  # of a file, and one more for each of its bytes
+FREE_BYTES, MAX_TIMES = 16 << 20, 64  # of a file, unpacked: so much, and so many times its bytes
+
+_STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _STRUCT = 0, 1, 2, 3, 7, 8, 12
+_INTEGERS = (4, 5, 6)
+_UNCOMPRESSED, _COMPRESSED = 2, 3  # fields of a page header
+_PARTS = (5, 7, 8)  # its structs with the number of values, their field 1
+_DICTIONARY = 7
+_ENCODINGS = {5: 2, 8: 4}  # structs → their field with the encoding of the values
+_SHARED_BEGINNINGS = 7  # DELTA_BYTE_ARRAY
+_MAX_DEPTH = 8
+_SHORT = 15
+
+
+class _Structs:
+    """Reads structs from bytes, as far as pages need them."""
+
+    def __init__(self, data: memoryview, at: int) -> None:
+        self.data, self.at = data, at
+
+    def _varint(self) -> int:
+        value = shift = 0
+        while shift < 70:  # noqa: PLR2004 - ten bytes of seven bits
+            byte = self.data[self.at]
+            self.at += 1
+            value |= (byte & 127) << shift
+            if byte < 128:  # noqa: PLR2004 - the last byte
+                return value
+            shift += 7
+        raise ValueError("a page's header is damaged")
+
+    def _integer(self) -> int:
+        value = self._varint()
+        return (value >> 1) ^ -(value & 1)
+
+    def struct(self, depth: int = 0) -> dict[int, int | dict[int, object]]:
+        """Return the integers of a struct, and its structs, by field."""
+        if depth > _MAX_DEPTH:
+            raise ValueError("a page's header is damaged")
+        found: dict[int, int | dict[int, object]] = {}
+        number = 0
+        while True:
+            head = self.data[self.at]
+            self.at += 1
+            kind = head & 15
+            if kind == _STOP:
+                return found
+            number = number + (head >> 4) if head >> 4 else self._integer()
+            if kind in _INTEGERS:
+                found[number] = self._integer()
+            elif kind == _STRUCT:
+                found[number] = dict(self.struct(depth + 1))
+            elif kind == _BINARY:
+                length = self._varint()
+                self.at += length
+            elif kind == _BYTE:
+                self.at += 1
+            elif kind == _DOUBLE:
+                self.at += 8
+            elif kind not in {_TRUE, _FALSE}:  # page headers have neither lists nor maps
+                raise ValueError("a page's header is damaged")
+
+
+def unpacked_size(chunk: memoryview, rows: int, *, repeating: bool = True) -> int:
+    """Return the bytes of a column's pages once they are unpacked.
+
+    Args:
+        chunk: the column of a row group as it is stored.
+        rows: number of the row group's rows.
+        repeating: values may be stored once for many rows.
+
+    Raises:
+        ValueError: it is damaged, or has more values than rows.
+    """
+    at = size = 0
+    try:
+        while at < len(chunk):
+            read = _Structs(chunk, at)
+            header = read.struct()
+            packed, unpacked = header.get(_COMPRESSED), header.get(_UNCOMPRESSED)
+            if not isinstance(packed, int) or not isinstance(unpacked, int) or packed < 0 or unpacked < 0:
+                raise ValueError("a page's header is damaged")
+            counts = [part.get(1) for number in _PARTS if isinstance(part := header.get(number), dict)]
+            if any(not isinstance(count, int) or not 0 <= count <= rows for count in counts):
+                raise ValueError("a page has more values than there are rows")
+            if not repeating and isinstance(header.get(_DICTIONARY), dict):
+                raise ValueError("a value is stored once for many rows")
+            values = [part.get(field) for key, field in _ENCODINGS.items() if isinstance(part := header.get(key), dict)]
+            if _SHARED_BEGINNINGS in values:
+                raise ValueError("a page's texts share their beginnings")
+            size += unpacked
+            at = read.at + packed
+    except IndexError:
+        raise ValueError("a page is cut off") from None
+    return size
+
+
+def check_groups(metadata: Any, data: memoryview, names: Collection[str], *, repeating: bool = True) -> None:
+    """Check that columns of a file do not unpack to much more than the file.
+
+    Args:
+        metadata: the footer, as Arrow has read it.
+        data: the file.
+        names: the columns that will be read.
+        repeating: values may be stored once for many rows.
+
+    Raises:
+        ValueError: they do, or the file is damaged.
+    """
+    rows = unpacked = 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        rows += group.num_rows
+        if group.num_rows < 0 or rows > FREE_ROWS + len(data):
+            raise ValueError("more rows than a table has in as many bytes")
+        for at in range(group.num_columns):
+            column = group.column(at)
+            if column.path_in_schema not in names:
+                continue
+            start = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)), default=0)
+            end = start + column.total_compressed_size
+            if not 0 <= start <= end <= len(data):
+                raise ValueError("its columns are not where its footer puts them")
+            unpacked += unpacked_size(data[start:end], group.num_rows, repeating=repeating)
+            if unpacked > FREE_BYTES + MAX_TIMES * len(data):
+                raise ValueError("more than a table has in as many bytes")

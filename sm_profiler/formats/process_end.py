@@ -1,0 +1,47 @@
+"""End of a process in its `sm_profiler/process` record: names of the states, and an error as one bounded line."""
+
+from __future__ import annotations
+
+from sm_profiler.printable import printable
+
+COMPLETED = "completed"
+EXITED = "exited"  # by itself, without an exception; its exit code is unknown
+CRASHED = "crashed"
+KILLED = "killed"
+OUT_OF_MEMORY = "out_of_memory"
+INTERRUPTED = "interrupted"
+STOPPED = "stopped"
+RUNNING = "running"
+UNKNOWN = "unknown"
+
+# Arguments of the record.
+END, END_ERROR, END_PLACE, END_CODE, END_US, END_STEP, OOM_KILLS = (
+    "end",
+    "end_error",
+    "end_place",
+    "end_code",
+    "end_us",
+    "end_step",
+    "oom_kills",
+)
+
+MAX_ERROR = 300  # characters
+_READ = 4000  # characters of a message that are read
+
+
+def error_line(error: BaseException) -> str:
+    """Return an exception's type and the first line of its message, as a traceback ends; bounded, and safe to print."""
+    kind = type(error)
+    module = "" if kind.__module__ in {"builtins", "__main__"} else f"{kind.__module__}."
+    try:
+        text = str(error)[:_READ].strip()
+    except Exception:  # noqa: BLE001 - an exception of the script may have a method of its own that fails
+        text = ""
+    message = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return bounded_line(f"{module}{kind.__qualname__}: {message}" if message else f"{module}{kind.__qualname__}")
+
+
+def bounded_line(text: str) -> str:
+    """Return a text as one printable line of at most `MAX_ERROR` characters."""
+    line = printable(" ".join(text[:_READ].split()))
+    return line if len(line) <= MAX_ERROR else f"{line[: MAX_ERROR - 1]}…"

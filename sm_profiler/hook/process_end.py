@@ -1,0 +1,72 @@
+"""End of this process, observed while it exits.
+
+Nothing is patched: CPython keeps the exception that ends the main script in `sys.last_value` before it prints it, and one
+that ends a process of multiprocessing is still being handled when that process's exit functions run.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from sm_profiler.formats.process_end import (
+    COMPLETED,
+    CRASHED,
+    END,
+    END_CODE,
+    END_ERROR,
+    END_PLACE,
+    EXITED,
+    STOPPED,
+    error_line,
+)
+from sm_profiler.hook.caller import is_library
+from sm_profiler.hook.cells import shown
+from sm_profiler.hook.secrets import masked
+
+_SCRIPT = ("__main__", "runpy")  # modules of the outermost frame of an exception that ends a script
+
+
+def how_it_ends() -> dict[str, Any]:
+    """Return the arguments of the process's record about its end, for an exit function."""
+    error = sys.exc_info()[1] or _unhandled()
+    code: int | None = None
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        error = error.__context__
+    if error is None:
+        return {END: EXITED} if code is None else {END: CRASHED if code else COMPLETED, END_CODE: code}
+    if code == 0:
+        return {END: COMPLETED, END_CODE: 0}
+    if isinstance(error, KeyboardInterrupt):
+        return {END: STOPPED, END_ERROR: "KeyboardInterrupt"}
+    place = _place(error)
+    return {
+        END: CRASHED,
+        END_ERROR: masked(error_line(error)),
+        **({END_PLACE: place} if place else {}),
+        END_CODE: 1 if code is None else code,
+    }
+
+
+def _place(error: BaseException) -> str:
+    """Return the innermost line of the user's code that an exception passed, as `train.py:12`; "" if there is none."""
+    found = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if not is_library(frame.f_code.co_filename):
+            found = f"{Path(shown(frame.f_code.co_filename)).name}:{line}"
+    return found
+
+
+def _unhandled() -> BaseException | None:
+    """Return the exception that ended the script; None for one that an interactive session has shown."""
+    if hasattr(sys, "ps1"):
+        return None
+    error = getattr(sys, "last_value", None)
+    trace = getattr(sys, "last_traceback", None)
+    if not isinstance(error, BaseException) or not isinstance(trace, TracebackType):
+        return None
+    return error if trace.tb_frame.f_globals.get("__name__") in _SCRIPT else None

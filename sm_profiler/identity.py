@@ -1,0 +1,104 @@
+"""Names of the user, account, job and machine, as Slurm, Kubernetes or the variables of the job have them."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from sm_profiler.container import INPUT_CONFIG
+from sm_profiler.printable import printable
+
+KEYS = ("user", "account", "job", "job_id", "queue", "namespace", "pod", "host")
+LABEL = "label:"  # begins the key of a pod's label
+LABELS_FILE_VARIABLE = "SM_PROFILER_LABELS_FILE"
+LABELS_FILE = "/etc/podinfo/labels"  # where Kubernetes' documentation mounts the downward API
+NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+MAX_TEXT, MAX_LABELS = 200, 60
+_LARGEST = 65536
+# Our own variables come first; then those that Slurm sets.
+_VARIABLES = {
+    "user": ("SM_PROFILER_USER", "SLURM_JOB_USER"),
+    "account": ("SM_PROFILER_ACCOUNT", "SLURM_JOB_ACCOUNT"),
+    "job": ("SM_PROFILER_JOB", "SLURM_JOB_NAME"),
+    "job_id": ("SM_PROFILER_JOB_ID", "SLURM_JOB_ID"),
+    "queue": ("SM_PROFILER_QUEUE", "SLURM_JOB_PARTITION"),
+    "namespace": ("SM_PROFILER_NAMESPACE",),
+    "pod": ("SM_PROFILER_POD",),
+    "host": ("SM_PROFILER_HOST", "SLURMD_NODENAME"),
+}
+# Labels that name what a variable does not, the surest first.
+_FROM_LABELS = {
+    "user": ("user", "owner", "username", "created-by"),
+    "account": ("account", "team", "project", "cost-center"),
+    "job": ("jobset.sigs.k8s.io/jobset-name", "training.kubeflow.org/job-name", "job-name"),
+    "queue": ("kueue.x-k8s.io/queue-name",),
+}
+_LABEL_LINE = re.compile(r'([\w./-]{1,317})="((?:[^"\\]|\\.)*)"')
+
+
+def identity(
+    environment: Mapping[str, str] = os.environ,
+    *,
+    labels_file: str | None = None,
+    namespace_file: str = NAMESPACE_FILE,
+    input_config: str = INPUT_CONFIG,
+) -> dict[str, str]:
+    """Return what is known of KEYS, and of a pod's labels, each with LABEL before its name; never raises.
+
+    Args:
+        environment: the process's variables.
+        labels_file: labels in the format of the downward API; default: SM_PROFILER_LABELS_FILE or LABELS_FILE.
+        namespace_file: Kubernetes writes it into each pod with a service account.
+        input_config: the folder that every SageMaker training container has.
+    """
+    found = {key: value for key, names in _VARIABLES.items() if (value := _first(environment, names))}
+    labels = read_labels(labels_file or environment.get(LABELS_FILE_VARIABLE) or LABELS_FILE)
+    in_pod = "KUBERNETES_SERVICE_HOST" in environment
+    inside = Path(input_config).is_dir()
+    if in_pod:
+        found.setdefault("namespace", _text(namespace_file).strip())
+        found.setdefault("pod", environment.get("HOSTNAME", ""))
+    for key, names in _FROM_LABELS.items():
+        found.setdefault(key, _first(labels, names))
+    if not (in_pod or inside):  # the user of a container is the image's, mostly root
+        found["user"] = found["user"] or _login()
+    if not inside:  # there it is algo-1, or an address that another machine gets later
+        found.setdefault("host", socket.gethostname())
+    found |= {LABEL + key: value for key, value in labels.items()}
+    return {key: printable(value)[:MAX_TEXT] for key, value in found.items() if value}
+
+
+def read_labels(path: str) -> dict[str, str]:
+    """Return the labels in a file of the downward API; none if it cannot be read."""
+    found = _LABEL_LINE.findall(_text(path))[:MAX_LABELS]
+    return {key: re.sub(r"\\(.)", r"\1", value) for key, value in found}
+
+
+def is_identity(found: object) -> bool:
+    """Return whether a value that was recorded is an identity, as far as readers depend on it."""
+    return isinstance(found, dict) and all(isinstance(one, str) for pair in found.items() for one in pair)
+
+
+def _first(values: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((values[name] for name in names if values.get(name)), "")
+
+
+def _login() -> str:
+    try:
+        import pwd  # noqa: PLC0415 - only Unix has it
+
+        entry = pwd.getpwuid(os.getuid())
+    except (ImportError, KeyError, OSError):
+        return ""
+    return "" if entry.pw_uid == 0 else entry.pw_name
+
+
+def _text(path: str) -> str:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(_LARGEST).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,181 @@
+"""Record a part of a running script or notebook: `sm_profiler.start()` and `sm_profiler.stop()`."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from subprocess import TimeoutExpired
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from sm_profiler.errors import ProfilerError
+from sm_profiler.printable import printable
+
+if TYPE_CHECKING:
+    from sm_profiler.config import Profile
+    from sm_profiler.debugger import ProfilerConfig
+    from sm_profiler.hook import Hook
+    from sm_profiler.monitor.start import Registration
+
+NAME = "notebook"
+MONITOR_SECONDS = 5.0
+_running: list[Recording] = []  # at most one
+
+
+class Recording:
+    """A profile that is being recorded; as a context manager it stops at the end of the block.
+
+    Attributes:
+        folder: the profile.
+        hook: marks steps and phases.
+    """
+
+    def __init__(self, folder: Path, hook: Hook, monitor: Registration | None) -> None:
+        self.folder = folder
+        self.hook = hook
+        self._monitor = monitor
+
+    def __repr__(self) -> str:
+        state = "recording to" if self in _running else "recorded in"
+        return f"<sm_profiler: {state} {printable(self.folder)}>"
+
+    def __enter__(self) -> Recording:  # noqa: PYI034 - typing.Self comes with Python 3.11
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if self in _running:
+            self._stop(exit_code=int(error is not None))
+
+    def stop(self) -> Path:
+        """Stop, and return the profile's folder; a recording that has stopped is left as it is."""
+        if self in _running:
+            self._stop()
+        return self.folder
+
+    def _stop(self, exit_code: int = 0) -> None:
+        from sm_profiler.cli.run import quoted, shown
+        from sm_profiler.hook.entry import uninstall
+        from sm_profiler.monitor.left_profile import mark_end
+        from sm_profiler.monitor.run_state import write_state
+
+        _running.remove(self)
+        atexit.unregister(self.stop)
+        uninstall()
+        if self._monitor is not None:
+            self._monitor.leave()
+            if self._monitor.monitor is not None:
+                with suppress(TimeoutExpired):  # the process, whose work is done, ends
+                    self._monitor.monitor.wait(MONITOR_SECONDS)
+        else:
+            mark_end(self.folder)
+        write_state(self.folder, exit_code)
+        print(f"sm-profiler: next: sm-profiler report {quoted(shown(self.folder))}", file=sys.stderr)
+
+
+def start(
+    folder: str | Path | None = None,
+    config: ProfilerConfig | Mapping[str, Any] | str | Path | None = None,
+) -> Recording:
+    """Record this process from now on, with the windows of `sm-profiler run` unless a configuration is given.
+
+    Args:
+        folder: where to write the profile; by default the configuration's, or else a new one below `./sm-profiler/`.
+        config: a `ProfilerConfig`, the JSON object of one, or a file that holds it.
+
+    Returns:
+        The recording, which also is a context manager.
+
+    Raises:
+        ProfilerError: a profile is being recorded already, no framework is installed, or the folder cannot be used.
+    """
+    from sm_profiler.cli.run import start_monitor
+    from sm_profiler.container import rooted
+    from sm_profiler.hook import entry
+    from sm_profiler.hook.frameworks import FRAMEWORKS
+    from sm_profiler.hook.settings import ConfigText
+    from sm_profiler.monitor.run_state import write_state
+
+    if _running or (found := entry.get_hook(create=False)) is not None:
+        where = _running[0].folder if _running else found.session.root  # type: ignore[union-attr]
+        raise ProfilerError(
+            f"start: a profile is being recorded already, to {printable(where)}; call sm_profiler.stop()"
+        )
+    if not any(one.module in sys.modules or find_spec(one.module) for one in FRAMEWORKS):
+        names = ", ".join(one.title for one in FRAMEWORKS)
+        raise ProfilerError(f"start: no training framework is installed here ({names})")
+    text, profile = _configuration(folder, config)
+    root = rooted(profile.local_path).absolute()
+    monitor = start_monitor(profile, f"{NAME}-{time.strftime('%Y%m%d-%H%M%S')}", sample=True)
+    write_state(root)
+    try:
+        hook = entry.start(profile, ConfigText(text), here=True)
+    except BaseException:
+        if monitor is not None:
+            monitor.leave(by_itself=False)
+        raise
+    recording = Recording(root, hook, monitor)
+    _running.append(recording)
+    atexit.register(recording.stop)
+    print(f"sm-profiler: writing the profile to {printable(root)}", file=sys.stderr)
+    return recording
+
+
+def stop() -> Path:
+    """Stop the recording that `start` began, and return the profile's folder.
+
+    Raises:
+        ProfilerError: nothing is being recorded.
+    """
+    if not _running:
+        raise ProfilerError("stop: nothing is being recorded; sm_profiler.start() begins")
+    return _running[0].stop()
+
+
+def _configuration(folder: str | Path | None, config: Any) -> tuple[str, Profile]:
+    """Return the configuration as JSON and as a profile, whose folder exists."""
+    from sm_profiler.cli.run import default_config, profile_folder
+    from sm_profiler.config import load_profile
+    from sm_profiler.container import rooted
+    from sm_profiler.monitor.place import with_variables
+
+    try:
+        if config is None:
+            text = default_config(profile_folder(NAME, Path(folder) if folder is not None else None)).read_text("utf-8")
+            return text, load_profile(text)
+        request = _request(config)
+        if folder is not None:
+            local = {"LocalPath": str(Path(folder).absolute())}
+            request = {**request, "ProfilingParameters": {**(request.get("ProfilingParameters") or {}), **local}}
+        text = json.dumps(request)
+        profile = load_profile(text)
+        for problem in profile.problems:
+            print(f"sm-profiler: {printable(problem)}", file=sys.stderr)
+        if not profile.hook_on:
+            raise ProfilerError(f"start: this configuration records no framework: {profile.off}")
+        profile = with_variables(profile)
+        profile_folder(NAME, rooted(profile.local_path))
+    except OSError as error:
+        raise ProfilerError(f"start: {printable(error.filename or folder or '')}: {error.strerror}") from None
+    return text, profile
+
+
+def _request(config: Any) -> dict[str, Any]:
+    """Return a configuration as a JSON object."""
+    if hasattr(config, "_to_request_dict"):
+        config = config._to_request_dict()  # noqa: SLF001 - the SDK's name for its wire form
+    elif isinstance(config, (str, Path)):
+        try:
+            config = json.loads(Path(config).read_text("utf-8-sig"))
+        except ValueError as error:
+            raise ProfilerError(f"start: {printable(config)}: {error}") from None
+    if not isinstance(config, Mapping):
+        raise ProfilerError(f"start: config is a ProfilerConfig, a JSON object or a file, not {type(config).__name__}")
+    return dict(config)

@@ -1,0 +1,76 @@
+"""Judges of ranks that ended while their peers went on."""
+
+from __future__ import annotations
+
+from sm_profiler.formats.process_end import CRASHED, KILLED, OUT_OF_MEMORY, RUNNING
+from sm_profiler.report.classes import Class
+from sm_profiler.report.ends import RankEnd
+from sm_profiler.report.formatting import plural
+from sm_profiler.report.judges.judge_context import JudgeContext
+from sm_profiler.report.model import Evidence, Finding
+from sm_profiler.report.svg import shorten
+
+MAX_PEERS = 2  # in the evidence
+MAX_ERROR = 120  # characters, of an error that another one caused
+_ADVICE = {
+    CRASHED: "Read the traceback of {name} in the log: errors of other ranks, and timeouts, follow from it.",
+    KILLED: "Find out who killed {name}: the scheduler (its limits of time and memory), a person, or the kernel, which writes "
+    "that to its log (dmesg).",
+    OUT_OF_MEMORY: "Give the job more memory or let it use less: fewer loader workers, fewer prefetched batches, no copy of the "
+    "data set in each rank. Errors of other ranks follow from it.",
+}
+
+
+def judge_dead_rank(context: JudgeContext) -> Finding | None:
+    """Find a rank that failed before its peers did."""
+    ending = context.metrics.ending
+    rank = ending.dead
+    if rank is None:
+        return None
+    goes_on = " The job is still running." if ending.state == RUNNING else ""
+    return Finding(
+        Class.DEAD_RANK,
+        f"{rank.name} {rank.how}{'' if rank.how.endswith(('.', '!', '?')) else '.'}{goes_on}",
+        (Evidence("training steps", rank.step, None, rank.name), *_peers(context, rank)),
+        _ADVICE[rank.state].format(name=rank.name),
+        _after(context, rank),
+        of="job",
+        confidence="high",
+    )
+
+
+def judge_unequal_steps(context: JudgeContext) -> Finding | None:
+    """Find a rank that ended by itself while its peers needed it for their next steps."""
+    rank = context.metrics.ending.short
+    if rank is None:
+        return None
+    others = [one for one in context.metrics.ending.ranks if one.is_rank and one.name != rank.name]
+    other = max(others, key=lambda one: (one.step, one.name))
+    went_on = (
+        f"{other.name} {shorten(other.how, MAX_ERROR)}"
+        if other.state
+        else f"{other.name} went on to step {other.step:,}"
+    )
+    return Finding(
+        Class.UNEQUAL_STEPS,
+        f"{rank.name} ended after {plural(rank.step, 'training step')}, and the others went on without it: {went_on}.",
+        (Evidence("training steps", rank.step, None, rank.name), *_peers(context, rank)),
+        f"If {rank.name} was to go on, its log shows why it ended. Give each rank the same number of batches: a DistributedSampler (with drop_last=True), a limit on the steps of an "
+        "epoch, or DistributedDataParallel's join() for data that cannot be divided evenly.",
+        _after(context, rank),
+        of="job",
+        confidence="high",
+    )
+
+
+def _peers(context: JudgeContext, rank: RankEnd) -> list[Evidence]:
+    """Return how far the other ranks came, the furthest first."""
+    others = [one for one in context.metrics.ending.ranks if one.is_rank and one.name != rank.name]
+    furthest = sorted(others, key=lambda one: (-one.step, one.name))[:MAX_PEERS]
+    return [Evidence("training steps", one.step, None, one.name) for one in furthest]
+
+
+def _after(context: JudgeContext, rank: RankEnd) -> float:
+    """Return the share of the job after the end of a rank."""
+    metrics = context.metrics
+    return min(max((metrics.end - rank.at) / metrics.duration, 0.0), 1.0) if metrics.duration > 0 else 0.0

@@ -1,0 +1,135 @@
+"""Parquet files of strangers that would take a hundred times their size in memory or more."""
+
+import subprocess
+import sys
+import tracemalloc
+import zlib
+from base64 import b64encode
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sm_profiler.formats.parquet_pages import unpacked_size
+from sm_profiler.source import open_source
+from sm_profiler.source.parquet import contents, header, paths, schema
+from sm_profiler.source.parquet.contents import Contents
+from sm_profiler.source.parquet.header import Header, SourceFile
+from sm_profiler.source.parquet.writing import TableWriter
+
+AT_S = 1_700_002_800
+KEY = f"system/incremental/2023111423/{AT_S}.algo-1.json"
+PART = paths.Part(paths.SYSTEM, "j", "algo-1", "2023111423")
+MB = 1 << 20
+
+
+def write(folder, packed, rows, *, text="cpu0", plain=False):
+    """Write a data set of one file, with so many equal rows in a row group."""
+    count = pa.array(np.zeros(rows))
+    texts = [pa.array([text]).take(pa.array(np.zeros(rows, np.int64))) for _ in range(4)]
+    table = pa.table([count, count, *texts], schema.SCHEMAS[paths.SYSTEM])
+    path = folder / PART.key
+    path.parent.mkdir(parents=True)
+    with pq.ParquetWriter(
+        path, table.schema, compression="zstd", use_dictionary=not plain, write_statistics=False,
+        data_page_size=1 << 30, store_schema=False,
+    ) as writer:  # fmt: skip
+        writer.write_table(table, row_group_size=rows)
+        writer.add_key_value_metadata({header.KEY.decode(): packed.decode()})
+    files = folder / paths.Part(paths.FILES, "j").key
+    files.parent.mkdir(parents=True)
+    files.write_bytes(TableWriter(paths.FILES).finish(Header(header.VERSION, "x")))
+    return folder
+
+
+def account(rows):
+    return Header(header.VERSION, "x", [SourceFile(KEY, 1, "", 0.0, AT_S * 10**6, 0, 0, rows)])
+
+
+def refused(folder):
+    """Return why the rows of the one file were refused, read with little memory."""
+    code = f"""
+import resource
+from sm_profiler.source import open_source
+import pyarrow.parquet, pandas, numpy
+source = open_source({str(folder)!r}, progress=False)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for batch in source.batches(unsettled=True):
+    assert not len(batch.system)
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+assert grown < 64 << 10, grown
+print(*(one.reason for one in source.quality()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert not done.returncode, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("options", [{"rows": 1_500_000}, {"rows": 4000, "text": "x" * 20_000, "plain": True}])
+def test_a_row_group_that_unpacks_to_more_than_is_written_is_refused_unread(tmp_path, options):
+    folder = write(tmp_path, header.encode(account(options["rows"])), **options)
+    assert (folder / PART.key).stat().st_size < 100_000
+    assert "more than sm-profiler writes" in refused(folder)
+
+
+def test_rows_that_are_as_many_as_is_written_are_read(tmp_path):
+    folder = write(tmp_path, header.encode(account(200_000)), 200_000)
+    assert len(open_source(folder, progress=False).system()) == 200_000
+
+
+def peak_of(work):
+    tracemalloc.start()
+    work()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak
+
+
+@pytest.mark.parametrize("element", [b"{}", b"[]", b"1", b'{"":0}'])
+def test_a_header_of_many_small_values_takes_little(element):
+    text = msgspec.json.encode(account(1)).replace(b'"metadata":[]', b'"metadata":[' + b",".join([element] * MB) + b"]")
+    bomb = b64encode(zlib.compress(text))
+    allowed = b64encode(zlib.compress(text + b" " * 4 * MB, 0))
+
+    def work():
+        with pytest.raises(ValueError, match="larger than a header"):
+            header.decode(bomb)
+        assert header.decode(allowed).files[0].records == ()
+
+    assert peak_of(work) < 4 * len(allowed)
+
+
+def test_records_are_read():
+    records = ({"name": "x", "args": {"values": [1, 2, 3], "text": "[[[[,,,,"}}, {"name": "y"})
+    made = account(1)
+    made.files[0].metadata = msgspec.Raw(msgspec.json.encode(records))
+    assert header.decode(header.encode(made)).files[0].records == records
+
+
+@pytest.mark.parametrize("element", [b"\x92\xa0\xa0", b"\x94\xa0\x00\x00\xa0"])
+def test_a_list_of_files_with_many_small_values_takes_little(element):
+    count = MB
+    names = b"\xdd" + count.to_bytes(4, "big") + element * count
+    streams, beside = (names, b"\x90") if len(element) == 3 else (b"\x90", names)
+    items = b"\x84\xa7streams" + streams + b"\xa7folders\x90\xa5kinds\x90\xa7columns\x90"
+    body = b"\x85\xa6origin\xa0\xa4rows\x80\xa5items" + items + b"\xa6beside" + beside + b"\xa3odd\x80"
+    assert msgspec.msgpack.decode(body)
+    for level in (9, 0):
+        packed = zlib.compress(body, level)
+        stored = msgspec.msgpack.encode(contents._Stored((contents.VERSION, header.VERSION), "d", packed))
+        assert peak_of(lambda: Contents.decode(stored, "d")) < 3 * len(stored) + 4 * MB  # noqa: B023 - called at once
+        assert Contents.decode(stored, "d") is None
+
+
+def test_damaged_page_headers_are_refused():
+    good = b"\x15\x00\x15\x08\x15\x04\x2c\x15\x02\x00\x00" + b"12"  # type, sizes, and a struct with a number of values
+    assert unpacked_size(memoryview(good * 3), 1) == 12
+    for bad in (
+        good[:-3], good[:3], good.replace(b"\x15\x04", b"\x15\x03"), b"\x19\x00", b"\x00", b"\x1c" * 50, b"\xff" * 50,
+        b"\x05" + b"\x80" * 20, good.replace(b"\x15\x02\x00", b"\x15\x04\x00"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="page"):
+            unpacked_size(memoryview(bad), 1)
+    assert unpacked_size(memoryview(b""), 1) == 0

@@ -1,0 +1,121 @@
+"""Tables of times that are small as stored and large as read."""
+
+import gzip
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sm_profiler.diagnosis import read_table, tables
+from sm_profiler.errors import SourceError
+
+PEAK = Path(__file__).parents[1] / "fuzz"
+READ = """
+import sys
+from peak_memory import peak_bytes
+from sm_profiler.diagnosis import read_table
+from sm_profiler.errors import SourceError
+import pyarrow.parquet
+try:
+    read_table(sys.argv[1])
+except SourceError as error:
+    print(error, file=sys.stderr)
+print(peak_bytes() >> 20)
+"""
+
+
+def peak_mib(path):
+    """Return the peak memory of a process that reads a table."""
+    done = subprocess.run(
+        [sys.executable, "-c", READ, path], env={"PYTHONPATH": f"{PEAK}:{PEAK.parents[1]}"}, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+def test_a_gzip_file_unpacks_to_a_multiple_of_its_size(tmp_path):
+    path = tmp_path / "times.csv"
+    path.write_bytes(gzip.compress(b"step,seconds\n" + b"1,1\n" * (5 << 20)))
+    with pytest.raises(SourceError, match="unpacks to more than 16 MiB"):
+        read_table(path)
+
+
+def test_columns_that_a_table_declares_and_rows_lack_take_no_memory(tmp_path):
+    wide, keys = tmp_path / "wide.csv", tmp_path / "keys.jsonl"
+    wide.write_text("step,seconds," + ",".join(f"c{at}" for at in range(6000)) + "\n" + "1,1.5\n2,1.5\n" * 6000)
+    keys.write_text("\n".join(f'{{"step":{at},"seconds":1,"k{at}":1}}' for at in range(6000)))
+    assert len(read_table(keys).ledger.ranks[0].steps) == 6000
+    assert peak_mib(keys) < 250
+    assert peak_mib(wide) < 250
+
+
+def test_values_of_parquet_that_are_stored_once_take_their_memory_once(tmp_path):
+    table = pa.table(
+        {
+            "step": np.arange(3000),
+            "seconds": np.ones(3000),
+            "rank": ["x" * 500_000] * 3000,
+            "note": ["y" * 500_000] * 3000,
+        }
+    )
+    pq.write_table(table, tmp_path / "times.parquet", compression="zstd")
+    assert (tmp_path / "times.parquet").stat().st_size < 100_000
+    assert peak_mib(tmp_path / "times.parquet") < 300
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        ({"step": np.zeros(2_000_000, np.int64), "seconds": np.ones(2_000_000)}, {}, "more rows than a table has"),
+        (
+            {"step": np.arange(100), "seconds": np.ones(100), "rank": ["x" * 100_000 + str(at) for at in range(100)]},
+            {"use_dictionary": False, "column_encoding": {"rank": "DELTA_BYTE_ARRAY"}}, "share their beginnings",
+        ),
+    ],
+)  # fmt: skip
+def test_rows_of_parquet_that_take_no_bytes_are_refused(tmp_path, columns, options, message):
+    pq.write_table(pa.table(columns), tmp_path / "times.parquet", compression="zstd", **options)
+    with pytest.raises(SourceError, match=message):
+        read_table(tmp_path / "times.parquet")
+
+
+def test_times_and_names_of_any_kind_are_read_or_left_out(tmp_path):
+    path = tmp_path / "times.csv"
+    path.write_text(
+        "\ufeffrank,step,seconds,start,operation\n²,1,1e308,0,a\n²,2,1,1,a\n①,2,1,-1e300,a\n٣,2,1,1,a\n²,3,1,1,b\n"
+    )
+    table = read_table(path)
+    assert sorted(rank.name for rank in table.ledger.ranks) == ["²", "٣"]
+    assert table.lost == 2
+
+
+def test_the_different_names_of_a_table_are_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "MAX_NAMES", 10)
+    path = tmp_path / "times.csv"
+    path.write_text("rank,step,seconds\n" + "".join(f"{at},1,1\n" for at in range(11)))
+    with pytest.raises(SourceError, match="column rank has more than 10 different values"):
+        read_table(path)
+
+
+def test_moments_belong_to_the_last_interval_that_covers_them():
+    rng = np.random.default_rng(5)
+    begins = rng.integers(0, 40, 60)
+    places = np.stack([begins, np.minimum(begins + rng.integers(0, 12, 60), 50)])
+    keys = rng.integers(0, 9, 60)
+    expected = np.full(50, -1)
+    for (begin, end), key in zip(places.T, keys, strict=True):
+        expected[begin:end] = key
+    owner = np.full(50, -1)
+    tables._paint(owner, places, keys)
+    assert owner.tolist() == expected.tolist()
+
+
+def test_evaluations_are_divided_among_the_steps_around_them():
+    spent = tables._within([(1.0, 2.0), (2.5, 5.0)], np.array([0.0, 1.5, 4.0, 8.0]), np.array([1.5, 3.0, 8.0, 9.0]))
+    assert spent.tolist() == [0.5, 1.0, 1.0, 0.0]
+    assert tables._within([], np.zeros(2), np.ones(2)).tolist() == [0.0, 0.0]

@@ -1,0 +1,200 @@
+"""The cost of jobs without a verdict is neither useful nor wasted; `--fail-on` shows what it was checked for."""
+
+import json
+from html import unescape
+
+import pytest
+from fleet_helpers import HOUR, START_S, description, finding, priced, report_json
+
+from sm_profiler.cli.main import main
+from sm_profiler.errors import ConfigError, SourceError
+from sm_profiler.fleet.analysis import assemble
+from sm_profiler.fleet.building import build_fleet
+from sm_profiler.fleet.conditions import conditions_of
+from sm_profiler.fleet.description import facts_of
+from sm_profiler.fleet.model import FleetJob, Loss
+from sm_profiler.fleet.page import render_html
+from sm_profiler.fleet.report_json import read_report
+from sm_profiler.fleet.rows import row_of
+from sm_profiler.fleet.terminal import summary
+
+PRICES = {"ml.g5.xlarge": 2.0}
+
+
+def judged(name, lost=0.5 * HOUR, **options):
+    verdict = finding("INPUT_BOUND", lost) if lost else finding()
+    return priced(report_json(name, verdict), description(name), prices=PRICES, **options)
+
+
+def unjudged(name, hours=10):
+    return priced(None, description(name, billable=hours * 3600, training=hours * 3600), prices=PRICES)
+
+
+def inconclusive(name):
+    return priced(report_json(name, finding("INCONCLUSIVE")), description(name), prices=PRICES)
+
+
+def test_waste_is_a_share_of_what_was_judged():
+    fleet = assemble([judged("a"), judged("b", 0), unjudged("c")])
+    assert fleet.totals.waste == pytest.approx(0.25)
+    assert (fleet.totals.bill_usd, fleet.totals.judged_usd, fleet.totals.judged) == (24.0, 4.0, 2)
+    assert fleet.totals.coverage == pytest.approx(4 / 24)
+    assert fleet.causes[0].share == pytest.approx(0.25)
+
+
+def test_waste_has_the_unit_that_is_shown():
+    cheap = {"ml.g5.xlarge": 0.01}
+    unknown = {"InstanceType": "ml.unknown.xlarge", "InstanceCount": 1}
+    failed = priced(None, description("b", status="Failed", ResourceConfig=unknown), prices=cheap)
+    fleet = assemble(
+        [priced(report_json("a", finding("INPUT_BOUND", 0.5 * HOUR)), description("a"), prices=cheap), failed]
+    )
+    assert fleet.totals.bill_usd < 1
+    assert fleet.totals.waste == pytest.approx(fleet.totals.lost_instance_hours / fleet.totals.judged_instance_hours)
+    assert f"({100 * fleet.totals.waste:.0f} %)" in summary(fleet)
+    (condition,) = conditions_of("waste>70%")
+    assert condition.broken_by(fleet.totals)
+
+
+def test_an_inconclusive_job_is_not_judged_and_a_failed_one_is():
+    failed = priced(None, description("b", status="Failed", FailureReason="exit code 1"), prices=PRICES)
+    fleet = assemble([judged("a"), failed, inconclusive("c")])
+    assert fleet.totals.judged == 2
+    assert fleet.totals.coverage == pytest.approx(2 / 3)
+    assert fleet.totals.waste == pytest.approx(0.75)
+
+
+def test_a_job_of_unknown_length_counts_as_an_average_one():
+    fleet = assemble([judged("a"), FleetJob("b", error="damaged"), FleetJob("c"), judged("d")])
+    assert fleet.totals.coverage == pytest.approx(0.5)
+    assert assemble([FleetJob("b", error="damaged")]).totals.coverage == 0.0
+    assert assemble([]).totals.coverage is None
+
+
+def test_hours_cover_jobs_whose_price_is_unknown():
+    unknown = row_of(None, priced_facts("ml.new.large", 30), FleetJob("u"))
+    fleet = assemble([judged("a"), judged("b"), unknown])
+    assert fleet.totals.coverage == pytest.approx(2 / 32)
+
+
+def priced_facts(kind, hours):
+    return facts_of(
+        description("u", billable=3600 * hours, training=3600 * hours, ResourceConfig={"InstanceType": kind, "InstanceCount": 1})
+    )  # fmt: skip
+
+
+def test_the_page_and_the_terminal_show_what_was_judged():
+    fleet = assemble([judged("a"), judged("b"), unjudged("c")], prices="your price table")
+    page = unescape(render_html(fleet))
+    assert "$2.00 of $4.00 was wasted (50 %). Judged: 17 % of $24.00." in page
+    assert "Not judged" in page
+    assert "83 %, 1 job" in page
+    assert "1 was not judged" in page
+    assert "3 jobs cost $24.00, $4.00 of which was judged; $2.00 of that (50 %) was lost." in summary(fleet)
+    nothing = assemble([unjudged("a"), unjudged("b")])
+    assert "None of it was judged." in summary(nothing)
+
+
+def test_the_unit_that_is_shown_decides_the_order():
+    """Cents are shown as time, so jobs are sorted by time."""
+    long = FleetJob("long", judged="report", verdict="X", billable_s=100, lost_s=25, losses=(Loss("X", 25, 0.001),), bill_usd=0.01, lost_usd=0.001, price=0.1)  # fmt: skip
+    dear = FleetJob("dear", judged="report", verdict="X", billable_s=100, lost_s=12, losses=(Loss("X", 12, 0.05),), bill_usd=0.2, lost_usd=0.05, price=9.0)  # fmt: skip
+    assert [job.name for job in assemble([dear, long]).jobs] == ["long", "dear"]
+
+
+def test_one_list_has_one_unit_and_advice_appears_once():
+    unpriced = row_of(read_report(json.dumps(report_json("u", finding("HOST_BOUND", 240), instance_type="own")).encode()), priced_facts("own", 1), FleetJob("u", judged="report"))  # fmt: skip
+    shown = summary(assemble([judged("a", 3000), judged("b", 2000), judged("c", 1000), unpriced]))
+    by_cause, _, top = shown.partition("Lost by cause")[2].partition("Jobs that waste most")
+    assert "$" not in by_cause
+    assert "4 min" in by_cause
+    assert "$0" not in top
+    assert top.count("Repair INPUT_BOUND.") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("waste>40%", 1),
+        ("waste>60%", 0),
+        ("waste>60%,coverage<80%", 1),
+        ("coverage<9%", 0),
+        ("cost>20", 1),
+        ("cost > $30", 0),
+    ],
+)
+def test_conditions(tmp_path, monkeypatch, capsys, text, code):
+    for name, hours in (("a", 1), ("c", 10)):
+        folder = tmp_path / "jobs" / name
+        folder.mkdir(parents=True)
+        (folder / "job.json").write_text(json.dumps(description(name, billable=3600 * hours, training=3600 * hours)))
+    (tmp_path / "jobs/a/report.json").write_text(json.dumps(report_json("a", finding("INPUT_BOUND", 1800))))
+    (tmp_path / "prices.json").write_text(json.dumps(PRICES))
+    monkeypatch.chdir(tmp_path)
+    assert main(["fleet", "jobs", "--prices", "prices.json", "--fail-on", text]) == code
+    errors = capsys.readouterr().err
+    assert ("--fail-on waste" in errors) == ("waste" in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("waste", "expected waste>20%, cost>500 (dollars) or coverage<80%"),
+        ("waste>101%", "waste is at most 100 %"),
+        ("waste<20%", "waste has an upper limit, waste>N"),
+        ("coverage>20%", "coverage has a lower limit, coverage<N"),
+        ("cost>10%", "the cost is in dollars"),
+        ("waste>20", "waste is in percent: waste>20%"),
+        ("waste>20%,,cost>1", "'' is no condition"),
+    ],
+)
+def test_wrong_conditions_name_what_is_wrong(text, hint):
+    with pytest.raises(ConfigError) as error:
+        conditions_of(text)
+    assert hint in str(error.value)
+
+
+def test_a_limit_of_waste_is_reported_if_nothing_was_judged():
+    totals = assemble([unjudged("a")]).totals
+    waste, coverage = conditions_of("waste>20%,coverage<80%")
+    assert not waste.broken_by(totals)
+    assert "no job was judged" in waste.unknown_for(totals)
+    assert coverage.broken_by(totals) == "0 %"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"duration_s": 1e308},
+        {"duration_s": 5 * 86400.0},
+        {"loop": [START_S, 1e308]},
+        {"nodes": [f"algo-{number}" for number in range(100_001)]},
+    ],
+    ids=["absurd", "longer than its own times", "loop", "nodes"],
+)
+def test_times_that_no_job_has_are_refused(change):
+    report = report_json("a", finding("INPUT_BOUND", 1800))
+    report["job"].update(change)
+    with pytest.raises(SourceError, match="not plausible"):
+        read_report(json.dumps(report).encode())
+
+
+def test_an_absurd_report_is_counted_and_decides_nothing(tmp_path):
+    for name in "abcdef":
+        folder = tmp_path / name
+        folder.mkdir()
+        report = report_json(name, finding("INPUT_BOUND", 1800))
+        if name == "c":
+            report = json.loads(json.dumps(report), parse_float=lambda _: 1e308)
+        (folder / "report.json").write_text(json.dumps(report))
+    fleet = build_fleet([str(tmp_path)])
+    assert fleet.totals.instance_hours == pytest.approx(5)
+    assert fleet.totals.unreadable == 1
+    assert "not plausible" in next(job.error for job in fleet.jobs if job.error)
+
+
+def test_a_job_that_has_most_of_the_time_by_its_profile_is_named(tmp_path):
+    for name, hours in zip("abcdef", (1, 1, 1, 1, 1, 900), strict=True):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "report.json").write_text(json.dumps(report_json(name, duration=hours * HOUR)))
+    assert any("all machine time is that of f," in note for note in build_fleet([str(tmp_path)]).notes)

@@ -1,0 +1,119 @@
+"""Names of users, accounts, jobs and labels, from Slurm, Kubernetes and the job's own variables."""
+
+import getpass
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import attrs
+import pytest
+from fleet_helpers import description, finding, priced, report_json
+
+from sm_profiler.container import read_resources
+from sm_profiler.fleet.analysis import assemble
+from sm_profiler.formats.process_record import validated
+from sm_profiler.hook import birth as birth_module
+from sm_profiler.identity import MAX_LABELS, identity
+
+SLURM = {
+    "SLURM_JOB_USER": "anna", "SLURM_JOB_ACCOUNT": "vision", "SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "resnet",
+    "SLURM_JOB_PARTITION": "h100", "SLURMD_NODENAME": "gpu-17",
+}  # fmt: skip
+LABELS = 'team="nlp"\nowner="ben"\nkueue.x-k8s.io/queue-name="low"\nquote="a\\"b"\nnot a label\n'
+
+
+def found(environment, tmp_path, **options):
+    return identity(environment, **{"input_config": str(tmp_path / "none"), "namespace_file": str(tmp_path / "none"), **options})  # fmt: skip
+
+
+def test_slurm(tmp_path):
+    assert found(SLURM, tmp_path) == {
+        "user": "anna", "account": "vision", "job_id": "4711", "job": "resnet", "queue": "h100", "host": "gpu-17",
+    }  # fmt: skip
+
+
+def test_kubernetes(tmp_path):
+    (tmp_path / "labels").write_text(LABELS)
+    (tmp_path / "namespace").write_text("research\n")
+    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "train-worker-0", "SM_PROFILER_HOST": "ip-10-1-2-3"}
+    known = found(pod, tmp_path, labels_file=str(tmp_path / "labels"), namespace_file=str(tmp_path / "namespace"))
+    assert known == {
+        "user": "ben", "account": "nlp", "queue": "low", "namespace": "research", "pod": "train-worker-0", "host": "ip-10-1-2-3",
+        "label:team": "nlp", "label:owner": "ben", "label:kueue.x-k8s.io/queue-name": "low", "label:quote": 'a"b',
+    }  # fmt: skip
+
+
+def test_own_variables_come_first(tmp_path):
+    assert found({**SLURM, "SM_PROFILER_USER": "carla"}, tmp_path)["user"] == "carla"
+
+
+def test_a_machine_has_its_name_and_its_user(tmp_path):
+    known = found({}, tmp_path)
+    assert known["host"] == socket.gethostname()
+    assert known.get("user", "") == ("" if os.getuid() == 0 else getpass.getuser())
+    (tmp_path / "config").mkdir()
+    assert found({}, tmp_path, input_config=str(tmp_path / "config")) == {}
+
+
+def test_odd_files_and_names_are_harmless(tmp_path):
+    (tmp_path / "labels").write_bytes(b"\xff\x00" + b"".join(b'k%d="v"\n' % number for number in range(1000)))
+    known = found({"SLURM_JOB_USER": "x" * 999 + "\x1b[31m"}, tmp_path, labels_file=str(tmp_path / "labels"))
+    assert len(known["user"]) == 200
+    assert sum(key.startswith("label:") for key in known) <= MAX_LABELS
+    assert "label:x" not in found({}, tmp_path, labels_file=str(tmp_path))
+    assert validated({"identity": {"user": "a", "b": 3}, "host": "h"}) == {"identity": {"user": "a"}, "host": "h"}
+    assert validated({"identity": ["user"]}) == {}
+
+
+def test_the_instance_type_of_a_machine_outside_of_the_service(tmp_path):
+    environment = {"SM_PROFILER_ROOT": str(tmp_path), "SM_PROFILER_INSTANCE_TYPE": "p5.48xlarge", "SLURM_NODEID": "1"}
+    resources = read_resources(environment)
+    assert (resources.node, resources.instance_type) == ("algo-2", "p5.48xlarge")
+
+
+def test_the_hook_records_it(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ACCOUNT", "vision")
+    assert birth_module.birth(0).identity["account"] == "vision"
+    assert attrs.asdict(birth_module.Birth())["identity"] == {}
+
+
+@pytest.mark.parametrize(("state", "status"), [("crashed", "Failed"), ("completed", "Completed"), ("running", "InProgress"), ("unknown", "")])  # fmt: skip
+def test_a_fleet_has_what_was_recorded(state, status):
+    who = {"user": "anna", "account": "vision", "namespace": "research", "label:team": "nlp"}
+    report = report_json("a", finding("INPUT_BOUND", 600), identity=who, instance_type="p5.48xlarge")
+    report["end"] = {"state": state, "exit_code": 1, "error": "ValueError: x", "step": 3}
+    job = priced(report)
+    assert (job.user, job.account, job.namespace, job.tags) == ("anna", "vision", "research", {"team": "nlp"})
+    assert (job.status, job.price) == (status, 55.04)
+    assert job.failure == ("ValueError: x" if status == "Failed" else "")
+    fleet = assemble([job], group_by=("user", "account", "namespace", "host", "team"))
+    assert {group.key: group.value for group in fleet.groups} == {
+        "user": "anna", "account": "vision", "namespace": "research", "host": "i-1", "team": "nlp",
+    }  # fmt: skip
+
+
+def test_the_description_of_the_service_comes_first():
+    report = report_json("a", identity={"user": "root", "label:team": "x"})
+    tags = [{"Key": "user", "Value": "anna"}, {"Key": "team", "Value": "nlp"}]
+    job = priced(report, description("a", Tags=tags))
+    assert (job.user, job.tags["team"], job.status) == ("anna", "nlp", "Completed")
+
+
+def test_a_profile_carries_it_to_the_report(tmp_path):
+    """From the job's environment to report.json, through files on disk."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nmodel = torch.nn.Linear(4, 4)\nopt = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for _ in range(5):\n    model(torch.ones(2, 4)).sum().backward()\n    opt.step()\n"
+    )
+    environment = {**os.environ, "SLURM_JOB_USER": "anna", "SLURM_JOB_ACCOUNT": "vision", "SM_PROFILER_INSTANCE_TYPE": "p5.48xlarge"}  # fmt: skip
+    run = [sys.executable, "-m", "sm_profiler", "run", "--no-monitor", "--out", str(tmp_path / "p"), str(script)]
+    subprocess.run(run, check=True, env=environment, cwd=tmp_path, capture_output=True, timeout=120)
+    report = [sys.executable, "-m", "sm_profiler", "report", str(tmp_path / "p"), "--out", str(tmp_path / "r")]
+    subprocess.run(report, check=True, env=environment, cwd=tmp_path, capture_output=True, timeout=120)
+    job = json.loads((tmp_path / "r/report.json").read_text())["job"]
+    assert job["identity"]["user"] == "anna"
+    assert job["identity"]["account"] == "vision"
+    assert job["instance_type"] == "p5.48xlarge"

@@ -1,0 +1,150 @@
+"""Ends as the hook, the recovery of open files and the state of a run record them."""
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from sm_profiler.formats.process_end import MAX_ERROR, error_line
+from sm_profiler.formats.trace_recovery import recover_traces
+from sm_profiler.limits import Limits
+from sm_profiler.monitor.run_state import RunState, read_state, write_state
+
+WATCH = """
+import atexit, json, multiprocessing, multiprocessing.util, os, sys
+from sm_profiler.hook.process_end import how_it_ends
+def shown():
+    os.write(1, json.dumps(how_it_ends()).encode())
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "ends", "code"),
+    [
+        ("pass", {"end": "exited"}, 0),
+        ("raise ValueError('a\\nb')", {"end": "crashed", "end_error": "ValueError: a", "end_place": "script.py:7", "end_code": 1}, 1),
+        ("sys.exit(3)", {"end": "exited"}, 3),
+        ("raise KeyboardInterrupt", {"end": "stopped", "end_error": "KeyboardInterrupt"}, -signal.SIGINT),
+        ("raise ValueError('no access with ' + 'AKIA' + 'IOSFODNN7EXAMPLE')", {"end": "crashed", "end_error": "ValueError: no access with ***", "end_place": "script.py:7", "end_code": 1}, 1),
+        ("try:\n    1 / 0\nexcept ArithmeticError:\n    pass", {"end": "exited"}, 0),
+        ("sys.last_value = ValueError('shown by a library')", {"end": "exited"}, 0),
+        ("import json\njson.loads('{')", {"end": "crashed", "end_error": "json.decoder.JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)", "end_place": "script.py:8", "end_code": 1}, 1),
+        ("sys.excepthook = lambda *_: None\nraise OSError(2, 'gone')", {"end": "crashed", "end_error": "FileNotFoundError: [Errno 2] gone", "end_place": "script.py:8", "end_code": 1}, 1),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_script(tmp_path, script, ends, code):
+    path = tmp_path / "script.py"
+    path.write_text(f"{WATCH}atexit.register(shown)\n{script}\n")
+    found = subprocess.run([sys.executable, str(path)], capture_output=True, check=False)
+    assert (json.loads(found.stdout), found.returncode) == (ends, code)
+
+
+@pytest.mark.parametrize(
+    ("body", "ends"),
+    [
+        ("raise ValueError('x')", {"end": "crashed", "end_error": "ValueError: x", "end_place": "script.py:8", "end_code": 1}),
+        ("try:\n    1 / 0\nexcept ZeroDivisionError:\n    sys.exit(1)", {"end": "crashed", "end_error": "ZeroDivisionError: division by zero", "end_place": "script.py:9", "end_code": 1}),
+        ("sys.exit(0)", {"end": "completed", "end_code": 0}),
+        ("pass", {"end": "exited"}),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_process_of_multiprocessing(tmp_path, body, ends):
+    path = tmp_path / "script.py"
+    path.write_text(
+        f"{WATCH}def work():\n    multiprocessing.util.Finalize(None, shown, exitpriority=10)\n{textwrap.indent(body, '    ')}\n"
+        "one = multiprocessing.get_context('fork').Process(target=work)\none.start()\none.join()\n"
+    )
+    found = subprocess.run([sys.executable, str(path)], capture_output=True, check=True)
+    assert json.loads(found.stdout) == ends
+
+
+def test_errors_are_one_bounded_line():
+    class OfTheScriptError(Exception):
+        def __str__(self):
+            raise ValueError
+
+    assert error_line(OfTheScriptError()).endswith("OfTheScriptError")
+    assert error_line(ValueError("\n\n  first\x1b[31m\nsecond")) == "ValueError: first\\x1b[31m"
+    assert len(error_line(ValueError("x" * 10_000))) == MAX_ERROR
+    assert error_line(RuntimeError()) == "RuntimeError"
+
+
+def left_open(root, **args):
+    """Write the open file of a process that is gone; return where its file will be."""
+    folder = root / "framework" / "pevents"
+    folder.mkdir(parents=True)
+    process = {"rank": 1, "pid": 7, "oom_kills": 3, **args}
+    lines = [
+        {"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": 1_700_000_000_000_000}},
+        {"name": "sm_profiler/process", "ph": "M", "pid": 0, "args": process},
+        {"name": "Step:ModeKeys.TRAIN", "ph": "X", "pid": 1, "ts": 5, "dur": 10, "args": {}},
+    ]  # fmt: skip
+    text = "[\n" + ",\n".join(json.dumps(line) for line in lines) + ',\n{"name": "cut'
+    (folder / "1-algo-1_pythontimeline_999999999_0_1.json.tmp").write_text(text)
+    return folder
+
+
+def ends_in(folder):
+    (file,) = folder.rglob("*_pythontimeline.json")
+    records = [one["args"] for one in json.loads(file.read_text()) if one["name"] == "sm_profiler/process"]
+    assert all(one["rank"] == 1 for one in records)
+    return [(one.get("end"), one.get("end_us")) for one in records if "end" in one]
+
+
+@pytest.mark.parametrize(
+    ("stopped", "kills", "end"), [(True, 4, "stopped"), (False, 3, "killed"), (False, 4, "out_of_memory")]
+)
+def test_a_process_that_left_its_file_open(tmp_path, monkeypatch, stopped, kills, end):
+    monkeypatch.setattr("sm_profiler.formats.trace_recovery.oom_kills", lambda: kills)
+    folder = left_open(tmp_path)
+    assert recover_traces(tmp_path, "algo-1", stopped=stopped) == 1
+    assert ends_in(folder) == [(end, 1_700_000_000_000_015)]
+
+
+def test_copies_of_open_files_have_no_end(tmp_path):
+    folder = left_open(tmp_path)
+    recover_traces(tmp_path)
+    assert ends_in(folder) == []
+
+
+def test_an_end_that_is_recorded_is_kept(tmp_path):
+    folder = left_open(tmp_path, end="crashed")
+    recover_traces(tmp_path, stopped=False)
+    assert ends_in(folder) == [("crashed", None)]
+
+
+@pytest.mark.parametrize(("folder", "name"), [("", "memory.events"), ("memory", "memory.oom_control")])
+def test_kills_for_want_of_memory_are_counted_by_the_cgroup(tmp_path, folder, name):
+    (tmp_path / "fs" / folder).mkdir(parents=True)
+    (tmp_path / "fs" / folder / name).write_text("low 0\noom 7\noom_kill 2\n")
+    (tmp_path / "member").write_text("")
+    assert Limits(tmp_path / "fs", tmp_path / "member").oom_kills() == 2
+
+
+@pytest.mark.parametrize(
+    ("state", "end"),
+    [
+        (RunState(1, "x", 0), "completed"),
+        (RunState(1, "x", 0, stopped=True), "completed"),
+        (RunState(1, "x", 1), "crashed"),
+        (RunState(1, "x", 1, stopped=True), "stopped"),  # a framework that leaves at Ctrl-C
+        (RunState(1, "x", 130), "stopped"),
+        (RunState(1, "x", 143), "stopped"),
+        (RunState(1, "x", 137), "killed"),
+        (RunState(1, "x", 137, out_of_memory=True), "out_of_memory"),
+        (RunState(1, "x", 139), "crashed"),
+        (RunState(1, "x"), "unknown"),
+    ],
+)
+def test_the_end_of_a_run(state, end):
+    assert state.end == end
+
+
+def test_a_run_is_running_until_its_exit_code_is_known(tmp_path):
+    write_state(tmp_path)
+    assert read_state(tmp_path).end == "running"
+    write_state(tmp_path, 1, stopped=True, out_of_memory=True)
+    assert read_state(tmp_path).end == "stopped"

@@ -1,0 +1,221 @@
+"""End of a job: from its run, its description, its processes' records and the age of its data."""
+
+from argparse import Namespace
+
+import pytest
+from report_helpers import START_S, metrics_of, report_from, training
+
+from sm_profiler.cli.report import exit_code
+from sm_profiler.exporters.message import message_of
+from sm_profiler.report import terminal_summary
+from sm_profiler.report.classes import Class
+from sm_profiler.report.ends import EndFacts, RankEnd, end_of
+from sm_profiler.report.notebook import render_notebook
+from sm_profiler.report.page import render_html
+from sm_profiler.source.open_files import closes_in
+
+PEER = "RuntimeError: [pair.cc:553] Connection closed by peer"
+
+
+def record(rank, end=None, at=None, step=None, error="", *, start=1.0, **more):  # noqa: PLR0913 - one argument a field
+    """Return the record of a process, times in seconds after the start."""
+    found = {"node": "algo-1", "rank": rank, "pid": 100 + rank, "start_us": (START_S + start) * 1e6}
+    found |= {"end": end} if end else {}
+    found |= {"end_us": (START_S + at) * 1e6} if at is not None else {}
+    found |= {"end_step": step} if step is not None else {}
+    return found | ({"end_error": error} if error else {}) | more
+
+
+def of_run(state, code=None):
+    return EndFacts(run=state, exit_code=code)
+
+
+def test_a_crash_comes_first_and_the_speed_below():
+    ended = record(0, "crashed", 5.0, 121, "ValueError: bad batch", end_code=1, end_place="train.py:10")
+    report = report_from(training(121, wait=0.02), metadata=(ended,), facts=of_run("crashed", 1))
+    first, second = terminal_summary(report, width=100).splitlines()[:2]
+    assert first == "The script ended with exit code 1 after 121 training steps: ValueError: bad batch (train.py:10)"
+    assert second.startswith("INPUT_BOUND")
+    assert report.as_dict()["end"] == {
+        "state": "crashed", "exit_code": 1, "error": "ValueError: bad batch", "where": "train.py:10", "step": 121,
+    }  # fmt: skip
+    assert report.as_dict()["job"]["ranks"][0]["end"]["state"] == "crashed"
+    assert "ended with exit code 1" in render_html(report)
+    assert "ended with exit code 1" in render_notebook(report)
+    assert message_of(report).lines[0] == first
+    assert message_of(report).detail["end"]["state"] == "crashed"
+
+
+@pytest.mark.parametrize(
+    ("facts", "ranks", "state", "sentence"),
+    [
+        (of_run("completed", 0), [RankEnd("algo-1-0", "killed", step=9)], "completed", ""),  # os._exit(0)
+        (of_run("crashed", 3), [RankEnd("algo-1-0", "exited", step=9)], "crashed", "The script ended with exit code 3 after 9 training steps."),
+        (of_run("crashed", 139), [RankEnd("algo-1-0", "killed", step=9, counted=False)], "crashed", "The script was ended by SIGSEGV after at least 9 training steps."),
+        (of_run("killed", 137), [RankEnd("algo-1-0", "killed", step=9, counted=False)], "killed", "The script was killed after at least 9 training steps."),
+        (of_run("out_of_memory", 137), [], "out_of_memory", "The script ran out of memory: the kernel killed it."),
+        (of_run("stopped", 130), [RankEnd("algo-1-0", "stopped", error="KeyboardInterrupt", step=1)], "stopped", "The script was stopped after 1 training step by Ctrl-C."),
+        (of_run("running"), [RankEnd("algo-1-0", step=9)], "running", "The job is still running: this is the verdict so far, after 9 training steps."),
+        (of_run("unknown"), [RankEnd("algo-1-0", step=9)], "unknown", ""),  # `sm-profiler run` itself was killed
+        (EndFacts(is_fresh=True), [RankEnd("algo-1-0", "killed", step=9)], "killed", "The job was killed after 9 training steps."),
+        (EndFacts(finished=True), [RankEnd("algo-1-0", "crashed", error="E", step=9)], "crashed", "The job failed after 9 training steps: E"),
+        (EndFacts(finished=True), [RankEnd("algo-1-0", step=9)], "completed", ""),
+        (EndFacts(is_fresh=True), [RankEnd("algo-1-0", step=9)], "running", "The job is still running: this is the verdict so far, after 9 training steps."),
+        (EndFacts(), [RankEnd("algo-1-0", step=9)], "unknown", ""),
+    ],
+)  # fmt: skip
+def test_the_state_of_a_job(facts, ranks, state, sentence):
+    ending = end_of(facts, ranks)
+    assert (ending.state, ending.sentence) == (state, sentence)
+
+
+@pytest.mark.parametrize(
+    ("description", "state", "error", "code"),
+    [
+        ({"TrainingJobStatus": "Completed"}, "completed", "", None),
+        ({"TrainingJobStatus": "Failed", "FailureReason": "AlgorithmError: ExecuteUserScriptError:\nExitCode 1\nValueError: x"}, "crashed", "AlgorithmError: ExecuteUserScriptError: ExitCode 1 ValueError: x", 1),
+        ({"TrainingJobStatus": "Failed", "FailureReason": "AlgorithmError: Exit Code: 137"}, "out_of_memory", "AlgorithmError: Exit Code: 137", 137),
+        ({"TrainingJobStatus": "Stopped", "SecondaryStatus": "Stopped"}, "stopped", "", None),
+        ({"TrainingJobStatus": "Stopped", "SecondaryStatus": "MaxRuntimeExceeded"}, "stopped", "MaxRuntimeExceeded", None),
+        ({"TrainingJobStatus": "InProgress", "SecondaryStatus": "Training"}, "running", "", None),
+        ({"TrainingJobStatus": "InProgress", "SecondaryStatus": "Interrupted"}, "interrupted", "", None),
+    ],
+)  # fmt: skip
+def test_the_state_of_a_described_job(description, state, error, code):
+    ending = end_of(EndFacts(finished=True, description=description), [RankEnd("algo-1-0", step=9)])
+    assert (ending.state, ending.error, ending.exit_code) == (state, error, code)
+
+
+def test_interruptions_are_those_of_the_description():
+    rows = [{"Status": "Training"}, {"Status": "Interrupted"}, {"Status": "Training"}]
+    report = report_from(training(100), description={"SecondaryStatusTransitions": rows})
+    assert report.metrics.interruptions[0] == 1
+    assert report.as_dict()["job"]["interruptions"]["count"] == 1
+    assert "interrupted once" in terminal_summary(report)
+
+
+def two_ranks(first, second, *, steps=(150, 151), seconds=(1.5, 4.0)):
+    """Return the report of two ranks, of which rank 0 waits for long after its last step with rank 1."""
+    rows = training(steps[0], node="algo-1-1") + training(150, node="algo-1-0")
+    rows += training(steps[1] - 150, node="algo-1-0", outside=seconds[1], at=3.0, number=150)
+    return report_from(rows, metadata=(first, second), facts=of_run("crashed", 1))
+
+
+@pytest.mark.parametrize(
+    ("second", "headline"),
+    [
+        (record(1, "crashed", 2.5, 150, "ValueError: x"), "algo-1-1 failed after 150 training steps: ValueError: x."),
+        (record(1, "killed", 2.5), "algo-1-1 was killed after at least 150 training steps."),
+        (record(1, "out_of_memory", 2.5), "algo-1-1 was killed after at least 150 training steps, when memory ran out."),
+    ],
+)  # fmt: skip
+def test_a_dead_rank_is_the_verdict(second, headline):
+    report = two_ranks(record(0, "crashed", 3.1, 151, PEER), second)
+    main = report.verdict.main
+    assert (main.kind, main.confidence, main.headline, main.gain) == (Class.DEAD_RANK, "high", headline, None)
+    assert exit_code(report, Namespace(fail_on="issues")) == 1
+    assert terminal_summary(report).startswith("DEAD_RANK")
+
+
+def test_what_follows_a_death_is_no_measure_of_the_speed():
+    report = two_ranks(record(0, "crashed", 9.0, 170, PEER), record(1, "killed", 2.5), steps=(150, 170))
+    assert [one.kind for one in report.verdict.also if one.kind is Class.SYNC_BOUND] == []
+    assert max(rank.end for rank in report.metrics.ranks) <= START_S + 2.5
+    assert report.as_dict()["job"]["ranks"][0]["end"]["step"] == 170  # all of its steps are counted
+
+
+def test_a_rank_that_ends_early_is_the_verdict():
+    report = two_ranks(record(0, "crashed", 3.1, 151, PEER), record(1, "exited", 2.5, 150))
+    main = report.verdict.main
+    assert main.kind is Class.UNEQUAL_STEPS
+    assert main.headline.startswith(
+        "algo-1-1 ended after 150 training steps, and the others went on without it: algo-1-0 failed"
+    )
+    assert exit_code(report, Namespace(fail_on="issues")) == 1
+
+
+def test_ranks_that_end_together_are_no_dead_rank():
+    both = record(0, "killed", 2.5), record(1, "killed", 2.6)
+    assert two_ranks(*both).metrics.ending.dead is None
+    ended = record(0, "exited", 60.0, 150), record(1, "exited", 2.5, 150)  # rank 0 evaluates, and saves the model
+    ending = metrics_of(training(150, node="algo-1-0"), metadata=ended, facts=of_run("completed", 0)).ending
+    assert (ending.dead, ending.short) == (None, None)
+    stopped = metrics_of(training(150, node="algo-1-0"), metadata=both, facts=of_run("stopped", 143)).ending
+    assert stopped.dead is None
+
+
+def test_the_latest_attempt_of_a_rank_counts():
+    first = record(0, "crashed", 2.0, 10, "ValueError: x"), record(1, "killed", 2.0)
+    again = record(0, "exited", 9.0, 150, start=3.0), record(1, "exited", 9.0, 150, start=3.0)
+    ending = metrics_of(training(150, node="algo-1-0", at=3.0), metadata=(*first, *again)).ending
+    assert (ending.state, ending.dead) == ("completed", None)
+
+
+def test_a_failed_job_is_an_issue_however_fast_it_was():
+    report = report_from(training(121, wait=0.0001), facts=of_run("crashed", 1), metadata=(record(0, "exited"),))
+    assert exit_code(report, Namespace(fail_on="issues")) == 1
+
+
+def test_steps_that_are_too_few_are_counted():
+    main = report_from(training(20)).verdict.main
+    assert main.kind is Class.INCONCLUSIVE
+    assert (
+        main.headline
+        == "Too few training steps to judge: 20 steps from one to the next are needed, and of 20 recorded steps 19 can be judged."
+    )
+    assert main.next_step.startswith("Run at least 100 steps")
+    assert "--follow" not in main.next_step  # it has ended
+    assert "--follow" in report_from(training(20), running=True).verdict.main.next_step
+    failed = report_from(training(20), facts=of_run("crashed", 1), metadata=(record(0, "crashed", 5.0, 20),))
+    assert failed.verdict.main.next_step.startswith("Repair the failure first")
+
+
+def test_without_training_steps_there_is_no_verdict_on_the_loop():
+    main = report_from(training(60, mode="EVAL", backward=0, optimizer=0)).verdict.main
+    assert (main.kind, main.headline) == (Class.INCONCLUSIVE, "No training step was recorded, only evaluation.")
+
+
+SAMPLES = [(1 + tick / 2, 10.0, "algo-1", "cpu", "cpu0", "CPUUtilization") for tick in range(20)]
+
+
+def test_a_run_without_a_framework():
+    over = report_from((), SAMPLES, facts=of_run("completed", 0)).verdict
+    assert over.main.headline.startswith("No training framework was imported")
+    assert "from sm_profiler.hook import get_hook" in over.main.next_step
+    assert "SM_PROFILER_AUTO" not in f"{over.main.next_step} {over.not_judged}"
+    so_far = report_from((), SAMPLES, facts=of_run("running")).verdict.main
+    assert "so far" in so_far.headline
+    assert "watch" in so_far.next_step
+
+
+def test_a_run_whose_first_file_is_open():
+    facts = EndFacts(run="running", first_file_s=23.2)
+    main = report_from((), SAMPLES, facts=facts).verdict.main
+    assert main.headline == "Nothing is recorded as a whole yet: the job is still running."
+    assert main.next_step.startswith("The first file closes in 23 s. 'sm-profiler watch'")
+
+
+def test_the_verdict_of_a_running_job_is_so_far():
+    report = report_from(training(121, wait=0.02), facts=of_run("running"))
+    assert terminal_summary(report).splitlines()[0].endswith("confidence, so far)")
+    assert "so far" in render_html(report)
+    assert "so far" in message_of(report).title
+
+
+def test_a_healthy_loop_after_a_slow_start_is_named():
+    main = report_from(training(2000, at=30.0, wait=0.0001), SAMPLES).verdict.main
+    assert main.kind is Class.INITIALIZATION_BOUND
+    assert main.headline.startswith(
+        "The loop is healthy; the start is what is left: the first training step starts after"
+    )
+    assert main.confidence == "medium"  # of a run of a minute
+
+
+def test_open_files_close_after_a_minute(tmp_path, monkeypatch):
+    folder = tmp_path / "framework" / "pevents"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr("sm_profiler.source.open_files.time.time", lambda: 1_700_000_037.0)
+    assert closes_in(tmp_path) is None
+    (folder / "1-algo-1_pythontimeline_7_0_1700000000000000000.json.tmp").touch()
+    (folder / "1-algo-1_pythontimeline_7_0_x.json.tmp").touch()
+    assert closes_in(tmp_path) == 23.0

@@ -1,0 +1,95 @@
+"""The report of a training on a machine without a GPU: names, colours and sections that concern such a machine."""
+
+import re
+
+import attrs
+import pytest
+from report_helpers import report_from, training
+
+from sm_profiler.report import parts
+from sm_profiler.report.formatting import unbroken
+from sm_profiler.report.model import Location
+from sm_profiler.report.page import render_html
+from sm_profiler.report.startup import _BARS
+from sm_profiler.report.terminal import terminal_summary
+
+WITHOUT_GPU = {
+    "RuleTriggered": 0,
+    "Datapoints": 0,
+    "RuleParameters": "",
+    "Details": {"not_evaluated": "no GPU metrics"},
+}
+
+
+def laptop(rank=None, pid=3895, rules=None, **times):
+    name = f"algo-1-{pid if rank is None else rank}"
+    metadata = ({"node": "algo-1", "rank": rank, "pid": pid},)
+    return report_from(training(200, node=name, **times), rules=rules, metadata=metadata)
+
+
+@pytest.mark.parametrize(("rank", "shown"), [(None, "process 3895"), (0, "rank 0")])
+def test_processes_of_one_node_have_plain_names(rank, shown):
+    report = laptop(rank)
+    where = Location("train.py", 5, "main", 0.9, rank=report.metrics.ranks[0].name)
+    main = attrs.evolve(report.verdict.main, where=(where,))
+    report = attrs.evolve(report, verdict=attrs.evolve(report.verdict, main=main))
+    for text in (render_html(report), terminal_summary(report, width=100)):
+        assert f"on {shown}" in text
+        assert not re.search(r"algo-1-\d", text)
+    assert report.as_dict()["job"]["ranks"][0]["name"].startswith("algo-1-")
+
+
+def test_processes_of_several_nodes_keep_their_names():
+    rows = training(200, node="algo-1-0") + training(200, node="algo-2-1")
+    metadata = tuple({"node": f"algo-{rank + 1}", "rank": rank, "pid": 7} for rank in (0, 1))
+    assert "algo-2-1" in render_html(report_from(rows, metadata=metadata))
+
+
+def test_sections_are_folded_unless_a_rule_fired():
+    quiet = render_html(laptop(rules={"CPUBottleneck": WITHOUT_GPU}))
+    assert '<details open><summary><h3 id="rules-title">' not in quiet
+    assert '<details><summary><h3 id="rules-title">' in quiet
+    fired = {**WITHOUT_GPU, "RuleTriggered": 2, "Details": {}}
+    assert '<details open><summary><h3 id="rules-title">' in render_html(laptop(rules={"Dataloader": fired}))
+
+
+def test_a_missing_gpu_is_stated_once():
+    rules = dict.fromkeys(
+        ("CPUBottleneck", "IOBottleneck", "LowGPUUtilization", "BatchSize", "GPUMemoryIncrease"), WITHOUT_GPU
+    )
+    page = render_html(laptop(rules=rules))
+    (sentence,) = re.findall(r"<p>([^<]*): no GPU metrics\.</p>", page)
+    assert sentence == "GPU utilization analysis, Batch size, CPU bottlenecks, I/O bottlenecks, GPU memory"
+    assert "Not judged: no GPU metrics" not in page
+    assert "0 of 5 rules fired. 5 had nothing to judge." in page
+
+
+def test_a_loop_without_a_loader_has_none_to_watch():
+    found = laptop(wait=0)
+    assert "no loader to watch in this loop" in render_html(found)
+    assert ("waiting for data over the whole loop", "no loader to watch in this loop") in found.verdict.not_judged
+    assert "dataloader window" not in render_html(found)
+    assert "no dataloader window either" in render_html(report_from(training(200, wait=0)))
+
+
+def test_a_colour_means_one_thing_in_both_bars():
+    loop = [part.colour for part in parts.PARTS if part.key != "compiled"]  # in place of the forward pass
+    named = [colour for _, colour in parts._NAMED]
+    start = [colour for colour, _ in _BARS.values()]
+    assert len(set(loop)) == len(loop)
+    assert not set(named[1:]) & set(loop)
+    assert not set(start) & set(loop)
+
+
+def test_numbers_stay_with_their_units():
+    assert unbroken("31 % of 1.5 ms, 2 GB, 4 sheep") == "31\xa0% of 1.5\xa0ms, 2\xa0GB, 4 sheep"
+    page = render_html(laptop(wait=0.02))
+    assert re.search(r'id="verdict-title">The loop waits for data \d+\xa0% of the time: \d+\xa0ms', page)
+
+
+def test_the_terminal_shows_the_source_of_the_first_line():
+    report = laptop(wait=0.02)
+    where = Location("train.py", 5, "main", 0.9, source="    total += slow(batch)")
+    main = attrs.evolve(report.verdict.main, where=(where,))
+    text = terminal_summary(attrs.evolve(report, verdict=attrs.evolve(report.verdict, main=main)), width=100)
+    assert "\n      total += slow(batch)\n" in text
