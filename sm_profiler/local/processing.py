@@ -50,6 +50,7 @@ from sm_profiler.rules.settings import STATUS_FILE
 POLL_S = 0.5
 RULE_GRACE_S = 5.0
 RULE_POLL_S = 1.0
+LAST_UPLOAD_S = 30.0  # for which uploads of a rule's last files are tried again
 RULE_IMAGE = re.compile(r"(sagemaker-debugger-rules|sm-profiler)")
 RULE_COMMAND = [sys.executable, "-m", "sm_profiler", "rules", "run"]
 DEFAULT_MAX_RUNTIME_S = 86400
@@ -295,7 +296,7 @@ class RuleRun(threading.Thread):
             uploader.upload_new()
             if time.monotonic() > self._deadline or self._closing.is_set():
                 self.process.stop()
-        uploader.upload_new()
+        uploader.drain(uploader.clock() + LAST_UPLOAD_S)
         log.close()
         self.rule.set(*self._final_status(code, log.tail))
 

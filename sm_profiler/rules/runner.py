@@ -187,11 +187,11 @@ class Runner:
             )
         waited = False
         while True:
+            ended = _has_ended(location)  # asked first: the last files come before the marker, often with it
+            over = not self.settings.follow or self._should_stop() or ended
             try:
                 return open_source(location, cache=False, progress=False)
             except SourceError as error:
-                ended = _has_ended(location)
-                over = not self.settings.follow or self._should_stop() or ended
                 if over and (waited or self.settings.follow or ended):
                     return None
                 if over:

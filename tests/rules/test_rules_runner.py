@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -166,6 +167,24 @@ class TestStatus:
             status, details, _ = evaluate(tmp_path, tmp_path / "p", follow=follow)
             assert status is Status.NO_ISSUES
             assert "the job ended without any" in details
+
+    def test_data_that_come_together_with_the_end_marker_are_evaluated(self, tmp_path, calm, monkeypatch):
+        profile = tmp_path / "p"
+        (profile / "system").mkdir(parents=True)
+        opened = runner_module.open_source
+
+        def open_source(location, **options):
+            try:
+                return opened(location, **options)
+            finally:  # the last upload of the job comes a moment after this look
+                if not (profile / "system" / END).exists():
+                    shutil.copytree(calm, profile, dirs_exist_ok=True)
+                    (profile / "system" / END).touch()
+
+        monkeypatch.setattr(runner_module, "open_source", open_source)
+        status, details, output = evaluate(tmp_path, profile, follow=True)
+        assert "no profiler data" not in details
+        assert (output / "profiler-reports/OverallSystemUsage.json").exists(), status
 
     def test_failing_report_writer_falls_back_to_a_plain_report(self, tmp_path, job):
         made = settings(tmp_path, job)
