@@ -5,6 +5,8 @@ python -m benchmarks.diagnosis --cases metrics,logs --repeat 3
 python -m benchmarks.diagnosis --busy --seed 5                    other sizes, on a busy machine
 python -m benchmarks.diagnosis --profiler traceml --json traceml.json
 python -m benchmarks.diagnosis --plain --markdown docs/diagnosis.md
+python -m benchmarks.diagnosis --keep folder                      keep the profiles
+python -m benchmarks.diagnosis --judge folder                     judge them again, with the code as it is now
 python -m benchmarks.diagnosis --from first.json second.json busy.json --markdown docs/diagnosis.md
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import sys
 import time
@@ -20,10 +23,10 @@ from pathlib import Path
 
 import attrs
 
-from benchmarks.diagnosis import table
+from benchmarks.diagnosis import keeping, table
 from benchmarks.diagnosis.adapters import PROFILERS, FailedRunError
 from benchmarks.diagnosis.manifest import CASES, GPU_CASES, Case
-from benchmarks.diagnosis.running import busy, lanes, run_case, twice_the_cores
+from benchmarks.diagnosis.running import busy, judge_again, lanes, run_case, twice_the_cores
 from benchmarks.diagnosis.scoring import BUSY, QUIET, Score, score
 
 DEVICE = Path("/dev/nvidiactl")  # of NVIDIA's driver
@@ -40,7 +43,10 @@ def options() -> argparse.Namespace:
     parser.add_argument("--busy", action="store_true", help="keep twice as many processes busy as there are cores")
     parser.add_argument("--plain", action="store_true", help="also run without a profiler, for its overhead")
     parser.add_argument("--json", type=Path, help="write the scores to this file, after every case")
-    parser.add_argument(
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--keep", type=Path, metavar="FOLDER", help="keep each case's profile and what was measured")
+    source.add_argument("--judge", type=Path, metavar="FOLDER", help="judge kept profiles again instead of running")
+    source.add_argument(
         "--from",
         type=Path,
         dest="sources",
@@ -50,12 +56,15 @@ def options() -> argparse.Namespace:
     parser.add_argument("--markdown", type=Path, help="write the tables into this document")
     parser.add_argument("--twins", action="store_true", help="judge the repaired twins: nothing is wrong with them")
     parser.add_argument("--list", action="store_true", help="list the cases")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.keep and args.profiler != "ours":
+        parser.error("--keep keeps what sm-profiler writes")
+    return args
 
 
 def chosen(args: argparse.Namespace) -> list[Case]:
     every = GPU_CASES if args.gpu else CASES
-    if args.gpu and not (args.list or args.sources or DEVICE.exists()):
+    if args.gpu and not (args.list or args.sources or args.judge or DEVICE.exists()):
         sys.exit("not run: no CUDA device")
     cases = every
     if args.cases == "sample":
@@ -84,9 +93,14 @@ def measure(args: argparse.Namespace) -> list[Score]:
 
     def measured(turn: int, case: Case) -> tuple[Score, float]:
         started = time.monotonic()
-        outcome = score(run_case(case.varied(args.seed + turn) if args.seed else case, profiler, plain=args.plain))
-        machine = BUSY if args.busy else QUIET
-        return attrs.evolve(outcome, machine=machine, run=turn), time.monotonic() - started
+        facts = {"machine": BUSY if args.busy else QUIET, "run": turn}
+        keep = None
+        if args.keep:
+            folder = args.keep / (f"{case.name}-run{turn}" if turn else case.name)
+            keep = functools.partial(keeping.keep, folder=folder, case=case.name, **facts)
+        varied = case.varied(args.seed + turn) if args.seed else case
+        outcome = score(run_case(varied, profiler, plain=args.plain, keep=keep))
+        return attrs.evolve(outcome, **facts), time.monotonic() - started
 
     with busy(twice_the_cores()) if args.busy else contextlib.nullcontext(), lanes(args.lanes) as pool:
         for done in as_completed([pool.submit(measured, *one) for one in turns]):
@@ -99,6 +113,22 @@ def measure(args: argparse.Namespace) -> list[Score]:
             print(line(one, seconds), flush=True)
             if args.json:
                 args.json.write_text(json.dumps([one.as_dict() for one in scores], indent=1))
+    return scores
+
+
+def measure_again(args: argparse.Namespace) -> list[Score]:
+    found = keeping.kept(args.judge)
+    scores = []
+    for case in chosen(args):
+        for folder, facts in found.items():
+            if facts["case"] != case.name:
+                continue
+            started = time.monotonic()
+            one = attrs.evolve(score(judge_again(case, folder, facts)), machine=facts["machine"], run=facts["run"])
+            print(line(one, time.monotonic() - started), flush=True)
+            scores.append(one)
+    if args.json:
+        args.json.write_text(json.dumps([one.as_dict() for one in scores], indent=1))
     return scores
 
 
@@ -117,7 +147,7 @@ def main() -> None:
         print("\n".join(f"{case.name:60} {case.expected[0]:22} {case.about}" for case in chosen(args)))
         return
     order = {case.script: number for number, case in enumerate(CASES)}
-    scores = kept(args.sources) if args.sources else measure(args)
+    scores = kept(args.sources) if args.sources else measure_again(args) if args.judge else measure(args)
     scores.sort(key=lambda one: order.get(one.script, 0))
     print(table.runs_sentence(scores))
     print(table.classes_table(scores), table.reliability_table(scores), sep="\n\n")

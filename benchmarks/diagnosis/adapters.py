@@ -16,6 +16,7 @@ from typing import ClassVar, Protocol
 
 import attrs
 
+from benchmarks.diagnosis.keeping import profile_in
 from benchmarks.diagnosis.manifest import GPU_PROBLEMS, PROBLEMS
 from sm_profiler.report import build_report
 from sm_profiler.source import open_source
@@ -126,12 +127,11 @@ class Ours:
         """Run a script under `sm-profiler run`, with its defaults."""
         command = [interpreter(script), "-m", "sm_profiler", "run", str(script), *arguments]
         execute(command, folder, SM_PROFILER_HANG_SECONDS=HANG_SECONDS)
-        (profile,) = (folder / "sm-profiler").iterdir()
-        return self.read(profile)
+        return self.read(profile_in(folder))
 
     def read(self, profile: Path) -> Diagnosis:
-        """Return the verdict on a profile."""
-        verdict = build_report(open_source(profile)).verdict.as_dict()
+        """Return the verdict on a profile, all of which is parsed by the present code."""
+        verdict = build_report(open_source(profile, cache=False)).verdict.as_dict()
         return Diagnosis(_ours(verdict), tuple(_ours(one) for one in verdict["also"]))
 
 

@@ -10,14 +10,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from benchmarks.diagnosis.adapters import Diagnosis, FailedRunError, Plain, Profiler
+from benchmarks.diagnosis.adapters import Diagnosis, FailedRunError, Ours, Plain, Profiler
+from benchmarks.diagnosis.keeping import profile_in
 from benchmarks.diagnosis.manifest import Case
 from sm_profiler.processes import processors
 
@@ -64,12 +65,17 @@ def _run(case: Case, folder: Path, *options: str) -> tuple[Path, list[str]]:
     return script, [*sizes, *options, "--diary", str(folder / "diary.json")]
 
 
-def run_case(case: Case, profiler: Profiler, *, plain: bool = False) -> Outcome:
-    """Run a case: repaired, planted under the profiler, and planted without it if `plain`."""
+def run_case(
+    case: Case, profiler: Profiler, *, plain: bool = False, keep: Callable[..., None] | None = None
+) -> Outcome:
+    """Run a case: repaired, planted under the profiler, and planted without it if `plain`.
+
+    `keep` is called with the folder of the run under the profiler, and with the facts that `judge_again` takes.
+    """
     with tempfile.TemporaryDirectory(prefix="diagnosis-") as name:
         root = Path(name)
         if case.repaired:
-            return _judge(case, profiler, root, "--repaired")
+            return _judge(case, profiler, root, "--repaired", keep=keep)
         script, options = _run(case, root / "repaired", "--repaired")
         Plain().run(script, options, root / "repaired")
         repaired = json.loads((root / "repaired" / "diary.json").read_text())
@@ -79,18 +85,36 @@ def run_case(case: Case, profiler: Profiler, *, plain: bool = False) -> Outcome:
             script, options = _run(case, root / "plain", *usual)
             Plain().run(script, options, root / "plain")
             alone = json.loads((root / "plain" / "diary.json").read_text())
-        return _judge(case, profiler, root, *usual, repaired=repaired, plain=alone)
+        return _judge(case, profiler, root, *usual, keep=keep, repaired=repaired, plain=alone)
 
 
-def _judge(case: Case, profiler: Profiler, root: Path, *options: str, **diaries: Any) -> Outcome:
+def _judge(
+    case: Case, profiler: Profiler, root: Path, *options: str, keep: Callable[..., None] | None, **diaries: Any
+) -> Outcome:
     """Run a case under the profiler."""
-    script, arguments = _run(case, root / "judged", *options)
+    folder = root / "judged"
+    script, arguments = _run(case, folder, *options)
+    diagnosis, error, failed = None, "", False
     try:
-        diagnosis = profiler.diagnose(script, arguments, root / "judged")
-    except (FailedRunError, OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
-        return Outcome(case, None, error=str(error), **diaries)
-    planted = json.loads((root / "judged" / "diary.json").read_text())
-    return Outcome(case, diagnosis, planted, **diaries)
+        diagnosis = profiler.diagnose(script, arguments, folder)
+    except (FailedRunError, subprocess.TimeoutExpired) as failure:
+        error, failed = str(failure), True
+    except (OSError, ValueError, KeyError) as failure:
+        error = str(failure)
+    diary = folder / "diary.json"
+    diaries["planted"] = json.loads(diary.read_text()) if diary.exists() else {}
+    if keep:
+        keep(folder, size=case.size, failed=error if failed else "", **diaries)
+    return Outcome(case, diagnosis, error=error, **diaries)
+
+
+def judge_again(case: Case, folder: Path, facts: dict[str, Any]) -> Outcome:
+    """Judge the profile of a kept run by the present code."""
+    case = attrs.evolve(case, size=facts["size"])
+    diaries = {name: facts[name] for name in ("planted", "repaired", "plain") if name in facts}
+    if facts["failed"]:
+        return Outcome(case, None, error=facts["failed"], **diaries)
+    return Outcome(case, Ours().read(profile_in(folder)), **diaries)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,8 @@ python -m benchmarks.strangers                           the open half
 python -m benchmarks.strangers --cases fraud,forecast    scripts by name
 python -m benchmarks.strangers --plain --json times.json    without the profiler
 python -m benchmarks.strangers --times times.json        with the plain and repaired times of an earlier run
+python -m benchmarks.strangers --keep folder             and keep the profiles
+python -m benchmarks.strangers --judge folder            judge them again, with the code as it is now
 python -m benchmarks.strangers --sealed                  the sealed half, once, at a release
 """
 
@@ -20,10 +22,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from benchmarks.diagnosis.adapters import Diagnosis, FailedRunError, Named, Ours, execute, interpreter
+from benchmarks.diagnosis.keeping import keep, kept, profile_in
 from benchmarks.diagnosis.manifest import NEAR
 from benchmarks.diagnosis.scoring import SLACK, part
 from benchmarks.diagnosis.table import markdown, share
@@ -63,7 +67,10 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.strangers", description=__doc__.splitlines()[0])
     parser.add_argument("--sealed", action="store_true", help="the sealed half instead of the open one")
     parser.add_argument("--cases", default="", help="names of scripts, separated by commas")
-    parser.add_argument("--plain", action="store_true", help="only the plain and the repaired variant, no profiler")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--plain", action="store_true", help="only the plain and the repaired variant, no profiler")
+    what.add_argument("--keep", type=Path, metavar="FOLDER", help="keep each script's profile and its times")
+    what.add_argument("--judge", type=Path, metavar="FOLDER", help="judge kept profiles again instead of running")
     parser.add_argument("--times", type=Path, help="take plain and repaired times from the --json of an earlier run")
     parser.add_argument("--json", type=Path, help="write the rows to this file, after every script")
     return parser.parse_args()
@@ -100,12 +107,14 @@ def seconds(one: Stranger, folder: Path, **variables: str) -> float:
     return float(TOOK.findall(printed)[-1])
 
 
-def diagnosed(one: Stranger, folder: Path) -> Diagnosis:
-    """Run a script under `sm-profiler run`; return what the report names."""
+def profiled(one: Stranger, folder: Path) -> str:
+    """Run a script under `sm-profiler run`; return why it failed, or nothing."""
     words = command(copied(one, folder), one)
-    execute([interpreter(one.path), "-m", "sm_profiler", "run", *words], folder)
-    (profile,) = (folder / "sm-profiler").iterdir()
-    return Ours().read(profile)
+    try:
+        execute([interpreter(one.path), "-m", "sm_profiler", "run", *words], folder)
+    except (FailedRunError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return ""
 
 
 def line_right(one: Stranger, found: Named) -> bool:
@@ -160,10 +169,27 @@ def run(one: Stranger, args: argparse.Namespace, times: dict[str, dict]) -> Row:
                 row = attrs.evolve(row, repaired=seconds(one, root / "repaired", REPAIRED="1"))
         if args.plain:
             return row
+        failed = profiled(one, root / "profiled")
+        if args.keep:
+            measured = {"plain": row.plain, "repaired": row.repaired}
+            keep(root / "profiled", folder=args.keep / one.name, failed=failed, **measured)
+        return diagnosed(one, row, root / "profiled", failed)
+
+
+def diagnosed(one: Stranger, row: Row, folder: Path, failed: str) -> Row:
+    """Return the row with what the report of a run names, unless the run failed."""
+    if not failed:
         try:
-            return judged(one, row, diagnosed(one, root / "profiled"))
-        except (FailedRunError, OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
-            return attrs.evolve(row, got="FAILED", right=False, error=str(error))
+            return judged(one, row, Ours().read(profile_in(folder)))
+        except (OSError, ValueError, KeyError) as error:
+            failed = str(error)
+    return attrs.evolve(row, got="FAILED", right=False, error=failed)
+
+
+def judge_again(one: Stranger, folder: Path, facts: dict[str, Any]) -> Row:
+    """Judge the profile of a kept run by the present code."""
+    row = Row(one.name, one.framework, one.expected, facts["plain"], facts["repaired"])
+    return diagnosed(one, row, folder, facts["failed"])
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -202,10 +228,13 @@ def main() -> None:
     if unknown := set(names) - {one.name for one in half}:
         sys.exit(f"no such scripts: {', '.join(sorted(unknown))}")
     times = {row["name"]: row for row in json.loads(args.times.read_text())} if args.times else {}
+    again = {folder.name: facts for folder, facts in kept(args.judge).items()} if args.judge else {}
     rows: list[Row] = []
     for one in half:
+        if args.judge and one.name not in again:
+            continue
         try:
-            rows.append(run(one, args, times))
+            rows.append(judge_again(one, args.judge / one.name, again[one.name]) if again else run(one, args, times))
         except (FailedRunError, subprocess.TimeoutExpired) as error:
             print(f"{one.name} fails by itself and is left out: {error}", file=sys.stderr)
             continue
