@@ -13,6 +13,9 @@ from sm_profiler.printable import printable
 
 KEYS = ("user", "account", "job", "job_id", "queue", "namespace", "pod", "host")
 LABEL = "label:"  # begins the key of a pod's label
+# Among system metrics: types of the rows that name the job's owner, and two more keys of theirs.
+OWNER_TYPES = IDENTITY_TYPE, LABEL_TYPE = "identity", "label"
+MACHINE, INSTANCE_TYPE = "machine", "instance_type"
 LABELS_FILE_VARIABLE = "SM_PROFILER_LABELS_FILE"
 LABELS_FILE = "/etc/podinfo/labels"  # where Kubernetes' documentation mounts the downward API
 NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"

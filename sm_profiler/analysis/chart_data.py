@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sm_profiler.errors import ConfigError
 from sm_profiler.formats.columns import EventColumns, Floats, SystemColumns
+from sm_profiler.identity import OWNER_TYPES
 
 # dimension (and node) → device → rows of time (seconds since the epoch) and value
 Series: TypeAlias = dict[str, dict[str, Floats]]
@@ -198,10 +199,11 @@ def heat_rows(series: Series, dimensions: Sequence[str], devices: Sequence[str])
 
 
 def _pairs(system: SystemColumns, *, by_node: bool) -> list[tuple[str, str]]:
+    metrics = ~system.type.mask(lambda kind: kind in OWNER_TYPES)
     nodes = system.node.present() if by_node else [""]
     return [
         (dimension, node)
-        for dimension in system.dimension.present()
+        for dimension in system.dimension[metrics].present()
         for node in nodes
         if _exists(system, dimension, node)
     ]

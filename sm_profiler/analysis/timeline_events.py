@@ -20,6 +20,7 @@ from sm_profiler.analysis.sampling_ticks import tick_times
 from sm_profiler.formats import event_names, layout
 from sm_profiler.formats.columns import EventColumns, SystemColumns
 from sm_profiler.formats.layout import PythonStats
+from sm_profiler.identity import OWNER_TYPES
 
 Record = dict[str, Any]
 LOW_GPU = 85.0  # percent; the default threshold of the filter `lowgpu`
@@ -163,7 +164,7 @@ def counter_section(system: SystemColumns, tracks: TrackIds) -> Section:
         streams += [
             _core_counters(rows[cores], code, process) for code in np.unique(rows.dimension.codes[cores]).tolist()
         ]
-        others = rows[~cores]
+        others = rows[~cores & ~rows.type.mask(lambda kind: kind in OWNER_TYPES)]
         streams.append(_counters(others[np.argsort(others.timestamp, kind="stable")], process))
     return Section(metadata, merge_by_time(streams))
 

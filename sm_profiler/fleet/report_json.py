@@ -109,6 +109,7 @@ class Job(msgspec.Struct):
     instance_type: str | None = None
     instance_types: dict[str, int] = {}
     identity: dict[str, str] = {}
+    hosts: dict[str, str] = {}
     gpus: list[dict[str, Any]] = []
     loop: list[float] | None = None
     steps_per_second: float | None = None

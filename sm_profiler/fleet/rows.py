@@ -218,7 +218,7 @@ def _started(report: ReportJson, row: FleetJob) -> dict[str, float]:
 def _nodes(report: ReportJson) -> tuple[Node, ...]:
     ranks = report.job.ranks
     names = dict.fromkeys([*(rank.node or rank.name for rank in ranks), *report.job.nodes])
-    hosts = {rank.node: rank.host for rank in ranks if rank.host}
+    hosts = report.job.hosts | {rank.node: rank.host for rank in ranks if rank.host}
     own = _own_times(ranks)
     slow = _slow_rank(report)
     slow_node = next((rank.node for rank in ranks if slow and rank.name == slow[0]), None)

@@ -13,6 +13,7 @@ from sm_profiler.limits import Limits
 from sm_profiler.monitor.board import Board
 from sm_profiler.monitor.gpu import GpuSource, find_gpus
 from sm_profiler.monitor.metric_sources import Cpu, Disk, Memory, MetricSource, Network
+from sm_profiler.monitor.owner import Owner
 from sm_profiler.monitor.pressure import Nfs, Pressure, Swapping
 from sm_profiler.printable import logger_for
 from sm_profiler.signals import StopEvent
@@ -67,6 +68,7 @@ def machine_sources(interface: str = "") -> list[MetricSource]:
     limits = Limits()
     return [
         Cpu(limits), GpuSource(find_gpus), Memory(limits), Disk(), Network(interface), Swapping(), Pressure(), Nfs(),
+        Owner(),
     ]  # fmt: skip
 
 

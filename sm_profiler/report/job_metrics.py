@@ -11,6 +11,7 @@ import numpy as np
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.formats.process_end import RUNNING
+from sm_profiler.identity import INSTANCE_TYPE, MACHINE
 from sm_profiler.report import parts, policy
 from sm_profiler.report.attempts import Attempts, evaluation_seconds, find_attempts, join_successors, process_name
 from sm_profiler.report.ends import EndFacts, JobEnd, described_interruptions, end_of, rank_ends
@@ -262,8 +263,15 @@ class JobMetrics:
 
     @property
     def identity(self) -> dict[str, str]:
-        """User, account, job and so on as the scheduler names them, and `label:…`; what all processes agree on."""
+        """User, account, job and so on as the scheduler names them, and `label:…`; what all processes agree on.
+
+        Without a process that the hook recorded, it is what the monitors of all nodes agree on.
+        """
         found = [one["identity"] for one in self.metadata if one.get("identity")]
+        found = found or [
+            {key: text for key, text in owner.items() if key not in {MACHINE, INSTANCE_TYPE}}
+            for owner in self.system.owners.values()
+        ]
         shared = dict(found[0]) if found else {}
         for one in found:
             shared = {key: value for key, value in shared.items() if one.get(key) == value}
@@ -294,6 +302,7 @@ class JobMetrics:
             "nodes": list(self.nodes),
             "instance_type": self.instance_type,
             "identity": self.identity,
+            "hosts": {node: owner[MACHINE] for node, owner in self.system.owners.items() if owner.get(MACHINE)},
             "gpus": [attrs.asdict(gpu) for gpu in self.gpus],
             "cpu_cores": self.system.cores,
             "initialization_s": _number(self.initialization),

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from sm_profiler.formats import event_names
+from sm_profiler.identity import INSTANCE_TYPE
 from sm_profiler.report.ends import SILENT_S, EndFacts
 from sm_profiler.report.job_metrics import JobMetrics, measure_job
 from sm_profiler.report.memory_fold import MemoryFold
@@ -83,13 +84,15 @@ class MetricFolds:
 
         records = (one for one in source.metadata() if one.get("name") == event_names.PROCESS)
         metadata = tuple(dict(one["args"]) for one in records if isinstance(one.get("args"), Mapping))
-        types = {str(one.get("node")): str(one["instance_type"]) for one in metadata if one.get("instance_type")}
+        system = result(self.system)
+        types = {node: owner[INSTANCE_TYPE] for node, owner in system.owners.items() if owner.get(INSTANCE_TYPE)}
+        types |= {str(one.get("node")): str(one["instance_type"]) for one in metadata if one.get("instance_type")}
         recorded_type = next(iter(types.values()), None)
         samples = result(self.samples)
         description = job.description if job.description is not None else getattr(source, "description", None)
         return measure_job(
             result(self.steps),
-            result(self.system),
+            system,
             name=job.name or job_name(getattr(source, "origin", source.uri)),
             running=False,
             instance_type=job.instance_type or recorded_type,

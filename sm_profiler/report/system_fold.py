@@ -10,6 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sm_profiler.formats.columns import Category, Floats, SystemColumns, Table
+from sm_profiler.identity import (
+    INSTANCE_TYPE,
+    KEYS,
+    LABEL,
+    LABEL_TYPE,
+    MACHINE,
+    MAX_LABELS,
+    MAX_TEXT,
+    OWNER_TYPES,
+)
 from sm_profiler.report import policy
 from sm_profiler.report.formatting import natural_key
 
@@ -18,6 +28,8 @@ MAX_VALUE = 1e18  # larger ones are damage, and their sums would overflow
 MAX_SECONDS = 1e11  # since the epoch
 MAX_DEVICES = 1024  # per node and metric; the others share the series of OTHER_DEVICES
 OTHER_DEVICES = "others"
+MAX_OWNERS = 4096  # nodes of which the fold keeps who used them
+_KEYS = frozenset({*KEYS, MACHINE, INSTANCE_TYPE})
 
 
 class SystemWindow(Protocol):
@@ -197,6 +209,7 @@ class SystemSeries:
         cores: node → number of CPU cores.
         first_s, last_s: first and last sample; NaN without samples.
         rows: number of measurements.
+        owners: node → who used it, as `identity` returns it, with MACHINE and INSTANCE_TYPE; empty if not recorded.
     """
 
     series: dict[tuple[str, str, str], Buckets]
@@ -204,6 +217,7 @@ class SystemSeries:
     first_s: float
     last_s: float
     rows: int
+    owners: dict[str, dict[str, str]] = attrs.field(factory=dict)
 
     def of(self, metric: str) -> dict[tuple[str, str], Buckets]:
         """Return the buckets of one metric by (node, device)."""
@@ -235,6 +249,7 @@ class SystemFold:
         self._series: dict[tuple[str, str, str], Buckets] = {}
         self._devices: dict[tuple[str, str], int] = {}
         self._cores: dict[str, set[str]] = {}
+        self._owners: dict[str, dict[str, str]] = {}
         self._first, self._last, self._rows = np.inf, -np.inf, 0
 
     def update(self, window: SystemWindow) -> None:
@@ -245,10 +260,30 @@ class SystemFold:
         self._rows += len(system)
         self._first = min(self._first, float(system.timestamp.min()))
         self._last = max(self._last, float(system.timestamp.max()))
+        self._note_owners(system)
         codes = metric_codes(system)
         metrics = _Metrics(system.timestamp, system.value, system.name)
         for node, rows in system.node.groups(codes >= 0):
             self._node(node, metrics[rows], codes[rows])
+
+    def _note_owners(self, system: SystemColumns) -> None:
+        """Note who used each node; in case of doubt, the last one named."""
+        named = system.type.mask(lambda kind: kind in OWNER_TYPES)
+        if not named.any():
+            return
+        rows = system[named]
+        columns = (rows.node.codes, rows.type.codes, rows.name.codes, rows.dimension.codes)
+        for node, kind, name, text in dict.fromkeys(zip(*(codes.tolist() for codes in columns), strict=True)):
+            is_label = rows.type.values[kind] == LABEL_TYPE
+            key = f"{LABEL}{rows.name.values[name]}" if is_label else rows.name.values[name]
+            self._own(rows.node.values[node], key, rows.dimension.values[text][:MAX_TEXT])
+
+    def _own(self, node: str, key: str, text: str) -> None:
+        if node not in self._owners and len(self._owners) >= MAX_OWNERS:
+            return
+        owner = self._owners.setdefault(node, {})
+        if key in _KEYS or (key.startswith(LABEL) and (key in owner or len(owner) < MAX_LABELS + len(_KEYS))):
+            owner[key] = text
 
     def _node(self, node: str, metrics: _Metrics, codes: NDArray[np.int8]) -> None:
         for number in np.flatnonzero(np.bincount(codes)):
@@ -290,6 +325,9 @@ class SystemFold:
             self._bucket(*key).merge(data)
         for node, names in other._cores.items():
             self._cores.setdefault(node, set()).update(names)
+        for node, owner in other._owners.items():
+            for key, text in owner.items():
+                self._own(node, key, text)
         self._first, self._last = min(self._first, other._first), max(self._last, other._last)
         self._rows += other._rows
 
@@ -302,6 +340,7 @@ class SystemFold:
             float(self._first) if self._rows else none,
             float(self._last) if self._rows else none,
             self._rows,
+            {node: dict(self._owners[node]) for node in sorted(self._owners, key=natural_key)},
         )
 
 

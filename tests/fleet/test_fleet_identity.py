@@ -6,16 +6,25 @@ import os
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import attrs
+import numpy as np
 import pytest
-from fleet_helpers import description, finding, priced, report_json
+from fleet_helpers import START_S, description, finding, priced, report_json
 
-from sm_profiler.container import read_resources
+from sm_profiler.container import Resources, read_resources
 from sm_profiler.fleet.analysis import assemble
+from sm_profiler.formats.columns import Category, SystemColumns
 from sm_profiler.formats.process_record import validated
+from sm_profiler.formats.system_writer import Measurement, SystemWriter
 from sm_profiler.hook import birth as birth_module
 from sm_profiler.identity import MAX_LABELS, identity
+from sm_profiler.monitor.owner import Owner
+from sm_profiler.report.build import build_report
+from sm_profiler.report.system_fold import MAX_OWNERS, SystemFold
+from sm_profiler.report.write import to_json
+from sm_profiler.source import open_source
 
 SLURM = {
     "SLURM_JOB_USER": "anna", "SLURM_JOB_ACCOUNT": "vision", "SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "resnet",
@@ -117,3 +126,51 @@ def test_a_profile_carries_it_to_the_report(tmp_path):
     assert job["identity"]["user"] == "anna"
     assert job["identity"]["account"] == "vision"
     assert job["instance_type"] == "p5.48xlarge"
+
+
+WHO = {"user": "anna", "job": "a,b: c}", "host": "gpu-17", "label:team": "nlp"}
+
+
+def owner(node="algo-1", machine="i-0123456789abcdef0", **who):
+    return Owner(lambda: {**WHO, **who}, lambda: machine, lambda: Resources(node, instance_type="p5.48xlarge"))
+
+
+def test_a_profile_without_steps_has_it(tmp_path):
+    """The monitor's rows are the only record of it: of two nodes, those texts count that both have."""
+    for number in (1, 2):
+        node = f"algo-{number}"
+        source, writer = owner(node, f"i-{number:017}", host=f"gpu-{number}"), SystemWriter(tmp_path, node)
+        for second in range(0, 121, 10):
+            rows = [Measurement("cpu", "cpu0", "CPUUtilization", 50.0), *source.measure(float(second))]
+            writer.write(START_S + second, rows)
+        writer.finish()
+    report = json.loads(to_json(build_report(open_source(str(tmp_path)))))
+    job = report["job"]
+    assert job["identity"] == {"user": "anna", "job": "a,b: c}", "label:team": "nlp"}
+    assert job["instance_type"] == "p5.48xlarge"
+    row = priced(report)
+    assert (row.user, row.tags, row.price) == ("anna", {"team": "nlp"}, 55.04)
+    assert [node.host for node in row.nodes] == ["i-00000000000000001", "i-00000000000000002"]
+    lines = [line for file in tmp_path.rglob("*.json") for line in file.read_text().splitlines()]
+    assert sum('"Name":"user"' in line for line in lines) == 6  # once a minute
+
+
+def window(kinds, names, nodes):
+    count = len(kinds)
+    columns = [Category.of(texts) for texts in (nodes, kinds, names, ["x" * 999] * count)]
+    return SimpleNamespace(new_system=SystemColumns(np.full(count, float(START_S)), np.ones(count), *columns))
+
+
+def test_rows_of_other_people_are_bounded():
+    fold = SystemFold()
+    count = MAX_OWNERS + 10
+    fold.update(window(["label"] * 200, [f"k{number}" for number in range(200)], ["algo-1"] * 200))
+    fold.update(window(["identity"] * 3, ["user", "PATH", "machine"], ["algo-1"] * 3))
+    other = SystemFold()
+    other.update(window(["identity"] * count, ["user"] * count, [f"algo-{number}" for number in range(2, count + 2)]))
+    fold.merge(other)
+    owners = fold.result().owners
+    assert len(owners) == MAX_OWNERS
+    assert len(owners["algo-1"]) <= MAX_LABELS + 12
+    assert owners["algo-1"]["machine"] == "x" * 200
+    assert "PATH" not in owners["algo-1"]
