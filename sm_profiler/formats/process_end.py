@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sm_profiler.printable import printable
 
 COMPLETED = "completed"
@@ -29,8 +31,13 @@ MAX_ERROR = 300  # characters
 _READ = 4000  # characters of a message that are read
 
 
-def error_line(error: BaseException) -> str:
-    """Return an exception's type and the first line of its message, as a traceback ends; bounded, and safe to print."""
+def error_line(error: BaseException, mask: Callable[[str], str] = str) -> str:
+    """Return an exception's type and the first line of its message, as a traceback ends; bounded, and safe to print.
+
+    Args:
+        error: the exception.
+        mask: what hides secrets in the line before it is cut.
+    """
     kind = type(error)
     module = "" if kind.__module__ in {"builtins", "__main__"} else f"{kind.__module__}."
     try:
@@ -38,7 +45,7 @@ def error_line(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - an exception of the script may have a method of its own that fails
         text = ""
     message = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return bounded_line(f"{module}{kind.__qualname__}: {message}" if message else f"{module}{kind.__qualname__}")
+    return bounded_line(mask(f"{module}{kind.__qualname__}: {message}" if message else f"{module}{kind.__qualname__}"))
 
 
 def bounded_line(text: str) -> str:

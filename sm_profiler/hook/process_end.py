@@ -25,7 +25,7 @@ from sm_profiler.formats.process_end import (
 )
 from sm_profiler.hook.caller import is_library
 from sm_profiler.hook.cells import shown
-from sm_profiler.hook.secrets import masked
+from sm_profiler.hook.secrets import masked_message
 
 _SCRIPT = ("__main__", "runpy")  # modules of the outermost frame of an exception that ends a script
 
@@ -46,7 +46,7 @@ def how_it_ends() -> dict[str, Any]:
     place = _place(error)
     return {
         END: CRASHED,
-        END_ERROR: masked(error_line(error)),
+        END_ERROR: error_line(error, masked_message),
         **({END_PLACE: place} if place else {}),
         END_CODE: 1 if code is None else code,
     }
