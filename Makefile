@@ -141,12 +141,14 @@ else
 	@touch $@
 endif
 
-# libraries that train with PyTorch; torchvision requires the one release of torch that it was built for
+# libraries that train with PyTorch; torchvision requires the one release of torch that it was built for, and its build:
+# where there is one for the CPU of torch alone, torchvision's operators do not load, so torch is installed for CUDA, too
 $(ENVS)/libraries.done: pyproject.toml packaging/sm_profiler_auto.pth
 	@echo "preparing $(ENVS)/libraries: transformers, TRL, PEFT, Lightning, timm, torchvision …; two minutes"
 	@$(PYTHON) -m venv $(ENVS)/libraries
 	@$(ENVS)/libraries/bin/pip install $(PIP_QUIET) --upgrade pip
 	@$(ENVS)/libraries/bin/pip install $(PIP_QUIET) torch==$(TORCH_VERSION) torchvision==$(TORCHVISION_VERSION) $(TORCH_INDEX)
+	@$(ENVS)/libraries/bin/python -c "import torchvision" 2>/dev/null || $(ENVS)/libraries/bin/pip install $(PIP_QUIET) torch===$(TORCH_VERSION)
 	@$(ENVS)/libraries/bin/pip install $(PIP_QUIET) -e '.[rules]' --group libraries
 	@touch $@
 
