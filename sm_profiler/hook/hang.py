@@ -26,6 +26,7 @@ from sm_profiler.formats.trace_writer import TraceEvent, span_args
 from sm_profiler.hook.caller import is_library
 from sm_profiler.hook.cells import shown
 from sm_profiler.hook.collector import Collector
+from sm_profiler.hook.dead_threads import DeadThreads
 
 if TYPE_CHECKING:
     from sm_profiler.hook.session import Session
@@ -80,6 +81,7 @@ class HangWatch(Collector):
         self._work_done = work or work_done
         self._frames = frames
         self._recording = threading.Event()
+        self._dead = DeadThreads(clock)
         self._reset()
 
     def _reset(self) -> None:
@@ -102,6 +104,7 @@ class HangWatch(Collector):
     def watch_start(self) -> None:
         """Look from a thread until the first record starts the recorder."""
         if self._minimum:
+            self._dead.install()
             threading.Thread(target=self._until_recording, name="sm-profiler start", daemon=True).start()
 
     def _until_recording(self) -> None:
@@ -112,6 +115,7 @@ class HangWatch(Collector):
 
     def forked(self) -> None:
         """Start over."""
+        self._dead.forget()
         self._reset()
 
     def beat(self) -> None:
@@ -135,6 +139,10 @@ class HangWatch(Collector):
         if self._open:
             error = getattr(sys, "last_type", None)
             self._write(self._clock(), "ended", error=getattr(error, "__name__", None))
+
+    def exit(self) -> None:
+        """Restore what Python calls when a thread fails."""
+        self._dead.remove()
 
     def _advanced(self, now: float, progress: tuple[int, int]) -> None:
         if self._since is not None and self._seen[0] >= 0:
@@ -224,6 +232,7 @@ class HangWatch(Collector):
         if state == "hanging":
             args["threads"] = stacks(session.adapter.training_thread())
             args["children"] = children()
+            args["dead"] = self._dead.as_args()
         start = session.timebase.now_us() - int(waited * 1e6)
         session.append_event(
             TraceEvent(HANG, "hang", start, int(waited * 1e6), span_args(os.getpid(), session.tracker.number, args))

@@ -43,7 +43,7 @@ def how_it_ends() -> dict[str, Any]:
         return {END: COMPLETED, END_CODE: 0}
     if isinstance(error, KeyboardInterrupt):
         return {END: STOPPED, END_ERROR: "KeyboardInterrupt"}
-    place = _place(error)
+    place = place_of(error)
     return {
         END: CRASHED,
         END_ERROR: error_line(error, masked_message),
@@ -52,7 +52,7 @@ def how_it_ends() -> dict[str, Any]:
     }
 
 
-def _place(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """Return the innermost line of the user's code that an exception passed, as `train.py:12`; "" if there is none."""
     found = ""
     for frame, line in traceback.walk_tb(error.__traceback__):

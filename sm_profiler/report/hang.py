@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from sm_profiler.formats.event_names import HANG
+from sm_profiler.formats.process_end import bounded_line
 from sm_profiler.report import policy
 from sm_profiler.report.attempts import process_name
 from sm_profiler.report.job_metrics import JobMetrics
@@ -59,6 +60,26 @@ class Stack:
 
 
 @attrs.frozen
+class DeadThread:
+    """A thread that ended with an exception while its process went on.
+
+    Attributes:
+        name: its name.
+        error: the exception's type and the first line of its message.
+        where: the innermost line of the script that the exception passed, as `train.py:12`; "" if unknown.
+        before: seconds from its end to the process's last progress; negative if it ended after that.
+    """
+
+    name: str
+    error: str
+    where: str
+    before: float
+
+    def __str__(self) -> str:
+        return f"{self.error}{f' ({self.where})' if self.where else ''}"
+
+
+@attrs.frozen
 class Stopped:
     """A process whose steps stopped.
 
@@ -67,12 +88,14 @@ class Stopped:
         record: its latest record with stacks; `seconds` is how long it has not moved, up to the end of its recording.
         stacks: of its threads, that of the training first.
         waits_for: what its training thread waits for, "" if the stack does not show it.
+        dead: its threads that ended with an exception, the latest first.
     """
 
     name: str
     record: Record
     stacks: tuple[Stack, ...]
     waits_for: str
+    dead: tuple[DeadThread, ...] = ()
 
     @property
     def place(self) -> Frame | None:
@@ -179,6 +202,11 @@ class Hang:
             "stacks": [stack.as_dict() for stack in stacks[:MAX_STACKS]],
             "stacks_left_out": max(len(stacks) - MAX_STACKS, 0),
             "children": children[:MAX_CHILDREN],
+            "dead_threads": [
+                {"rank": one.name, "thread": dead.name, "error": dead.error, "where": dead.where}
+                for one in self.stopped
+                for dead in one.dead
+            ][:MAX_STACKS],
         }
 
 
@@ -195,7 +223,8 @@ def hang_arguments(text: str) -> dict[str, int | float | str]:
     children = [
         f"{one['name']} ({one['pid']}): state {one['state']}, waits in {one['waits_in']}" for one in _children(record)
     ]
-    texts = {"threads": "\n".join(stacks), "children": "\n".join(children)}
+    dead = [f"{one.name}: {one}" for one in _dead(record)]
+    texts = {"threads": "\n".join(stacks), "children": "\n".join(children), "dead": "\n".join(dead)}
     return shown | {key: clean(value)[:MAX_TEXT] for key, value in texts.items() if value}
 
 
@@ -233,7 +262,8 @@ def _stopped(name: str, records: Sequence[Record], metrics: JobMetrics, *, sever
         if not idle or waits_for not in OF_A_LOOP:
             return None  # work after the loop
     end = last.end if state == "ended" else _end_of(name, last, metrics)
-    return Stopped(name, attrs.evolve(record, seconds=max(end - record.start, 0.0)), stacks, waits_for)
+    seconds = max(end - record.start, 0.0)
+    return Stopped(name, attrs.evolve(record, seconds=seconds), stacks, waits_for, tuple(_dead(record)))
 
 
 def _end_of(name: str, last: Record, metrics: JobMetrics) -> float:
@@ -268,6 +298,16 @@ def _children(record: Record) -> Iterable[dict[str, Any]]:
     for child in children if isinstance(children, list) else ():
         if isinstance(child, Mapping):
             yield {key: str(child.get(key, "")) for key in ("pid", "name", "state", "waits_in")}
+
+
+def _dead(record: Record) -> Iterable[DeadThread]:
+    dead = record.args.get("dead")
+    for one in dead if isinstance(dead, list) else ():
+        if isinstance(one, Mapping) and isinstance(error := one.get("error"), str):
+            ago = one.get("ago")
+            before = float(ago) - record.seconds if isinstance(ago, (int, float)) and math.isfinite(ago) else 0.0
+            name, where = (bounded_line(str(one.get(key, ""))) for key in ("name", "where"))
+            yield DeadThread(name, bounded_line(error), where, before)
 
 
 def is_library(file: str) -> bool:

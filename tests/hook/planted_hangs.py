@@ -79,6 +79,16 @@ def empty_queue() -> None:
     results.get()  # hangs: empty_queue
 
 
+def dead_producer() -> None:
+    batches: queue.Queue[int] = queue.Queue()
+
+    def produce() -> None:
+        raise ValueError("record 7 is damaged: token='hidden'")  # raises: dead_producer
+
+    threading.Thread(target=produce, name="producer", daemon=True).start()
+    batches.get()  # hangs: dead_producer
+
+
 def full_queue() -> None:
     import multiprocessing
 

@@ -17,6 +17,7 @@ from test_hook_training import environment
 
 from sm_profiler.container import JOB_VARIABLE
 from sm_profiler.formats.trace_recovery import recover_traces
+from sm_profiler.hook.dead_threads import DeadThreads
 from sm_profiler.hook.hang import HangWatch, Work, work_done
 from sm_profiler.hook.timebase import Timebase
 from sm_profiler.report.build import build_report
@@ -113,6 +114,50 @@ def test_the_verdict_names_the_line_of_a_hang(kind, tmp_path):
     if kind == "worker_stopped":
         (record, *_) = records(profile)
         assert "T" in {child["state"] for child in record["children"]}  # stopped
+
+
+def test_the_verdict_names_the_thread_that_died(tmp_path):
+    profile = tmp_path / "profile"
+    hang("dead_producer", profile)
+    found = build_report(ProfileSource(open_storage(str(profile)))).as_dict()
+    line = next(n for n, text in enumerate(SCRIPT.read_text().splitlines(), 1) if "# raises: dead_producer" in text)
+    died = {
+        "thread": "producer",
+        "error": "ValueError: record 7 is damaged: token='***'",
+        "where": f"{SCRIPT.name}:{line}",
+    }
+    (dead,) = found["hang"]["dead_threads"]
+    assert dead.items() >= died.items()
+    assert (
+        f"thread producer had ended with an exception: {died['error']} ({died['where']})."
+        in found["verdict"]["headline"]
+    )
+
+
+def test_a_script_sees_the_exceptions_of_its_threads_as_before(monkeypatch):
+    seen, error, now = [], ValueError("broken"), [100.0]
+    monkeypatch.setattr(threading, "excepthook", own := lambda args: seen.append((args.exc_value, args.thread)))
+    dead = DeadThreads(clock=lambda: now[0])
+    dead.install()
+
+    def run(raised):
+        def fail():
+            raise raised
+
+        thread = threading.Thread(target=fail, name="worker")
+        thread.start()
+        thread.join()
+        return thread
+
+    threads = [run(error), run(SystemExit(3))]  # one that leaves by sys.exit() has not failed
+    now[0] += 2.5
+    (found,) = dead.as_args()
+    assert (found["name"], found["error"], found["ago"]) == ("worker", "ValueError: broken", 2.5)
+    assert found["where"].startswith("test_hook_hangs.py:")
+    assert [one for one, _ in seen] == [error, seen[1][0]]
+    assert [one for _, one in seen] == threads
+    dead.remove()
+    assert threading.excepthook is own
 
 
 @pytest.mark.long

@@ -115,6 +115,27 @@ def test_hostile_records_do_not_raise(threads):
     judged(stop(None, threads=threads, cpu="much", longest=float("nan")))
 
 
+DEAD = {"name": "feeder", "error": "ValueError: damaged", "where": "feed.py:8", "ago": 60.2}
+
+
+def test_a_thread_that_died_is_named_with_its_exception():
+    main = judged(stop(QUEUE, dead=[DEAD]))
+    assert main.headline.endswith(
+        "In algo-1-0, thread feeder had ended with an exception: ValueError: damaged (feed.py:8)."
+    )
+    assert main.next_step.startswith("Repair that exception first")
+    earlier = judged(stop(QUEUE, dead=[{**DEAD, "ago": 660.0}]))
+    assert "had ended with an exception 10 min before that: ValueError" in earlier.headline
+    assert "dead" in hang_arguments(json.dumps({"state": "hanging", "threads": [], "dead": [DEAD]}))
+
+
+@pytest.mark.parametrize(
+    "dead", [None, 5, [5], [{}], [{"error": 5}], [{"error": "x", "ago": float("nan"), "name": None}]]
+)
+def test_hostile_records_of_dead_threads_do_not_raise(dead):
+    assert judged(stop(QUEUE, dead=dead)).kind is Class.HANG
+
+
 IDLE = [["/usr/lib/python3.11/threading.py", 331, "wait"], ["/usr/lib/python3.11/threading.py", 600, "_bootstrap"]]
 FEEDER = [["/job/feed.py", 7, "put"], IDLE[1]]
 THREADS = [
@@ -126,7 +147,7 @@ CHILDREN = [{"pid": 77, "name": "pt_data_worker", "state": "T", "waits_in": "do_
 
 
 def stopped_report(**options):
-    rows = [*training(200), stop(None, threads=THREADS, children=CHILDREN, longest=0.0)]
+    rows = [*training(200), stop(None, threads=THREADS, children=CHILDREN, dead=[DEAD], longest=0.0)]
     return report_from(rows, **options)
 
 
@@ -139,6 +160,9 @@ def test_report_page_and_terminal_have_the_stacks():
     assert found["stacks"][1]["frames"][0] == {"file": "/job/feed.py", "line": 7, "function": "put"}
     assert found["where"][0]["line"] == 22
     assert found["children"][0]["state"] == "T"
+    assert found["dead_threads"] == [
+        {"rank": "algo-1-0", "thread": "feeder", "error": "ValueError: damaged", "where": "feed.py:8"}
+    ]
     assert answers.as_data(answers.evidence(report))["data"]["hang"]["stacks"] == found["stacks"]
     page = render_html(report)
     assert "queue.py:180 in get" in page

@@ -8,7 +8,10 @@ from sm_profiler.report.formatting import duration, plural
 from sm_profiler.report.hang import Hang, Stopped, find_hang
 from sm_profiler.report.judges.judge_context import JudgeContext
 from sm_profiler.report.model import Evidence, Finding, Location
+from sm_profiler.report.svg import shorten
 
+MAX_ERROR = 120  # characters, of the exception of a thread
+LONG_BEFORE_S = 60.0  # a thread that died earlier is named with the time
 ENDED_BY_THREADS = ("a queue", "a lock or a thread")
 
 
@@ -28,7 +31,7 @@ def judge_hang(context: JudgeContext) -> Finding | None:
     sure = first.is_sure and (not first.waits_for_ranks or hang.gone or hang.disagree)
     return Finding(
         Class.HANG,
-        _headline(hang),
+        _headline(hang) + _dead(hang),
         tuple(evidence),
         _advice(hang),
         min(hang.seconds / metrics.duration, 1.0) if metrics.duration > 0 else 1.0,
@@ -64,7 +67,24 @@ def _headline(hang: Hang) -> str:
     return f"The training stopped{after}: {first.name} has been at {at} for {waited}{waits}{rest}."
 
 
+def _dead(hang: Hang) -> str:
+    """Return a sentence about the thread that ended last; "" if none did."""
+    found = next(((one, one.dead[0]) for one in hang.stopped if one.dead), None)
+    if found is None:
+        return ""
+    one, thread = found
+    when = f" {duration(thread.before)} before that" if thread.before > LONG_BEFORE_S else ""
+    name = f"thread {thread.name}" if thread.name else "a thread"
+    place = f" ({thread.where})" if thread.where else ""
+    return f" In {one.name}, {name} had ended with an exception{when}: {shorten(thread.error, MAX_ERROR)}{place}."
+
+
 def _advice(hang: Hang) -> str:
+    if any(one.dead for one in hang.stopped) and not hang.gone:
+        return (
+            "Repair that exception first, since the wait may be for that thread: the job's log has the whole traceback. Let "
+            "threads that produce hand their exceptions on, for example through the queue, and give waits a timeout."
+        )
     if hang.gone:
         return "Read the log of the rank that ended; let a launcher such as torchrun end all ranks when one fails."
     if hang.first.waits_for_ranks:
