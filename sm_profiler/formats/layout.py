@@ -24,6 +24,7 @@ END_MARKER = "training_job_end.ts"
 END_MARKERS = (f"{SYSTEM}/{END_MARKER}", f"{FRAMEWORK}/{END_MARKER}")
 TEMPORARY = ".tmp"
 IGNORED_FOLDER = ".sagemaker-ignore"
+EXIT_FOLDER = f"{IGNORED_FOLDER}/exits"  # `<source>_<pid>_<time>`: the record of a process, a line end, and its exit code as a byte
 
 PYTHON_TIMELINE = "pythontimeline"
 MODEL_TIMELINE = "model_timeline"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 from sm_profiler.printable import printable
@@ -15,6 +16,8 @@ INTERRUPTED = "interrupted"
 STOPPED = "stopped"
 RUNNING = "running"
 UNKNOWN = "unknown"
+
+STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})  # that ask a process to stop
 
 # Arguments of the record.
 END, END_ERROR, END_PLACE, END_CODE, END_US, END_STEP, OOM_KILLS = (

@@ -1,4 +1,7 @@
-"""Trace files that killed processes left open: completed, so that uploaders and readers take them."""
+"""Files that processes left behind, completed, so that uploaders and readers take them.
+
+These are the open trace files of killed processes, and the exit codes of those that left by `sys.exit`.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,29 @@ from pathlib import Path
 from typing import Any
 
 from sm_profiler.formats import event_names
-from sm_profiler.formats.layout import TEMPORARY, TRACE_FOLDER
-from sm_profiler.formats.process_end import END, END_US, KILLED, OOM_KILLS, OUT_OF_MEMORY, STOPPED
+from sm_profiler.formats.layout import EXIT_FOLDER, PYTHON_TIMELINE, TEMPORARY, TRACE_FOLDER
+from sm_profiler.formats.process_end import (
+    CRASHED,
+    END,
+    END_CODE,
+    END_US,
+    KILLED,
+    OOM_KILLS,
+    OUT_OF_MEMORY,
+    STOP_SIGNALS,
+    STOPPED,
+)
 from sm_profiler.formats.trace_writer import metadata_line, publish
 from sm_profiler.limits import oom_kills
 
+_MAX_RECORD = 1_000_000  # bytes
 _ENDED = frozenset("ZXx")  # states of a process of which only the exit code is left
 
 
 def recover_traces(root: Path | str, node: str | None = None, *, stopped: bool | None = None) -> int:
-    """Finish the files that killed processes left open, and return their number; files of living processes stay.
+    """Finish the files that processes left behind, and return their number; files of living processes stay.
 
-    Such a file ends at its last flush, possibly in the middle of an event: whole events are kept.  Several processes may
+    The trace file of a killed process ends at its last flush, possibly in the middle of an event: whole events are kept.  Several processes may
     do this at once: one of them finishes a file.
 
     Args:
@@ -42,6 +56,30 @@ def recover_traces(root: Path | str, node: str | None = None, *, stopped: bool |
             continue
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError), _claimed(path) as fd:
             publish(Path(root), path, _close_array(path, fd, stopped=stopped, kills=kills), source, kind)
+            count += 1
+    return count + _recover_exits(Path(root), node, stopped=bool(stopped))
+
+
+def _recover_exits(root: Path, node: str | None, *, stopped: bool) -> int:
+    """Make trace files of the records whose processes left with another exit code than 0; return their number."""
+    count = 0
+    for path in sorted((root / EXIT_FOLDER).glob("*_*_*")):
+        source, pid, _ = path.name.rsplit("_", 2)
+        if _alive(pid) or (node is not None and not source.endswith(f"-{node}")):
+            continue
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), _claimed(path) as fd:
+            text, _, code = os.pread(fd, _MAX_RECORD, 0).partition(b"\n")
+            if not (code and code[0]):
+                path.unlink()
+                continue
+            process = json.loads(text)
+            end_us = int(process[END_US])
+            state = STOPPED if stopped or code[0] - 128 in STOP_SIGNALS else CRASHED
+            ended = json.dumps({**process, END: state, END_CODE: code[0]})
+            written = b"[\n" + metadata_line(event_names.PROCESS, 0, ended).encode() + b"\n]\n"
+            os.pwrite(fd, written, 0)
+            os.ftruncate(fd, len(written))
+            publish(root, path, end_us, source, PYTHON_TIMELINE)
             count += 1
     return count
 

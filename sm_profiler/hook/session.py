@@ -19,13 +19,14 @@ from sm_profiler._version import __version__
 from sm_profiler.config import Profile, load_profile
 from sm_profiler.container import read_resources, rooted
 from sm_profiler.formats.layout import source_name
-from sm_profiler.formats.process_end import END_STEP, END_US, OOM_KILLS
+from sm_profiler.formats.process_end import END, END_STEP, END_US, EXITED, OOM_KILLS
 from sm_profiler.formats.trace_writer import TraceEvent, TraceWriter
 from sm_profiler.hook import settings
 from sm_profiler.hook.adapter import FrameworkAdapter, NoFramework
 from sm_profiler.hook.aside import Aside
 from sm_profiler.hook.birth import birth
 from sm_profiler.hook.collector import Collector, overrides
+from sm_profiler.hook.exit_code import record_exit_code
 from sm_profiler.hook.guard import Guard
 from sm_profiler.hook.kernel_clock import kernel_clock
 from sm_profiler.hook.left_files import complete
@@ -496,6 +497,9 @@ class Session(StepObserver):
                     self._ended = {**how_it_ends(), END_US: self.timebase.now_us(), END_STEP: max(steps, 0)}
             self.close()
             self._notify("exit")
+            if self._ended.get(END) == EXITED and self._recorder is not None and parent_process() is None:
+                with suppress(OSError):  # as in close(): the files' own failures are reported
+                    record_exit_code(self.root, self.source, self.describe())
 
     def fail(self, error: BaseException) -> None:
         """Stop recording after an internal error outside any collector; the training continues."""

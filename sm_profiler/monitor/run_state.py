@@ -12,14 +12,22 @@ import attrs
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.layout import IGNORED_FOLDER
-from sm_profiler.formats.process_end import COMPLETED, CRASHED, KILLED, OUT_OF_MEMORY, RUNNING, STOPPED, UNKNOWN
+from sm_profiler.formats.process_end import (
+    COMPLETED,
+    CRASHED,
+    KILLED,
+    OUT_OF_MEMORY,
+    RUNNING,
+    STOP_SIGNALS,
+    STOPPED,
+    UNKNOWN,
+)
 from sm_profiler.monitor.node_state import start_time
 from sm_profiler.monitor.place import release
 from sm_profiler.storage import LocalStorage
 
 STATE_FILE = f"{IGNORED_FOLDER}/run-state"  # JSON; neither uploaded nor read as data
 _MAX_BYTES = 4096
-_ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @attrs.frozen
@@ -53,7 +61,7 @@ class RunState:
             return UNKNOWN if self.is_over else RUNNING
         if code == 0:
             return COMPLETED
-        if self.stopped or code - 128 in _ASKED:
+        if self.stopped or code - 128 in STOP_SIGNALS:
             return STOPPED
         if self.out_of_memory:
             return OUT_OF_MEMORY

@@ -85,13 +85,29 @@ class RankEnd:
     @property
     def how(self) -> str:
         """Its end as the rest of a sentence that begins with its name."""
-        after = f"after {_steps(self.step, counted=self.counted)}"
-        if self.state == KILLED:
-            return f"was killed {after}"
-        if self.state == OUT_OF_MEMORY:
-            return f"was killed {after}, when memory ran out"
-        code = f" with exit code {self.exit_code}" if self.exit_code and not self.error else ""
-        return f"{'failed' if self.state == CRASHED else 'ended'}{code} {after}{_because(self.error, self.place)}"
+        return f"{self._what} {self._after}{self._why}"
+
+    @property
+    def sentence(self) -> str:
+        """Its end in a sentence of its own."""
+        text = f"{self._after.capitalize()}, {self.name} {self._what}{self._why}"
+        return text if text.endswith((".", "!", "?")) else f"{text}."
+
+    @property
+    def _after(self) -> str:
+        return f"after {_steps(self.step, counted=self.counted)}"
+
+    @property
+    def _what(self) -> str:
+        if self.state in {KILLED, OUT_OF_MEMORY}:
+            return "was killed"
+        if self.exit_code and not self.error:
+            return f"ended with exit code {self.exit_code}"
+        return "failed" if self.state == CRASHED else "ended"
+
+    @property
+    def _why(self) -> str:
+        return " because memory ran out" if self.state == OUT_OF_MEMORY else _because(self.error, self.place)
 
 
 @attrs.frozen
@@ -211,8 +227,11 @@ def rank_ends(metadata: Sequence[Mapping[str, Any]], steps: Mapping[str, tuple[i
     for one in metadata:
         name, known = process_name(one), latest.get(process_name(one), {})
         start, before = one.get("start_us") or 0, known.get("start_us") or 0
-        if start >= before:
-            latest[name] = {**known, **one} if start == before else dict(one)
+        if start > before:
+            latest[name] = dict(one)
+        elif start == before:  # a record with the exit code may come before or after that of the process itself
+            by_itself = one.get(END) == EXITED and known.get(END)
+            latest[name] = {**one, **known} if by_itself else {**known, **one}
     found = []
     for name in dict.fromkeys((*latest, *steps)):
         one, (count, at) = latest.get(name, {}), steps.get(name, (0, 0.0))
@@ -264,7 +283,7 @@ def end_of(facts: EndFacts, ranks: Sequence[RankEnd]) -> JobEnd:
     dead = short = None
     if len(peers) > 1 and state in {*FAILED, RUNNING, UNKNOWN}:
         short = _short(peers)
-        dead = first if short is None and first in peers else None
+        dead = first if short is None and first in peers and not _left_together(peers) else None
     most = max(ranks, key=lambda one: (one.step, one.counted), default=None)
     return JobEnd(
         state,
@@ -327,6 +346,12 @@ def _first_failed(ranks: Sequence[RankEnd]) -> RankEnd | None:
     if len(together) > 1 and len(without_memory) != 1:
         return None  # all at once
     return (without_memory or together)[0]
+
+
+def _left_together(peers: Sequence[RankEnd]) -> bool:
+    """Return whether all ranks left with the same exit code, after as many steps: none of them is the cause of it."""
+    ways = {(one.state, one.exit_code, one.error, one.step) for one in peers}
+    return len(ways) == 1 and peers[0].state == CRASHED and not peers[0].error
 
 
 def _short(peers: Sequence[RankEnd]) -> RankEnd | None:

@@ -7,7 +7,9 @@ import sys
 import textwrap
 
 import pytest
+from test_hook_training import environment
 
+from sm_profiler.formats.layout import EXIT_FOLDER
 from sm_profiler.formats.process_end import MAX_ERROR, error_line
 from sm_profiler.formats.trace_recovery import recover_traces
 from sm_profiler.limits import Limits
@@ -59,6 +61,75 @@ def test_the_end_of_a_process_of_multiprocessing(tmp_path, body, ends):
     )
     found = subprocess.run([sys.executable, str(path)], capture_output=True, check=True)
     assert json.loads(found.stdout) == ends
+
+
+LEAVE = """
+import json, os, sys
+from pathlib import Path
+from sm_profiler.hook.exit_code import record_exit_code
+record_exit_code(Path(sys.argv[1]), "1-algo-1", {"rank": 1, "end": "exited", "end_us": 1_700_000_000_000_015})
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "stopped", "end"),
+    [
+        ("sys.exit(3)", False, ("crashed", 3)), ("sys.exit('a message')", False, ("crashed", 1)), ("sys.exit(259)", False, ("crashed", 3)),
+        ("sys.exit(143)", False, ("stopped", 143)), ("sys.exit(1)", True, ("stopped", 1)), ("sys.exit(0)", False, None), ("pass", False, None),
+        ("os._exit(3)", False, None),
+    ],
+)  # fmt: skip
+def test_the_exit_code_of_a_process_that_left_by_itself(tmp_path, statement, stopped, end):
+    subprocess.run([sys.executable, "-c", f"{LEAVE}{statement}", str(tmp_path)], check=False, stderr=subprocess.DEVNULL)
+    (left,) = (tmp_path / EXIT_FOLDER).iterdir()
+    assert recover_traces(tmp_path, "algo-2", stopped=stopped) == 0  # of another node
+    assert recover_traces(tmp_path, "algo-1", stopped=stopped) == (end is not None)
+    assert not left.exists()
+    found = [json.loads(path.read_text())[0]["args"] for path in (tmp_path / "framework").rglob("*.json")]
+    assert [(one["end"], one["end_code"], one["rank"]) for one in found] == ([(*end, 1)] if end else [])
+
+
+TRAINING = """
+import sys, torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(5):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(("code", "end"), [(3, {"end": "crashed", "end_code": 3, "end_step": 5}), (0, None)])
+def test_the_exit_code_of_a_training(tmp_path, code, end):
+    script, profile = tmp_path / "train.py", tmp_path / "profile"
+    script.write_text(TRAINING)
+    config = json.dumps({"ProfilingParameters": {"LocalPath": str(profile)}})
+    command = [sys.executable, "-m", "sm_profiler.hook.launch", str(script), str(code)]
+    assert subprocess.run(command, env=environment(SM_PROFILER_CONFIG=config), check=False).returncode == code
+    before = set(profile.rglob("*_pythontimeline.json"))
+    assert recover_traces(profile, stopped=False) == (end is not None)
+    assert not list((profile / EXIT_FOLDER).iterdir())
+    records = [json.loads(one.read_text())[0]["args"] for one in set(profile.rglob("*_pythontimeline.json")) - before]
+    assert [one.items() >= end.items() for one in records] == ([True] if end else [])
+
+
+def test_the_record_of_a_living_process_waits_for_its_exit_code(tmp_path):
+    command = [sys.executable, "-c", f"{LEAVE}print(flush=True)\nsys.stdin.read()\nsys.exit(7)", str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        assert recover_traces(tmp_path, "algo-1", stopped=False) == 0
+        process.stdin.close()
+        process.wait()
+    assert recover_traces(tmp_path, "algo-1", stopped=False) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"{\n\x03", b"[]\n\x03", b'{"end_us": null}\n\x03', b"\xff\n\xff"])
+def test_a_damaged_record_of_an_exit_code_is_no_error(tmp_path, content):
+    (tmp_path / EXIT_FOLDER).mkdir(parents=True)
+    (tmp_path / EXIT_FOLDER / "1-algo-1_999999999_5").write_bytes(content)
+    assert recover_traces(tmp_path, stopped=False) == 0
+    assert not (tmp_path / "framework").exists()
 
 
 def test_errors_are_one_bounded_line():

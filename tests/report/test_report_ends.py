@@ -94,25 +94,29 @@ def test_interruptions_are_those_of_the_description():
     assert "interrupted once" in terminal_summary(report)
 
 
-def two_ranks(first, second, *, steps=(150, 151), seconds=(1.5, 4.0)):
+def two_ranks(*metadata, steps=(150, 151), seconds=(1.5, 4.0)):
     """Return the report of two ranks, of which rank 0 waits for long after its last step with rank 1."""
     rows = training(steps[0], node="algo-1-1") + training(150, node="algo-1-0")
     rows += training(steps[1] - 150, node="algo-1-0", outside=seconds[1], at=3.0, number=150)
-    return report_from(rows, metadata=(first, second), facts=of_run("crashed", 1))
+    return report_from(rows, metadata=metadata, facts=of_run("crashed", 1))
 
 
 @pytest.mark.parametrize(
     ("second", "headline"),
     [
-        (record(1, "crashed", 2.5, 150, "ValueError: x"), "algo-1-1 failed after 150 training steps: ValueError: x."),
-        (record(1, "killed", 2.5), "algo-1-1 was killed after at least 150 training steps."),
-        (record(1, "out_of_memory", 2.5), "algo-1-1 was killed after at least 150 training steps, when memory ran out."),
+        (record(1, "crashed", 2.5, 150, "ValueError: x"), "After 150 training steps, algo-1-1 failed: ValueError: x."),
+        (record(1, "crashed", 2.5, 150, end_code=3), "After 150 training steps, algo-1-1 ended with exit code 3."),
+        (record(1, "killed", 2.5), "After at least 150 training steps, algo-1-1 was killed."),
+        (record(1, "out_of_memory", 2.5), "After at least 150 training steps, algo-1-1 was killed because memory ran out."),
     ],
 )  # fmt: skip
 def test_a_dead_rank_is_the_verdict(second, headline):
     report = two_ranks(record(0, "crashed", 3.1, 151, PEER), second)
     main = report.verdict.main
     assert (main.kind, main.confidence, main.headline, main.gain) == (Class.DEAD_RANK, "high", headline, None)
+    assert [(one.metric, one.value) for one in main.evidence] == [
+        ("training steps of the rank that came furthest", 151)
+    ]
     assert exit_code(report, Namespace(fail_on="issues")) == 1
     assert terminal_summary(report).startswith("DEAD_RANK")
 
@@ -129,7 +133,7 @@ def test_a_rank_that_ends_early_is_the_verdict():
     main = report.verdict.main
     assert main.kind is Class.UNEQUAL_STEPS
     assert main.headline.startswith(
-        "algo-1-1 ended after 150 training steps, and the others went on without it: algo-1-0 failed"
+        "After 150 training steps, algo-1-1 ended, and the others went on without it: algo-1-0 failed"
     )
     assert exit_code(report, Namespace(fail_on="issues")) == 1
 
@@ -142,6 +146,21 @@ def test_ranks_that_end_together_are_no_dead_rank():
     assert (ending.dead, ending.short) == (None, None)
     stopped = metrics_of(training(150, node="algo-1-0"), metadata=both, facts=of_run("stopped", 143)).ending
     assert stopped.dead is None
+
+
+def test_ranks_that_leave_with_the_same_exit_code_are_no_dead_rank():
+    both = record(0, "crashed", 2.5, 150, end_code=3), record(1, "crashed", 2.6, 150, end_code=3)
+    ending = metrics_of(training(150, node="algo-1-0"), metadata=both).ending
+    assert (ending.state, ending.exit_code, ending.dead) == ("crashed", 3, None)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_exit_code_that_became_known_later_counts(order):
+    """Its file may come before or after that of the process itself, which has no code."""
+    known = record(1, "exited", 2.5, 150), record(1, "crashed", 2.5, 150, end_code=3)
+    main = two_ranks(record(0, "crashed", 3.1, 151, PEER), *known[::order]).verdict.main
+    assert (main.kind, main.headline) == (Class.DEAD_RANK, "After 150 training steps, algo-1-1 ended with exit code 3.")
+    assert "sys.exit(3)" in main.next_step
 
 
 def test_the_latest_attempt_of_a_rank_counts():

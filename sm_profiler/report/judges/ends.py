@@ -10,7 +10,6 @@ from sm_profiler.report.judges.judge_context import JudgeContext
 from sm_profiler.report.model import Evidence, Finding
 from sm_profiler.report.svg import shorten
 
-MAX_PEERS = 2  # in the evidence
 MAX_ERROR = 120  # characters, of an error that another one caused
 _ADVICE = {
     CRASHED: "Read the traceback of {name} in the log: errors of other ranks, and timeouts, follow from it.",
@@ -30,13 +29,22 @@ def judge_dead_rank(context: JudgeContext) -> Finding | None:
     goes_on = " The job is still running." if ending.state == RUNNING else ""
     return Finding(
         Class.DEAD_RANK,
-        f"{rank.name} {rank.how}{'' if rank.how.endswith(('.', '!', '?')) else '.'}{goes_on}",
-        (Evidence("training steps", rank.step, None, rank.name), *_peers(context, rank)),
-        _ADVICE[rank.state].format(name=rank.name),
+        f"{rank.sentence}{goes_on}",
+        _furthest(context, rank),
+        _advice(rank),
         _after(context, rank),
         of="job",
         confidence="high",
     )
+
+
+def _advice(rank: RankEnd) -> str:
+    if rank.state == CRASHED and not rank.error:
+        return (
+            f"Find out why {rank.name} left: a call of sys.exit({rank.exit_code}), which raises no error, in the script or "
+            "in a library; its log may have the reason. Errors of other ranks, and timeouts, follow from it."
+        )
+    return _ADVICE[rank.state].format(name=rank.name)
 
 
 def judge_unequal_steps(context: JudgeContext) -> Finding | None:
@@ -53,8 +61,8 @@ def judge_unequal_steps(context: JudgeContext) -> Finding | None:
     )
     return Finding(
         Class.UNEQUAL_STEPS,
-        f"{rank.name} ended after {plural(rank.step, 'training step')}, and the others went on without it: {went_on}.",
-        (Evidence("training steps", rank.step, None, rank.name), *_peers(context, rank)),
+        f"After {plural(rank.step, 'training step')}, {rank.name} ended, and the others went on without it: {went_on}.",
+        _furthest(context, rank),
         f"If {rank.name} was to go on, its log shows why it ended. Give each rank the same number of batches: a DistributedSampler (with drop_last=True), a limit on the steps of an "
         "epoch, or DistributedDataParallel's join() for data that cannot be divided evenly.",
         _after(context, rank),
@@ -63,11 +71,11 @@ def judge_unequal_steps(context: JudgeContext) -> Finding | None:
     )
 
 
-def _peers(context: JudgeContext, rank: RankEnd) -> list[Evidence]:
-    """Return how far the other ranks came, the furthest first."""
+def _furthest(context: JudgeContext, rank: RankEnd) -> tuple[Evidence, ...]:
+    """Return how far the peers of a rank came; its own steps are in the headline."""
     others = [one for one in context.metrics.ending.ranks if one.is_rank and one.name != rank.name]
-    furthest = sorted(others, key=lambda one: (-one.step, one.name))[:MAX_PEERS]
-    return [Evidence("training steps", one.step, None, one.name) for one in furthest]
+    furthest = min(others, key=lambda one: (-one.step, one.name))
+    return (Evidence("training steps of the rank that came furthest", furthest.step, None, furthest.name),)
 
 
 def _after(context: JudgeContext, rank: RankEnd) -> float:
