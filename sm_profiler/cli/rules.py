@@ -51,6 +51,11 @@ class Command:
         start.add_argument(
             "--max-hours", type=float, default=24, metavar="N", help="limit on the run time (default: %(default)s)"
         )
+        start.add_argument(
+            "--force",
+            action="store_true",
+            help="start even if the job has no profile, for a running job whose profiler will be switched on",
+        )
         start.add_argument("--dry-run", action="store_true", help="print the request, send nothing")
 
     def run(self, options: Namespace) -> int:
@@ -116,6 +121,7 @@ def start(options: Namespace) -> int:
         volume_size_in_gb=options.volume_size_in_gb,
         max_hours=options.max_hours,
         region=options.region,
+        force=options.force,
         dry_run=options.dry_run,
     )
     if options.dry_run:

@@ -15,12 +15,14 @@ import attrs
 
 from sm_profiler.container import JOB_NAME_VARIABLE, KMS_VARIABLE, RULE_OUTPUT, SOURCE_VARIABLE
 from sm_profiler.deploy.aws import one_line_errors
-from sm_profiler.errors import ConfigError
+from sm_profiler.errors import ConfigError, SourceError
 from sm_profiler.launch.rule_requests import local_source, source_uri, upload_source
 from sm_profiler.launch.service_model import check_request
 from sm_profiler.rules import RULES
 from sm_profiler.rules.settings import DEFAULT_RULE
-from sm_profiler.source.job import describe, profiler_output
+from sm_profiler.source.job import describe, missing_profile, outputs_of, stored_profile
+from sm_profiler.source.launched import Launched
+from sm_profiler.storage import AccessDeniedError
 from sm_profiler.storage.api_client import create_api_client
 from sm_profiler.storage.s3_client import create_client
 
@@ -30,6 +32,7 @@ MAX_NAME = 63  # characters of a processing job's name
 MAX_INSTANCES = 100
 DEFAULT_TYPE, DEFAULT_TYPE_OF_SEVERAL = "ml.t3.medium", "ml.m5.xlarge"
 RUNNING = ("InProgress", "Stopping")
+_FORCE = "Nothing was started; `rules start --force`, or start_rules(force=True), starts the rules all the same."
 
 
 @attrs.frozen
@@ -60,6 +63,7 @@ def start_rules(  # noqa: PLR0913 - keyword arguments, each an independent choic
     volume_size_in_gb: int = 30,
     max_hours: float = 24,
     region: str | None = None,
+    force: bool = False,
     dry_run: bool = False,
 ) -> StartedRules:
     """Evaluate a training job's profile in a processing job of SageMaker; a running job is followed to its end.
@@ -80,6 +84,7 @@ def start_rules(  # noqa: PLR0913 - keyword arguments, each an independent choic
         volume_size_in_gb: its volume.
         max_hours: limit on its run time.
         region: AWS region; the session's own by default.
+        force: start it without looking for a profile, for a job whose profiler will be switched on while it runs.
         dry_run: build the request and send nothing.
 
     Raises:
@@ -101,7 +106,7 @@ def start_rules(  # noqa: PLR0913 - keyword arguments, each an independent choic
         )
     client: Any = create_api_client("sagemaker", region=region)
     training = describe(job, client=client)
-    data = profiler_output(job, client=client)
+    data = _profile_of(training, job, region=region, force=force)
     if local is not None:
         source = source_uri(f"{data.rpartition('/')[0]}/rule-source", rule, local)
     environment = {
@@ -139,6 +144,24 @@ def start_rules(  # noqa: PLR0913 - keyword arguments, each an independent choic
         with one_line_errors("the processing job was refused"):
             client.create_processing_job(**request)
     return StartedRules(name, f"{target}/profiler-output/profiler-report.html", request)
+
+
+def _profile_of(training: dict[str, Any], job: str, *, region: str | None, force: bool) -> str:
+    """Return the URI of a job's profile, or where it will be; without one, a processing job would be paid for nothing.
+
+    Raises:
+        SourceError: there is none, with the reason and what to do.
+    """
+    places = outputs_of(training, job)
+    if force:
+        return places[0]
+    try:
+        found = stored_profile(places, client=create_client("s3", region_name=region))
+    except AccessDeniedError:  # the container has another role
+        return places[0]
+    if found is None and not Launched.of(training).may_store_profile:
+        raise SourceError(f"{missing_profile(training, job, places, region=region or '')} {_FORCE}")
+    return found or places[0]
 
 
 def _key_of(training: Any) -> dict[str, str]:

@@ -62,8 +62,12 @@ class Pace:
         self._next = 0.0
         self._lock = threading.Lock()
 
-    def call(self, request: Callable[[], Any]) -> Any:
+    def call(self, request: Callable[[], Any], region: str = "") -> Any:
         """Send a request when its turn comes, and again if it was throttled.
+
+        Args:
+            request: sends it.
+            region: where it is sent to, for errors.
 
         Raises:
             SourceError: it failed.
@@ -75,7 +79,7 @@ class Pace:
             except REQUEST_ERRORS as error:
                 most = ATTEMPTS if is_answer(error) else CONNECTIONS
                 if failures >= most or not is_transient(error):
-                    raise SourceError(printable(reason_of(error))[:MAX_MESSAGE]) from error
+                    raise SourceError(printable(reason_of(error, region))[:MAX_MESSAGE]) from error
                 with self._lock:
                     self.interval = min(self.interval * SLOWER, LONGEST_S)
                 self._sleep(jittered_pause(failures, FIRST_PAUSE_S, LONGEST_PAUSE_S))
@@ -133,7 +137,7 @@ class Account:
             request["CreationTimeAfter"] = datetime.fromtimestamp(since, timezone.utc)
         count = 0
         while True:
-            page = self.pace.call(lambda: self.sagemaker.list_training_jobs(**request))
+            page = self.pace.call(lambda: self.sagemaker.list_training_jobs(**request), self.region)
             for found in page.get("TrainingJobSummaries", ()):
                 yield _job_of(found)
                 count += 1
@@ -148,7 +152,7 @@ class Account:
         Raises:
             SourceError: the request failed.
         """
-        described = self.pace.call(lambda: self.sagemaker.describe_training_job(TrainingJobName=name))
+        described = self.pace.call(lambda: self.sagemaker.describe_training_job(TrainingJobName=name), self.region)
         return {key: value for key, value in described.items() if key != "ResponseMetadata"}
 
     def place(self, description: dict[str, Any], name: str) -> tuple[Storage, Place] | None:
@@ -174,7 +178,7 @@ class Account:
         found: list[dict[str, str]] = []
         request = {"ResourceArn": arn}
         while True:
-            page = self.pace.call(lambda: self.sagemaker.list_tags(**request))
+            page = self.pace.call(lambda: self.sagemaker.list_tags(**request), self.region)
             found += page.get("Tags", ())
             token = page.get("NextToken")
             if not token or token == request.get("NextToken") or len(found) > MAX_TAGS:

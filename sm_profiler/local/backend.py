@@ -111,8 +111,15 @@ class LocalSageMakerResponse(SageMakerResponse):
 
     @property
     def sagemaker_backend(self) -> LocalBackend:
-        """Backend of the caller's account and region."""
-        found: LocalBackend = self.backends[self.current_account][self.region]
+        """Backend of the caller's account and region.
+
+        Raises:
+            AWSValidationException: there is no such region.
+        """
+        try:
+            found: LocalBackend = self.backends[self.current_account][self.region]
+        except KeyError:
+            raise AWSValidationException(f"there is no region {self.region}") from None
         return found
 
     @property

@@ -8,7 +8,9 @@ from typing import Any
 
 from sm_profiler.container import AUTO_VARIABLE, ISOLATED_FOLDER
 from sm_profiler.errors import SourceError
+from sm_profiler.formats.layout import FRAMEWORK, SYSTEM
 from sm_profiler.source.launched import Launched
+from sm_profiler.storage import open_storage
 
 try:
     from botocore.exceptions import BotoCoreError, ClientError
@@ -18,6 +20,7 @@ try:
 except (ImportError, SourceError) as missing:  # pragma: no cover - only imported for the name of a training job
     raise SourceError("opening a training job by its name needs boto3: pip install 'sm-profiler[aws]'") from missing
 
+OUTPUT = "profiler-output"
 LOG_PAGES, LOG_LINES = 5, 20  # of a job's log, searched for our lines
 
 
@@ -31,14 +34,18 @@ def describe(name: str, *, region: str | None = None, client: Any = None) -> dic
         client = client or create_api_client("sagemaker", region=region)
         answer: dict[str, Any] = client.describe_training_job(TrainingJobName=name)
     except ClientError as error:
-        raise SourceError(f"training job {name}: {reason_of(error)}") from error
+        raise SourceError(f"training job {name}: {reason_of(error, _region_of(client, region))}") from error
     except (BotoCoreError, ValueError, SourceError) as error:
         # A mistyped folder name gets here too, possibly on a machine without a network.
         cause = error.__cause__ if isinstance(error, SourceError) else error
         raise SourceError(
-            f"{name} is not a folder, and its training job cannot be looked up: {reason_of(error)}"
+            f"{name} is not a folder, and its training job cannot be looked up: {reason_of(error, _region_of(client, region))}"
         ) from cause
     return answer
+
+
+def _region_of(client: Any, region: str | None) -> str:
+    return str(getattr(getattr(client, "meta", None), "region_name", None) or region or "")
 
 
 def profiler_output(name: str, *, region: str | None = None, client: Any = None) -> str:
@@ -76,7 +83,31 @@ def outputs_of(job: dict[str, Any], name: str) -> list[str]:
     found = dict.fromkeys(path.rstrip("/") for path in paths if path)
     if not found:
         raise SourceError(f"training job {name} has no profiler output")
-    return [f"{path}/{job.get('TrainingJobName', name)}/profiler-output" for path in found]
+    return [f"{path}/{job.get('TrainingJobName', name)}/{OUTPUT}" for path in found]
+
+
+def outputs_below(places: Sequence[str]) -> list[str]:
+    """Return the URIs to look for a profile at, of the places that `outputs_of` returns."""
+    return [uri for place in places for uri in ((place,) if place.endswith(OUTPUT) else (place, f"{place}/{OUTPUT}"))]
+
+
+def stored_profile(places: Sequence[str], *, client: Any = None) -> str | None:
+    """Return the URI of the profile at one of the places; None if there is none.
+
+    Args:
+        places: of `outputs_of`.
+        client: a boto3 client of S3; default: one created from the environment.
+
+    Raises:
+        AccessDeniedError: these credentials may not list the objects.
+        SourceError: they cannot be listed, for example because there is no such bucket.
+    """
+    for uri in outputs_below(places):
+        storage = open_storage(uri, client=client)
+        for part in (SYSTEM, FRAMEWORK):
+            if next(iter(storage.list(f"{part}/")), None) is not None:
+                return uri
+    return None
 
 
 def missing_profile(

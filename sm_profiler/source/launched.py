@@ -81,6 +81,17 @@ class Launched:
         return self.has_agent and (self.service is None or self.service.disabled)
 
     @property
+    def may_store_profile(self) -> bool:
+        """True if its configuration, as far as it is known, asks for a profile on S3 that is yet to come."""
+        if not self.running:
+            return False
+        if not self.by_agent:
+            return self.service is not None and not self.service.disabled
+        if self.agent is None:  # the environment has the path of a configuration
+            return self.hook and not self.problem
+        return self.hook and not self.agent.disabled and self.s3_output_path is not None
+
+    @property
     def s3_output_path(self) -> str | None:
         """The S3 path of the configuration that applies, if it is one."""
         chosen = self.agent if self.by_agent else self.service
@@ -93,7 +104,7 @@ class Launched:
         Args:
             log: lines of sm-profiler in the job's log.
         """
-        if not self.started:
+        if not self.started and (not self.running or self.may_store_profile):
             reason = f": {_short(self.failure)}" if self.failure else ""
             return f"its training has not started ({self.status}{reason})", ""
         if self.by_agent:

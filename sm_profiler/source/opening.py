@@ -140,6 +140,7 @@ def _open_job(name: str, region: str, options: Options, client: Any) -> ProfileS
     from sm_profiler.source.job import (  # noqa: PLC0415 - boto3 takes a third of a second to load
         describe,
         missing_profile,
+        outputs_below,
         outputs_of,
     )
 
@@ -154,10 +155,9 @@ def _open_job(name: str, region: str, options: Options, client: Any) -> ProfileS
             f"there is no folder {name}; to look up a training job of that name, set a region (AWS_REGION)"
         ) from error
     places = outputs_of(job, name)
-    for place in places:
-        for uri in (place, f"{place}/{OUTPUT}") if not place.endswith(OUTPUT) else (place,):
-            source = ProfileSource(open_storage(uri, client=client), options)
-            if source.files or source.other_files:
-                source.description = job
-                return source
+    for uri in outputs_below(places):
+        source = ProfileSource(open_storage(uri, client=client), options)
+        if source.files or source.other_files:
+            source.description = job
+            return source
     raise NoProfilerDataError(missing_profile(job, name, places, region=region))

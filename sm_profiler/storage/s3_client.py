@@ -6,6 +6,7 @@ Clients never retry on their own. Readers retry a few times (`S3Storage`), the u
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -140,11 +141,35 @@ def credentials_problem(error: BaseException) -> str | None:
     return "AWS does not accept these credentials: get new ones (aws configure)" if code in REFUSED else None
 
 
-def reason_of(error: BaseException) -> str:
-    """Return why a request to AWS failed, on one line: the service's own message, or what is wrong with the credentials."""
+def reason_of(error: BaseException, region: str | None = None) -> str:
+    """Return why a request to AWS failed, on one line: the service's own message, or what is wrong with credentials or region.
+
+    Args:
+        error: what boto3 raised.
+        region: where the request was sent to.
+    """
     response = getattr(error, "response", None)
     message = response.get("Error", {}).get("Message") if isinstance(response, dict) else None
-    return credentials_problem(error) or (" ".join(str(message).split()) if message else one_line(error))
+    text = " ".join(str(message).split()) if message else one_line(error)
+    hint = unknown_region(region) if region else ""
+    return credentials_problem(error) or (f"{hint} ({text})" if hint else text)
+
+
+def unknown_region(name: str) -> str:
+    """Return that there is no such region, and which are near; "" for the regions that botocore knows.
+
+    A new region may be missing in an older botocore, so this explains failures, and refuses nothing by itself.
+    """
+    session = boto3.Session()
+    known = {
+        region
+        for partition in session.get_available_partitions()
+        for region in session.get_available_regions("sagemaker", partition)
+    }
+    if name in known:
+        return ""
+    near = sorted(difflib.get_close_matches(name.lower(), sorted(known), n=2))
+    return f"unknown region {name}" + (f": did you mean {' or '.join(near)}?" if near else "")
 
 
 def explain(error: BaseException, uri: str, verb: str = "read") -> SourceError:

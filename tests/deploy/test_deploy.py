@@ -12,6 +12,7 @@ from sm_profiler.cli import main
 from sm_profiler.deploy import deploy_image, start_rules
 from sm_profiler.deploy.image import find_recipe
 from sm_profiler.errors import ConfigError
+from sm_profiler.storage import AccessDeniedError
 
 REPO = Path(__file__).parents[2]
 
@@ -101,7 +102,14 @@ def test_build_needs_a_checkout(tmp_path, capsys):
     assert find_recipe(None) == REPO / "rule_container/build.sh"
 
 
-def training_job(name):
+PROFILE = "out/{}/profiler-output/system/incremental/2026112300/1795392000.algo-1.json"
+
+
+def training_job(name, *, profiled=True):
+    if profiled:
+        s3 = boto3.client("s3")
+        s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+        s3.put_object(Bucket="bucket", Key=PROFILE.format(name), Body=b"{}")
     role = "arn:aws:iam::123456789012:role/train"
     boto3.client("sagemaker").create_training_job(
         TrainingJobName=name,
@@ -157,25 +165,65 @@ def test_rules_start_reports_mistakes_in_one_line(words, message, capsys, monkey
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("words", [["rules", "start", "--job"], ["report", "--on-sagemaker"]], ids=["rules", "report"])
+def test_a_job_without_a_profile_is_refused_before_a_paid_job_starts(words, capsys):
+    training_job("my-job", profiled=False)
+    boto3.client("s3").create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+    words = [*words, "my-job", "--image", "i", "--training-role"]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "training job my-job has no profile: the profiler was not switched on" in error
+    assert "Looked in s3://bucket/out/my-job/profiler-output." in error
+    assert "attach(…)" in error
+    assert "--force" in error
+    assert boto3.client("sagemaker").list_processing_jobs()["ProcessingJobSummaries"] == []
+
+
+def test_rules_wait_for_a_profile_that_is_to_come(monkeypatch, capsys):
+    training_job("my-job", profiled=False)
+    words = ["rules", "start", "--job", "my-job", "--image", "i", "--training-role"]
+    assert main([*words, "--force"]) == 0
+    words[-1:] = ["--role", "arn:aws:iam::123456789012:role/rules"]
+    config = {"S3OutputPath": "s3://bucket/out"}
+    running = {"TrainingJobStatus": "InProgress", "ProfilerConfig": config, "TrainingJobName": "my-job"}
+    monkeypatch.setattr("sm_profiler.deploy.rule_job.describe", lambda *_, **__: running)
+    monkeypatch.setattr("sm_profiler.deploy.rule_job.stored_profile", lambda *_, **__: None)
+    assert main([*words, "--dry-run"]) == 0
+    running["ProfilerConfig"] = {**config, "DisableProfiler": True}
+    assert main([*words, "--dry-run"]) == 2
+    assert "DisableProfiler is true" in capsys.readouterr().err
+
+
+def test_without_the_right_to_list_the_bucket_the_rules_start(monkeypatch):
+    training_job("my-job", profiled=False)
+
+    def denied(*_, **__):
+        raise AccessDeniedError("s3://bucket: access denied")
+
+    monkeypatch.setattr("sm_profiler.deploy.rule_job.stored_profile", denied)
+    assert main(["rules", "start", "--job", "my-job", "--image", "i", "--training-role"]) == 0
+
+
 def test_rules_start_uploads_a_local_rule(tmp_path, capsys):
     training_job("my-job")
     s3 = boto3.client("s3")
-    s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
     (tmp_path / "mine.py").write_text("class Mine: pass")
     words = ["rules", "start", "--training-role", "--job", "my-job", "--image", "i", "--rule", "Mine"]
     words += ["--source", str(tmp_path / "mine.py")]
     assert main([*words, "--dry-run"]) == 0
-    assert s3.list_objects_v2(Bucket="bucket")["KeyCount"] == 0
+    assert s3.list_objects_v2(Bucket="bucket")["KeyCount"] == 1
     local = str(tmp_path / "mine.py")
     started = start_rules("my-job", image="i", role=None, rule="Mine", source=local)
     source = started.request["Environment"]["source_s3_uri"]
     assert re.fullmatch(r"s3://bucket/out/my-job/rule-source/Mine/[0-9a-f-]{36}/mine\.py", source)
     key = source.removeprefix("s3://bucket/")
     assert s3.get_object(Bucket="bucket", Key=key)["Body"].read() == b"class Mine: pass"
-    s3.delete_object(Bucket="bucket", Key=key)
+    for each in (key, PROFILE.format("my-job")):
+        s3.delete_object(Bucket="bucket", Key=each)
     s3.delete_bucket(Bucket="bucket")
     capsys.readouterr()
-    assert main(words) == 2
+    assert main([*words, "--force"]) == 2
     assert "mine.py could not be uploaded" in capsys.readouterr().err
     assert len(boto3.client("sagemaker").list_processing_jobs()["ProcessingJobSummaries"]) == 1
 

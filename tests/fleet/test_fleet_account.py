@@ -8,6 +8,7 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 from fleet_helpers import START_S, finding, report_json
 from moto import mock_aws
 
+from sm_profiler.cli import main
 from sm_profiler.errors import SourceError
 from sm_profiler.fleet import account as candidates
 from sm_profiler.fleet.building import build_fleet
@@ -15,6 +16,7 @@ from sm_profiler.fleet.index import NAME, read_index
 from sm_profiler.jobs import account, listing
 from sm_profiler.jobs.account import ATTEMPTS, CONNECTIONS, LONGEST_S, SHORTEST_S, Pace
 from sm_profiler.storage import LocalStorage, open_storage
+from sm_profiler.storage.s3_client import unknown_region
 
 REGION = "us-east-1"
 BUCKET = "jobs"
@@ -136,6 +138,33 @@ def test_a_service_that_cannot_be_reached_is_soon_one_line():
     with pytest.raises(SourceError, match="Could not connect"):
         Pace(clock=clock, sleep=clock.sleep).call(request)
     assert len(sent) == CONNECTIONS
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (EndpointConnectionError(endpoint_url="https://x"), "Could not connect"),
+        (ClientError({"Error": {"Code": "InternalFailure", "Message": "KeyError('us-east-9')"}}, "ListTrainingJobs"), "KeyError"),
+    ],
+    ids=["no answer", "an answer"],
+)  # fmt: skip
+def test_a_region_that_does_not_exist_is_named(error, text, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(account.time, "sleep", lambda _seconds: None)
+
+    class Client:
+        class meta:  # noqa: N801 - as boto3 names it
+            region_name = "us-east-9"
+
+        def list_training_jobs(self, **_request):
+            raise error
+
+    monkeypatch.setattr(account, "create_client", lambda *_, **__: Client())
+    assert main(["fleet", "account:us-east-9", "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("sm-profiler: unknown region us-east-9: did you mean us-east-1 or us-east-2?")
+    assert text in said
+    assert said.count("\n") == 1
+    assert unknown_region("cn-north-1") == ""
 
 
 def test_other_errors_are_not_repeated():

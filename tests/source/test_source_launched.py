@@ -55,6 +55,7 @@ def test_looks_where_the_agent_uploads_to_and_in_the_default_place():
         (agent(CONFIG), "the agent has stored nothing"),
         ({**agent(CONFIG), "TrainingJobStatus": "InProgress", "TrainingStartTime": 1}, "nothing is stored yet"),
         ({**agent(CONFIG), "TrainingJobStatus": "InProgress"}, "its training has not started (InProgress)"),
+        ({**service(DisableProfiler=True), "TrainingJobStatus": "InProgress"}, "DisableProfiler is true"),
         (
             {**ENDED, "TrainingJobStatus": "Failed", "FailureReason": "no capacity\nat all"},
             "its training has not started (Failed: no capacity at all)",
