@@ -55,6 +55,20 @@ def newest_run(where: str, *, running: bool = False) -> str:
     return run
 
 
+def name_unknown_price(kind: str | None, prices: dict[str, Any] | None) -> None:
+    """Print one line if a named instance type has no price, because the report then has no money.
+
+    Raises:
+        ConfigError: the user's prices are malformed.
+    """
+    if not kind:
+        return
+    from sm_profiler.report.prices import Prices
+
+    if problem := Prices.of(prices).unknown(kind):
+        print(f"sm-profiler: {printable(problem)}", file=sys.stderr)
+
+
 MAX_BYTES = 16_000_000  # of a JSON file named on the command line
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from sm_profiler.cli.arguments import SOURCE_HELP, newest_run, read_json
+from sm_profiler.cli.arguments import SOURCE_HELP, name_unknown_price, newest_run, read_json
 from sm_profiler.cli.command import DONE
 from sm_profiler.errors import ConfigError, SourceError
 
@@ -68,6 +68,7 @@ class Command:
             raise ConfigError("--to is missing: name a destination, for example --to eventbridge")
         exporters = {text: open_destination(text) for text in options.to}
         prices = read_json(options.prices) if options.prices else None
+        name_unknown_price(options.instance_type, prices)
         source = open_source(newest_run(options.source))
         report = build_report(source, job=JobInfo(instance_type=options.instance_type, prices=prices))
         report = attrs.evolve(report, link=printable(options.link))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from sm_profiler.cli.arguments import EXECUTOR_HELP, SOURCE_HELP, newest_run, read_json
+from sm_profiler.cli.arguments import EXECUTOR_HELP, SOURCE_HELP, name_unknown_price, newest_run, read_json
 from sm_profiler.cli.command import BAD, DONE
 from sm_profiler.cli.rules import add_job_arguments, rule_image
 from sm_profiler.errors import ConfigError, ProfilerError, SourceError
@@ -87,6 +87,7 @@ class Command:
             return report_there(options)
         parameters = read_json(options.parameters) if options.parameters else None
         prices = read_json(options.prices) if options.prices else None
+        name_unknown_price(options.instance_type, prices)
         if is_table(options.source):
             return report_on_table(options, prices)
         if options.columns:

@@ -97,7 +97,7 @@ def build_fleet(  # noqa: PLR0913 - keyword arguments, one an independent choice
     run.finish()
     once = _once(run.rows)
     rows = [with_bill(row, table) for row in once if choice.takes(row)]
-    notes = [*run.notes, *_notes(rows)]
+    notes = [*run.notes, *_notes(rows, table)]
     if twice := len(run.rows) - len(once):
         notes.append(f"Found in several places and counted once: {plural(twice, 'job')}.")
     return assemble(
@@ -131,11 +131,15 @@ def _once(rows: Sequence[FleetJob]) -> list[FleetJob]:
     return list({id(row): row for row in kept.values()}.values())
 
 
-def _notes(rows: Sequence[FleetJob]) -> Iterator[str]:
+def _notes(rows: Sequence[FleetJob], prices: Prices) -> Iterator[str]:
     kinds = sorted({row.instance_type for row in rows if row.price is None and row.instance_type})
     if kinds:
         more = f" and {len(kinds) - 3} more" if len(kinds) > 3 else ""  # noqa: PLR2004 - as many as a line holds
         yield f"No price is known for {', '.join(kinds[:3])}{more}: give them with --prices."
+    billed = {kind for row in rows if row.bill_usd is not None for kind in (row.types or (row.instance_type,))}
+    if rough := sorted(kind for kind in billed if prices.is_estimated(kind)):
+        more = f" and {len(rough) - 3} more" if len(rough) > 3 else ""  # noqa: PLR2004 - as above
+        yield f"Estimated, because no list price is known: the price of {', '.join(rough[:3])}{more}."
     largest = max(rows, key=lambda row: row.instance_hours, default=None)
     whole = sum(row.instance_hours for row in rows)
     if largest and len(rows) >= policy.LARGE_AMONG and largest.billed_by == "profile":

@@ -16,7 +16,7 @@ from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.ledger_view import totals_of
 from sm_profiler.report.metric_folds import JobInfo, MetricFolds
-from sm_profiler.report.model import Report, Verdict
+from sm_profiler.report.model import Finding, Report, Verdict
 from sm_profiler.report.prices import cost_of
 from sm_profiler.report.scaling import kept
 from sm_profiler.report.scaling.folding import fold_with
@@ -171,12 +171,19 @@ def report_of(  # noqa: PLR0913 - most are optional parts
     """Return a report from its parts."""
     cost = cost_of(metrics, verdict, (job or JobInfo()).prices)
     verdict = with_gains(verdict, JudgeContext(metrics, rules), cost["per_hour"] if cost else None)
+    if cost and cost["price_estimated"]:
+        verdict = attrs.evolve(verdict, main=_roughly(verdict.main), also=tuple(map(_roughly, verdict.also)))
     quality = quality or data_quality([], ())
     if any(rank.judged is not None for rank in metrics.ranks):
         quality = {**quality, "collectors": [*quality["collectors"], sampled_sentence(metrics)]}
     generated = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     ledger = totals_of(metrics)
     return Report(metrics, verdict, rules, broken or {}, quality, cost, source, generated, ledger=ledger)
+
+
+def _roughly(finding: Finding) -> Finding:
+    """Return a finding whose dollars say that they come from an estimated price."""
+    return attrs.evolve(finding, gain=finding.gain and attrs.evolve(finding.gain, usd_is_rough=True))
 
 
 def sampled_sentence(metrics: JobMetrics) -> str:

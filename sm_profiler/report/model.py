@@ -96,6 +96,7 @@ class Gain:
         speedup: factor by which the loop becomes faster, or the job.
         usd: dollars for the whole job; None if its price is unknown.
         seconds: seconds of the whole job.
+        usd_is_rough: the price behind `usd` is estimated.
         of: what the speedup refers to: `loop`, `job` for time that is lost outside the loop, or `steps` for some steps of it.
     """
 
@@ -105,6 +106,7 @@ class Gain:
     usd: Interval | None = None
     seconds: Interval = Interval(0.0, 0.0, 0.0)
     of: str = "loop"
+    usd_is_rough: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object of report.json."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping
 from importlib.resources import files
@@ -29,12 +30,14 @@ class Prices:
         by_gpu: of a GPU, of types whose price depends on how many they have.
         own: types whose price is the user's.
         listed: origin of the others.
+        guessed: types whose price in the package is no list price.
     """
 
     by_type: Mapping[str, float]
     by_gpu: Mapping[str, float]
     own: frozenset[str]
     listed: str
+    guessed: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, own: Mapping[str, object] | None = None) -> Prices:
@@ -55,7 +58,7 @@ class Prices:
             elif given is not None:
                 by_type[kind] = _dollars(kind, given)
         listed = f"list prices of {table['region']}, {table['as_of']}"
-        return cls(by_type, by_gpu, frozenset(own or ()), listed)
+        return cls(by_type, by_gpu, frozenset(own or ()), listed, frozenset(table["estimated"]))
 
     @property
     def origin(self) -> str:
@@ -64,7 +67,21 @@ class Prices:
 
     def origin_of(self, kind: str) -> str:
         """Return the origin of a type's price."""
-        return OWN if kind in self.own or kind not in self.by_type else self.listed
+        if kind in self.own or kind not in self.by_type:
+            return OWN
+        return f"{self.listed}, the price of {kind} estimated" if self.is_estimated(kind) else self.listed
+
+    def is_estimated(self, kind: str) -> bool:
+        """Return whether a type's price is neither the user's nor a list price."""
+        return kind in self.guessed and kind not in self.own
+
+    def unknown(self, kind: str) -> str:
+        """Return that the price of a type is unknown, with the types that its name resembles; "" if it is known."""
+        if self.price(kind, gpus=1) is not None:
+            return ""
+        near = difflib.get_close_matches(kind, [*self.by_type, *self.by_gpu], n=3)
+        hint = f" (did you mean {', '.join(near)}?)" if near else ""
+        return f"no price is known for {kind}{hint}: the report names no money; --prices FILE adds prices"
 
     def price(self, kind: str, gpus: float = 0.0) -> float | None:
         """Return dollars an hour of one instance that has some GPUs; None if they are unknown."""
@@ -113,10 +130,12 @@ def cost_of(metrics: JobMetrics, verdict: Verdict, prices: Mapping[str, object] 
     if smaller:
         used = "GPUs, GPU memory and CPUs" if metrics.gpus else "CPUs and memory"
         sentence += (
-            f" Its {used} are less than half used: {smaller} would cost ${table.by_type[smaller] * nodes:.2f} per hour."
+            f" Its {used} are less than half used: {smaller} would cost ${table.by_type[smaller] * nodes:.2f} per hour"
+            f"{', an estimated price' if table.is_estimated(smaller) else ''}."
         )
     return {
         "instance_type": kind, "nodes": nodes, "per_hour": round(hourly, 4), "lost_per_hour": lost, "prices": origin,
+        "price_estimated": any(table.is_estimated(kind) for kind in types),
         "smaller_instance": smaller, "estimate": True, "sentence": sentence,
     }  # fmt: skip
 

@@ -269,5 +269,6 @@ def glance(report: Report) -> list[tuple[str, str, str]]:  # noqa: C901 - one br
     )
     if report.cost:
         lost = f"about ${report.cost['lost_per_hour']:.2f}/h"
-        tiles.append(("Lost money", lost, f"estimate, {report.cost['instance_type']}"))
+        rough = " at an estimated price" if report.cost["price_estimated"] else ""
+        tiles.append(("Lost money", lost, f"estimate, {report.cost['instance_type']}{rough}"))
     return tiles

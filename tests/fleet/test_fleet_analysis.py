@@ -233,6 +233,28 @@ def test_own_prices_are_added_to_the_table():
     assert Prices.of({"*": 3.0}).price("") == 3.0
 
 
+def test_a_type_without_a_price_is_named_with_similar_ones():
+    prices = Prices.of({"dgx": {"gpu_hour": 2.5}, "ml.m5.large": None})
+    text = prices.unknown("ml.g5.xlrge")
+    assert text.startswith("no price is known for ml.g5.xlrge (did you mean ml.g5.xlarge, ")
+    assert "--prices" in text
+    assert (
+        prices.unknown("quantum")
+        == "no price is known for quantum: the report names no money; --prices FILE adds prices"
+    )
+    assert prices.unknown("ml.g5.xlarge") == prices.unknown("dgx") == ""
+    assert prices.unknown("ml.m5.large")
+
+
+def test_an_estimated_price_is_called_one():
+    job = priced(report_json("a", instance_type="ml.p5e.48xlarge"))
+    assert job.price_from.endswith("the price of ml.p5e.48xlarge estimated")
+    own = priced(report_json("a", instance_type="ml.p5e.48xlarge"), prices={"ml.p5e.48xlarge": 40.0})
+    assert own.price_from == "your price table"
+    assert "estimated" not in priced(report_json("a")).price_from
+    assert set(built_in()["estimated"]) <= set(built_in()["dollars_per_hour"])
+
+
 @pytest.mark.parametrize("price", [True, -1, "3", {"gpu_hour": None}, {"hour": 3}, 1e9, [1]])
 def test_wrong_prices_are_refused(price):
     with pytest.raises(ConfigError, match="the price of p5"):

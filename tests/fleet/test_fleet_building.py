@@ -20,6 +20,8 @@ from sm_profiler.fleet.model import Fleet, FleetJob
 from sm_profiler.fleet.terminal import summary
 from sm_profiler.fleet.writing import write_fleet
 from sm_profiler.jobs.listing import find_places
+from sm_profiler.report import prices
+from sm_profiler.report.prices import built_in
 from sm_profiler.report.write import HTML
 from sm_profiler.storage import LocalStorage
 
@@ -188,6 +190,14 @@ def test_prices_change_without_reading_again(jobs, tmp_path, monkeypatch):
     read = unread(monkeypatch)
     fleet = build(jobs, tmp_path / "out", prices={"ml.g5.xlarge": 10.0})
     assert (fleet.totals.bill_usd, read) == (pytest.approx(40.0), [])
+
+
+def test_estimated_prices_are_in_the_notes(jobs, tmp_path, monkeypatch):
+    assert not any("stimated" in note for note in build(jobs, tmp_path / "out").notes)
+    monkeypatch.setattr(prices, "built_in", lambda: {**built_in(), "estimated": ["ml.g5.xlarge"]})
+    fleet = build(jobs, tmp_path / "out")
+    assert "Estimated, because no list price is known: the price of ml.g5.xlarge." in fleet.notes
+    assert "the price of ml.g5.xlarge." in summary(fleet)
 
 
 def test_flipped_bytes_of_an_index_change_no_row(jobs, tmp_path):

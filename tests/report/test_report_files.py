@@ -125,6 +125,9 @@ def test_command_exit_codes_and_files(tmp_path, capsys, monkeypatch):
     assert "stddev:2" in (tmp_path / "out" / "profiler-reports" / "StepOutlier.json").read_text()
     assert main(["report", "fine", "--fail-on", "issues", "--compat", "service"]) == 0
     assert (tmp_path / "profiler-report" / "fine" / "report.json").exists()
+    capsys.readouterr()
+    assert main(["report", "fine", "--instance-type", "ml.g5.xlrge"]) == 0
+    assert "sm-profiler: no price is known for ml.g5.xlrge (did you mean ml.g5.xlarge," in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ import pytest
 from report_helpers import START_S, metrics_of, report_from, training
 
 from sm_profiler.formats.event_names import SAVE
+from sm_profiler.report.build import report_of
+from sm_profiler.report.metric_folds import JobInfo
 from sm_profiler.report.prices import cost_of
 from sm_profiler.report.restarts import billed_time, costs_as_dict, repeated_work
 from sm_profiler.report.terminal import terminal_summary
@@ -70,6 +72,20 @@ def test_the_bill_of_a_spot_job_is_on_the_page():
 @pytest.mark.parametrize("value", [None, "7200", True, -1, float("nan"), 1e300])
 def test_a_damaged_bill_is_left_out(value):
     assert billed_time({"TrainingTimeInSeconds": 7200, "BillableTimeInSeconds": value}) is None
+
+
+@pytest.mark.parametrize(("kind", "rough"), [("ml.p5e.48xlarge", True), ("ml.g5.xlarge", False)])
+def test_money_of_an_estimated_price_says_so(kind, rough):
+    report = report_from(training(400, wait=0.1), instance_type=kind)
+    assert report.cost["price_estimated"] is rough
+    assert (f"the price of {kind} estimated" in report.cost["sentence"]) is rough
+    (tile,) = [tile for tile in glance(report) if tile[0] == "Lost money"]
+    assert tile[2].endswith("at an estimated price") is rough
+    shown = " ".join(terminal_summary(report).split())
+    assert "saves about $" in shown
+    assert ("at an estimated price." in shown) is rough
+    own = report_of(report.metrics, report.verdict, {}, job=JobInfo(prices={kind: 40.0}))
+    assert "estimated" not in own.cost["sentence"]
 
 
 def test_groups_of_instances_have_their_own_prices():

@@ -33,6 +33,7 @@ def gain_sentence(gain: Gain | None, *, subject: str = "Repairing it", per: str 
     if gain is None or gain.speedup.high <= 1.0:
         return ""
     money = f", saves about {dollars(gain.usd.value)}" if gain.usd and gain.usd.value >= CENT else ""
+    money += " at an estimated price" if money and gain.usd_is_rough else ""
     if gain.of == "job":
         seconds = _range(duration(gain.seconds.low), duration(gain.seconds.high))
         return f"{subject} saves {seconds} of the job{money.replace(', saves', ',')}."
