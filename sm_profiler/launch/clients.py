@@ -10,7 +10,7 @@ from sm_profiler.config.api import MAX_VARIABLES, MAX_VARIABLES_TUNING
 from sm_profiler.container import AUTO_VARIABLE, CHECKPOINTS
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch.environment import agent_environment
-from sm_profiler.launch.request import require_accepted, require_managed_profiling, to_request
+from sm_profiler.launch.request import build_request, require_accepted, require_managed_profiling
 from sm_profiler.printable import logger_for
 
 logger = logger_for(__name__)
@@ -70,15 +70,45 @@ def warn_of_tuning(client: Any) -> Callable[[], object]:
     Returns:
         A function that ends it.
     """
-    events = client.meta.events
-    events.register(_TUNING, _tuning_is_not_profiled, unique_id=_TUNING_ID)  # once for all attached Estimators
-    return lambda: events.unregister(_TUNING, _tuning_is_not_profiled, unique_id=_TUNING_ID)
+    return _on_tuning([client.meta.events], _tuning_is_not_profiled, _TUNING_ID)
+
+
+def warn_of_tuning_in(session: Any) -> Callable[[], object]:
+    """Warn when a boto3 session creates a tuning job from a ModelTrainer, of which a tuner of SDK v3 reads the attributes only.
+
+    Returns:
+        A function that ends it.
+    """
+    emitters = [session.events, *(client.meta.events for client in _cached_by_sdk3(session))]
+    return _on_tuning(emitters, _trainer_is_not_asked, f"{_TUNING_ID}-of-trainer")
+
+
+def _on_tuning(emitters: Sequence[Any], handler: Callable[..., None], name: str) -> Callable[[], object]:
+    for events in emitters:
+        events.register(_TUNING, handler, unique_id=name)  # once for all that are attached
+
+    def stop() -> None:
+        for events in emitters:
+            events.unregister(_TUNING, handler, unique_id=name)
+
+    return stop
 
 
 def _tuning_is_not_profiled(**_request: Any) -> None:
     logger.warning(
         "sm-profiler: a tuning job's request cannot carry a profiler configuration, so its trials are not profiled: "
         "attach with backend='agent'"
+    )
+
+
+def _trainer_is_not_asked(params: Mapping[str, Any], **_more: Any) -> None:
+    several = params.get("TrainingJobDefinitions")
+    definitions = [params.get("TrainingJobDefinition"), *(several if isinstance(several, list) else ())]
+    if any(AUTO_VARIABLE in (one.get("Environment") or ()) for one in definitions if isinstance(one, Mapping)):
+        return  # the session is attached, too, or these are the user's own variables
+    logger.warning(
+        "sm-profiler: a tuner does not take the configuration that is attached to its ModelTrainer, so its trials are not "
+        "profiled: attach(trainer.sagemaker_session, …, backend='agent')"
     )
 
 
@@ -112,7 +142,7 @@ class _Adder:
             return {**params, "Environment": self._environment(params)}
         output = _member(params, "OutputDataConfig", "S3OutputPath")
         require_managed_profiling(self.region, _member(params, "ResourceConfig", "InstanceType"))
-        added = to_request(
+        added = build_request(
             self.profiler_config, self.rules, region=self.region, session=self.session, s3_output_path=output
         )
         if _member(params, "ProfilerConfig", "ProfilingParameters"):  # a bare one is an SDK v2 Estimator's default

@@ -11,8 +11,9 @@ from typing import Any
 
 from sm_profiler.container import AUTO_VARIABLE, CHECKPOINTS
 from sm_profiler.errors import ConfigError
+from sm_profiler.launch.clients import warn_of_tuning_in
 from sm_profiler.launch.environment import agent_environment
-from sm_profiler.launch.request import require_managed_profiling, to_request
+from sm_profiler.launch.request import build_request, require_managed_profiling
 from sm_profiler.launch.shapes import TESTED, request_to_shapes, sdk_version
 
 METHOD = "_create_training_job_args"
@@ -47,8 +48,12 @@ def attach_model_trainer(
     def restore() -> None:
         object.__setattr__(trainer, "__class__", kind)
 
+    undo: list[Callable[[], object]] = [restore]
+    session = getattr(getattr(trainer, "sagemaker_session", None), "boto_session", None)
+    if hasattr(session, "events"):
+        undo.append(warn_of_tuning_in(session))
     carrier = "environment" if backend == "agent" else "request"
-    return f"the configuration is passed in the {carrier} of every job that this ModelTrainer starts", [restore]
+    return f"the configuration is passed in the {carrier} of every job that this ModelTrainer starts", undo
 
 
 def _new_class(kind: type, names: dict[str, Any]) -> type:
@@ -81,7 +86,7 @@ class _Request:
 def _add_to_request(request: _Request, trainer: Any, profiler_config: Any, rules: Sequence[Any]) -> None:
     session = getattr(trainer.sagemaker_session, "boto_session", None)
     require_managed_profiling(getattr(session, "region_name", None), request.get("ResourceConfig", "InstanceType"))
-    added = to_request(
+    added = build_request(
         profiler_config, rules, session=session, s3_output_path=request.get("OutputDataConfig", "S3OutputPath")
     )
     if "ProfilingParameters" in added["ProfilerConfig"]:

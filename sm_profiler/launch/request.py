@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,10 +42,29 @@ def to_request(
         s3_output_path: S3 URI that the profile is stored under if the configuration has none.
 
     Returns:
-        `ProfilerConfig`, and, if there are rules, `ProfilerRuleConfigurations`.
+        `ProfilerConfig`, and, if there are rules, `ProfilerRuleConfigurations`. A warning is issued if they have no S3 path,
+        which only the request of an update can do without.
 
     Raises:
         ConfigError: the service would reject the request; the message lists all reasons in one line.
+    """
+    request = build_request(profiler_config, rules, region=region, session=session, s3_output_path=s3_output_path)
+    warn_of_missing_path(request)
+    return request
+
+
+def build_request(
+    profiler_config: Any,
+    rules: Sequence[Any] | None,
+    *,
+    region: str | None = None,
+    session: Any = None,
+    s3_output_path: str | None = None,
+) -> dict[str, Any]:
+    """Return the arguments of `to_request`, which may lack an S3 path.
+
+    Raises:
+        ConfigError: the service would reject the request.
     """
     session = getattr(session, "boto_session", session)
     region = (
@@ -62,6 +82,17 @@ def to_request(
         request["ProfilerRuleConfigurations"] = [rule_request(rule, region, session, output) for rule in rules]
     require_accepted(request)
     return request
+
+
+def warn_of_missing_path(request: Mapping[str, Any]) -> None:
+    """Warn of a request whose profile has no place; to be called by a function that users call."""
+    config = request["ProfilerConfig"]
+    if config.get("DisableProfiler") is not True and config.get("S3OutputPath") is None:
+        warnings.warn(
+            "the request has no S3 path for the profile: pass s3_output_path=, usually that of the job's results, or set it "
+            "in the ProfilerConfig (only an update of a running job needs none)",
+            stacklevel=3,
+        )
 
 
 def config_request(profiler_config: Any, s3_output_path: Any = None) -> dict[str, Any]:

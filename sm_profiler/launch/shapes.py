@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from sm_profiler.errors import ConfigError
-from sm_profiler.launch.request import to_request
+from sm_profiler.launch.request import build_request, warn_of_missing_path
 
 TESTED = "3.27.0"
 
@@ -33,7 +33,8 @@ def to_shapes(
     Raises:
         ConfigError: the service would reject the request, or SDK v3 is not installed or incompatible.
     """
-    request = to_request(profiler_config, rules, region=region, session=session, s3_output_path=s3_output_path)
+    request = build_request(profiler_config, rules, region=region, session=session, s3_output_path=s3_output_path)
+    warn_of_missing_path(request)
     return request_to_shapes(request)
 
 

@@ -95,7 +95,7 @@ class LocalBackend(SageMakerModelBackend):
 
 # moto reports these jobs as Completed at once, though nothing has run
 PRETENDED = {
-    "CreateHyperParameterTuningJob": "it does not run tuning jobs; start their trials as training jobs",
+    "CreateHyperParameterTuningJob": "it does not run tuning jobs; run a trial as a training job, with fixed hyperparameters",
     **dict.fromkeys(
         ("CreateAutoMLJob", "CreateAutoMLJobV2", "CreateCompilationJob", "CreateTransformJob"),
         "it runs training and processing jobs",

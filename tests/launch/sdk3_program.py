@@ -1,6 +1,7 @@
 """Cases for the environment of SDK v3 (see test_launch_sdk3.py), one function each; prints results as JSON."""
 
 import json
+import logging
 import sys
 import warnings
 
@@ -9,11 +10,13 @@ import sagemaker.core.helper.iam_role_resolver as roles
 from moto import mock_aws
 from sagemaker.core import shapes
 from sagemaker.core.helper.session_helper import Session
+from sagemaker.core.parameter import ContinuousParameter
 from sagemaker.core.resources import TrainingJob
 from sagemaker.core.training.configs import CheckpointConfig, Compute, Networking, OutputDataConfig
 from sagemaker.core.utils.utils import SageMakerClient
 from sagemaker.core.workflow.pipeline_context import PipelineSession
 from sagemaker.train import ModelTrainer
+from sagemaker.train.tuner import HyperparameterTuner
 
 from sm_profiler.config import config_from_environment, load_profile
 from sm_profiler.debugger import FrameworkProfile, ProfilerConfig, ProfilerRule, rule_configs
@@ -164,6 +167,45 @@ def agent(wire):
     assert carried.s3_output_path is None
 
 
+def tuner_of(one):
+    ranges = {"rate": ContinuousParameter(0.1, 0.2)}
+    metrics = [{"Name": "loss", "Regex": "loss: (.*)"}]
+    return HyperparameterTuner(one, "loss", ranges, metric_definitions=metrics, max_jobs=2)
+
+
+def logged(call):
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = logging.getLogger("sm_profiler.launch.clients")
+    logger.addHandler(handler)
+    try:
+        sent = call()
+    finally:
+        logger.removeHandler(handler)
+    return sent, [line for line in lines if "its trials are not profiled" in line]
+
+
+def tuning(wire):
+    for backend in ("service", "agent"):
+        one = trainer(wire)
+        attachments = [attach(one, PROFILE, backend=backend), attach(trainer(wire), PROFILE, backend=backend)]
+        sent, lines = logged(lambda one=one: wire.seen(lambda: tuner_of(one).tune(job_name="t", wait=False)))
+        assert len(lines) == 1, lines
+        assert "backend='agent'" in lines[0]
+        assert sent["TrainingJobDefinition"]["Environment"] == {"MINE": "1"}
+        for each in attachments:
+            each.detach()
+        assert logged(lambda one=one: wire.seen(lambda: tuner_of(one).tune(job_name="t", wait=False)))[1] == []
+    one = trainer(wire)
+    attach(one, PROFILE, backend="agent")
+    attach(one.sagemaker_session, PROFILE, backend="agent")
+    sent, lines = logged(lambda: wire.seen(lambda: tuner_of(one).tune(job_name="t", wait=False)))
+    assert lines == []
+    carried = load_profile(config_from_environment(sent["TrainingJobDefinition"]["Environment"]))
+    assert carried.s3_output_path == OUTPUT
+
+
 def far_away(wire):
     del wire
     far = Wire("me-central-1")
@@ -213,7 +255,7 @@ def session(wire):
     assert profiler_part(wire.seen(lambda: kept.create_training_job(**request))) == {}
 
 
-CASES = (create, update, train, batch, pipeline, agent, far_away, broken_release, session)
+CASES = (create, update, train, batch, pipeline, agent, tuning, far_away, broken_release, session)
 
 
 def main():

@@ -117,7 +117,12 @@ PYTORCH_JOB = {
     "properties": {
         "apiVersion": {"const": "kubeflow.org/v1"},
         "kind": {"const": "PyTorchJob"},
-        "metadata": {"type": "object", "required": ["name"], "properties": {"name": {"pattern": "^[a-z0-9-]{1,63}$"}}},
+        "metadata": {
+            "type": "object",
+            "required": ["generateName"],
+            "properties": {"generateName": {"pattern": "^[a-z0-9-]{1,57}-$"}},
+            "additionalProperties": False,
+        },
         "spec": {
             "type": "object",
             "required": ["pytorchReplicaSpecs"],
@@ -183,7 +188,7 @@ def check_command(arguments):
 
 def run_with_stubs(tmp_path, manifest, **variables):
     stubs = tmp_path / "bin"
-    stubs.mkdir()
+    stubs.mkdir(parents=True)
     for name, text in STUBS.items():
         (stubs / name).write_text(text)
         (stubs / name).chmod(0o755)
@@ -217,7 +222,7 @@ def test_the_pytorchjob_is_valid_and_its_containers_profile():
     jsonschema.validate(manifest, PYTORCH_JOB)
     pod = manifest["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     (container,) = pod["containers"]
-    variables = {one["name"]: one["value"] for one in container["env"] if "value" in one}
+    variables = {one["name"]: one.get("value", "injected") for one in container["env"]}
     check_variables({**variables, "PET_NODE_RANK": "1", "PET_NNODES": "2"}, "algo-2")
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     assert container["command"][0] == "torchrun"
@@ -266,11 +271,34 @@ def test_pods_have_what_a_platform_team_asks_for(name):
     assert monitor["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
 
 
+def test_each_run_in_kubernetes_has_a_name_of_its_own():
+    """Two runs under one constant name would share a profile."""
+    labels = {
+        "pytorchjob": "training.kubeflow.org/job-name",
+        "trainjob": "jobset.sigs.k8s.io/jobset-name",
+        "jobset": "jobset.sigs.k8s.io/jobset-name",
+    }
+    for name, label in labels.items():
+        text = (MANIFESTS / f"{name}.yaml").read_text()
+        job = list(yaml.safe_load_all(text))[-1]
+        assert job["metadata"] == {"generateName": "my-training-"}
+        assert text.count("my-training") == 1
+        (variable,) = [
+            one for one in pods()[name]["spec"]["containers"][0]["env"] if one["name"] == "TRAINING_JOB_NAME"
+        ]
+        assert variable["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.labels['{label}']"
+
+
 def test_a_machine_of_ones_own_starts_torchrun(tmp_path):
-    arguments, environment = run_with_stubs(tmp_path, "ec2.sh", NODE="1", NODES="2", FIRST="10.0.0.1", GPUS="8")
+    arguments, environment = run_with_stubs(
+        tmp_path, "ec2.sh", JOB="run-7", NODE="1", NODES="2", FIRST="10.0.0.1", GPUS="8"
+    )
     parsed = check_command(arguments)
     assert (parsed.nnodes, parsed.node_rank, parsed.nproc_per_node, parsed.master_addr) == ("2", 1, "8", "10.0.0.1")
     check_variables(environment, "algo-2")
+    assert environment["TRAINING_JOB_NAME"] == "run-7"
+    with pytest.raises(AssertionError, match="JOB"):
+        run_with_stubs(tmp_path / "again", "ec2.sh")
 
 
 @pytest.mark.long
@@ -296,7 +324,7 @@ def test_two_nodes_profile_to_one_prefix_and_contact_no_other_host(tmp_path):
             environment = {
                 **keys, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path),
                 "AWS_ENDPOINT_URL_S3": f"http://{host}:{port}", "AWS_EC2_METADATA_DISABLED": "true",
-                "NO_PROXY": "127.0.0.1", "NODE": node, "NODES": "2", "PORT": str(20000 + os.getpid() % 20000),
+                "NO_PROXY": "127.0.0.1", "JOB": "my-training", "NODE": node, "NODES": "2", "PORT": str(20000 + os.getpid() % 20000),
                 "SM_PROFILER_ROOT": str(tmp_path / f"ml-{node}"), "OMP_NUM_THREADS": "1",
                 "PYTHONPATH": str(tmp_path / "guard"), "NETWORK_GUARD_LOG": str(tmp_path / "guard.log"),
                 "GLOO_SOCKET_IFNAME": "lo",

@@ -1,6 +1,7 @@
 """to_request: requests for boto3, and errors for what the service would reject."""
 
 import json
+import warnings
 
 import boto3
 import pytest
@@ -18,7 +19,10 @@ from sm_profiler.debugger import (
 from sm_profiler.errors import ConfigError
 from sm_profiler.launch import check_request, to_request
 
-pytestmark = pytest.mark.filterwarnings("ignore:You are using the SageMaker Python SDK v2")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:You are using the SageMaker Python SDK v2"),
+    pytest.mark.filterwarnings("ignore:the request has no S3 path"),
+]
 
 REPORT = ProfilerRule.sagemaker(rule_configs.ProfilerReport())
 JOB = {
@@ -84,6 +88,18 @@ def test_the_configurations_path_takes_precedence_and_a_disabled_one_has_none():
     assert to_request(ProfilerConfig(disable_profiler=True), s3_output_path="s3://b") == {
         "ProfilerConfig": {"DisableProfiler": True}
     }
+
+
+@pytest.mark.parametrize("config", [None, ProfilerConfig(), {"DisableProfiler": False}])
+def test_a_request_without_a_path_is_warned_of(config):
+    with pytest.warns(UserWarning, match="no S3 path for the profile: pass s3_output_path=") as caught:
+        to_request(config)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        to_request(config, s3_output_path="s3://b")
+        to_request(ProfilerConfig(disable_profiler=True))
+        to_request({"S3OutputPath": "s3://own"})
 
 
 def test_accepts_the_apis_object():

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("sdk3_program.py")
-CASES = ("create", "update", "train", "batch", "pipeline", "agent", "far_away", "broken_release", "session")
+CASES = ("create", "update", "train", "batch", "pipeline", "agent", "tuning", "far_away", "broken_release", "session")
 
 pytestmark = [pytest.mark.sdk3, pytest.mark.slow]
 
