@@ -17,6 +17,7 @@ logger = logger_for(__name__)
 
 _TRAINING = "provide-client-params.sagemaker.CreateTrainingJob"
 _TUNING = "provide-client-params.sagemaker.CreateHyperParameterTuningJob"
+_CHANGED_TUNING = "before-parameter-build.sagemaker.CreateHyperParameterTuningJob"  # after the handlers of _TUNING
 _TUNING_ID = "sm-profiler-tuning"
 
 
@@ -70,7 +71,7 @@ def warn_of_tuning(client: Any) -> Callable[[], object]:
     Returns:
         A function that ends it.
     """
-    return _on_tuning([client.meta.events], _tuning_is_not_profiled, _TUNING_ID)
+    return _on(_TUNING, lambda: [client.meta.events], _tuning_is_not_profiled, _TUNING_ID)
 
 
 def warn_of_tuning_in(session: Any) -> Callable[[], object]:
@@ -79,17 +80,20 @@ def warn_of_tuning_in(session: Any) -> Callable[[], object]:
     Returns:
         A function that ends it.
     """
-    emitters = [session.events, *(client.meta.events for client in _cached_by_sdk3(session))]
-    return _on_tuning(emitters, _trainer_is_not_asked, f"{_TUNING_ID}-of-trainer")
+
+    def emitters() -> list[Any]:  # a client that is created later has the session's handlers, too
+        return [session.events, *(client.meta.events for client in _cached_by_sdk3(session))]
+
+    return _on(_CHANGED_TUNING, emitters, _trainer_is_not_asked, f"{_TUNING_ID}-of-trainer")
 
 
-def _on_tuning(emitters: Sequence[Any], handler: Callable[..., None], name: str) -> Callable[[], object]:
-    for events in emitters:
-        events.register(_TUNING, handler, unique_id=name)  # once for all that are attached
+def _on(event: str, emitters: Callable[[], list[Any]], handler: Callable[..., None], name: str) -> Callable[[], object]:
+    for events in emitters():
+        events.register(event, handler, unique_id=name)  # once for all that are attached
 
     def stop() -> None:
-        for events in emitters:
-            events.unregister(_TUNING, handler, unique_id=name)
+        for events in emitters():
+            events.unregister(event, handler, unique_id=name)
 
     return stop
 
