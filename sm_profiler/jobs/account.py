@@ -67,7 +67,7 @@ class Pace:
 
         Args:
             request: sends it.
-            region: where it is sent to, for errors.
+            region: where it goes, for errors.
 
         Raises:
             SourceError: it failed.

@@ -182,7 +182,7 @@ def report_of(  # noqa: PLR0913 - most are optional parts
 
 
 def _roughly(finding: Finding) -> Finding:
-    """Return a finding whose dollars say that they come from an estimated price."""
+    """Return a finding whose dollars are marked as those of an estimated price."""
     return attrs.evolve(finding, gain=finding.gain and attrs.evolve(finding.gain, usd_is_rough=True))
 
 

@@ -156,7 +156,7 @@ def reason_of(error: BaseException, region: str | None = None) -> str:
 
 
 def unknown_region(name: str) -> str:
-    """Return that there is no such region, and which are near; "" for the regions that botocore knows.
+    """Return that there is no such region, and which are near; "" for the regions that botocore lists.
 
     A new region may be missing in an older botocore, so this explains failures, and refuses nothing by itself.
     """

@@ -75,7 +75,7 @@ def test_a_damaged_bill_is_left_out(value):
 
 
 @pytest.mark.parametrize(("kind", "rough"), [("ml.p5e.48xlarge", True), ("ml.g5.xlarge", False)])
-def test_money_of_an_estimated_price_says_so(kind, rough):
+def test_money_of_an_estimated_price_is_marked(kind, rough):
     report = report_from(training(400, wait=0.1), instance_type=kind)
     assert report.cost["price_estimated"] is rough
     assert (f"the price of {kind} estimated" in report.cost["sentence"]) is rough
