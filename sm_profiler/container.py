@@ -70,7 +70,7 @@ NODE_VARIABLES = (
 )
 MAX_DIGITS = 5  # of a number of nodes
 _SECRET = re.compile(r"secret|token|passw|credential|private|api_?key|access_?key", re.IGNORECASE)
-_VARIABLES = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})|%[%juh]|\$\$")
+_VARIABLES = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})|%[%A-Za-z]|\$\$")
 MAX_TYPE = 100  # characters
 
 
@@ -100,7 +100,7 @@ def expanded(text: str, environment: Mapping[str, str] = os.environ, job: str = 
         user: replaces `%u`.
 
     Raises:
-        ProfilerError: a variable is not set, is empty, or has the name of a secret.
+        ProfilerError: a variable is not set, is empty, or has the name of a secret; or a letter after % has no meaning.
     """
     from sm_profiler.errors import ProfilerError  # noqa: PLC0415 - for a quick import of the facade
 
@@ -109,6 +109,10 @@ def expanded(text: str, environment: Mapping[str, str] = os.environ, job: str = 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]
         if name is None:
+            if match[0] not in fields:
+                raise ProfilerError(
+                    f"{text}: {match[0]} has no meaning: use %u (user), %h (host), %j (job) or %% (the character)"
+                )
             return fields[match[0]] or match[0]
         if _SECRET.search(name):  # a configuration may come from others, and paths and keys are no secrets
             raise ProfilerError(f"{text}: {name} has the name of a secret, which no path may contain")

@@ -94,7 +94,7 @@ def runs(tmp_path, monkeypatch):
 
 def test_reads_the_newest_of_several_runs_and_names_it(runs, capsys):
     assert newest_run("runs") == "runs/a-new"
-    assert capsys.readouterr().err == "sm-profiler: runs holds 3 runs; reading the newest: runs/a-new\n"
+    assert capsys.readouterr().err == "sm-profiler: runs contains 3 runs; reading the newest: runs/a-new\n"
 
 
 def test_reports_that_the_newest_run_is_running_or_has_nothing_yet(runs, capsys):

@@ -44,7 +44,7 @@ def newest_run(where: str, *, running: bool = False) -> str:
     count = f"{len(times)} runs; reading the newest" if len(times) > 1 else "one run"
     state = read_state(Path(run))
     now = " (still running)" if state is not None and not state.is_over else ""
-    print(f"sm-profiler: {printable(where)} holds {count}: {printable(run)}{now}", file=sys.stderr)
+    print(f"sm-profiler: {printable(where)} contains {count}: {printable(run)}{now}", file=sys.stderr)
     newer = [one for one in found if one.state == "running" and one.where not in times and read_state(Path(one.where))]
     if newer:
         print(

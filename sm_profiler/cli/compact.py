@@ -33,17 +33,18 @@ class Command:
         """Compact, and print what was done."""
         from sm_profiler.compact import athena_ddl, compact
         from sm_profiler.report.build import job_name
+        from sm_profiler.report.formatting import plural
         from sm_profiler.source import open_source
         from sm_profiler.storage import open_storage
 
         source = open_source(newest_run(options.source), cache=False)
         job = options.job or getattr(source.storage, "job", None) or job_name(source.origin)
         done = compact(source, open_storage(options.out), job=job, executor=options.executor)
-        share = f", {done.written_bytes / done.read_bytes:.1%} of them".replace("%", " %") if done.read_bytes else ""
-        later = f"; {done.left} files could not be read, or are still written" if done.left else ""
+        later = f"; {plural(done.left, 'file')} could not be read or may still grow" if done.left else ""
+        there = f"; {plural(done.unchanged, 'file')} had been added before" if done.unchanged else ""
         print(
-            f"sm-profiler: {printable(done.job)}: {done.files:,} new files of {done.read_bytes / 1e6:,.1f} MB in "
-            f"{done.parts} Parquet files of {done.written_bytes / 1e6:,.1f} MB{share}; {done.unchanged:,} files were there{later}",
+            f"sm-profiler: {printable(done.job)}: {plural(done.files, 'new file')} ({done.read_bytes / 1e6:,.1f} MB) "
+            f"written as {plural(done.parts, 'Parquet file')} ({done.written_bytes / 1e6:,.1f} MB){there}{later}",
             file=sys.stderr,
         )
         if options.ddl:

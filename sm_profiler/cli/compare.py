@@ -73,7 +73,7 @@ class Command:
             write_markdown(options.markdown, compared.summary, options.fail_on if failed else "")
         print(compared.text)
         if limit is not None and compared.found.step is None:
-            raise ConfigError(f"--fail-on {options.fail_on} could not be checked: {compared.found.sentence}")
+            raise ConfigError(f"--fail-on {options.fail_on} could not be checked: the runs are not comparable")
         return BAD if failed else DONE
 
 

@@ -157,5 +157,6 @@ def flush(uploader: Uploader) -> bool:
     uploader.wait = time.sleep
     done = uploader.drain(uploader.clock() + FLUSH_SECONDS)
     left = "" if done else f", {uploader.remaining()} failed: {uploader.error}"
-    print(f"{uploader.uploaded} files uploaded to {uploader.destination.uri}{left}")
+    files = "1 file" if uploader.uploaded == 1 else f"{uploader.uploaded:,} files"
+    print(f"{files} uploaded to {uploader.destination.uri}{left}")
     return done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from argparse import ArgumentParser, Namespace
@@ -58,13 +59,30 @@ class Command:
         if base or options.host not in LOOPBACK or os.environ.get(TOKEN_VARIABLE):
             token = os.environ.get(TOKEN_VARIABLE) or new_token()
         listening = listen(options.host, options.port)
-        for one in options.sources:
-            if "://" not in one and not is_account(one) and not Path(one).is_dir():
-                text = f"sm-profiler: there is no folder {printable(one)}: waiting for it, or for a training job of that name"
-                print(text, file=sys.stderr)
+        missing = [
+            one for one in options.sources if "://" not in one and not is_account(one) and not Path(one).is_dir()
+        ]
         jobs = Jobs(options.sources)
         app = create_app(jobs, base=base, token=token, port=listening.port, allow_changes=options.allow_changes)
         print(listening.url(base, token), flush=True)
-        print("sm-profiler: serving until Ctrl-C", file=sys.stderr, flush=True)
+        for one in missing:
+            print(f"sm-profiler: {waiting_for(one)}", file=sys.stderr, flush=True)
+        if len(missing) < len(options.sources):
+            print("sm-profiler: serving until Ctrl-C", file=sys.stderr, flush=True)
         run(app, [listening.socket], jobs.close)
         return DONE
+
+
+def waiting_for(source: str) -> str:
+    """Return what the page of a source that does not exist waits for, with the folder that may be meant."""
+    from sm_profiler.jobs.finding import is_job_name
+
+    path = Path(source)
+    try:
+        folders = [one.name for one in path.parent.iterdir() if one.is_dir()]
+    except OSError:
+        folders = []
+    near = difflib.get_close_matches(path.name, folders, n=1)
+    hint = f" (did you mean {printable(path.with_name(near[0]))}?)" if near else ""
+    job = ", or for a training job of that name," if is_job_name(source) else ""
+    return f"there is no folder {printable(source)}{hint}; waiting for it{job} until Ctrl-C"

@@ -14,7 +14,7 @@ def trial_table(outcome: Outcome, needed: float | None = None) -> str:
 
     Args:
         outcome: the results.
-        needed: batches a second that the loop takes if it never waits; None if unknown.
+        needed: batches a second that the loop needs if it does not wait; None if unknown.
     """
     batch = f", batches of {outcome.batch_size}" if outcome.batch_size else ""
     lines = [f"{printable(outcome.dataset)}{batch}"]
@@ -80,7 +80,7 @@ def _compared(outcome: Outcome, best: Trial) -> str:
 
 
 def _enough(rate: float, needed: float) -> str:
-    takes = f"The loop takes {needed:,.1f} batches/s if it never waits ({duration(1 / needed)} a step)"
+    takes = f"Without waiting, the loop needs {needed:,.1f} batches/s ({duration(1 / needed)} per step)"
     if rate >= needed * ENOUGH:
         return f"{takes}: enough."
     if rate >= needed:

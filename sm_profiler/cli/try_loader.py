@@ -192,6 +192,8 @@ def run_script(words: list[str], plan: Plan) -> int:
 
     environment = {**os.environ, PLAN_VARIABLE: json.dumps(attrs.asdict(plan)), AUTO_VARIABLE: "0"}
     command = [sys.executable, "-m", "sm_profiler.trial", *words]
+    script = printable(words[1] if words[0] == "-m" else words[0])
+    print(f"sm-profiler: running {script} up to its loop over a PyTorch DataLoader", file=sys.stderr, flush=True)
     try:
         process = subprocess.Popen(command, env=environment, stdout=sys.stderr.fileno())
     except ValueError as error:  # a null byte in an argument
@@ -221,13 +223,16 @@ def no_loader(code: int, options: Namespace) -> str:
         return f"{script} was interrupted before it reached its DataLoader"
     if code:
         return f"{script} failed before its DataLoader delivered a batch (exit code {code})"
-    which = f"a DataLoader number {options.loader}" if options.loader else "a DataLoader with gradients enabled"
-    hint = "" if options.loader else "; --loader 1 tries the first of any kind"
-    return f"{script} ended without iterating over {which}{hint}"
+    if options.loader:
+        return f"{script} ended without iterating over a DataLoader number {options.loader}"
+    return (
+        f"{script} ended without iterating over a PyTorch DataLoader (torch.utils.data) with gradients enabled, which is what "
+        "try-loader measures; --loader 1 tries the first one of any kind"
+    )
 
 
 def batches_needed(where: str) -> float:
-    """Return the batches a second that a recorded loop takes if it never waits.
+    """Return the batches a second that a recorded loop needs if it does not wait.
 
     Raises:
         ProfilerError: the profile has too few steps.

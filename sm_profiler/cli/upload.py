@@ -29,11 +29,12 @@ class Command:
     def run(self, options: Namespace) -> int:
         """Upload, and print what was done."""
         from sm_profiler.monitor.left_profile import upload_left
+        from sm_profiler.report.formatting import plural
 
         done = upload_left(options.folder, options.to)
         failed = f", {done.failed} failed: {printable(done.error)}" if done.failed else ""
         print(
-            f"{done.files} files uploaded to {printable(done.uri)}, {done.there} were there{failed}; "
+            f"{plural(done.files, 'file')} uploaded to {printable(done.uri)}, {done.there:,} uploaded before{failed}; "
             f"{printable(done.markers) or 'end markers written'}"
         )
         return BAD if done.failed else DONE

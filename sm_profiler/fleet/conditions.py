@@ -52,7 +52,7 @@ def conditions_of(text: str) -> tuple[Condition, ...]:
     """Read conditions separated by commas, such as `waste>20%,coverage<80%`.
 
     Raises:
-        ConfigError: one of them is no condition.
+        ConfigError: one of them is not a condition.
     """
     return tuple(_condition(part.strip()) for part in text.split(","))
 
@@ -60,7 +60,7 @@ def conditions_of(text: str) -> tuple[Condition, ...]:
 def _condition(text: str) -> Condition:
     found = _CONDITION.fullmatch(text)
     if not found:
-        raise ConfigError(f"{text!r} is no condition: expected {FORMS}")
+        raise ConfigError(f"{text!r} is not a condition: expected {FORMS}")
     name, sign, number, percent = found.groups()
     if sign != _SIGN[name]:
         raise ConfigError(

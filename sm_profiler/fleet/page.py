@@ -397,7 +397,7 @@ class _Page:
             f"Of {plural(totals.jobs, 'job')}, {ready:,} had a report already, {totals.judged - ready:,} were judged for "
             f"this page, {totals.jobs - totals.judged:,} were not judged."
         )
-        read = f"{lost:,} records of their profiles could not be read." if lost else "No records were lost."
+        read = f"{plural(lost, 'record')} of their profiles could not be read." if lost else "No records were lost."
         table = cut_table(
             ("Job", "Where", "Why it could not be read"),
             [(job.name or "unknown", shorten(job.source, 90), shorten(job.error, 200)) for job in bad],

@@ -41,10 +41,15 @@ def find_jobs(source: str, *, expected: bool = False, accounts: dict[str, Accoun
         yield from _below_prefix(open_storage(source))
     elif Path(source).is_dir():
         yield from jobs_below(Path(source))
-    elif expected or _JOB_NAME.fullmatch(source):
+    elif expected or is_job_name(source):
         yield Job(source, source)
     else:
         raise not_a_folder(source)
+
+
+def is_job_name(text: str) -> bool:
+    """Return whether a training job may have this name."""
+    return _JOB_NAME.fullmatch(text) is not None
 
 
 def _below_prefix(storage: Storage) -> Iterator[Job]:

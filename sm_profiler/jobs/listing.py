@@ -115,7 +115,7 @@ def find_places(storage: Storage, *, recent_only: bool = False) -> Found:
     for keys, info in enumerate(_listed(storage, profiles, recent_only=recent_only), 1):
         if keys > MAX_KEYS or len(profiles) + len(reports) > MAX_JOBS:
             notes.append(
-                f"{printable(storage.uri)} holds more than {min(keys, MAX_KEYS):,} files or {MAX_JOBS:,} jobs; the rest was left out."
+                f"{printable(storage.uri)} contains more than {min(keys, MAX_KEYS):,} files or {MAX_JOBS:,} jobs; the rest was left out."
             )
             break
         base = info.key.rpartition("/")[2]

@@ -20,6 +20,7 @@ from sm_profiler.local.overlay import PYTHON
 from sm_profiler.local.process import JobProcess, describe_exit
 from sm_profiler.local.records import FINAL_RULE_STATUSES
 from sm_profiler.local.transfer import download, s3_keys
+from sm_profiler.report.formatting import plural
 
 PROFILE = "profiler-output"
 NEEDED = {"moto": "sm-profiler[local,sagemaker2]", "sagemaker": "sm-profiler[local,sagemaker2]"}
@@ -158,7 +159,7 @@ class Demo:
         state = job["SecondaryStatus"]
         if state == "Completed":
             state = "training is done; the SDK polls every 30 s"
-        self.show(f"      … {state}; {files} profile files on S3; rule job {rules or 'not started'}")
+        self.show(f"      … {state}; {plural(files, 'profile file')} on S3; rule job {rules or 'not started'}")
 
     def _job(self) -> dict[str, Any]:
         summaries = self._sagemaker.list_training_jobs()["TrainingJobSummaries"]

@@ -17,6 +17,7 @@ from sm_profiler.local.process import JobProcess, describe_exit
 from sm_profiler.local.records import TrainingJobRecord
 from sm_profiler.local.services import Services
 from sm_profiler.monitor.uploader import Uploader, open_destination
+from sm_profiler.report.formatting import plural
 
 UPLOAD_EVERY_S = 1.0
 MAX_RESTARTS = 3
@@ -140,7 +141,7 @@ class Profiling:
         left = sum(uploader.remaining() for uploader in self._uploaders.values())
         if problem or left:
             self._job.profile_stored = False
-            self._log(f"{left} files of the profile could not be uploaded to {uri}: {problem}")
+            self._log(f"{plural(left, 'file')} of the profile could not be uploaded to {uri}: {problem}")
 
 
 def local_path(host: Host, config: dict[str, Any] | None) -> Path:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import attrs
 
+from sm_profiler.report.formatting import plural
 from sm_profiler.report.gains import with_gains
 from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.report.judges import JudgeContext
@@ -221,11 +222,11 @@ def data_quality(files: Sequence[Any], metadata: Sequence[Mapping[str, Any]], *,
     if not total:
         sentence = "No files were read for this report."
     elif not bad:
-        sentence = f"All {total:,} files were read completely; no records were lost."
+        sentence = f"{plural(total, 'file')}, all read completely; no records were lost."
     else:
         sentence = (
-            f"Of {total:,} files, {states['read']:,} were read as they are, {states['repaired']:,} were repaired and "
-            f"{states['refused']:,} could not be used; {lost:,} records were lost."
+            f"{plural(total, 'file')}: {states['read']:,} read as they are, {states['repaired']:,} repaired, "
+            f"{states['refused']:,} not usable; {plural(lost, 'record')} lost."
         )
     rows = [
         {"path": file.path, "status": file.status, "lost": file.lost, "reason": file.reason}

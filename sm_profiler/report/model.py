@@ -11,13 +11,20 @@ from sm_profiler._version import __version__
 from sm_profiler.diagnosis.ledger import Totals
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
-from sm_profiler.report.formatting import percent
+from sm_profiler.report.formatting import in_unit, percent
 from sm_profiler.report.hang import Hang, find_hang
 from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.report.restarts import costs_as_dict
 from sm_profiler.report.startup import start_parts
 
 SCHEMA_VERSION = "1.0"
+_COMPARED = {  # `Evidence.held` → words around the threshold
+    "good from": "good: {} or more",
+    "used from": "in use: {} or more",
+    "judged from": "at least {} needed",
+    "others": "other ranks: {}",
+    "before": "{} before",
+}
 
 
 @attrs.frozen
@@ -40,6 +47,14 @@ class Evidence:
     where: str = ""
     unit: str = ""
     held: str = "limit"
+
+    @property
+    def compared(self) -> str:
+        """Text of the threshold; "" without one."""
+        if self.threshold is None:
+            return ""
+        number = in_unit(self.threshold, self.unit)
+        return _COMPARED.get(self.held, f"{self.held} {{}}").format(number)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object of report.json."""

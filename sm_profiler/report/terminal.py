@@ -124,7 +124,7 @@ def _places(main: Finding, width: int) -> list[str]:
 
 
 def _evidence(one: Evidence) -> str:
-    limit = f" ({one.held} {in_unit(one.threshold, one.unit)})" if one.threshold is not None else ""
+    limit = f" ({one.compared})" if one.compared else ""
     return f"{one.metric}: {in_unit(one.value, one.unit)}{limit}" + (f", {one.where}" if one.where else "")
 
 

@@ -57,7 +57,7 @@ def finding_view(finding: Finding) -> dict[str, Any]:
             {
                 "metric": one.metric,
                 "value": in_unit(one.value, one.unit),
-                "threshold": f"{one.held} {in_unit(one.threshold, one.unit)}" if one.threshold is not None else "",
+                "threshold": one.compared,
                 "where": shorten(one.where, 40),
             }
             for one in finding.evidence

@@ -119,7 +119,7 @@ class FileTarget:
         except (ValueError, RecursionError):
             raise ConfigError(f"{self.path} is not JSON") from None
         if not isinstance(request, dict):
-            raise ConfigError(f"{self.path} holds no JSON object")
+            raise ConfigError(f"{self.path} must contain a JSON object")
         storage.write(self.path.name, json.dumps(window.within(request), indent=1).encode())
 
 

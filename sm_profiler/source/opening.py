@@ -47,7 +47,7 @@ def open_source(  # noqa: PLR0913 - keyword arguments, one an independent choice
         progress: show a progress bar on standard error; default: for long reads on a terminal.
 
     Raises:
-        SourceError: it does not exist, cannot be reached, or holds no profiler data.
+        SourceError: it does not exist, cannot be reached, or contains no profile.
     """
     if isinstance(where, str):
         where = given(where)
@@ -67,12 +67,14 @@ def open_source(  # noqa: PLR0913 - keyword arguments, one an independent choice
         if len(jobs) > 1:
             some = ", ".join(jobs[:_SHOWN_JOBS]) + (" …" if len(jobs) > _SHOWN_JOBS else "")
             raise SourceError(
-                f"{storage.uri} holds {len(jobs)} jobs: name one, as in {storage.uri}/job={quote(jobs[0], safe='')} ({some})"
+                f"{storage.uri} contains {len(jobs)} jobs: name one, as in {storage.uri}/job={quote(jobs[0], safe='')} ({some})"
             )
         return open_source(open_parquet(storage, jobs[0]), strict=strict, progress=progress)
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
         raise not_a_folder(storage.uri if where is storage else str(where))
-    raise NoProfilerDataError(f"{storage.uri} holds no profiler data (no files under system/ or framework/)")
+    raise NoProfilerDataError(
+        f"{storage.uri} does not contain a profile: there are no files under system/ or framework/"
+    )
 
 
 def _named(where: str) -> tuple[str, str] | None:

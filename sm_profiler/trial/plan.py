@@ -125,7 +125,7 @@ class Outcome:
         """Return the best trial: the smallest setting that suffices, else the smallest that is about the fastest.
 
         Args:
-            needed: batches a second that the loop takes if it never waits; None if unknown.
+            needed: batches a second that the loop needs if it does not wait; None if unknown.
         """
         if not self.measured:
             return None

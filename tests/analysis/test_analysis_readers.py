@@ -317,7 +317,7 @@ def test_shows_the_report_of_the_data_so_far(training_job, monkeypatch, job):
     answer = {"TrainingJobStatus": "InProgress", "SecondaryStatus": "Training"}
     _Clock(monkeypatch, [answer] * 9)
     asked = TrainingJob("job", "us-east-1")
-    with pytest.raises(SourceError, match="holds no profiler data"):
+    with pytest.raises(SourceError, match="does not contain a profile"):
         asked.report()
     shutil.copytree(job, training_job, dirs_exist_ok=True)
     shown = asked.report(height=500)

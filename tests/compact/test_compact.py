@@ -223,7 +223,7 @@ def test_a_foreign_parquet_file_is_no_profile(tmp_path):
     folder = tmp_path / "files" / "job=x"
     folder.mkdir(parents=True)
     pl.DataFrame({"a": [1]}).write_parquet(folder / "data.parquet")
-    with pytest.raises(SourceError, match=r"no profiler data|not written by sm-profiler"):
+    with pytest.raises(SourceError, match=r"does not contain a profile|not written by sm-profiler"):
         build_report(open_source(tmp_path))
 
 

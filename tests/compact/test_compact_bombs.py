@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import tracemalloc
 import zlib
 from base64 import b64encode
 
@@ -11,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from traced_memory import peak_of
 
 from sm_profiler.formats.parquet_pages import unpacked_size
 from sm_profiler.source import open_source
@@ -77,14 +77,6 @@ def test_a_row_group_that_unpacks_to_more_than_is_written_is_refused_unread(tmp_
 def test_rows_that_are_as_many_as_is_written_are_read(tmp_path):
     folder = write(tmp_path, header.encode(account(200_000)), 200_000)
     assert len(open_source(folder, progress=False).system()) == 200_000
-
-
-def peak_of(work):
-    tracemalloc.start()
-    work()
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return peak
 
 
 @pytest.mark.parametrize("element", [b"{}", b"[]", b"1", b'{"":0}'])

@@ -145,7 +145,7 @@ def test_conditions(tmp_path, monkeypatch, capsys, text, code):
         ("coverage>20%", "coverage has a lower limit, coverage<N"),
         ("cost>10%", "the cost is in dollars"),
         ("waste>20", "waste is in percent: waste>20%"),
-        ("waste>20%,,cost>1", "'' is no condition"),
+        ("waste>20%,,cost>1", "'' is not a condition"),
     ],
 )
 def test_wrong_conditions_name_what_is_wrong(text, hint):

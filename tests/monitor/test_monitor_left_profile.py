@@ -181,7 +181,10 @@ def test_the_command_prints_what_it_did(job, s3):  # noqa: F811
         "--to",
         "s3://profiles/out/job-1/profiler-output",
     ]
-    for line in ("{} files uploaded to s3://profiles/out/job-1/profiler-output, 0 were", "0 files uploaded to"):
+    for line in (
+        "{} files uploaded to s3://profiles/out/job-1/profiler-output, 0 uploaded before",
+        "0 files uploaded to",
+    ):
         done = subprocess.run(command, env=job.environment, capture_output=True, text=True, check=True, timeout=60)
         assert done.stdout.startswith(line.format(len(uploaded(s3)) - 2)), done
         assert done.stdout.endswith("end markers written\n")

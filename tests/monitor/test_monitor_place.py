@@ -249,7 +249,7 @@ def test_a_profile_of_the_service_keeps_its_folder(tmp_path):
         ("$TMPDIR/${SLURM_JOB_ID}_x", "/scratch/42_x"),
         ("~/profile", "/home/me/profile"),
         ("~", "/home/me"),
-        ("a~b/100%/%d", "a~b/100%/%d"),
+        ("a~b/100%/%20", "a~b/100%/%20"),
         ("$$5/%%u", "$5/%u"),
         ("s3://bucket/%u/x", "s3://bucket/me/x"),
     ],
@@ -258,6 +258,13 @@ def test_variables_in_paths(text, result):
     environment = {"TMPDIR": "/scratch", "SLURM_JOB_ID": "42", "HOME": "/home/me"}
     assert expanded(text, environment, "job-1", "me") == result
     assert expanded(escaped(text), environment, "job-1", "me") == (text if "~" not in text[:1] else result)
+
+
+def test_an_unknown_code_in_a_path_is_an_error():
+    """It used to become a folder of that name."""
+    said = r"^LocalPath: /tmp/%q: %q has no meaning: use %u \(user\), %h \(host\), %j \(job\) or %% \(the character\)$"
+    with pytest.raises(ProfilerError, match=said):
+        settled("/tmp/%q", "job")
 
 
 def test_variables_that_are_not_set_are_an_error(tmp_path):

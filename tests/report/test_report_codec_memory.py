@@ -6,6 +6,7 @@ import zlib
 import msgspec
 import numpy as np
 import pytest
+from traced_memory import peak_of
 
 from sm_profiler.errors import SourceError
 from sm_profiler.formats.elements import check_elements
@@ -34,14 +35,6 @@ def test_numbers_keep_their_types():
 
 def packed(rest, arrays=b""):
     return len(rest).to_bytes(8, "little") + rest + arrays
-
-
-def peak_of(work):
-    tracemalloc.start()
-    work()
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return peak
 
 
 @pytest.mark.parametrize("element", [b"\x90", b"\xc0", b"\xa1x", b"\x92\xa1l\x90", b"\x80", b"\xcd\xff\xff"])

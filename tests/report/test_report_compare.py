@@ -219,4 +219,10 @@ def test_a_limit_that_cannot_be_checked_is_an_error(tmp_path, capsys):
     empty = make_job(tmp_path / "empty", "--scenario", "cpu-only", "--minutes", "1", "--steps-per-second", "0.1")
     assert main(["compare", str(job), str(empty)]) == 0
     assert main(["compare", str(job), str(empty), "--fail-on", "regression>5%"]) == 2
-    assert "could not be checked: Too few training steps" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert (
+        printed.err.splitlines()[-1]
+        == "sm-profiler: --fail-on regression>5% could not be checked: the runs are not comparable"
+    )
+    assert printed.out.count("Too few training steps") == 2  # once for each command
+    assert "Too few" not in printed.err

@@ -164,7 +164,7 @@ def test_reports_unreadable_records(tmp_path):
     report = build_report(open_source(tmp_path / "job", cache=False))
     assert report.quality["lost"] >= 1
     assert report.quality["rows"][0]["path"].endswith(file.name)
-    assert "records were lost" in report.quality["sentence"]
+    assert "1 record lost" in report.quality["sentence"]
 
 
 def test_following_updates_the_report_until_the_job_ends(tmp_path):

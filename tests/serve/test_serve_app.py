@@ -354,8 +354,13 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path, monkeypatch, capsys):
     (tmp_path / "runs").mkdir()
     assert main(["serve", str(tmp_path / "rums"), str(tmp_path / "runs"), "s3://bucket/jobs", "--port", "0"]) == 0
     errors = capsys.readouterr().err
-    assert f"there is no folder {tmp_path / 'rums'}: waiting for it" in errors
-    assert errors.count("no folder") == 1
+    said = f"sm-profiler: there is no folder {tmp_path / 'rums'} (did you mean {tmp_path / 'runs'}?); waiting for it until Ctrl-C"
+    assert errors.splitlines() == [said, "sm-profiler: serving until Ctrl-C"]
+    monkeypatch.chdir(tmp_path)
+    assert main(["serve", "nope", "--port", "0"]) == 0
+    errors = capsys.readouterr().err
+    said = "sm-profiler: there is no folder nope; waiting for it, or for a training job of that name, until Ctrl-C"
+    assert errors.splitlines() == [said]
 
 
 @pytest.mark.parametrize("path", ["http://host/x", "/a/../b", "/a?b", "//a//b"])

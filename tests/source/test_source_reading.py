@@ -153,7 +153,7 @@ def test_rejects_folders_without_profiler_data(tmp_path):
     (tmp_path / "notes.txt").write_text("1")
     (tmp_path / "system").mkdir()
     (tmp_path / "system" / "training_job_end.ts").touch()
-    with pytest.raises(SourceError, match="holds no profiler data"):
+    with pytest.raises(SourceError, match="does not contain a profile"):
         open_source(tmp_path)
 
 

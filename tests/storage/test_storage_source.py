@@ -127,7 +127,7 @@ def test_the_cached_copy_is_used_until_an_object_changes(endpoint, uploaded, job
 
 
 def test_failures_are_one_line(endpoint, uploaded):
-    with pytest.raises(SourceError, match="holds no profiler data"):
+    with pytest.raises(SourceError, match="does not contain a profile"):
         open_source("s3://jobs/nothing-here")
     endpoint.fail("403 Forbidden", "AccessDenied", part=".json")
     source = open_source(f"s3://jobs/{PREFIX}", cache=False)

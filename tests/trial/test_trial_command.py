@@ -67,7 +67,12 @@ def test_script_ends_at_its_loader_without_training_or_cleaning_up(tmp_path):
 @pytest.mark.parametrize(
     ("script", "words", "code", "message"),
     [
-        ("print('no loader')", (), 2, "train.py ended without iterating over a DataLoader with gradients enabled"),
+        (
+            "print('no loader')",
+            (),
+            2,
+            "train.py ended without iterating over a PyTorch DataLoader (torch.utils.data) with gradients enabled, which",
+        ),
         ("for _ in DataLoader(data): pass", ("--loader", "2"), 2, "a DataLoader number 2"),
         ("raise SystemExit(7)", (), 2, "train.py failed before its DataLoader delivered a batch (exit code 7)"),
     ],

@@ -100,7 +100,7 @@ class GpuTraces:
             if outcome.status != REFUSED:
                 by_rank.setdefault(ranks.of(trace, info.key), []).append(trace)
         if not by_rank:
-            raise SourceError(f"{os.fspath(source)} holds no traces of torch.profiler")
+            raise SourceError(f"{os.fspath(source)} contains no traces of torch.profiler")
         self._take(by_rank, files, last_step=last_step)
 
     @classmethod

@@ -50,7 +50,7 @@ def holds_only_traces(where: str) -> bool:
         return False  # reported by the reader of profiles
     if others:
         key, kind = next(iter(others.items()))
-        raise SourceError(f"{where} holds no profile and no trace of torch.profiler; {key} is {kind}")
+        raise SourceError(f"{where} contains neither a profile nor a trace of torch.profiler; {key} is {kind}")
     return False
 
 

@@ -64,7 +64,7 @@ def export_traces(source: str | os.PathLike[str], where: str | Path, *, kind: st
     found = _traces(source)
     rank, first = next(found, (0, None))
     if first is None:
-        raise SourceError(f"{os.fspath(source)} holds no traces of torch.profiler")
+        raise SourceError(f"{os.fspath(source)} contains no traces of torch.profiler")
     clocks = Clocks()
     with timeline_file(where, max(_start_us(first) - _EARLIER_US, 0.0) // 1, os.fspath(source), kind=kind) as writer:
         flows = 0
