@@ -18,7 +18,7 @@ TRANSFER = "communication"
 MEETING = "waiting for other ranks"
 START = "start"  # before the first step
 UNKNOWN = frozenset({UNSEEN, STEP})
-USEFUL = frozenset({"forward", "backward", "optimizer", "compute", "compiled"})
+USEFUL = frozenset({"forward", "backward", "optimizer", "compute", "compiled", "waiting for results"})
 
 
 @attrs.frozen(eq=False)

@@ -104,9 +104,9 @@ def diagnose(ledger: Ledger, causes: Sequence[Cause] = CAUSES) -> Verdict:
 
 def _confidence(saved: Interval, rival: float, ledger: Ledger) -> str:
     """Return how sure it is that this cause leads: by its distance from the floor, from the next cause, and by what is known."""
-    if saved.low >= 2 * limits.FLOOR and rival < saved.low and ledger.totals.coverage >= limits.SEEN:
+    if saved.low >= limits.SURELY * limits.FLOOR and rival < saved.low and ledger.totals.coverage >= limits.SEEN:
         return "high"
-    return "medium" if saved.low >= 2 * limits.FLOOR else "low"
+    return "medium" if saved.low >= limits.SURELY * limits.FLOOR else "low"
 
 
 def _finding(cause: Cause, repair: Repair, saved: Interval, seconds: float, confidence: str, ledger: Ledger) -> Finding:

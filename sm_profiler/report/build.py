@@ -12,10 +12,10 @@ from typing import Any, Literal
 import attrs
 
 from sm_profiler.report.formatting import plural
-from sm_profiler.report.gains import with_gains
+from sm_profiler.report.gain_ranking import priced
 from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.report.judges import JudgeContext
-from sm_profiler.report.ledger_view import totals_of
+from sm_profiler.report.loop_ledger import totals_of
 from sm_profiler.report.metric_folds import JobInfo, MetricFolds
 from sm_profiler.report.model import Finding, Report, Verdict
 from sm_profiler.report.prices import cost_of
@@ -171,7 +171,7 @@ def report_of(  # noqa: PLR0913 - most are optional parts
 ) -> Report:
     """Return a report from its parts."""
     cost = cost_of(metrics, verdict, (job or JobInfo()).prices)
-    verdict = with_gains(verdict, JudgeContext(metrics, rules), cost["per_hour"] if cost else None)
+    verdict = priced(verdict, cost["per_hour"] if cost else None)
     if cost and cost["price_estimated"]:
         verdict = attrs.evolve(verdict, main=_roughly(verdict.main), also=tuple(map(_roughly, verdict.also)))
     quality = quality or data_quality([], ())

@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
-from sm_profiler.diagnosis.ledger import UNKNOWN, RankTotals, Totals
-from sm_profiler.report import charts, parts
+from sm_profiler.diagnosis.ledger import UNKNOWN, Totals
+from sm_profiler.report import charts
 from sm_profiler.report.blocks import Picture, Section, cut_table
 from sm_profiler.report.charts import ChartPart
 from sm_profiler.report.formatting import duration, percent
-from sm_profiler.report.job_metrics import JobMetrics, Rank
 from sm_profiler.report.svg import shorten
 
 MAX_ACTIVITIES = 8  # columns of the table, parts of the bar; the others are summed
 MIN_NAMED = 0.0005
-OTHER_CODE = "other code"
 # Activity → key of the part of the loop whose colour it has.
 _COLOURS = {
     "forward": "blue", "backward": "sky", "optimizer": "teal", "compiled": "blue", "compute": "blue", "waiting for data": "amber",
     "data wait": "amber", "evaluation": "violet", "garbage collection": "moss", "communication": "teal",
-    "waiting for other ranks": "rose", "unseen": "pale", "step": "grey", OTHER_CODE: "rose",
+    "waiting for other ranks": "rose", "unseen": "pale", "step": "grey", "other code": "rose", "saving": "plum", "logging": "sand",
+    "callbacks": "olive", "compiling": "steel", "compiling again": "steel",
 }  # fmt: skip
 _SPARE = ("moss", "violet", "grey", "amber", "rose")
-# Part of the loop → activity, if it has another name.
-_NAMES = {"wait": "waiting for data", "gc": "garbage collection"}
-
-
-def totals_of(metrics: JobMetrics) -> Totals | None:
-    """Return the ledger of a profile's training loops; None without one."""
-    ranks = [_rank(rank, metrics) for rank in metrics.ranks if rank.loop > 0]
-    return Totals(tuple(ranks)) if ranks else None
-
-
-def _rank(rank: Rank, metrics: JobMetrics) -> RankTotals:
-    """Divide a rank's loop into activities; time outside the phases is unseen unless its lines were sampled."""
-    seconds = {
-        _NAMES.get(part.key, part.key): rank.slices[part.key]
-        for part in parts.PARTS
-        if part.key not in ("between", "outside", parts.DECLARED)
-    }
-    seconds |= {f"phase {shorten(name, 40)}": spent for name, spent in rank.declared.items()}
-    sampled = any(one.process == rank.name for one in metrics.samples.stacks)
-    seconds[OTHER_CODE if sampled else "unseen"] = rank.slices["between"] + rank.slices["outside"]
-    return RankTotals(rank.name, rank.train_steps, {key: spent for key, spent in seconds.items() if spent > 0})
 
 
 def shares(totals: Totals) -> list[tuple[str, float, str]]:

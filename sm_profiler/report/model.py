@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -147,10 +146,8 @@ class Finding:
         share_of_time: lost share of the time, 0 to 1.
         of: the time it is a share of: `loop` or `job`.
         confidence: low, medium or high.
-        weight: rank among the findings of its tier; the lost share unless the judge sets another.
         where: lines of code that it points to, the most expensive first; at most five.
         gain: what its repair saves; None if that is not known.
-        explains: class of a symptom → share of the loop that this finding accounts for in it.
         label: name on the page; that of the class unless the judge sets another.
         ranks: names of the ranks that cause it; empty if all do, or if that is unknown.
         stage: pipeline stage that causes it; "" if none does.
@@ -163,10 +160,8 @@ class Finding:
     share_of_time: float
     of: str = "loop"
     confidence: str = "medium"
-    weight: float = attrs.field(default=attrs.Factory(lambda self: self.share_of_time, takes_self=True))
     where: tuple[Location, ...] = ()
     gain: Gain | None = None
-    explains: Mapping[Class, float] = attrs.field(factory=dict)
     label: str = attrs.field(default=attrs.Factory(lambda self: self.kind.label, takes_self=True))
     ranks: tuple[str, ...] = ()
     stage: str = ""

@@ -93,7 +93,6 @@ TINY_GRAPH_MS = T(
 ONE_CALL = T(0.5, "of the phases in compiled functions: a step is one call instead of hundreds of operators")
 TINY_STEP_MIN_LOSS = T(0.3, "share; the least that overhead takes of a step this short")
 TINY_STEP_MAX_LOSS = T(0.9, "share; some of even the smallest step is arithmetic")
-GC_SHARE = T(0.06, "generations 0 and 1 cost under 1 %; several percent need full collections over many objects")
 EVALUATION = T(0.3, "to evaluate half as often gains 15 %, as with INPUT_WAIT; a fifth of the loop is usual")
 OPTIMIZER = T(0.40, "fused and foreach optimizers take 2 to 15 % of a step; 40 % exceeds the backward pass")
 OPTIMIZER_TINY = T(0.60, "in steps of a millisecond or two, launching the optimizer usually takes a third")
@@ -107,7 +106,6 @@ GPU_MEMORY_FREE = T(60.0, "percent of GPU memory in use; below it, a batch half 
 LONG_STEP = T(2.0, "times the median; the jitter of a machine stays well below it")
 LONG_STEP_MADS = T(8.0, "median absolute deviations above the median, for loops in which twice the median is normal")
 LONG_STEP_MS = T(5.0, "longer than the median by this much; shorter hiccups come from the operating system")
-STALL_COST = T(0.05, "share of the loop that periodic long steps cost together; removing less gains little")
 OUTLIER_COST = T(0.08, "as STALL_COST, for steps without a period; the machine's own noise costs some percent, too")
 JITTER = T(0.2, "of the excess of a usual long step; shorter ones are jitter in comparison")
 RESTARTED = T(
@@ -128,14 +126,8 @@ MAX_PERIOD = T(100_000, "steps; even an epoch is rarely longer")
 MANY_LONG = T(0.5, "if half of all steps are long, there is no usual step to compare them with")
 
 # Calls that the hook times one by one.
-SAVING = T(0.05, "share of the loop, like STALL_COST; a background save hides nearly all of it")
-LOGGING = T(0.10, "share of the loop; a log line costs tens of microseconds, which a tenth of a step far exceeds")
-CALLBACK = T(
-    0.10, "share of the loop; the callbacks of Keras itself (history, progress bar) take a few percent at most"
-)
 CALLBACK_SAVES = T(0.5, "of a callback's call in which it saves a file: the file is then the cause")
 WRITTEN_SAMPLES = T(10, "samples in lines that write text; fewer are chance")
-RECOMPILING = T(0.05, "share of the loop, like STALL_COST; one compilation for each function is the start's")
 RECOMPILATIONS = T(3, "in the loop; once or twice, compilers generalize to what varies, and it does not happen again")
 THREADS_PER_CORE = T(1.5, "threads of libraries and workers for each core; some more than cores do no harm")
 SWITCHES = T(500.0, "context switches a second and core; threads that fit onto the cores switch some ten times")
@@ -152,7 +144,7 @@ RETRY_S = T(0.05, "seconds for each: the device finishes its work, and all cache
 RETRY_COST = T(
     0.02, "share of the loop, estimated from RETRY_S; steps get longer irregularly, and memory is nearly full"
 )
-EXPLAINED = T(0.5, "of a finding's lost share; a symptom of which another finding explains most is not listed again")
+EXPLAINED = T(0.5, "of lost time; what accounts for most of it is its cause")
 
 UNSEEN_WAITS = T(
     0.3, "of the loop in lines that hand arrays of JAX to numpy; Python and launches alone leave less to wait for"
@@ -199,7 +191,6 @@ CHANGE_APART_CLEAR = T(
 SLOWER = T(1.25, "times as long; clocks, caches and neighbours change steps by a tenth")
 SLOWER_BY_OTHERS = T(2.0, "times as long, if others began to use the CPU: the load of a shared machine varies")
 OTHERS_CORES = T(0.5, "cores that others use more than before; daemons wake up for less")
-SLOWDOWN_COST = T(0.08, "share of the loop, as OUTLIER_COST")
 CHANGED = T(1.5, "times as much or as little as before; the usual variation of a system metric stays below")
 CHANGED_CLOCK = T(1.08, "times; clocks vary by a few percent with temperature")
 CHANGED_POINTS = T(10.0, "percentage points, below which a change of use is not worth naming")
@@ -257,9 +248,6 @@ TURNS = T(
 ONE_RANK = T(
     0.5, "of the way from equal turns to a single rank that causes all delays: beyond it, one rank is at fault"
 )
-GC_TURNS = T(
-    0.05, "share of the loop that collections at different steps cost beyond a single rank's own; see GC_SHARE"
-)
 GC_TURNS_LEAD = T(0.5, "of a rank's own collections; from there on, to collect together gains about as much as not to")
 COMMUNICATION = T(0.40, "collectives overlap the backward pass up to a third of the step; above 40 % they are exposed")
 UNBALANCED = T(30.0, "percentage points between the most and the least used GPU of a node")
@@ -273,22 +261,15 @@ POINTED_SHARE = T(0.3, "of the lost time; a function with less is one of several
 WHERE_FORWARD = T(0.2, "of what long backward passes lose; a backward pass takes twice its forward, so both grew")
 WHERE_ONE_RANK = T(0.9, "of a line's time; below it, other ranks run into the line as well")
 
-# Classes that a busy GPU rules out, each with the mean GPU use above which it does: what the host does while the GPU has
-# work costs nothing. An optimizer whose time on the GPU was measured stays a finding.
-HIDDEN_ABOVE = {
-    Class.INPUT_BOUND: T(85.0, "percent; the GPU is idle for less than INPUT_WAIT"),
-    Class.TRANSFER_BOUND: T(85.0, "percent; the GPU computes while the copies run"),
-    Class.SYNC_BOUND: T(80.0, "percent; the GPU is idle for less than OUTSIDE"),
-    Class.OPTIMIZER_BOUND: T(80.0, "percent; the host may only wait in the optimizer for the GPU to finish"),
-}
-
 # What the host does can cost no more than the time in which the GPU is idle: these findings count with that at most.
 BESIDE_THE_GPU = (
     Class.INPUT_BOUND, Class.SYNC_BOUND, Class.USER_PHASE, Class.HOST_BOUND, Class.GC_BOUND, Class.LOGGING,
     Class.SLOW_CALLBACK, Class.TRANSFER_BOUND, Class.CHECKPOINTING, Class.RECOMPILATION, Class.OVERSUBSCRIBED,
 )  # fmt: skip
-HIDDEN = T(0.5, "of a finding's share; if the GPU is idle for less, most of it is hidden behind the GPU's work")
-IDLE_WORTH = T(0.15, "of the loop in which the GPU is idle; from there on a repair pays off, as for INPUT_WAIT")
+IDLE_USUAL = T(
+    0.10,
+    "of the loop in which the GPU of a healthy job is idle, between kernels and steps; no repair of the host ends it",
+)
 IDLE_ERROR = T(0.05, "of the loop; a GPU's use is sampled, and short pauses between kernels count as use")
 LAUNCHES_LATE = T(0.25, "of the loop in which a GPU is idle; less is the lateness of a host that launches ahead")
 LAUNCHES_ON_GPU = T(
@@ -297,13 +278,12 @@ LAUNCHES_ON_GPU = T(
 )
 
 # What a repair saves. `REST` numbers are what stays after a good repair; a value between the limits is the usual case.
-GAIN_INTERVAL = T(0.9, "of the intervals contain what a repair really saves")
-GAIN_REPEAT = T(0.03, "of a step; the same training on the same machine differs by this much from run to run")
-GAIN_REPEAT_MOST = T(0.15, "of a step; a machine that varies more is disturbed in this run only")
 GAIN_MOST = T(0.99, "of the loop; no repair makes a loop more than a hundred times as fast")
+INPUT_CERTAIN = T(
+    0.35, "of the waiting, that preparing less for each batch saves on any machine, even where no core is free"
+)
 LOADER_REST_MS = T(0.3, "per batch; receiving it from a worker through shared memory")
 LOADER_SLOWED = T(1.15, "times as long; the step while workers use the other cores and the memory's bandwidth")
-CORES_SPARED = T(0.85, "of what the cores share if no worker is free of charge; their work is known this well")
 EXCESS_SAVED_LEAST = T(0.85, "of what long steps cost beyond usual ones; a repair may leave a short one in their place")
 EXCESS_SAVED = T(0.95, "as EXCESS_SAVED_LEAST, for the usual repair: rarely, or in another thread")
 LOGGING_SAVED = T(0.98, "as EXCESS_SAVED_LEAST, for logging at every 50th step")
@@ -323,6 +303,9 @@ GC_SAVED = T(0.96, "as GC_SAVED_LEAST, usually: one full collection in several h
 GC_UNSEEN = T(1.1, "times the recorded collections; those below a millisecond are not recorded")
 OUTSIDE_REST_MOST = T(0.1, "of the rest of a step; logging and metrics of a healthy loop take no more")
 OUTSIDE_REST = T(0.02, "as OUTSIDE_REST_MOST, usually: zero_grad and the loop's own Python")
+OPTIMIZER_SAVED_LEAST = T(
+    0.5, "of the optimizer; one for sparse gradients, or that runs less often, still does part of the work"
+)
 OPTIMIZER_REST_MOST = T(0.15, "of a step; fused and foreach optimizers take 2 to 15 %")
 OPTIMIZER_REST = T(0.06, "as OPTIMIZER_REST_MOST, usually")
 OPTIMIZER_REST_LEAST = T(0.02, "as OPTIMIZER_REST_MOST, at best")
@@ -388,57 +371,6 @@ HALF_EMPTY = T(45.0, "percent; the next smaller instance has about half of every
 # Trainings that stopped.
 HANG_CPU = T(0.2, "of one core; a process that waits uses less, and one that computes a whole core or more")
 MAX_PLACES = T(5, "lines that a finding points to; more do not help")
-
-# Findings of an earlier tier lead those of a later one. Within a tier, the finding leads whose repair is expected to gain
-# most: its share of the time, without what other findings explain, times the probability that it is right.
-PRECEDENCE: tuple[tuple[Class, ...], ...] = (
-    # No faster step matters in a training that has stopped; ranks hang because one of them is gone.
-    (Class.DEAD_RANK, Class.UNEQUAL_STEPS),
-    (Class.HANG,),
-    (
-        Class.IDLE, Class.FAIL_SLOW, Class.SWAPPING, Class.SLOW_STORAGE, Class.GPU_THROTTLED, Class.BATCH_TOO_SMALL,
-        Class.INPUT_BOUND, Class.SYNC_BOUND, Class.USER_PHASE, Class.HOST_BOUND, Class.GC_BOUND, Class.PERIODIC_STALL,
-        Class.OPTIMIZER_BOUND, Class.EVALUATION_BOUND, Class.INITIALIZATION_BOUND, Class.STEP_OUTLIERS, Class.STRAGGLER,
-        Class.MOVING_STRAGGLER, Class.GC_OUT_OF_PHASE, Class.COMMUNICATION_BOUND, Class.UNBALANCED_GPUS, Class.MEMORY_GROWTH,
-        Class.CHECKPOINTING, Class.LOGGING, Class.SLOW_CALLBACK, Class.RECOMPILATION, Class.OVERSUBSCRIBED, Class.ALLOCATOR,
-        Class.TRANSFER_BOUND, Class.TENSOR_CORES_UNUSED, Class.MEMORY_BANDWIDTH_BOUND, Class.DOMINANT_KERNEL,
-        Class.SEQUENCE_IMBALANCE, Class.STAGE_IMBALANCE,
-    ),
-    (Class.COMPUTE_BOUND,),
-    (Class.BALANCED,),
-    (Class.INCONCLUSIVE,),
-)  # fmt: skip
-
-# Causes, each with the symptoms in which the same lost time appears again: a cause explains at most its own share of a
-# symptom. Judges that measure a symptom without its cause (waits without the collections in them) need no entry.
-EXPLAINS: dict[Class, tuple[Class, ...]] = {
-    Class.USER_PHASE: (Class.PERIODIC_STALL, Class.STEP_OUTLIERS),
-    Class.LOGGING: (Class.SLOW_CALLBACK,),
-    Class.SLOW_CALLBACK: (Class.EVALUATION_BOUND, Class.IDLE),  # a callback may evaluate, or hold the loop up for long
-    Class.GC_BOUND: (Class.STRAGGLER, Class.OPTIMIZER_BOUND),
-    Class.GC_OUT_OF_PHASE: (
-        Class.GC_BOUND, Class.STRAGGLER, Class.MOVING_STRAGGLER, Class.PERIODIC_STALL, Class.STEP_OUTLIERS,
-        Class.OPTIMIZER_BOUND,
-    ),
-    Class.MOVING_STRAGGLER: (
-        Class.INPUT_BOUND, Class.COMMUNICATION_BOUND, Class.SYNC_BOUND, Class.OPTIMIZER_BOUND, Class.PERIODIC_STALL,
-        Class.STEP_OUTLIERS,
-    ),
-    Class.IDLE: (Class.STEP_OUTLIERS, Class.SYNC_BOUND, Class.PERIODIC_STALL),
-    Class.SWAPPING: (
-        Class.FAIL_SLOW, Class.STEP_OUTLIERS, Class.INPUT_BOUND, Class.SYNC_BOUND, Class.SLOW_STORAGE, Class.MEMORY_GROWTH,
-    ),
-    Class.SLOW_STORAGE: (Class.INPUT_BOUND,),
-    Class.GPU_THROTTLED: (Class.FAIL_SLOW, Class.STRAGGLER),
-    Class.BATCH_TOO_SMALL: (Class.HOST_BOUND,),
-    Class.FAIL_SLOW: (
-        Class.INPUT_BOUND, Class.SYNC_BOUND, Class.OPTIMIZER_BOUND, Class.STEP_OUTLIERS, Class.PERIODIC_STALL,
-        Class.STRAGGLER, Class.MOVING_STRAGGLER,
-    ),
-    Class.STRAGGLER: (  # the others' waits appear in any part of the step in which ranks meet
-        Class.COMMUNICATION_BOUND, Class.SYNC_BOUND, Class.OPTIMIZER_BOUND, Class.PERIODIC_STALL, Class.STEP_OUTLIERS,
-    ),
-}  # fmt: skip
 
 # Confidence. The probabilities are promises: docs/diagnosis.md has the share of verdicts that kept them.
 PROBABILITY = {

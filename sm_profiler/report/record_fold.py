@@ -41,6 +41,12 @@ class Record:
         """End, seconds since the epoch."""
         return self.start + self.seconds
 
+    @property
+    def calls(self) -> int:
+        """Number of calls that it sums up."""
+        calls = self.args.get("calls", 1)
+        return calls if isinstance(calls, int) and calls > 0 else 1
+
 
 @attrs.frozen
 class Records:

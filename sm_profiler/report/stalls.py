@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from sm_profiler.diagnosis import limits
 from sm_profiler.report import parts, policy
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def find_stalls(iterations: Iterations) -> Stalls:
     by_part = [_long_in(iterations, iterations.of(key)) for key in parts.iteration_keys()]
     periodic = [one for one in by_part if one.period is not None and one.exact]
     best = max(periodic, key=lambda one: one.share, default=found)
-    return best if best.share >= policy.STALL_COST else found
+    return best if best.share >= limits.FLOOR else found
 
 
 def of_all(found: Stalls, iterations: Iterations, judged: Judged) -> Stalls:

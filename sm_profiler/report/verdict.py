@@ -5,14 +5,16 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
+from sm_profiler.diagnosis import limits
 from sm_profiler.report import parts, policy
 from sm_profiler.report.classes import MOSTLY_IDLE, Class
-from sm_profiler.report.explaining import without_symptoms
 from sm_profiler.report.formatting import percent, plural
+from sm_profiler.report.gain_ranking import Ranked, rank_by_gain
 from sm_profiler.report.judges import JUDGES, JudgeContext
 from sm_profiler.report.judges.loop import launches_unknown, outside_share
 from sm_profiler.report.judges.slowdown import largest_slowdown
 from sm_profiler.report.judges.unseen_waits import waits_unseen
+from sm_profiler.report.loop_ledger import RUNNING, totals_of
 from sm_profiler.report.model import Evidence, Finding, Location, Verdict
 from sm_profiler.report.slices import NO_LOADER
 from sm_profiler.report.unrecorded import how_to_record, why_no_steps
@@ -22,35 +24,27 @@ from sm_profiler.rules.profiler_report import one_line
 NO_SINGLE_CAUSE = "No single cause"
 MAX_GPUS = 4  # in a sentence
 SHARED = "Machine shared with other processes"
-_TIER = {kind: tier for tier, kinds in enumerate(policy.PRECEDENCE) for kind in kinds}
+# No faster step matters in a training that has stopped; ranks hang because one of them is gone.
+STOPPED = (Class.DEAD_RANK, Class.UNEQUAL_STEPS, Class.HANG)
 
 
 def decide(context: JudgeContext, broken: dict[str, str] | None = None) -> Verdict:
-    """Call every judge and pick the finding that leads.
+    """Find the causes of lost time: of those recognized, the one whose repair certainly saves most leads.
+
+    It is repaired in the ledger, and the others are asked again, until nothing is worth it: symptoms vanish with their cause.
 
     Args:
         context: what there is to judge.
         broken: receives the names of judges that raise, each with one line about the error; default: they may raise.
     """
-    findings = []
-    for judge in JUDGES:
-        try:
-            finding = judge(context)
-        except Exception as error:
-            if broken is None:
-                raise
-            broken[judge.__name__] = one_line(error)
-            continue
-        seen = context.beside_gpu(finding) if finding is not None else None
-        if seen is not None and not context.gpu_hides(seen.kind):
-            findings.append(seen)
-    findings = _of_training(without_symptoms(findings), context)
-    if all(finding.kind.is_healthy for finding in findings):
-        findings.append(_healthy(context) or _inconclusive(context))
-    worth = {finding.kind: _worth(finding, findings) for finding in findings}
-    ranked = sorted(findings, key=lambda finding: (_TIER[finding.kind], -worth[finding.kind]))
-    main, also = ranked[0], [finding for finding in ranked[1:] if not finding.kind.is_healthy]
-    if any(worth[other.kind] >= policy.CLOSE * worth[main.kind] for other in also if other.of == main.of):
+    found = _recognized(context, broken)
+    healthy = [one for one in found if one.kind.is_healthy]
+    named = _of_training([one for one in found if not one.kind.is_healthy], context)
+    ranked = rank_by_gain(named, context)
+    if not ranked:
+        ranked = [Ranked(healthy[0] if healthy else _healthy(context) or _inconclusive(context), 0.0)]
+    main, also = ranked[0].finding, [one.finding for one in ranked[1:]]
+    if any(one.certain >= policy.CLOSE * ranked[0].certain for one in ranked[1:] if one.finding.of == main.of):
         main = _not_certain(main)
     verdict = Verdict(main, tuple(also), tuple(not_judged(context)), context.shared_wait)
     try:
@@ -60,6 +54,22 @@ def decide(context: JudgeContext, broken: dict[str, str] | None = None) -> Verdi
             raise
         broken[with_locations.__name__] = one_line(error)
         return verdict
+
+
+def _recognized(context: JudgeContext, broken: dict[str, str] | None) -> list[Finding]:
+    """Return the findings of all judges."""
+    found = []
+    for judge in JUDGES:
+        try:
+            finding = judge(context)
+        except Exception as error:
+            if broken is None:
+                raise
+            broken[judge.__name__] = one_line(error)
+            continue
+        if finding is not None:
+            found.append(finding)
+    return found
 
 
 def _of_training(findings: list[Finding], context: JudgeContext) -> list[Finding]:
@@ -78,13 +88,6 @@ def _of_training(findings: list[Finding], context: JudgeContext) -> list[Finding
     return [start]
 
 
-def _worth(finding: Finding, findings: list[Finding]) -> float:
-    """Return the share of the time that the repair of a finding is expected to gain."""
-    causes = [one.share_of_time for one in findings if finding.kind in policy.EXPLAINS.get(one.kind, ())]
-    left = max(finding.weight - max(causes, default=0.0), 0.0)
-    return left * policy.PROBABILITY[finding.confidence]
-
-
 def _not_certain(finding: Finding) -> Finding:
     return attrs.evolve(finding, confidence="medium") if finding.confidence == "high" else finding
 
@@ -95,6 +98,8 @@ def _healthy(context: JudgeContext) -> Finding | None:
         return None
     computing = ("between", *(part.key for part in parts.phases()))
     phases = context.mean(lambda rank: sum(rank.share(key) for key in computing))
+    totals = totals_of(context.metrics)
+    phases += totals.share(RUNNING) if totals else 0.0
     evaluation = context.mean(lambda rank: rank.share("evaluation"))
     long = context.mean(lambda rank: rank.stall_share)
     unexplained = 1 - phases - evaluation + long
@@ -105,7 +110,7 @@ def _healthy(context: JudgeContext) -> Finding | None:
         evidence.append(Evidence(name, round(wait, 4), policy.INPUT_WAIT, unit="share"))
     if evaluation > 0:
         evidence.append(Evidence("time in evaluation", round(evaluation, 4), policy.EVALUATION, unit="share"))
-    if long >= policy.NEAR * policy.STALL_COST:
+    if long >= policy.NEAR * limits.FLOOR:
         evidence.append(Evidence("time lost in long steps", round(long, 4), policy.OUTLIER_COST, unit="share"))
     if context.core_wait >= policy.CORE_WAIT:
         name = "time the main thread waits for a core"
@@ -199,7 +204,7 @@ def _confidence_in_health(context: JudgeContext, unexplained: float) -> str:
         (context.wait, policy.INPUT_WAIT),
         (outside_share(context), policy.OUTSIDE),
         (context.mean(lambda rank: rank.stall_share), policy.OUTLIER_COST),
-        (context.mean(lambda rank: rank.gc / rank.loop if rank.loop else 0.0), policy.GC_SHARE),
+        (context.mean(lambda rank: rank.gc / rank.loop if rank.loop else 0.0), limits.FLOOR),
         (context.metrics.average_share("evaluation"), policy.EVALUATION),
         (context.mean(lambda rank: rank.share_of_iterations("optimizer")), policy.OPTIMIZER),
     )

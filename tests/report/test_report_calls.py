@@ -92,7 +92,7 @@ def test_a_save_that_is_a_small_part_of_a_stall_does_not_hide_it():
         ('with path.open("wb") as file:', "main", True),
         ("file = open(path, 'w')", "main", True),
         ('with path.open("rb") as file:', "main", False),
-        ('with path.open("wb") as file:', "other", False),
+        ('with path.open("wb") as file:', "other", True),
     ],
 )
 def test_opening_a_file_belongs_to_its_save(line, function, counts):

@@ -10,7 +10,7 @@ from sm_profiler.report.classes import Class
 from sm_profiler.report.judges.inputs import judge_input
 from sm_profiler.report.judges.judge_context import JudgeContext
 from sm_profiler.report.judges.loop import judge_host, launches_of
-from sm_profiler.report.judges.written import LOOPS
+from sm_profiler.report.loop_ledger import LOOPS
 from sm_profiler.report.usage_fold import Usage
 
 LINE = {"file": "/opt/ml/code/train.py", "line": 12, "function": "__getitem__"}

@@ -54,7 +54,7 @@ def test_finds_a_slow_nfs():
     verdict = verdict_of(training(300, wait=0.02), rows)
     assert verdict.kind is Class.SLOW_STORAGE
     assert "12 ms" in verdict.main.headline
-    assert Class.INPUT_BOUND in {finding.kind for finding in verdict.also}
+    assert verdict.also == ()  # the same waits under another name
 
 
 def test_finds_another_shared_file_system():

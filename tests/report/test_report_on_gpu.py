@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from report_helpers import gpu_samples, metrics_of, report_from, training, verdict_of
 
+from sm_profiler.diagnosis.loop import Saving
 from sm_profiler.formats.event_names import OPERATORS
 from sm_profiler.report.classes import Class
-from sm_profiler.report.gains.claim import Claim
 from sm_profiler.report.gpu import windows
 from sm_profiler.report.gpu.windows import Windows
 from sm_profiler.report.judges import JudgeContext
@@ -147,7 +147,7 @@ def test_no_repair_of_the_host_saves_more_than_the_gpus_idle_time():
 
 
 def test_a_claim_is_cut_to_what_there_is_to_save():
-    claim = Claim(np.full(10, 1.0), 0.5, 1.5)
+    claim = Saving(np.full(10, 1.0), 0.5, 1.5)
     assert claim.at_most(20.0) is claim
     cut = claim.at_most(8.0)
     assert cut.seconds.sum() == pytest.approx(8.0)

@@ -7,7 +7,6 @@ from test_report_compiled import JAX, compiled
 
 from sm_profiler.formats import event_names
 from sm_profiler.report.classes import Class
-from sm_profiler.report.gains import with_gains
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.policy import ONE_BY_ONE
 from sm_profiler.report.sample_fold import Place, Sampled, Samples
@@ -32,7 +31,7 @@ def verdict(  # noqa: PLR0913 - one argument a part, each with a default
         stack = Sampled("algo-1-0", phase, long=False, places=(place,), leaf=leaf, seconds=spent, count=200)
         metrics = attrs.evolve(metrics, samples=Samples((stack,), {("train.py", 12): "grads = tx.update(grads)"}))
     context = JudgeContext(metrics, {})
-    return with_gains(decide(context), context).main
+    return decide(context).main
 
 
 def test_gradients_that_are_not_compiled_are_named_with_their_cost():

@@ -18,7 +18,6 @@ from sm_profiler.report.gpu.measure import RankTime
 from sm_profiler.report.model import Evidence, Finding, Gain, Interval, Location, Verdict
 from sm_profiler.report.svg import shorten
 
-_TIER = {kind: tier for tier, kinds in enumerate(policy.PRECEDENCE) for kind in kinds}
 MAX_LOCATIONS = 5
 
 
@@ -30,7 +29,7 @@ def decide_traces(ranks: Sequence[RankTime], gpu: GpuTraces) -> Verdict:
     findings += [late] if late is not None else []
     if all(finding.kind.is_healthy for finding in findings):
         findings = [_healthy(ranks)]
-    findings.sort(key=lambda finding: (_TIER[finding.kind], -finding.share_of_time))
+    findings.sort(key=lambda finding: -finding.share_of_time)
     findings = _with_gains(findings, ranks, len(gpu.columns("steps")) / max(len(gpu.ranks), 1))
     missing = []
     if not any(line.file for rank in ranks for lines in rank.lines.values() for line in lines):

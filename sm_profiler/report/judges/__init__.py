@@ -15,11 +15,22 @@ from sm_profiler.report.judges.runtime import judge_allocator, judge_recompilati
 from sm_profiler.report.judges.slowdown import judge_slowdown
 from sm_profiler.report.judges.stalls import judge_outliers, judge_periodic
 from sm_profiler.report.judges.turns import judge_gc_turns, judge_turns
+from sm_profiler.report.model import Finding
+
+
+def judge_waits(context: JudgeContext) -> Finding | None:
+    """Find waiting for data; that for a shared file system has a name of its own."""
+    return judge_storage(context) or judge_input(context)
+
+
+def judge_work(context: JudgeContext) -> Finding | None:
+    """Find steps with too little work; what fits into a GPU's memory is known of a batch that is too small."""
+    return judge_batch(context) or judge_host(context)
+
 
 JUDGES: tuple[Judge, ...] = (
     judge_dead_rank, judge_unequal_steps, judge_hang, judge_idle, judge_slowdown,
-    judge_swapping, judge_storage, judge_clocks, judge_batch,
-    judge_input, judge_sync, judge_declared, judge_host, judge_gc, judge_optimizer, judge_periodic, judge_outliers, judge_evaluation,
+    judge_swapping, judge_clocks, judge_waits, judge_sync, judge_declared, judge_work, judge_gc, judge_optimizer, judge_periodic, judge_outliers, judge_evaluation,
     judge_initialization, judge_memory, judge_straggler, judge_turns, judge_gc_turns, judge_communication, judge_unbalanced, judge_compute,
     judge_saving, judge_logging, judge_callbacks, judge_recompilation, judge_threads, judge_transfer, judge_allocator,
     judge_tensor_cores, judge_bandwidth,

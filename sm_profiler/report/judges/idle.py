@@ -24,7 +24,7 @@ def judge_idle(context: JudgeContext) -> Finding | None:
     metrics = context.metrics
     if metrics.loop is None or metrics.duration <= 0 or HANG in metrics.records:
         return None
-    tail, pauses = _tail(metrics, metrics.loop[1]), _pauses(metrics)
+    tail, pauses = _tail(metrics, metrics.loop[1]), idle_pauses(metrics)
     paused = sum(end - start for start, end in pauses)
     share = (tail + paused) / metrics.duration
     beyond = (max(tail - start_allowance(metrics), 0.0) + paused) / metrics.duration  # a usual end is in each job
@@ -82,7 +82,7 @@ def _tail(metrics: JobMetrics, last_step: float) -> float:
     return length if _is_idle(metrics, span) else 0.0
 
 
-def _pauses(metrics: JobMetrics) -> list[Span]:
+def idle_pauses(metrics: JobMetrics) -> list[Span]:
     """Return the long spans between two steps in which no process works."""
     rank = metrics.ranks[0]
     if len(rank.iterations) < policy.MIN_STEPS or rank.stalls.period is not None:

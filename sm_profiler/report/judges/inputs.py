@@ -18,9 +18,8 @@ from sm_profiler.report.judges.tf_data import Stage, batch_seconds, slow_stage
 from sm_profiler.report.judges.workers import workers_of
 from sm_profiler.report.judges.written import BESIDE_THE_PHASES
 from sm_profiler.report.model import Evidence, Finding, Location
-from sm_profiler.report.sample_fold import Place, Sampled
 from sm_profiler.report.svg import shorten
-from sm_profiler.report.where import STEPS, WAIT, WORKER, lines_of_samples
+from sm_profiler.report.where import WAIT, WORKER, lines_of_samples
 
 NEXT_BATCH = re.compile(r"^\s*(async\s+)?for\b.*\bin\b|\bnext\(")  # the line from which a loop calls its iterator
 
@@ -96,7 +95,6 @@ def _by_waits(context: JudgeContext) -> Finding | None:
             error=context.share_error(lambda one: one.iterations.of("wait")),
         ),
         where=cause.where,
-        weight=max(share - context.mean(lambda rank: rank.gc_in_wait / rank.loop if rank.loop else 0.0), 0.0),
     )
 
 
@@ -212,23 +210,7 @@ def _by_own_iterator(context: JudgeContext) -> Finding | None:
     """Find batches that the script's own generator or iterator makes, in the training process: no loader's waits show it."""
     if any(rank.has_waits for rank in context.ranks):
         return None
-    samples = context.metrics.samples
-    stacks = samples.stacks
-    phases = STEPS if any(one.phase in STEPS for one in stacks) else IN_SHORT_STEPS
-    loops = {(one.file, one.function) for stack in stacks if stack.phase in phases for one in stack.places}
-
-    def maker(one: Sampled) -> Place | None:
-        """Return the function from which the loop's header gets its next batch."""
-        calls = zip(one.places, one.places[1:], strict=False)
-        return next(
-            (
-                callee
-                for caller, callee in calls
-                if (caller.file, caller.function) in loops and NEXT_BATCH.search(samples.source(caller))
-            ),
-            None,
-        )
-
+    maker, stacks = context.seen.maker, context.metrics.samples.stacks
     beside = [one for one in stacks if one.places and not one.long and one.phase in BESIDE_THE_PHASES]
     making = [one for one in beside if maker(one) is not None]
     if sum(one.count for one in beside) < policy.OUTSIDE_SAMPLES or not making:
@@ -257,7 +239,6 @@ def _by_own_iterator(context: JudgeContext) -> Finding | None:
             share, policy.INPUT_WAIT, error=context.share_error(lambda one: one.iterations.of("outside"))
         ),
         where=lines_of_samples(context.metrics, lambda one: not one.long and maker(one) is not None),
-        explains={Class.SYNC_BOUND: share},
     )
 
 

@@ -109,7 +109,6 @@ def judge_initialization(context: JudgeContext) -> Finding | None:
         share,
         of="job",
         confidence="high" if clear else "medium",
-        weight=excess * policy.INIT_WEIGHT,
     )
 
 

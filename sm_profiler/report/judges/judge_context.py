@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 import numpy as np
 
+from sm_profiler.diagnosis import Ledger
+from sm_profiler.diagnosis.ledger import UNSEEN
+from sm_profiler.diagnosis.loop import Loop
 from sm_profiler.report import policy
-from sm_profiler.report.classes import Class
 from sm_profiler.report.job_metrics import JobMetrics, Rank
 from sm_profiler.report.judges.stack import Stack, stack_of
-from sm_profiler.report.model import Evidence, Finding
+from sm_profiler.report.loop_ledger import (
+    CALLBACKS,
+    COPYING,
+    LOGGING,
+    MAKING,
+    OTHER,
+    RUNNING,
+    SAVING,
+    SeenCode,
+    ledger_of,
+)
+from sm_profiler.report.model import Finding
 
 if TYPE_CHECKING:
     from sm_profiler.formats.columns import Floats
@@ -33,6 +47,29 @@ class JudgeContext:
     def mean(self, of: Callable[[Rank], float]) -> float:
         """Return the average over the judged ranks; 0 if there are none."""
         return float(np.mean([of(rank) for rank in self.ranks])) if self.ranks else 0.0
+
+    @cached_property
+    def loop(self) -> Loop | None:
+        """The ledger's steps, averaged over ranks; None with too few of them."""
+        return Loop.of(self.ledger, idle=self.gpu_spare) if self.ranks else None
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The ledger of the judged ranks' steps."""
+        return ledger_of(self.metrics, self.ranks)
+
+    @cached_property
+    def seen(self) -> SeenCode:
+        """Meaning of the samples beside the phases."""
+        return SeenCode.of(self.metrics)
+
+    def unnamed(self) -> float:
+        """Return the part of the time beside the phases of a step that no activity of its own accounts for."""
+        if self.loop is None:
+            return 1.0
+        beside = float(np.median(self.loop.of_activity(OTHER, UNSEEN)))
+        named = float(np.median(self.loop.of_activity(SAVING, LOGGING, CALLBACKS, MAKING, COPYING, RUNNING)))
+        return beside / (beside + named) if beside + named > 0 else 1.0
 
     @property
     def waits_known(self) -> bool:
@@ -97,24 +134,6 @@ class JudgeContext:
         """Share of the loop in which the GPUs are idle; all of it if they were not sampled, or never used."""
         gpu = self.gpu_mean
         return 1.0 if gpu is None or gpu <= policy.GPU_NEVER else max(1 - gpu / 100, 0.0)
-
-    def beside_gpu(self, finding: Finding) -> Finding | None:
-        """Return a finding about the host, weighed by the time in which the GPUs are idle; None if that is little."""
-        spare = self.gpu_spare
-        if finding.kind not in policy.BESIDE_THE_GPU or finding.share_of_time <= spare:
-            return finding
-        if spare < min(policy.HIDDEN * finding.share_of_time, policy.IDLE_WORTH):
-            return None
-        idle = Evidence("time in which the GPU is idle", round(spare, 4), unit="share")
-        return attrs.evolve(finding, weight=min(finding.weight, spare), evidence=(*finding.evidence, idle))
-
-    def gpu_hides(self, kind: Class) -> bool:
-        """Return whether the GPUs are so busy that a finding of this class costs nothing."""
-        gpu, limit = self.gpu_mean, policy.HIDDEN_ABOVE.get(kind)
-        if gpu is None or limit is None:
-            return False
-        measured = kind is Class.OPTIMIZER_BOUND and any(rank.on_device for rank in self.ranks)
-        return gpu > limit and not measured
 
     @property
     def gpu_busiest(self) -> float | None:

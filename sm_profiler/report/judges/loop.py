@@ -9,6 +9,7 @@ from collections import defaultdict
 import attrs
 import numpy as np
 
+from sm_profiler.diagnosis import limits
 from sm_profiler.formats import event_names
 from sm_profiler.printable import printable
 from sm_profiler.report import parts, policy
@@ -49,13 +50,18 @@ def outside_share(context: JudgeContext) -> float:
     return max(context.mean(of) - collections, 0.0)
 
 
+def other_share(context: JudgeContext) -> float:
+    """Return the same without what has a name of its own: saving, logging, callbacks, making batches, copies."""
+    return outside_share(context) * context.unnamed()
+
+
 _LARGER_BATCH = " Steps this short make per-step trainer overhead visible; a larger batch means fewer steps."
 
 
 def judge_sync(context: JudgeContext) -> Finding | None:
     """Find logging, `.item()`, metrics or checkpoints at every step."""
-    share = outside_share(context)
-    outside = context.mean(lambda rank: rank.mean("outside"))
+    share = other_share(context)
+    outside = context.mean(lambda rank: rank.mean("outside")) * context.unnamed()
     update = _update_by_hand(context)
     limit, rest = _beside_the_model(context, update)
     share, outside = share * rest, outside * rest
@@ -457,16 +463,16 @@ def judge_gc(context: JudgeContext) -> Finding | None:
     share = context.mean(
         lambda rank: (rank.gc - _collected_while_compiling(rank, context)) / rank.loop if rank.loop else 0.0
     )
-    if share < policy.GC_SHARE:
+    if share < limits.FLOOR:
         return None
     return Finding(
         Class.GC_BOUND,
         f"Python's garbage collector pauses the loop {percent(share)} of the time ({duration(spent)} in total).",
-        (Evidence("time in collections of 1 ms and more", round(share, 4), policy.GC_SHARE, unit="share"),),
+        (Evidence("time in collections of 1 ms and more", round(share, 4), limits.FLOOR, unit="share"),),
         "Call gc.freeze() after building the model and the dataset, then gc.disable() with a gc.collect() every few hundred "
         "steps. Keep large numbers of small Python objects (lists of dicts, per-sample records) in arrays instead.",
         share,
-        confidence=context.confidence(share, policy.GC_SHARE, error=context.share_error(lambda one: one.iterations.gc)),
+        confidence=context.confidence(share, limits.FLOOR, error=context.share_error(lambda one: one.iterations.gc)),
     )
 
 

@@ -14,6 +14,7 @@ from sm_profiler.report.formatting import duration, number, percent
 from sm_profiler.report.job_metrics import Rank
 from sm_profiler.report.judges.judge_context import JudgeContext
 from sm_profiler.report.judges.written import BESIDE_THE_PHASES
+from sm_profiler.report.loop_ledger import RUNNING
 from sm_profiler.report.model import Evidence, Finding
 from sm_profiler.report.sample_fold import Sampled
 from sm_profiler.report.where import lines_of_samples
@@ -94,7 +95,6 @@ def judge_one_by_one(context: JudgeContext) -> Finding | None:
             share, policy.ONE_BY_ONE, sure=whole, error=share * policy.LAUNCHES_ERROR if whole else _error(outside, count)
         ),
         where=lines_of_samples(context.metrics, lambda one: _launches(one, inside=whole)),
-        explains={Class.SYNC_BOUND: outside},
     )  # fmt: skip
 
 
@@ -116,7 +116,11 @@ def _launches(one: Sampled, *, inside: bool) -> bool:
 
 def _sampled(context: JudgeContext) -> tuple[float, int]:
     """Return the share of usual steps in which operations are launched outside compiled functions, and the samples of it."""
-    stacks = [one for one in context.metrics.samples.stacks if _launches(one, inside=False)]
+    stacks = [
+        one
+        for one in context.metrics.samples.stacks
+        if _launches(one, inside=False) and context.seen.activity(one) != RUNNING
+    ]
     count = sum(one.count for one in stacks)
     if count < policy.ONE_BY_ONE_SAMPLES:
         return 0.0, count

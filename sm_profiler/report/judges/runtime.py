@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from sm_profiler.diagnosis import limits
 from sm_profiler.formats import event_names
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
@@ -56,14 +57,14 @@ def judge_recompilation(context: JudgeContext) -> Finding | None:
     """Find functions that a compiler compiles again while the loop runs."""
     spent = time_spent(context, event_names.COMPILE, lambda one: one.args.get("again") is True)
     rank = spent.worst
-    if rank is None or spent.share < policy.RECOMPILING or all(map(in_first_steps, spent.records)):
+    if rank is None or spent.share < limits.FLOOR or all(map(in_first_steps, spent.records)):
         return None
     compiler = next((text for one in reversed(spent.records) if (text := _text(one, "compiler"))), _TORCH)
     reason = next((text for one in reversed(spent.records) if (text := _text(one, "reason"))), "")
     breaks = [one for one in context.metrics.records[event_names.COMPILE].of(rank.name) if one.name == "graph break"]
     evidence = [
         *([Evidence("reason of the last", reason, None, rank.name)] if reason else []),
-        Evidence("time in the training loop spent compiling again", round(spent.share, 4), policy.RECOMPILING, unit="share"),
+        Evidence("time in the training loop spent compiling again", round(spent.share, 4), limits.FLOOR, unit="share"),
         Evidence("recompilations", spent.calls, policy.RECOMPILATIONS, rank.name),
         Evidence("duration of a recompilation", round(spent.seconds / spent.calls * 1e3, 3), None, rank.name, "ms"),
     ]  # fmt: skip
@@ -78,13 +79,9 @@ def judge_recompilation(context: JudgeContext) -> Finding | None:
         _REPAIRS.get(compiler, _REPAIRS[_TORCH]),
         spent.share,
         confidence=context.confidence(
-            spent.share, policy.RECOMPILING, sure=spent.calls >= policy.RECOMPILATIONS, error=spent.share * _chance(spent)
+            spent.share, limits.FLOOR, sure=spent.calls >= policy.RECOMPILATIONS, error=spent.share * _chance(spent)
         ),
         where=lines_of(spent.records),
-        explains={
-            Class.PERIODIC_STALL: spent.in_long, Class.STEP_OUTLIERS: spent.in_long,
-            Class.HOST_BOUND: spent.share, Class.SYNC_BOUND: spent.share,
-        },
     )  # fmt: skip
 
 
@@ -176,7 +173,6 @@ def judge_transfer(context: JudgeContext) -> Finding | None:
         where=tuple(
             Location(*place, share=lines[place] / copied, source=samples.sources.get((place[0], place[1]), "")) for place in places
         ),
-        explains={Class.SYNC_BOUND: share, Class.HOST_BOUND: share},
     )  # fmt: skip
 
 
@@ -213,6 +209,5 @@ def judge_allocator(context: JudgeContext) -> Finding | None:
             "what is not needed (del outputs, zero_grad(set_to_none=True)), or take a smaller batch.",
             share,
             confidence="medium",  # the time is estimated
-            explains={Class.STEP_OUTLIERS: min(share, rank.stall_share)},
         )  # fmt: skip
     return worst

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
+from sm_profiler.diagnosis import limits
 from sm_profiler.formats.columns import Floats
 from sm_profiler.report import parts, policy
 from sm_profiler.report.classes import Class
@@ -111,7 +112,7 @@ def largest_slowdown(context: JudgeContext) -> tuple[float, Rank, Change] | None
         lost = slow * (1 - 1 / change.factor) / rank.loop if rank.loop > 0 else 0.0
         if best is None or lost > best[0]:
             best = lost, rank, change
-    return None if best is None or best[0] < policy.SLOWDOWN_COST else best
+    return None if best is None or best[0] < limits.FLOOR else best
 
 
 def judge_slowdown(context: JudgeContext) -> Finding | None:
@@ -134,7 +135,7 @@ def judge_slowdown(context: JudgeContext) -> Finding | None:
     moment = float(rank.iterations.start[change.at])
     step = int(rank.iterations.index[change.at])
     evidence = [
-        Evidence("time lost in slow steps", round(lost, 4), policy.SLOWDOWN_COST, rank.name, "share"),
+        Evidence("time lost in slow steps", round(lost, 4), limits.FLOOR, rank.name, "share"),
         Evidence("usual step since then", round(change.after * 1e3, 3), round(change.before * 1e3, 3), rank.name, "ms", "before"),
         Evidence("times as long", round(change.factor, 2), policy.SLOWER, rank.name),
         Evidence(STEP_OF_CHANGE, step, None, rank.name),

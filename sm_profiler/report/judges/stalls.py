@@ -2,31 +2,69 @@
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 
+from sm_profiler.diagnosis import limits
 from sm_profiler.formats import event_names
 from sm_profiler.printable import printable
 from sm_profiler.report import parts, policy
 from sm_profiler.report.classes import Class
 from sm_profiler.report.formatting import duration, percent
+from sm_profiler.report.iterations import Iterations
 from sm_profiler.report.job_metrics import Rank
 from sm_profiler.report.judges.judge_context import JudgeContext, input_bursts
 from sm_profiler.report.judges.loop import MAX_NAME
 from sm_profiler.report.judges.occurrences import in_first_steps, long_iteration, time_spent
 from sm_profiler.report.judges.unseen_waits import long_steps_may_wait
-from sm_profiler.report.model import Evidence, Finding
+from sm_profiler.report.loop_ledger import BESIDE_THE_PHASES, NAMED, PHASE, WAIT
+from sm_profiler.report.loop_table import rows_of_rank
+from sm_profiler.report.model import Evidence, Finding, Location
+from sm_profiler.report.stalls import find_stalls
 from sm_profiler.report.svg import shorten
+from sm_profiler.report.where import lines_of_samples
 
 
-def _worst(context: JudgeContext) -> Rank | None:
+def worst_stalls(context: JudgeContext) -> Rank | None:
+    """Return the rank that loses most in long steps; None if none does."""
     ranks = [rank for rank in context.ranks if rank.stalls.count and not input_bursts(rank, context.metrics)]
+    ranks += [found for rank in context.ranks if (found := _between_steps(rank, context)) is not None]
     return max(ranks, key=lambda rank: rank.stall_share, default=None)
+
+
+def _between_steps(rank: Rank, context: JudgeContext) -> Rank | None:
+    """Return a rank with the stalls of its rows instead of its steps, if a step evaluates now and then.
+
+    Such a step is none of the usual ones, and what surrounds the evaluation (samples that are drawn, results that are
+    written) lies in no other. Activities with causes of their own are left out.
+    """
+    if rank.slices["evaluation"] <= 0 or rank.judged is not None:
+        return None
+    rows = context.ledger.ranks[context.ranks.index(rank)]
+    own = {name: spent[:-1] for name, spent in rows.seconds.items() if name not in NAMED}
+    keys: dict[str, list[str]] = {key: [] for key in parts.iteration_keys()}
+    for name in own:
+        key = "wait" if name == WAIT else parts.DECLARED if name.startswith(PHASE) else name
+        keys[key if key in keys else "outside"].append(name)
+    nothing = np.zeros(len(rows.steps) - 1)
+    seconds = {key: np.sum([own[name] for name in names], axis=0) if names else nothing for key, names in keys.items()}
+    length = np.asarray(sum(seconds.values(), nothing))
+    known = np.ones(len(length), np.bool_)
+    iterations = Iterations(rows.steps[:-1], rows_of_rank(rank).start[:-1], length, seconds, nothing, known)
+    return attrs.evolve(rank, iterations=iterations, stalls=find_stalls(iterations))
+
+
+def _lines(rank: Rank, context: JudgeContext) -> tuple[Location, ...]:
+    """Return the lines beside the phases for stalls that surround evaluations; those of long steps are found later."""
+    if rank in context.ranks or rank.stalls.where != "outside":
+        return ()
+    return lines_of_samples(context.metrics, lambda one: one.process == rank.name and one.phase in BESIDE_THE_PHASES)
 
 
 def judge_periodic(context: JudgeContext) -> Finding | None:
     """Find long steps at a fixed interval."""
-    rank = _worst(context)
-    if rank is None or rank.stalls.period is None or rank.stall_share < policy.STALL_COST:
+    rank = worst_stalls(context)
+    if rank is None or rank.stalls.period is None or rank.stall_share < limits.FLOOR:
         return None
     if long_steps_may_wait(rank, context):
         return None
@@ -38,7 +76,7 @@ def judge_periodic(context: JudgeContext) -> Finding | None:
         f"{'as the loader starts its workers again' if restarted else _during(rank)}; this costs "
         f"{percent(rank.stall_share)} of the loop.",
         (
-            Evidence("time lost in long steps", round(rank.stall_share, 4), policy.STALL_COST, rank.name, "share"),
+            Evidence("time lost in long steps", round(rank.stall_share, 4), limits.FLOOR, rank.name, "share"),
             Evidence("period", period, None, rank.name, "steps"),
             Evidence("long steps", stalls.count, policy.PERIOD_REPEATS, rank.name, held="judged from"),
             *restarted,
@@ -48,8 +86,8 @@ def judge_periodic(context: JudgeContext) -> Finding | None:
         if _between_epochs(rank, context)
         else _periodic_advice("wait" if restarted else stalls.where, period, context),
         rank.stall_share,
-        confidence=context.confidence(rank.stall_share, policy.STALL_COST, sure=stalls.exact),
-        explains={Class.INPUT_BOUND: rank.stall_share} if restarted or stalls.where == "wait" else {},
+        confidence=context.confidence(rank.stall_share, limits.FLOOR, sure=stalls.exact),
+        where=_lines(rank, context),
     )
 
 
@@ -157,7 +195,7 @@ def _first_compilations(context: JudgeContext) -> float:
 
 def judge_outliers(context: JudgeContext) -> Finding | None:
     """Find rare long steps without a period."""
-    rank = _worst(context)
+    rank = worst_stalls(context)
     if (
         rank is None
         or rank.stalls.period is not None
@@ -187,7 +225,7 @@ def judge_outliers(context: JudgeContext) -> Finding | None:
         else "Check in the timeline what coincides with them: unusual samples (very long sequences, large images), retries of "
         "remote storage, new shapes that trigger compilation, other load on the machine.",
         rank.stall_share,
-        explains={Class.INPUT_BOUND: rank.stall_share} if stalls.where == "wait" else {},
         # A thread that holds the interpreter may wait for the core in place of the training thread.
+        where=_lines(rank, context),
         confidence="low" if context.shared_wait >= max(rank.stall_share, policy.SHARED) else confidence,
     )

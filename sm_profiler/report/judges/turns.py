@@ -8,6 +8,7 @@ from functools import reduce
 import attrs
 import numpy as np
 
+from sm_profiler.diagnosis import limits
 from sm_profiler.formats.columns import Floats, Ints
 from sm_profiler.report import parts, policy
 from sm_profiler.report.classes import Class
@@ -27,12 +28,14 @@ class Delays:
         slowest: number of the rank that each step waits for.
         iteration: mean seconds of a step.
         part: part of the step in which the slowest ranks do more than the others.
+        agreement: correlation of what a rank works more than the others with what it waits less, over all steps.
     """
 
     lost: Floats
     slowest: Ints
     iteration: float
     part: str
+    agreement: float = 0.0
 
     @property
     def share(self) -> float:
@@ -99,7 +102,14 @@ def _delays_at(meeting: int, order: tuple[str, ...], table: Floats, gc: Floats, 
     lost = np.clip(np.minimum(excess, waited), 0.0, None)
     weight = lost / max(float(lost.sum()), 1e-12)
     grown = [float((_beyond_others(by_part[:, at], slowest) * weight).sum()) for at in range(len(names))]
-    return Delays(lost, slowest, iteration, names[int(np.argmax(grown))])
+    return Delays(lost, slowest, iteration, names[int(np.argmax(grown))], _agreement(work, met))
+
+
+def _agreement(work: Floats, met: Floats) -> float:
+    """Return how well the ranks' work explains their waiting; shape (ranks, steps)."""
+    work, met = (np.nan_to_num(one - one.mean(axis=0)).ravel() for one in (work, met))
+    scale = float(np.sqrt((work @ work) * (met @ met)))
+    return -float(work @ met) / scale if scale > 0 else 0.0
 
 
 def _beyond_others(values: Floats, which: Ints) -> Floats:
@@ -117,8 +127,12 @@ def judge_turns(context: JudgeContext) -> Finding | None:
     if len(ranks) <= 1 or not in_step(ranks):
         return None
     delays = find_delays(ranks)
-    if delays is None or delays.usual_share < policy.TURNS:
+    if (
+        delays is None or delays.usual_share < limits.SURELY * limits.FLOOR
+    ):  # evenly divided work leaves half of it with two ranks
         return None
+    if delays.usual_share < policy.TURNS and delays.agreement < limits.TOGETHER:
+        return None  # other load on the machine makes ranks late, too, but not those that work more
     causes = delays.by_rank(len(ranks))
     most = int(causes.argmax())
     equal = 1 / len(ranks)
@@ -130,8 +144,9 @@ def judge_turns(context: JudgeContext) -> Finding | None:
         f"The ranks wait for each other {percent(delays.share)} of the time, each step for another one: their work "
         f"{parts.during(delays.part)} differs from step to step.",
         (
-            Evidence("time the ranks wait for the slowest of a step", round(delays.share, 4), policy.TURNS, unit="share"),
-            Evidence("the same without the worst tenth of the steps", round(delays.usual_share, 4), policy.TURNS, unit="share"),
+            Evidence("time the ranks wait for the slowest of a step", round(delays.share, 4), limits.FLOOR, unit="share"),
+            Evidence("the same without the worst tenth of the steps", round(delays.usual_share, 4), limits.FLOOR, unit="share"),
+            Evidence("agreement of work with waiting", round(delays.agreement, 3), unit="correlation"),
             Evidence("steps with a delay", round(delayed, 4), unit="share"),
             Evidence("delays caused by the rank that causes most", round(float(causes[most]), 4), None, ranks[most].name, "share"),
             Evidence("mean delay of a step", round(float(delays.lost.mean()) * 1e3, 3), unit="ms"),
@@ -173,7 +188,7 @@ def judge_gc_turns(context: JudgeContext) -> Finding | None:
     # a collection at the edge of a step may count for the next one, so two steps count as one, in either way
     together = min(_slowest_of_pairs(spent[:, first:]) for first in (0, 1))
     extra = (together - own) / length if length > 0 else 0.0
-    if extra < policy.GC_TURNS:
+    if extra < limits.FLOOR:
         return None
     leads = extra * length >= policy.GC_TURNS_LEAD * own
     share = min(together / length, 1.0) if leads else extra
@@ -183,7 +198,7 @@ def judge_gc_turns(context: JudgeContext) -> Finding | None:
         f"Each rank's garbage collector pauses at steps of its own, and all ranks wait: {percent(together / length)} of the "
         f"time, of which {percent(extra)} would be free if all collected at the same step.",
         (
-            Evidence("time lost because collections differ in their steps", round(extra, 4), policy.GC_TURNS, unit="share"),
+            Evidence("time lost because collections differ in their steps", round(extra, 4), limits.FLOOR, unit="share"),
             Evidence("steps in which some rank collects", round(float(collecting / len(steps)), 4), unit="share"),
             Evidence("collections of a single rank, at most", round(own / length, 4), unit="share"),
             Evidence("longest collection", round(float(spent.max()) * 1e3, 3), unit="ms"),
@@ -191,7 +206,7 @@ def judge_gc_turns(context: JudgeContext) -> Finding | None:
         "Switch automatic collection off on every rank (gc.freeze() after the model and the dataset are built, then "
         "gc.disable()) and call gc.collect() at the same step on all of them, every few hundred steps.",
         share,
-        confidence=context.confidence(extra, policy.GC_TURNS),
+        confidence=context.confidence(extra, limits.FLOOR),
     )  # fmt: skip
 
 

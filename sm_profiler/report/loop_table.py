@@ -73,24 +73,39 @@ class LoopTable:
         return found
 
 
+@attrs.frozen(eq=False)
+class RankRows:
+    """The rows of one rank.
+
+    Attributes:
+        index: number of the training step that ends each row, ascending; AFTER for the last row.
+        start: seconds since the epoch.
+        seconds: shape (parts, rows), in the order of `row_keys()`.
+    """
+
+    index: Ints
+    start: Floats
+    seconds: Floats
+
+
 def loop_table(ranks: Sequence[Rank]) -> LoopTable | None:
     """Return the table of some ranks; None with too few training steps."""
-    found = [_of_rank(rank) for rank in ranks if len(rank.iterations) >= policy.MIN_STEPS and rank.loop > 0]
+    found = [rows_of_rank(rank) for rank in ranks if len(rank.iterations) >= policy.MIN_STEPS and rank.loop > 0]
     if not found:
         return None
-    common = reduce(np.intersect1d, [index for index, _ in found])
+    common = reduce(np.intersect1d, [rows.index for rows in found])
     if len(common) <= policy.MIN_STEPS:
         return None
     whole = np.zeros((len(row_keys()), len(common)))
-    for index, table in found:
-        whole += table[:, np.searchsorted(index, common)] / len(found)
+    for rows in found:
+        whole += rows.seconds[:, np.searchsorted(rows.index, common)] / len(found)
     if whole.sum() <= 0:
         return None
     return LoopTable(common, whole, float(np.mean([rank.loop for rank in ranks if rank.loop > 0])))
 
 
-def _of_rank(rank: Rank) -> tuple[Ints, Floats]:
-    """Return the numbers of the steps that end the rows of one rank, and their seconds, shape (parts, rows)."""
+def rows_of_rank(rank: Rank, *, warm: bool = True) -> RankRows:
+    """Return the rows of one rank, by default without those of the warm-up."""
     keys, iterations = row_keys(), rank.iterations
     rows = np.flatnonzero(rank.train)
     ends = np.nan_to_num(rank.steps.end / 1e6)
@@ -106,17 +121,25 @@ def _of_rank(rank: Rank) -> tuple[Ints, Floats]:
     table[:, ~measured] = usual[:, None] * training[~measured]
     attempt = np.searchsorted(np.asarray(rank.attempts.breaks, np.int64), rows, side="right")
     # rows that are neither are steps that are not judged
-    keep = (whole_step | evaluated) & (attempt[1:] == attempt[:-1]) & (np.arange(1, len(rows)) >= policy.WARM_UP_STEPS)
+    keep = (
+        (whole_step | evaluated)
+        & (attempt[1:] == attempt[:-1])
+        & (np.arange(1, len(rows)) >= (policy.WARM_UP_STEPS if warm else 0))
+    )
     beside = np.where(evaluated, length - training, 0.0)  # evaluation, and what surrounds it
     after = max(rank.end - float(ends[rows[-1]]), 0.0) if rank.slices[EVALUATION] > 0 else 0.0
     share = min(rank.slices[EVALUATION] / rank.scale / max(float(beside.sum()) + after, 1e-12), 1.0)
     table[keys.index(EVALUATION)] += beside * share
     table[keys.index(OUTSIDE)] += beside * (1 - share)
+    waited = np.where(evaluated, rank.steps.seconds("wait")[rows[1:]] - table[keys.index("wait")], 0.0)
+    waited = np.clip(np.nan_to_num(waited), 0.0, table[keys.index(OUTSIDE)])  # for the first batch after an evaluation
+    table[keys.index("wait")] += waited
+    table[keys.index(OUTSIDE)] -= waited
     last = np.zeros((len(keys), 1))
     last[keys.index(EVALUATION)] = after * share
     index = np.flatnonzero(keep) + 1
     index = np.append(index if rank.judged is None else rank.judged.index[rows][index], AFTER)
-    return index, np.concatenate([table[:, keep], last], axis=1)
+    return RankRows(index, ends[rows][np.append(keep, True)], np.concatenate([table[:, keep], last], axis=1))
 
 
 def _recorded(rank: Rank, length: Floats) -> tuple[Floats, Mask]:

@@ -1,0 +1,178 @@
+"""The ledger of a profile: every second of each step in one activity, for any recording."""
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from report_helpers import metrics_of, training
+
+from sm_profiler.diagnosis.loop import Loop, Saving
+from sm_profiler.formats import event_names
+from sm_profiler.report.classes import Class
+from sm_profiler.report.judges import JudgeContext
+from sm_profiler.report.loop_ledger import ledger_of, totals_of
+from sm_profiler.report.loop_table import rows_of_rank
+from sm_profiler.report.sample_fold import Place, Sampled, Samples
+from sm_profiler.report.verdict import decide
+
+NAME = "algo-1-0"
+STEP = 0.0102
+times = st.floats(0, 0.03)
+
+
+def of(rows, **more):
+    """Return metrics, ledger and sums of a loop."""
+    metrics = attrs.evolve(metrics_of(rows), **more)
+    return metrics, ledger_of(metrics).ranks[0], totals_of(metrics).ranks[0].seconds
+
+
+def sampled(line, seconds, *, leaf="", phase="outside", function="main"):
+    """Return samples of one line."""
+    stack = Sampled(NAME, phase, False, (Place("train.py", 9, function),), leaf, seconds, 50)
+    return Samples((stack,), {("train.py", 9): line})
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    wait=times, forward=times, backward=times, outside=times, stall=st.floats(0, 1), every=st.integers(2, 30),
+    steps=st.integers(15, 80), saves=st.lists(st.tuples(st.floats(0, 3), st.floats(-1, 2)), max_size=8),
+    logs=st.lists(st.tuples(st.floats(0, 3), st.floats(0, 1)), max_size=8), written=st.floats(0, 3),
+)  # fmt: skip
+def test_each_second_is_in_one_activity(steps, saves, logs, written, **loop):
+    rows = training(steps, **loop)
+    rows += [(event_names.SAVE, "torch.save", 1 + at, length, NAME, 0, {"calls": 1}) for at, length in saves]
+    rows += [(event_names.LOG, "print", 1 + at, length, NAME, 0, {"calls": 7}) for at, length in logs]
+    metrics, ledger, sums = of(rows, samples=sampled("file.write(text)", written))
+    rank = metrics.ranks[0]
+    assert sum(ledger.seconds.values()) == pytest.approx(ledger.length)
+    assert ledger.length == pytest.approx(rows_of_rank(rank).seconds.sum(axis=0), abs=1e-9)
+    assert all((row >= 0).all() for row in ledger.seconds.values())
+    assert sum(sums.values()) == pytest.approx(rank.loop)
+
+
+def test_the_innermost_wins():
+    rows = training(100, outside=0.0502)
+    start = 1.0 + 10 * 0.0602 + 0.0102
+    rows.append((event_names.CALLBACK, "Saver.on_batch_end", start, 0.04, NAME, 10, {"calls": 1}))
+    rows.append((event_names.SAVE, "torch.save", start + 0.01, 0.03, NAME, 10, {"calls": 1}))
+    _, ledger, _ = of(rows)
+    assert ledger.seconds["saving"].sum() == pytest.approx(0.03)
+    assert ledger.seconds["callbacks"].sum() == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("line", "leaf", "name"),
+    [
+        ("grid.save(path)", "PIL.ImageFile._encode_tile", "saving"),
+        ("with open(path, 'wb') as file:", "", "saving"),
+        ("journal.write(line)", "", "logging"),
+        ("log.info(x)", "logging.Handler.emit", "logging"),
+        ("average.update(model)", "", None),
+        ("history = model.fit(data); print(history)", "", None),
+    ],
+)
+def test_samples_name_what_no_record_times(line, leaf, name):
+    _, ledger, sums = of(training(200, outside=0.0102), samples=sampled(line, 1.5, leaf=leaf))
+    found = {"saving", "logging"} & set(sums)
+    assert found == ({name} if name else set())
+    if name:
+        assert ledger.seconds[name].sum() == pytest.approx(1.5, rel=0.01)
+
+
+def test_lines_that_were_timed_count_once():
+    rows = training(200, outside=0.0102)
+    place = {"file": "/code/train.py", "line": 9, "function": "main"}
+    rows.append((event_names.LOG, "print", 1.5, 1.0, NAME, 10, {"calls": 100, **place}))
+    _, _, sums = of(rows, samples=sampled("print(loss)", 1.0))
+    assert sums["logging"] == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_file_that_is_flushed_after_text_was_written_is_a_log():
+    rows = training(200, outside=0.0102)
+    place = {"file": "/code/train.py", "line": 12, "function": "note"}
+    rows += [(event_names.SAVE, "os.fsync", 1.0103 + step * 0.0202, 0.004, NAME, step, {"calls": 1, **place}) for step in range(200)]  # fmt: skip
+    metrics, ledger, _ = of(rows, samples=sampled("self.file.write(row)", 0.6, function="Journal.note"))
+    assert "saving" not in ledger.seconds
+    assert ledger.seconds["logging"].sum() == pytest.approx(1.4, rel=0.05)
+    assert decide(JudgeContext(metrics, {})).kind is Class.LOGGING
+
+
+def test_images_that_are_saved_after_an_evaluation_are_found():
+    """A generator draws samples every 20 steps: a forward pass without gradients, and 0.3 s to write them."""
+    rows, now = [], 1.0
+    for step in range(240):
+        rows += training(1, at=now, number=step, wait=0)
+        now += 0.0092
+        if step % 20 == 19:
+            rows += training(1, at=now, mode="EVAL", wait=0, backward=0, optimizer=0, number=step // 20)
+            now += 0.3
+    metrics = attrs.evolve(
+        metrics_of(rows), samples=sampled("grid.save(path)", 3.2, leaf="PIL.ImageFile._encode_tile", phase="evaluation")
+    )
+    verdict = decide(JudgeContext(metrics, {}))
+    assert verdict.kind is Class.CHECKPOINTING
+    assert "saving files, mostly in main()" in verdict.main.headline
+    assert (
+        verdict.main.gain.speedup.low
+        < (240 * 0.0092 + 12 * 0.3) / (240 * 0.0092 + 12 * 0.0032)
+        < verdict.main.gain.speedup.high
+    )
+    without = decide(JudgeContext(attrs.evolve(metrics, samples=Samples()), {}))
+    assert without.kind is Class.PERIODIC_STALL
+    assert "Every 20 steps" in without.main.headline
+
+
+def test_repairs_never_save_a_second_twice():
+    loop = Loop.of(ledger_of(metrics_of(training(100, wait=0.02))))
+    every = Saving(loop.now * 2)
+    after, share, certain = loop.gain(every)
+    assert share.high <= 0.99
+    assert certain <= 0.99
+    assert after.gain(every)[1].value < 0.011
+    waits = Saving(loop.of_activity("waiting for data"), taken=("waiting for data",), strict=True)
+    after, share, _ = loop.gain(waits)
+    assert share.value == pytest.approx(0.99 * 0.02 / 0.0292, rel=0.01)
+    assert after.of_activity("forward") == pytest.approx(loop.of_activity("forward"))
+    assert after.gain(waits)[1].value < 0.01
+
+
+def test_exceptions_are_no_property_of_an_activity():
+    loop = Loop.of(ledger_of(metrics_of(training(100, wait=0.02))))
+    long = np.zeros(len(loop.index), np.bool_)
+    long[10] = True
+    stalled = attrs.evolve(loop, left={**loop.left, "waiting for data": np.where(long, 1.0, 0.02)}, long=long)
+    assert stalled.usual("waiting for data").max() == pytest.approx(0.02)
+    late = attrs.evolve(loop, least={"waiting for data": np.full(len(loop.index), 0.001)})
+    assert late.usual("waiting for data").max() == pytest.approx(0.001)
+
+
+def test_callbacks_that_no_record_times_are_found_in_samples():
+    """As those of Lightning: the trainer calls them, and the script's line is below one of their methods."""
+    places = (
+        Place("train.py", 9, "main"),
+        Place("train.py", 30, "Histogram.on_train_batch_end"),
+        Place("train.py", 12, "kde"),
+    )
+    stack = Sampled(NAME, "outside", False, places, "scipy.stats._kde.gaussian_kde.evaluate", 3.0, 60)
+    metrics = attrs.evolve(metrics_of(training(300, outside=0.0102)), samples=Samples((stack,)))
+    verdict = decide(JudgeContext(metrics, {}))
+    assert (verdict.kind, verdict.also) == (Class.SLOW_CALLBACK, ())
+    assert "The callback Histogram takes" in verdict.main.headline
+    assert verdict.main.where[0].line == 12
+    timed = (event_names.CALLBACK, "Histogram.on_train_batch_end", 1.5, 0.0001, NAME, 0, {"calls": 1})
+    known = attrs.evolve(metrics_of([*training(300, outside=0.0102), timed]), samples=Samples((stack,)))
+    assert decide(JudgeContext(known, {})).kind is Class.SYNC_BOUND
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_launch_of_jax_that_waits_is_no_slow_dispatch(waits):
+    """A CPU's queue is full: one operation of a line takes as long as a step, or hundreds of them are launched."""
+    stacks = [Sampled(NAME, "outside", False, (Place("train.py", 9, "main"),), leaf, seconds, count) for leaf, seconds, count in (
+        ("jax._src.dispatch.apply_primitive", 2.9 if waits else 1.2, 60), ("jax._src.core.bind", 0.1 if waits else 1.8, 40),
+    )]  # fmt: skip
+    metrics = attrs.evolve(
+        metrics_of(training(300, outside=0.0102), metadata=({"framework": "jax"},)), samples=Samples(tuple(stacks))
+    )
+    verdict = decide(JudgeContext(metrics, {}))
+    assert (verdict.kind is Class.BALANCED) is waits
