@@ -10,7 +10,7 @@ import operator
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Protocol
 
@@ -111,6 +111,26 @@ class TimeLimit:
         return 0
 
 
+class _Place:
+    """The place of this thread's profiler: the script may put one of its own there while ours runs."""
+
+    def __init__(self) -> None:
+        self._own = sys.getprofile()  # called after ours has started
+
+    @contextlib.contextmanager
+    def cleared(self) -> Iterator[None]:
+        """Let our profiler stop, which clears the place whoever is there, and put the script's back."""
+        there = sys.getprofile()
+        try:
+            yield
+        finally:
+            if there is not None and there is not self._own and sys.getprofile() is not there:
+                if isinstance(there, cProfile.Profile):
+                    there.enable()
+                else:
+                    sys.setprofile(there)
+
+
 class CProfile:
     """The standard library's deterministic profiler."""
 
@@ -122,14 +142,15 @@ class CProfile:
     def start(self) -> None:
         """Start."""
         self._profile.enable()
+        self._place = _Place()
 
     def stop(self) -> None:
         """Stop."""
-        self._profile.disable()
+        with self._place.cleared():
+            self._profile.disable()
 
     def files(self) -> dict[str, bytes]:
         """Return the statistics in the format of pstats."""
-        self._profile.disable()
         return {"python_stats": marshalled(self._profile.getstats())}
 
 
@@ -147,10 +168,12 @@ class Pyinstrument:
     def start(self) -> None:
         """Start."""
         self._profiler.start()
+        self._place = _Place()
 
     def stop(self) -> None:
         """Stop."""
-        self._session = self._profiler.stop()
+        with self._place.cleared():
+            self._session = self._profiler.stop()
 
     def files(self) -> dict[str, bytes]:
         """Return the raw session, which `render_pyinstrument` renders: that takes seconds for a profile of imports."""

@@ -1,5 +1,6 @@
 """The Python window: added while the job runs, and limited around the loop."""
 
+import cProfile
 import json
 import pstats
 import subprocess
@@ -8,6 +9,7 @@ import threading
 import time
 import types
 import weakref
+from functools import partial
 
 import pytest
 from test_hook_promises import config
@@ -19,7 +21,7 @@ from sm_profiler.hook import python_collector, python_profilers
 from sm_profiler.hook.guard import Guard
 from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.own_work import OwnWork
-from sm_profiler.hook.python_collector import AROUND_SECONDS, PythonCollector, other_profiler
+from sm_profiler.hook.python_collector import AROUND_SECONDS, Point, PythonCollector, other_profiler
 from sm_profiler.hook.python_profilers import CProfile, TimeLimit
 
 needs_no_other_profiler = pytest.mark.skipif(other_profiler() is not None, reason=f"did not run: {other_profiler()}")
@@ -292,3 +294,29 @@ def test_a_python_window_can_be_added_while_the_job_runs(tmp_path):
     assert json.loads(done.stdout) == {"failures": {}, "notes": {}}
     spans = [(w.start_mode, w.start_step, w.start_phase) for w in (stats.window for stats in parsed(folder))]
     assert sorted(spans) == [("train", step, phase) for step in (8, 9) for phase in ("forwardpassend", "stepstart")]
+
+
+@needs_no_other_profiler
+@pytest.mark.parametrize("profiler", ["cprofile", "pyinstrument"])
+@pytest.mark.parametrize("own", ["function", "cProfile"])
+def test_a_profiler_that_the_script_starts_stays(tmp_path, profiler, own):
+    pytest.importorskip(profiler.replace("cprofile", "cProfile"))
+    if own == "cProfile" and hasattr(sys, "monitoring"):
+        pytest.skip("the interpreter refuses a second one")
+    around = Around(tmp_path, profiler)
+    around.collector.before_loop()
+    called, mine = [], cProfile.Profile()
+    start, stop = (mine.enable, mine.disable) if own == "cProfile" else (None, None)
+    if start is None:
+        start = partial(sys.setprofile, lambda frame, *_: called.append(frame.f_code.co_name))
+        stop = partial(sys.setprofile, None)
+    start()
+    try:
+        around.collector._stop(Point("train", 0, "stepstart", 0))
+        around.collector.write_all()
+        early()
+    finally:
+        stop()
+        around.collector.finish()
+    names = called if own == "function" else [name for _, _, name in pstats.Stats(mine).stats]
+    assert "early" in names
