@@ -1,4 +1,4 @@
-"""The number of elements in MessagePack, before it becomes objects: a byte of it can take 72 bytes as an object."""
+"""The number of elements in MessagePack and JSON, before they become objects: a byte can take 72 bytes as an object."""
 
 from __future__ import annotations
 
@@ -40,3 +40,13 @@ def check_elements(data: bytes, most: int) -> None:
         count += 1
         if count > most:
             raise ValueError("too many elements")
+
+
+def check_json(text: bytes | bytearray, most: int) -> None:
+    """Raise an error if JSON may have more elements than this; brackets and commas in texts count, too.
+
+    Raises:
+        ValueError: it may.
+    """
+    if sum(map(text.count, (b",", b"{", b"["))) > most:
+        raise ValueError("too many elements")

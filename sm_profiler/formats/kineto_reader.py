@@ -19,7 +19,16 @@ from numpy.typing import NDArray
 
 from sm_profiler.formats.columns import Category, Floats, Ints, Mask, Numbering, Rows
 from sm_profiler.formats.kineto_records import CHUNK_BYTES, Arguments, Event, Records, whole
-from sm_profiler.formats.outcome import MAX_FILE_BYTES, REFUSED, Outcome, Tally
+from sm_profiler.formats.outcome import (
+    MAX_FILE_BYTES,
+    REFUSED,
+    UNPACKED_BYTES,
+    UNPACKED_TIMES,
+    Outcome,
+    Tally,
+    most_events,
+    most_texts,
+)
 from sm_profiler.formats.salvage import BYTE_ORDER_MARK
 
 # Categories of events, by their number in `KinetoColumns.category`.
@@ -51,8 +60,6 @@ _CATEGORIES = {
 }
 ON_DEVICE = (KERNEL, MEMCPY, MEMSET)
 
-_UNPACKED_TIMES = 64  # a gzip file may unpack to so many times its size; kernel names repeat well
-_UNPACKED_BYTES = 16 << 20
 _INT64 = (1 << 63) - 1
 _LAST = 1e19  # later times, even in nanoseconds since the epoch, are damage
 
@@ -245,8 +252,8 @@ def read_kineto(blocks: Iterable[bytes]) -> tuple[KinetoTrace, Outcome]:
         The trace and the outcome. No content of a file raises an error.
     """
     tally = Tally()
-    columns = _Columns()
-    pieces = Records(_unpacked(blocks, tally), tally)
+    columns = _Columns(tally)
+    pieces = Records(_unpacked(columns.weighed(blocks), tally), tally)
     for records in pieces:
         columns.add(records)
     if not columns.count:
@@ -265,7 +272,7 @@ def _unpacked(blocks: Iterable[bytes], tally: Tally) -> Iterator[bytes]:
         if not number and block[:2] == b"\x1f\x8b":
             unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
         packed += len(block)
-        limit = min(MAX_FILE_BYTES, max(_UNPACKED_BYTES, _UNPACKED_TIMES * packed)) if unpacker else MAX_FILE_BYTES
+        limit = min(MAX_FILE_BYTES, max(UNPACKED_BYTES, UNPACKED_TIMES * packed)) if unpacker else MAX_FILE_BYTES
         rest = block
         while rest:
             if unpacker is None:
@@ -311,15 +318,27 @@ class _Categories(dict[str, int]):
 class _Columns:
     """The columns so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, tally: Tally) -> None:
         self.count = 0
+        self._tally = tally
+        self._stored = 0  # bytes of the file so far
         self._heads, self._shapes, self._collectives = Numbering(), Numbering(), Numbering()
         self._parts: dict[str, list[NDArray[Any]]] = {}
+
+    def weighed(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield the blocks of the file, and count their bytes."""
+        for block in blocks:
+            self._stored += len(block)
+            yield block
 
     def add(self, records: list[Event]) -> None:
         """Take the next records; only whole events count."""
         events = [one for one in records if one.ph == "X"]
         if not events:
+            return
+        texts = len(self._heads) + len(self._shapes) + len(self._collectives)
+        if self.count > most_events(self._stored) or texts > most_texts(self._stored):
+            self._tally.drop("more events or different names than traces have in as many bytes", len(events))
             return
         count = len(events)
         arguments = list(map(_ARGUMENTS, events))

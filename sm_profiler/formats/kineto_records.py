@@ -13,12 +13,14 @@ from typing import Any
 
 import msgspec
 
+from sm_profiler.formats.elements import check_json
 from sm_profiler.formats.outcome import MAX_RECORD_BYTES, Tally
 from sm_profiler.formats.salvage import BYTE_ORDER_MARK, clean, objects
 
 CHUNK_BYTES = 256 << 10
 SALVAGED_BYTES = 2 << 20  # text without a sound border between records is damage, not one record
 BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+MAX_ELEMENTS = 1 << 18  # of what is in a trace beside its events: the ranks of all process groups, for example
 
 _INT64 = (1 << 63) - 1
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -136,7 +138,8 @@ class Records:
         return bytearray()
 
     def _remember(self, text: bytes) -> None:
-        with suppress(*BROKEN):
+        with suppress(*BROKEN, ValueError):
+            check_json(text, MAX_ELEMENTS)
             found = msgspec.json.decode(text)
             if isinstance(found, dict):
                 self.properties.update(found)
@@ -159,7 +162,8 @@ class Records:
             document = _PROPERTIES.decode(b'{"traceEvents":[' + piece)
             records = _decoded(bytes(document.pop("traceEvents")), self._tally)
             for key, raw in document.items():
-                with suppress(*BROKEN):
+                with suppress(*BROKEN, ValueError):
+                    check_json(bytes(raw), MAX_ELEMENTS)
                     self.properties[key] = msgspec.json.decode(raw)
             yield records
             return

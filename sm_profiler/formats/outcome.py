@@ -11,6 +11,21 @@ LAST_US = 253_402_300_800_000_000  # the year 10000; later times, and times befo
 MAX_FILE_BYTES = 4 << 30  # larger files, unpacked or not, are not read to their end
 CHUNK_BYTES = 4 << 20  # records of so many bytes exist as Python objects at the same time
 MAX_RECORD_BYTES = 64 << 20  # of a file larger than a chunk: what is longer is damage (a sparse file, for example)
+# A compressed file may unpack to so much, or to so many times its own size: traces of profilers compress 10 to 30 times.
+UNPACKED_BYTES, UNPACKED_TIMES = 16 << 20, 64
+# Events of a file, and different names and arguments, by its size as it is stored: each takes more memory than bytes.
+FREE_EVENTS, BYTES_AN_EVENT = 1 << 19, 4
+FREE_TEXTS, BYTES_A_TEXT = 1 << 17, 8
+
+
+def most_events(stored: int) -> int:
+    """Return how many events are read of a file of so many bytes."""
+    return FREE_EVENTS + stored // BYTES_AN_EVENT
+
+
+def most_texts(stored: int) -> int:
+    """Return how many different names and arguments are read of a file of so many bytes."""
+    return FREE_TEXTS + stored // BYTES_A_TEXT
 
 
 @attrs.define

@@ -21,10 +21,11 @@ _BROKEN_LINE = re.compile(r"[^ \t\r\n,\[\]][^\n]*")
 _BROKEN_LINE_AT_END = re.compile(r"[^ \t\r\n,\[\]}][^\n]*")  # there, braces close the object around the records
 _WINDOW = 1024  # characters in which the end of an object is sought first
 _LONGEST_WORD = 16  # an error so near the end of a window may be due to its end
+_FREE_OBJECTS, _BYTES_AN_OBJECT = 1000, 16  # an event has at least as many bytes
 _MAX_RESCANS = 4  # lengths of the text that failed attempts may read in total
 
 
-def clean(data: bytes, tally: Tally) -> str:
+def clean(data: bytes | bytearray, tally: Tally) -> str:
     """Return text with invalid UTF-8 and raw control characters replaced, which costs no record."""
     data = data.removeprefix(BYTE_ORDER_MARK)
     cleaned = _CONTROL.sub(b" ", data)
@@ -45,9 +46,13 @@ def objects(text: str, tally: Tally) -> Iterator[str]:
     """
     by_line = "\n{" in text or "\n" not in text.strip()
     budget = _MAX_RESCANS * (len(text) + 1)
+    room = _FREE_OBJECTS + len(text) // _BYTES_AN_OBJECT
     at = _after_blanks(text, 0)
     while at < len(text):
         end, read = _object_end(text, at) if text[at] == "{" else (None, 0)
+        room -= 1
+        if room < 0:  # no writer has so many objects in so little text
+            end, budget = None, 0
         if end is not None:
             yield text[at:end].translate(_BREAKS)
         else:

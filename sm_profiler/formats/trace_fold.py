@@ -121,10 +121,14 @@ def head_of(name: str | None, phase: str, pid: Any, tid: Any) -> Head:
 
 
 class TraceFold:
-    """Rows of a file, built from its records one by one: `prepare` sees all of them, then `add` converts them."""
+    """Rows of a file, built from its records one by one: `prepare` sees all of them, then `add` converts them.
 
-    def __init__(self, node: str, kind: str, start_us: float, tally: Tally) -> None:
-        self.node, self.kind, self.base_us, self.tally = node, kind, start_us, tally
+    Attributes:
+        most: number of different names and arguments that the file may have.
+    """
+
+    def __init__(self, node: str, kind: str, start_us: float, tally: Tally, most: int) -> None:
+        self.node, self.kind, self.base_us, self.tally, self.most = node, kind, start_us, tally, most
         self.announcements = Announcements()
         self._later = Announcements()
         self._start, self._duration = array("d"), array("d")
@@ -266,6 +270,10 @@ class TraceFold:
 
     def _append(self, start: float, duration: float, head: Head, args: bytes) -> None:
         number = self._argument_of.get(args)
+        is_new = (number is None) + (head not in self._heads)
+        if is_new and len(self._arguments) + len(self._heads) + is_new > self.most:
+            self.tally.drop(f"more than {self.most} different names and arguments")
+            return
         if number is None:
             parsed = parse_arguments(args) if args else NO_ARGUMENTS
             number = self._argument_of[args] = len(self._arguments)

@@ -20,7 +20,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sm_profiler.formats.columns import Floats, Numbering
-from sm_profiler.formats.outcome import CHUNK_BYTES, LAST_US, MAX_FILE_BYTES, MAX_RECORD_BYTES, REFUSED, Outcome, Tally
+from sm_profiler.formats.outcome import (
+    CHUNK_BYTES,
+    LAST_US,
+    MAX_FILE_BYTES,
+    MAX_RECORD_BYTES,
+    REFUSED,
+    UNPACKED_BYTES,
+    UNPACKED_TIMES,
+    Outcome,
+    Tally,
+    most_events,
+    most_texts,
+)
 from sm_profiler.formats.salvage import BYTE_ORDER_MARK, clean, objects
 from sm_profiler.formats.trace_fold import (
     ABSOLUTE_US,
@@ -33,9 +45,6 @@ from sm_profiler.formats.trace_fold import (
 from sm_profiler.formats.trace_rows import TraceRows, argument_tables
 
 MAX_RECORDS = 20_000_000  # of a file
-# A compressed file may unpack to this size, or to so many times its own: traces of profilers compress 10 to 30 times.
-UNPACKED_BYTES = 32 << 20
-UNPACKED_TIMES = 100
 _INPUT_BYTES = 1 << 16
 _FEW = 200  # up to so many metadata records are deleted from a list one by one
 _BORDER = re.compile(rb"\}\s*,\s*(?=\{)")
@@ -57,7 +66,7 @@ _ARGS, _TS, _DUR = attrgetter("args"), attrgetter("ts"), attrgetter("dur")
 
 
 def read_trace(
-    data: bytes, node: str, kind: str, start_us: float = 0, *, approximate: bool = False
+    data: bytes | bytearray, node: str, kind: str, start_us: float = 0, *, approximate: bool = False
 ) -> tuple[TraceRows, Outcome]:
     """Read a trace: an array of events or an object with `traceEvents`, plain or compressed with gzip.
 
@@ -72,20 +81,20 @@ def read_trace(
         Its events in their order, and the outcome. No content of a file raises an error.
     """
     tally = Tally()
-    left_out = 0.0
+    left_out, stored = 0.0, len(data)
     if data[:2] == b"\x1f\x8b":
         data, left_out = _unpack(data, tally)
     data = data.removeprefix(BYTE_ORDER_MARK)
-    fold = TraceFold(node, kind, start_us, tally)
+    fold = TraceFold(node, kind, start_us, tally, most_texts(stored))
     if not data.strip():
         tally.mend("empty")
         return fold.rows(), attrs.evolve(tally.close(0), status=REFUSED)
-    records = _Records(data)
+    records = _Records(data, min(MAX_RECORDS, most_events(stored)))
     rows = _by_column(records, fold)
     if rows is None:
         rows = _by_record(records, fold)
     if left_out:
-        tally.drop("compressed data unpacks to too much, the rest (estimated)", max(1, round(left_out * records.count)))
+        tally.drop("compressed data unpacks to too much, the rest (estimated)", max(1, round(left_out * records.seen)))
     if approximate and fold.base_us == start_us and len(rows.start_us):
         tally.mend("start time unknown: taken from its folder")
     used = len(rows.start_us) + len(rows.loose_ends) + len(rows.open_events) + fold.announcements.count
@@ -97,29 +106,31 @@ class _Records:
 
     Attributes:
         count: records of the lists so far.
+        seen: the same, with those beyond the limit.
         base_ns: origin of the times that PyTorch's profiler noted, nanoseconds since the epoch; 0 if it noted none.
         absolute: the times count from the epoch in spite of it.
     """
 
-    def __init__(self, data: bytes) -> None:
-        self.count = 0
+    def __init__(self, data: bytes | bytearray, most: int) -> None:
+        self.count = self.seen = 0
         self.base_ns = 0.0
         self.absolute = False
-        self._data = data
+        self._data, self._most = data, most
         self._is_object = data.lstrip()[:1] == b"{"
         self._only: tuple[list[TraceRecord], Tally] | None = None
 
     def lists(self, tally: Tally) -> Iterator[list[TraceRecord]]:
         """Yield the lists; may be called several times."""
-        self.count = 0
+        self.count = self.seen = 0
         for records in self._lists(tally):
             if not self.count:
                 self.absolute = self._is_object and any(
                     one.ph == "X" and one.ts >= ABSOLUTE_US for one in records[:1000]
                 )
-            room = MAX_RECORDS - self.count
+            self.seen += len(records)
+            room = self._most - self.count
             if len(records) > room:
-                tally.drop(f"more than {MAX_RECORDS} records", len(records) - room)
+                tally.drop(f"more than {self._most} records", len(records) - room)
                 records = records[:room]  # noqa: PLW2901 - the whole list may be needed again
             self.count += len(records)
             yield records
@@ -183,7 +194,7 @@ class _Records:
             yield records
             at = following
 
-    def _last(self, piece: bytes, tally: Tally) -> list[TraceRecord]:
+    def _last(self, piece: bytes | bytearray, tally: Tally) -> list[TraceRecord]:
         try:
             if not self._is_object:
                 return _ARRAY.decode(b"[" + piece)
@@ -194,7 +205,7 @@ class _Records:
         return document.events
 
 
-def _borders(data: bytes, start: int) -> list[tuple[int, int]]:
+def _borders(data: bytes | bytearray, start: int) -> list[tuple[int, int]]:
     """Return the ends of a chunk's records and the beginnings of the next chunk, likely ones; none if it is the last."""
     found: list[tuple[int, int]] = []
     at = start
@@ -275,7 +286,7 @@ class _Columns:
         self._head.append(head[mask])
         texts = map(bytes, map(_ARGS, events))
         self._argument.append(np.fromiter(map(self._arguments.__getitem__, texts), np.int32, count))
-        return not self._announcements.lost
+        return not self._announcements.lost and len(self._heads) + len(self._arguments) <= self._fold.most
 
     def rows(self) -> TraceRows | None:
         """Return the rows; None if a time is out of range, or the arguments of an event are not JSON."""
@@ -309,34 +320,33 @@ def _joined(parts: Sequence[NDArray[Any]], kind: type[np.generic]) -> NDArray[An
     return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, kind)
 
 
-def _unpack(data: bytes, tally: Tally) -> tuple[bytes, float]:
+def _unpack(data: bytes | bytearray, tally: Tally) -> tuple[bytes | bytearray, float]:
     """Return unpacked bytes, and the ratio of compressed bytes left out to those unpacked: 0 if all were unpacked."""
     limit = min(MAX_FILE_BYTES, max(UNPACKED_BYTES, UNPACKED_TIMES * len(data)))
     unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
-    parts: list[bytes] = []
-    size, at, tail = 0, 0, b""
+    unpacked = bytearray()  # in one piece: joined pieces would be in memory twice
+    at, tail = 0, b""
     try:
-        while (tail or at < len(data)) and not unpacker.eof and size <= limit:
+        while (tail or at < len(data)) and not unpacker.eof and len(unpacked) <= limit:
             piece = tail or data[at : at + _INPUT_BYTES]
             at += 0 if tail else len(piece)
-            parts.append(unpacker.decompress(piece, CHUNK_BYTES))
-            size += len(parts[-1])
+            unpacked += unpacker.decompress(piece, CHUNK_BYTES)
             tail = unpacker.unconsumed_tail
     except zlib.error:
         tally.mend("compressed data damaged")
     else:
-        if size > limit:
+        if len(unpacked) > limit:
             left = max(1, len(data) - at + len(tail))
-            return b"".join(parts), left / max(1, len(data) - left)
-        parts.append(unpacker.flush())
+            return unpacked, left / max(1, len(data) - left)
+        unpacked += unpacker.flush()
         if not unpacker.eof:
             tally.mend("compressed data cut off")
         elif unpacker.unused_data.strip(b"\0"):
             tally.mend("data after the end of the compressed data left out")
-    return b"".join(parts), 0.0
+    return unpacked, 0.0
 
 
-def _salvage(data: bytes, tally: Tally, *, is_end: bool) -> list[TraceRecord]:
+def _salvage(data: bytes | bytearray, tally: Tally, *, is_end: bool) -> list[TraceRecord]:
     text = clean(data, tally)
     records: list[TraceRecord] = []
     damaged, without_phase = bool(tally.dropped), 0

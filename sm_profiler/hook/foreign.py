@@ -18,6 +18,7 @@ from inspect import CO_VARARGS
 from types import FrameType, TracebackType
 from typing import Any
 
+_current_thread = threading.current_thread  # a script may replace any function, also by one that raises
 _RAISES = {number for name, number in dis.opmap.items() if name in {"RAISE_VARARGS", "RERAISE"}}
 _WITHOUT_TEXT = (StopIteration, StopAsyncIteration, MemoryError, AssertionError)  # that operations of Python raise
 _DELIVERY_SECONDS = 0.001
@@ -32,7 +33,7 @@ def pass_on(error: BaseException) -> None:
 
 def is_foreign(error: BaseException) -> bool:
     """Return whether an exception was raised by a signal handler or a trace function, or set by another thread."""
-    if threading.current_thread().name.startswith("sm-profiler"):
+    if _current_thread().name.startswith("sm-profiler"):
         return False  # our threads are none of the script's
     if any(error is one for one in _delivered):
         return True

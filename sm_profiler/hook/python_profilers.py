@@ -120,7 +120,7 @@ class _Place:
     @contextlib.contextmanager
     def cleared(self) -> Iterator[None]:
         """Let our profiler stop, which clears the place whoever is there, and put the script's back."""
-        there = sys.getprofile()
+        there: Any = sys.getprofile()
         try:
             yield
         finally:

@@ -495,7 +495,8 @@ class Session(StepObserver):
                 with self.guarded("end of the process"):
                     steps = self.tracker.train_number + 1
                     self._ended = {**how_it_ends(), END_US: self.timebase.now_us(), END_STEP: max(steps, 0)}
-            self.close()
+            with self.guarded("closing"):  # nothing may be printed after the script's own output
+                self.close()
             self._notify("exit")
             if self._ended.get(END) == EXITED and self._recorder is not None and parent_process() is None:
                 with suppress(OSError):  # as in close(): the files' own failures are reported

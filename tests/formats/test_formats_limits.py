@@ -8,6 +8,8 @@ import time
 import pytest
 
 from sm_profiler.formats import trace_fold, trace_reader
+from sm_profiler.formats.outcome import Tally, most_events, most_texts
+from sm_profiler.formats.salvage import clean, objects
 from sm_profiler.formats.system_reader import read_system
 from sm_profiler.formats.trace_reader import read_trace
 
@@ -157,3 +159,27 @@ def test_a_sparse_file_is_refused_without_being_searched_for_records(start):
         rows, outcome = read(data)
         assert time.process_time() - began < 5
         assert (len(rows.head), outcome.status, outcome.lost) == (0, "refused", 1)
+
+
+def test_a_small_compressed_file_has_bounded_events_names_and_arguments():
+    def one(number: int) -> bytes:
+        return b'{"ph":"X","name":"%x","ts":1,"dur":1,"args":{"x":%d}}' % (number, number)
+
+    data = gzip.compress(b"[" + b",".join(map(one, range(300_000))) + b"]")
+    rows, outcome = read_trace(data, "n", "k")
+    most = most_texts(len(data))
+    assert len(rows.heads) + len(rows.numbers) <= most < 600_000
+    assert outcome.status == "repaired"
+    assert outcome.lost == 300_000 - len(rows.start_us)
+    data = gzip.compress(b"[" + b",".join([b'{"ph":"X","name":"","ts":1,"dur":1}'] * 600_000) + b"]")
+    rows, outcome = read_trace(data, "n", "k")
+    assert len(rows.start_us) <= most_events(len(data)) < 600_000
+    assert outcome.lost
+
+
+def test_damaged_text_of_many_tiny_objects_costs_little():
+    """An object costs as much time as an event, which has many more bytes."""
+    text = b'[{"ph":"X","name":"a","ts":1,"dur":1,"args":{"x":[' + b"{}," * 1_000_000
+    tally = Tally()
+    assert len(list(objects(clean(text, tally), tally))) < len(text) // 10
+    assert tally.dropped

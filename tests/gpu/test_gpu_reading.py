@@ -13,6 +13,7 @@ from sm_profiler.analysis.gpu import GpuTraces, find_traces
 from sm_profiler.errors import SourceError
 from sm_profiler.formats import kineto_reader, kineto_records
 from sm_profiler.formats.kineto_reader import KERNEL, MEMCPY, OPERATOR, RUNTIME, is_kineto, read_kineto
+from sm_profiler.formats.outcome import most_texts
 
 
 def launch(  # noqa: PLR0913 - one argument a time
@@ -99,11 +100,30 @@ def test_what_is_no_trace_is_refused(data):
 
 
 def test_a_bomb_ends_early(monkeypatch):
-    monkeypatch.setattr(kineto_reader, "_UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr(kineto_reader, "UNPACKED_BYTES", 1 << 20)
     bomb = gzip.compress(b'{"schemaVersion":1,"traceEvents":[' + b" " * (64 << 20))
     _, outcome = read_kineto([bomb])
     assert outcome.status == "refused"
     assert outcome.lost
+
+
+@pytest.mark.parametrize("key", ["name", "tid", "args"])
+def test_a_small_compressed_file_has_bounded_events_and_names(key):
+    values = {"name": b'"name":"%x"', "tid": b'"tid":%d', "args": b'"args":{"Input Dims":[%d]}'}
+    records = b",".join(b'{"ph":"X",' + values[key] % number + b"}" for number in range(400_000))
+    data = gzip.compress(b'{"schemaVersion":1,"traceEvents":[' + records + b"]}")
+    trace, outcome = read_kineto([data])
+    assert len(trace.events) < most_texts(len(data)) + 50_000 < 400_000  # 50,000: the records of a chunk
+    assert outcome.lost == 400_000 - len(trace.events)
+
+
+def test_what_is_beside_the_events_is_bounded():
+    most = kineto_records.MAX_ELEMENTS
+    for count, found in ((most // 2, True), (most + 1, False)):
+        others = b"[" + b",".join([b"{}"] * (count // 2 + 1)) + b"]"
+        event = b'"traceEvents":[{"ph":"X"}]'
+        for data in (b'{"x":' + others + b"," + event + b"}", b"{" + event + b',"x":' + others + b"}"):
+            assert ("x" in read_kineto([data])[0].properties) is found
 
 
 @given(st.binary(max_size=300), st.integers(0, 10_000))

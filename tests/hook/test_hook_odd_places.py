@@ -1,5 +1,6 @@
 """Real trainings where little is as usual: limits, locales, homes, and unusual models."""
 
+import json
 import os
 import resource
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_hook_training import environment
 
 from sm_profiler.formats.event_names import STEP_TRAIN
 from sm_profiler.hook.pytorch.recursion import Recursion
@@ -97,3 +99,44 @@ def test_the_recursion_limit_is_restored():
     own.remove()
     assert sys.getrecursionlimit() == before + 7
     sys.setrecursionlimit(before)
+
+
+PATCHED = """
+import torch._dynamo  # the optimizer would import it
+def fail(*_, **__):
+    raise RuntimeError("the script's own")
+for place, names in {places}.items():
+    module = __import__(place)
+    for name in names:
+        setattr(module, name, fail)
+"""
+TIME = ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "sleep")
+THREADING = ("Thread", "Lock", "Event", "Timer", "enumerate", "current_thread", "main_thread")
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        {"time": TIME},
+        {"threading": THREADING},
+        {"json": ("dumps", "loads"), "builtins": ("open",), "os": ("open", "write")},
+    ],
+    ids=["time", "threading", "files"],
+)
+def test_functions_that_the_script_replaces(tmp_path, places):
+    """They may fail in the hook, too: the training ends with its own result, and nothing is printed at its end."""
+    script = tmp_path / "train.py"
+    text = TRAINING.format(model=PLAIN, workers=0, epochs=1)
+    imports, separator, rest = text.partition("torch.manual_seed(0)")
+    script.write_text(f"{imports}{PATCHED.format(places=places)}{separator}{rest}print(loss.item())\n", "utf-8")
+    profile = json.dumps({"ProfilingParameters": {"LocalPath": str(tmp_path / "profile")}})
+    shown = []
+    for config in ({}, {"SM_PROFILER_CONFIG": profile}):
+        ran = subprocess.run(
+            [sys.executable, "-m", "sm_profiler.hook.launch", script], env=environment(**config), capture_output=True,
+            text=True, check=False, timeout=100,
+        )  # fmt: skip
+        assert "Traceback" not in ran.stderr
+        shown.append((ran.returncode, ran.stdout))
+    assert shown[0] == shown[1]
+    assert shown[0][0] == 0

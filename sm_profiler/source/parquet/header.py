@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from sm_profiler.errors import SourceError
+from sm_profiler.formats.elements import check_json
 from sm_profiler.formats.outcome import Outcome
 from sm_profiler.formats.trace_rows import Key, LooseEnd, OpenEvent
 from sm_profiler.source.item import Item
@@ -66,11 +67,10 @@ class SourceFile(msgspec.Struct):
     def records(self) -> tuple[dict[str, Any], ...]:
         """sm-profiler's own records in it; none if they are none."""
         text = bytes(self.metadata)
-        if sum(map(text.count, (b",", b"{", b"["))) > len(text) // 4 + 2:  # of records, it is a tenth
-            return ()
         try:
+            check_json(text, len(text) // 4 + 2)  # of records, it is a tenth
             return _RECORDS.decode(text)
-        except (msgspec.MsgspecError, RecursionError):
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             return ()
 
     @property
