@@ -25,7 +25,9 @@ TIMEOUT_S = 20.0
 LONGEST_WAIT_S = 60.0
 _TOO_MANY, _SERVER_ERROR = 429, 500
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
-_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})  # what Slack's format asks for
+# What Slack's format asks for; and no name may call people (`@channel`), or be a link that shows another address: others
+# than Slack take both from plain text.
+_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "@\u200b", "]": "]\u200b"})
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

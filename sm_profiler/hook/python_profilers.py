@@ -119,7 +119,7 @@ class _Place:
 
     @contextlib.contextmanager
     def cleared(self) -> Iterator[None]:
-        """Let our profiler stop, which clears the place whoever is there, and put the script's back."""
+        """Let our profiler stop, which clears the place even of another one, and put the script's back."""
         there: Any = sys.getprofile()
         try:
             yield

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from sm_profiler.errors import ProfilerError
 from sm_profiler.monitor.board import Value
@@ -18,6 +19,7 @@ from sm_profiler.monitor.board import Value
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TIMEOUT_S = 10.0
 EVERY_INTERFACE = "0.0.0.0"  # noqa: S104 - compared, not listened on
+MAX_REQUESTS = 32  # at the same time; further ones are refused
 PORTS = 16  # from the given one on: jobs of one machine that are served
 # Units at the end of a metric's name, as Prometheus' convention for OpenTelemetry's metrics has it.
 _SUFFIXES = {
@@ -65,7 +67,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.partition("?")[0] != "/metrics":
             self.send_error(404)
             return
-        body = render(self.server.values()).encode()
+        body = render(self.server.values()).encode("utf-8", "backslashreplace")
         self.send_response(200)
         self.send_header("Content-Type", CONTENT_TYPE)
         self.send_header("Content-Length", str(len(body)))
@@ -94,6 +96,7 @@ class Exposition(ThreadingHTTPServer):
             ProfilerError: the address or the port cannot be used.
         """
         self.values, self.interface = values, address
+        self._free = threading.BoundedSemaphore(MAX_REQUESTS)
         self._target: Path | None = None
         for number in range(port, port + (PORTS if port else 1)):
             try:
@@ -107,6 +110,23 @@ class Exposition(ThreadingHTTPServer):
                 raise ProfilerError(f"metrics at {where}: {reason}") from None
         self._thread = threading.Thread(target=self.serve_forever, name="sm-profiler-metrics", daemon=True)
         self._thread.start()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a request in a thread, unless many others wait: each may send a byte of its request now and then."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer a request, in its thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing: a client that goes away is no error of the job."""
 
     def announce(self, folder: Path, host: str) -> None:
         """Write a file with the address for Prometheus' `file_sd_configs`; `close` removes it.

@@ -93,6 +93,13 @@ def test_hostile_names_cannot_mention_or_link(hook):
     assert len(text) < 4000
 
 
+def test_names_in_a_message_neither_call_people_nor_hide_an_address(report, hook):
+    webhook.Webhook(hook.url).send(report_from(training(50), name="@everyone @channel [report](https://evil.example)"))
+    text = hook.got[0]["text"]
+    assert "everyone" in text
+    assert not re.search(r"@\w|\]\(", text)
+
+
 def test_a_webhook_is_tried_again_when_that_may_help(report, hook):
     slept = []
     hook.answers = [(503, {}), (429, {"Retry-After": "7"}), (200, {})]

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -13,8 +14,9 @@ import urllib.error
 import urllib.request
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Thread, active_count
 
+import attrs
 import pytest
 import yaml
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -227,6 +229,31 @@ def test_a_scrape_over_http(tmp_path, monkeypatch):
             Exposition("127.0.0.1", server.server_port, board.values)
     finally:
         server.close()
+
+
+def test_clients_that_never_end_their_requests_leave_the_number_of_threads_bounded(monkeypatch, capfd):
+    monkeypatch.setattr(exposition, "MAX_REQUESTS", 4)
+    monkeypatch.setattr(exposition._Handler, "timeout", 1.0)
+    labels = (("job", "a\udcff"),)
+    values = list(Board("algo-1", Clock()).values())[:1]
+    server = Exposition("127.0.0.1", 0, lambda: [attrs.evolve(value, labels=labels) for value in values])
+    before, clients = active_count(), []
+    try:
+        for _ in range(20):
+            clients.append(socket.create_connection(("127.0.0.1", server.server_port)))
+            clients[-1].send(b"GET /metr")
+        time.sleep(0.5)
+        assert active_count() <= before + 4
+        for client in clients:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()  # resets the connection
+        time.sleep(1.5)
+        url = f"http://127.0.0.1:{server.server_port}/metrics"
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            assert b"job=" in answer.read()
+    finally:
+        server.close()
+    assert capfd.readouterr().err == ""
 
 
 def test_the_environment_of_a_job_switches_it_on(tmp_path, caplog):
