@@ -61,10 +61,10 @@ class Recording:
         return self.folder
 
     def _stop(self, exit_code: int = 0) -> None:
-        from sm_profiler.cli.run import quoted, shown
         from sm_profiler.hook.entry import uninstall
         from sm_profiler.monitor.left_profile import mark_end
         from sm_profiler.monitor.run_state import write_state
+        from sm_profiler.run_folder import quoted, shown
 
         _running.remove(self)
         atexit.unregister(self.stop)
@@ -96,17 +96,22 @@ def start(
     Raises:
         ProfilerError: a profile is being recorded already, no framework is installed, or the folder cannot be used.
     """
-    from sm_profiler.cli.run import start_monitor
     from sm_profiler.container import rooted
     from sm_profiler.hook import entry
     from sm_profiler.hook.frameworks import FRAMEWORKS
     from sm_profiler.hook.settings import ConfigText
     from sm_profiler.monitor.run_state import write_state
+    from sm_profiler.run_folder import start_monitor
 
-    if _running or (found := entry.get_hook(create=False)) is not None:
-        where = _running[0].folder if _running else found.session.root  # type: ignore[union-attr]
+    if _running:
         raise ProfilerError(
-            f"start: a profile is being recorded already, to {printable(where)}; call sm_profiler.stop()"
+            f"start: a profile is being recorded already, to {printable(_running[0].folder)}; call sm_profiler.stop() first, "
+            "or use 'with sm_profiler.start():', which stops at the end of the block, even if it fails"
+        )
+    if (found := entry.get_hook(create=False)) is not None:
+        raise ProfilerError(
+            f"start: this process is profiled from its beginning, to {printable(found.session.root)} (SM_PROFILER_AUTO or "
+            "'sm-profiler run'): leave out start() and stop()"
         )
     if not any(one.module in sys.modules or find_spec(one.module) for one in FRAMEWORKS):
         names = ", ".join(one.title for one in FRAMEWORKS)
@@ -141,10 +146,10 @@ def stop() -> Path:
 
 def _configuration(folder: str | Path | None, config: Any) -> tuple[str, Profile]:
     """Return the configuration as JSON and as a profile, whose folder exists."""
-    from sm_profiler.cli.run import default_config, profile_folder
     from sm_profiler.config import load_profile
     from sm_profiler.container import rooted
     from sm_profiler.monitor.place import with_variables
+    from sm_profiler.run_folder import FolderTakenError, default_config, profile_folder
 
     try:
         if config is None:
@@ -162,6 +167,10 @@ def _configuration(folder: str | Path | None, config: Any) -> tuple[str, Profile
             raise ProfilerError(f"start: this configuration records no framework: {profile.off}")
         profile = with_variables(profile)
         profile_folder(NAME, rooted(profile.local_path))
+    except FolderTakenError as error:
+        raise FolderTakenError(
+            f"start: {error}: name another one, or none, so that each recording gets its own below ./sm-profiler"
+        ) from None
     except OSError as error:
         raise ProfilerError(f"start: {printable(error.filename or folder or '')}: {error.strerror}") from None
     return text, profile

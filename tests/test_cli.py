@@ -10,10 +10,10 @@ from sm_profiler import __version__
 from sm_profiler.cli import main
 from sm_profiler.cli.arguments import newest_run
 from sm_profiler.cli.main import COMMANDS, available
-from sm_profiler.cli.run import default_config
 from sm_profiler.config import load_profile
 from sm_profiler.errors import SourceError
 from sm_profiler.monitor.run_state import write_state
+from sm_profiler.run_folder import default_config
 
 
 def test_version(capsys):

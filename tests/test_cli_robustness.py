@@ -10,7 +10,7 @@ import pytest
 
 from sm_profiler.cli import main
 from sm_profiler.cli.main import COMMANDS
-from sm_profiler.cli.run import profile_folder, quoted
+from sm_profiler.run_folder import profile_folder, quoted
 
 ESCAPE = "\x1b[31mred\x07"
 NOT_UTF8 = os.fsdecode(b"caf\xe9")

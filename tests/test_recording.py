@@ -4,6 +4,7 @@ import gc
 import json
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -61,6 +62,19 @@ def test_two_recordings_one_after_the_other(tmp_path, capfd):
     assert entry.get_hook(create=False) is None
 
 
+def test_a_cell_that_is_run_again_gets_one_hint(tmp_path, monkeypatch):
+    sm_profiler.start("runs/a")
+    with pytest.raises(ProfilerError, match=r"call sm_profiler\.stop\(\) first, or use 'with sm_profiler\.start\(\):'"):
+        sm_profiler.start("runs/a")
+    sm_profiler.stop()
+    said = r"^start: runs/a is not empty; a profile takes a new folder: name another one, or none, so that each recording gets"
+    with pytest.raises(ProfilerError, match=said):
+        sm_profiler.start("runs/a")
+    monkeypatch.setattr(entry, "get_hook", lambda **_: SimpleNamespace(session=SimpleNamespace(root=tmp_path)))
+    with pytest.raises(ProfilerError, match=r"profiled from its beginning.*leave out start\(\) and stop\(\)"):
+        sm_profiler.start()
+
+
 def test_the_job_begins_with_the_recording(tmp_path):
     with sm_profiler.start(tmp_path / "profile"):
         train(30)
@@ -94,7 +108,9 @@ def test_errors_are_one_line(tmp_path, monkeypatch):
     with sm_profiler.start("first"), pytest.raises(ProfilerError, match=r"is being recorded already, to .*first; call"):
         sm_profiler.start("second")
     assert not (tmp_path / "second").exists()
-    with pytest.raises(ProfilerError, match=r"^first is not empty; a profile takes a new folder$"):
+    with pytest.raises(
+        ProfilerError, match=r"^start: first is not empty; a profile takes a new folder: name another one"
+    ):
         sm_profiler.start("first")
     with pytest.raises(ProfilerError, match="not int"):
         sm_profiler.start("third", 3)

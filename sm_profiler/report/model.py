@@ -10,6 +10,7 @@ from sm_profiler._version import __version__
 from sm_profiler.diagnosis.ledger import Totals
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
+from sm_profiler.report.confidence import Confidence
 from sm_profiler.report.formatting import in_unit, percent
 from sm_profiler.report.hang import Hang, find_hang
 from sm_profiler.report.job_metrics import JobMetrics
@@ -151,6 +152,7 @@ class Finding:
         label: name on the page; that of the class unless the judge sets another.
         ranks: names of the ranks that cause it; empty if all do, or if that is unknown.
         stage: pipeline stage that causes it; "" if none does.
+        doubt: why the confidence is not higher, in a few words; "" if it is high, or if no reason is known.
     """
 
     kind: Class
@@ -165,6 +167,18 @@ class Finding:
     label: str = attrs.field(default=attrs.Factory(lambda self: self.kind.label, takes_self=True))
     ranks: tuple[str, ...] = ()
     stage: str = ""
+    doubt: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        """Take the reason from a `Confidence`."""
+        if isinstance(self.confidence, Confidence):
+            object.__setattr__(self, "doubt", self.confidence.reason)
+            object.__setattr__(self, "confidence", str(self.confidence))
+
+    @property
+    def confidence_text(self) -> str:
+        """The confidence with its reason: `medium confidence: only 60 steps`."""
+        return f"{self.confidence} confidence{f': {self.doubt}' if self.doubt else ''}"
 
     @property
     def is_open(self) -> bool:
@@ -181,6 +195,7 @@ class Finding:
             "share_of_time": round(self.share_of_time, 4),
             "share_of": self.of,
             "confidence": self.confidence,
+            "confidence_reason": self.doubt,
             "where": [one.as_dict() for one in self.where],
             "gain": self.gain and self.gain.as_dict(),
             "ranks": list(self.ranks),

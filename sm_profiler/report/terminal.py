@@ -46,7 +46,7 @@ def terminal_summary(report: Report, colour: bool = False, *, width: int | None 
     code = f"\x1b[{_MOODS[mood]}m{main.kind.value}\x1b[0m" if colour else main.kind.value
     ending, so_far = report.metrics.ending, ", so far" if report.metrics.running else ""
     first = _ending(ending, width, colour=colour) if main.kind not in OF_ENDS else []
-    lines = [*first, f"{code}  {main.label} ({main.confidence} confidence{so_far})", *_wrap(main.headline, width)]
+    lines = [*first, f"{code}  {main.label} ({main.confidence_text}{so_far})", *_wrap(main.headline, width)]
     lines += _places(main, width)
     lines += _wrap(gain_of_finding(main), width)
     lines += _wrap(f"Next: {main.next_step}", width)

@@ -8,6 +8,7 @@ import numpy as np
 from sm_profiler.diagnosis import limits
 from sm_profiler.report import parts, policy
 from sm_profiler.report.classes import MOSTLY_IDLE, Class
+from sm_profiler.report.confidence import OTHERS_WORK, Confidence, few_steps
 from sm_profiler.report.formatting import percent, plural
 from sm_profiler.report.gain_ranking import Ranked, rank_by_gain
 from sm_profiler.report.judges import JUDGES, JudgeContext
@@ -23,6 +24,7 @@ from sm_profiler.rules.profiler_report import one_line
 
 NO_SINGLE_CAUSE = "No single cause"
 MAX_GPUS = 4  # in a sentence
+UNEXPLAINED = "much of the loop is unexplained"
 SHARED = "Machine shared with other processes"
 # No faster step matters in a training that has stopped; ranks hang because one of them is gone.
 STOPPED = (Class.DEAD_RANK, Class.UNEQUAL_STEPS, Class.HANG)
@@ -45,7 +47,7 @@ def decide(context: JudgeContext, broken: dict[str, str] | None = None) -> Verdi
         ranked = [Ranked(healthy[0] if healthy else _healthy(context) or _inconclusive(context), 0.0)]
     main, also = ranked[0].finding, [one.finding for one in ranked[1:]]
     if any(one.certain >= policy.CLOSE * ranked[0].certain for one in ranked[1:] if one.finding.of == main.of):
-        main = _not_certain(main)
+        main = _not_certain(main, "another finding costs about as much")
     verdict = Verdict(main, tuple(also), tuple(not_judged(context)), context.shared_wait)
     try:
         return with_locations(verdict, context.metrics)
@@ -81,15 +83,15 @@ def _of_training(findings: list[Finding], context: JudgeContext) -> list[Finding
         return findings
     start, healthy = findings[0], _healthy(context)
     if context.metrics.duration < policy.SHORT_RUN_S:
-        start = _not_certain(start)
+        start = _not_certain(start, "a short run")
     if healthy is not None and healthy.label == healthy.kind.label:
         rest = f"{start.headline[:1].lower()}{start.headline[1:]}"
         start = attrs.evolve(start, headline=f"The loop is healthy; the start is what is left: {rest}")
     return [start]
 
 
-def _not_certain(finding: Finding) -> Finding:
-    return attrs.evolve(finding, confidence="medium") if finding.confidence == "high" else finding
+def _not_certain(finding: Finding, reason: str) -> Finding:
+    return attrs.evolve(finding, confidence=Confidence("medium", reason)) if finding.confidence == "high" else finding
 
 
 def _healthy(context: JudgeContext) -> Finding | None:
@@ -169,7 +171,7 @@ def _with_idle_gpu(healthy: Finding, gpu: float | None) -> Finding:
         next_step="Record a detailed window while the loop runs: it shows what the host does while the GPU is idle. A larger batch "
         "often helps.",
         label=MOSTLY_IDLE,
-        confidence="low",
+        confidence=Confidence("low", "no cause explains it"),
     )
 
 
@@ -191,15 +193,24 @@ def _confidence_in_health(context: JudgeContext, unexplained: float) -> str:
 
     Other programs that take the cores stretch what computes, and so hide what waits.
     """
-    if unexplained >= policy.MOSTLY_UNEXPLAINED or context.shared_wait >= policy.SHARED:
-        return "low"
+    if context.shared_wait >= policy.SHARED:
+        return Confidence("low", OTHERS_WORK)
+    if unexplained >= policy.MOSTLY_UNEXPLAINED:
+        return Confidence("low", UNEXPLAINED)
     steady = context.steps >= policy.STEADY_STEPS
     blind = not context.waits_known and not context.metrics.gpus and not any(r.waits_seen for r in context.ranks)
     others = (
         context.shared_wait >= policy.CORE_WAIT or largest_slowdown(context) is not None
     )  # none that is the script's
-    if not steady or blind or others or unexplained >= policy.UNEXPLAINED or launches_unknown(context):
-        return "medium"
+    reasons = (
+        (not steady, few_steps(context.steps)),
+        (blind, "waits for data were not recorded"),
+        (others, "something else slows the steps"),
+        (unexplained >= policy.UNEXPLAINED, UNEXPLAINED),
+        (launches_unknown(context), "the cost of launches is unknown"),
+    )
+    if reason := next((text for applies, text in reasons if applies), ""):
+        return Confidence("medium", reason)
     near = (
         (context.wait, policy.INPUT_WAIT),
         (outside_share(context), policy.OUTSIDE),
@@ -208,7 +219,8 @@ def _confidence_in_health(context: JudgeContext, unexplained: float) -> str:
         (context.metrics.average_share("evaluation"), policy.EVALUATION),
         (context.mean(lambda rank: rank.share_of_iterations("optimizer")), policy.OPTIMIZER),
     )
-    return "medium" if any(value >= policy.NEAR * threshold for value, threshold in near) else "high"
+    is_near = any(value >= policy.NEAR * threshold for value, threshold in near)
+    return Confidence("medium", "a part of the loop is close to its limit") if is_near else "high"
 
 
 def _inconclusive(context: JudgeContext) -> Finding:

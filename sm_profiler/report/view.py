@@ -40,6 +40,7 @@ def finding_view(finding: Finding) -> dict[str, Any]:
         "next": finding.next_step,
         "gain": gain_of_finding(finding),
         "confidence": finding.confidence,
+        "reason": finding.doubt,
         "healthy": finding.kind.is_healthy and not finding.is_open,
         "open": finding.is_open,
         "where": [

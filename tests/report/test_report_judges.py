@@ -12,6 +12,7 @@ from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.judges.inputs import judge_input
 from sm_profiler.report.judges.job import fit_growth
 from sm_profiler.report.judges.ranks import judge_straggler
+from sm_profiler.report.page import render_html
 from sm_profiler.report.sample_fold import Samples
 from sm_profiler.report.sections import framework
 from sm_profiler.report.stalls import find_period
@@ -529,3 +530,15 @@ def test_long_steps_that_wait_for_a_core_are_the_machines(waited, confidence):
     main = decide(JudgeContext(attrs.evolve(metrics, samples=samples), {})).main
     found = main.confidence if main.kind is Class.STEP_OUTLIERS else None
     assert found == confidence
+
+
+def test_the_reason_of_a_confidence_is_shown():
+    """The level alone does not show what would make the verdict surer."""
+    report = report_from(training(60, wait=0.02))
+    main = report.verdict.main
+    assert (main.kind, main.confidence, main.doubt) == (Class.INPUT_BOUND, "medium", "only 59 steps")
+    assert "(medium confidence: only 59 steps)" in terminal_summary(report)
+    assert "medium confidence: only 59 steps" in render_html(report)
+    assert report.as_dict()["verdict"]["confidence_reason"] == "only 59 steps"
+    sure = report_from(training(400, wait=0.02)).verdict.main
+    assert (sure.confidence, sure.doubt) == ("high", "")

@@ -12,6 +12,7 @@ from sm_profiler.analysis.gpu.collectives import communication
 from sm_profiler.analysis.gpu.gpu_traces import GpuTraces
 from sm_profiler.report import policy
 from sm_profiler.report.classes import MOSTLY_IDLE, Class
+from sm_profiler.report.confidence import CLOSE_TO_LIMIT, Confidence
 from sm_profiler.report.formatting import percent
 from sm_profiler.report.gpu.lines import CodeLine
 from sm_profiler.report.gpu.measure import RankTime
@@ -52,7 +53,9 @@ def _mean(ranks: Sequence[RankTime], of: Callable[[RankTime], float]) -> float:
 
 def _confidence(ranks: Sequence[RankTime], share: float, threshold: float) -> str:
     enough = all(one.launches >= policy.TRACE_LAUNCHES or one.steps >= policy.TRACE_STEPS for one in ranks)
-    return "high" if enough and share >= policy.CLEARLY * threshold else "medium" if enough else "low"
+    if not enough:
+        return Confidence("low", "few launches and steps in the traces")
+    return "high" if share >= policy.CLEARLY * threshold else Confidence("medium", CLOSE_TO_LIMIT)
 
 
 def _where(ranks: Sequence[RankTime], cause: str) -> tuple[Location, ...]:

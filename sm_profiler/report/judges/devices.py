@@ -6,6 +6,7 @@ import math
 
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
+from sm_profiler.report.confidence import CLOSE_TO_LIMIT, Confidence
 from sm_profiler.report.judges.judge_context import JudgeContext, mean_or_none
 from sm_profiler.report.model import Evidence, Finding
 
@@ -38,7 +39,7 @@ def judge_unbalanced(context: JudgeContext) -> Finding | None:
         "Give each GPU its own process (DistributedDataParallel instead of DataParallel) and check that torchrun starts one "
         "process per GPU; otherwise use an instance with fewer GPUs.",
         1 - mean / high if high else 0.0,
-        confidence="high" if gap >= policy.CLEARLY * policy.UNBALANCED else "medium",
+        confidence="high" if gap >= policy.CLEARLY * policy.UNBALANCED else Confidence("medium", CLOSE_TO_LIMIT),
     )  # fmt: skip
 
 

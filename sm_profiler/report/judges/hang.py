@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
+from sm_profiler.report.confidence import Confidence
 from sm_profiler.report.formatting import duration, plural
 from sm_profiler.report.hang import Hang, Stopped, find_hang
 from sm_profiler.report.judges.judge_context import JudgeContext
@@ -36,9 +37,16 @@ def judge_hang(context: JudgeContext) -> Finding | None:
         _advice(hang),
         min(hang.seconds / metrics.duration, 1.0) if metrics.duration > 0 else 1.0,
         of="job",
-        confidence="high" if sure else "medium",
+        confidence="high" if sure else Confidence("medium", _doubt(hang)),
         where=tuple(where),
     )
+
+
+def _doubt(hang: Hang) -> str:
+    """Return why it is not certain that this is the cause."""
+    if hang.first.waits_for_ranks:
+        return "the rank that is waited for is not recorded"
+    return "its threads used the CPU meanwhile"
 
 
 def _location(one: Stopped) -> Location:

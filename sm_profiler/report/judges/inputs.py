@@ -9,6 +9,7 @@ import attrs
 from sm_profiler.formats import event_names
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
+from sm_profiler.report.confidence import INDIRECT, OTHERS_WORK
 from sm_profiler.report.formatting import duration, percent, plural
 from sm_profiler.report.job_metrics import Rank
 from sm_profiler.report.judges.judge_context import JudgeContext
@@ -92,6 +93,7 @@ def _by_waits(context: JudgeContext) -> Finding | None:
             wait,
             policy.INPUT_WAIT,
             sure=context.waits_known and not _others_hold_the_cores(context),
+            doubt=OTHERS_WORK if context.waits_known else INDIRECT,
             error=context.share_error(lambda one: one.iterations.of("wait")),
         ),
         where=cause.where,

@@ -13,6 +13,7 @@ from sm_profiler.diagnosis import Ledger
 from sm_profiler.diagnosis.ledger import UNSEEN
 from sm_profiler.diagnosis.loop import Loop
 from sm_profiler.report import policy
+from sm_profiler.report.confidence import CLOSE_TO_LIMIT, INDIRECT, OTHERS_WORK, VARIES, Confidence, few_steps
 from sm_profiler.report.job_metrics import JobMetrics, Rank
 from sm_profiler.report.judges.stack import Stack, stack_of
 from sm_profiler.report.loop_ledger import (
@@ -175,7 +176,9 @@ class JudgeContext:
         """
         return max((_share_error(of(rank), rank.iterations.length) for rank in self.ranks), default=0.0)
 
-    def confidence(self, value: float, threshold: float, *, sure: bool = True, error: float | None = None) -> str:
+    def confidence(
+        self, value: float, threshold: float, *, sure: bool = True, error: float | None = None, doubt: str = INDIRECT
+    ) -> str:
         """Return the confidence in a finding.
 
         It is high if the value is far above its threshold, both in proportion and in standard errors, many steps were
@@ -187,16 +190,23 @@ class JudgeContext:
             threshold: the threshold.
             sure: the data show the cause directly.
             error: standard error of the value; by default, it varies as much as the steps do.
+            doubt: why the data do not show the cause directly.
         """
         if error is None:
             error = abs(value) * max((_relative_error(rank.iterations.length) for rank in self.ranks), default=0.0)
         beyond = value - threshold
-        clear = value >= policy.CLEARLY * threshold and beyond >= policy.SURE_SIGMAS * error
+        far, steady = value >= policy.CLEARLY * threshold, beyond >= policy.SURE_SIGMAS * error
+        clear = far and steady
         if clear and sure and self.steps >= policy.STEADY_STEPS:
             return "high"
         if not clear and self.shared_wait >= policy.MOSTLY_SHARED:  # which shifts the shares of the parts
-            return "low"
-        return "medium" if beyond >= policy.LIKELY_SIGMAS * error and (sure or clear) else "low"
+            return Confidence("low", OTHERS_WORK)
+        level = "medium" if beyond >= policy.LIKELY_SIGMAS * error and (sure or clear) else "low"
+        if not sure:
+            return Confidence(level, doubt)
+        if not clear:
+            return Confidence(level, VARIES if far else CLOSE_TO_LIMIT)
+        return Confidence(level, few_steps(self.steps))
 
 
 Judge: TypeAlias = Callable[[JudgeContext], Finding | None]

@@ -14,6 +14,7 @@ from sm_profiler.formats import event_names
 from sm_profiler.printable import printable
 from sm_profiler.report import parts, policy
 from sm_profiler.report.classes import Class
+from sm_profiler.report.confidence import Confidence
 from sm_profiler.report.formatting import duration, number, percent
 from sm_profiler.report.job_metrics import Rank
 from sm_profiler.report.judges.judge_context import JudgeContext, declared_shares, mean_or_none
@@ -136,7 +137,7 @@ def _waits_for_gpu(context: JudgeContext) -> Finding | None:
         ),
         "Keep losses, norms and metrics on the device and read them every 50th step, all at once: torch.stack(values).cpu().",
         share,
-        confidence="medium",  # the part of the idle time that these lines cause is not known
+        confidence=Confidence("medium", "the part of the idle time that these lines cause is unknown"),
         where=lines_of_samples(
             context.metrics,
             lambda one: bool(one.places) and not one.long and READS.search(samples.source(one.places[-1])) is not None,

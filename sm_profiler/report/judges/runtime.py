@@ -10,6 +10,7 @@ from sm_profiler.diagnosis import limits
 from sm_profiler.formats import event_names
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
+from sm_profiler.report.confidence import Confidence
 from sm_profiler.report.formatting import duration, percent, plural, size
 from sm_profiler.report.judges.judge_context import JudgeContext
 from sm_profiler.report.judges.occurrences import Spent, in_first_steps, lines_of, time_spent
@@ -127,7 +128,7 @@ def judge_threads(context: JudgeContext) -> Finding | None:
             f"Limit the threads of each process: OMP_NUM_THREADS={fit} (and MKL_NUM_THREADS), or torch.set_num_threads({fit}), "
             "so that threads times ranks, with the loader's workers, do not exceed the cores.",
             share,
-            confidence="medium",  # the part that other processes cause is not known
+            confidence=Confidence("medium", "the part that other processes cause is unknown"),
         )  # fmt: skip
         if worst is None or share > worst[0]:
             worst = share, finding
@@ -208,6 +209,6 @@ def judge_allocator(context: JudgeContext) -> Finding | None:
             "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. Use fewer different shapes (pad, or sort by length), free "
             "what is not needed (del outputs, zero_grad(set_to_none=True)), or take a smaller batch.",
             share,
-            confidence="medium",  # the time is estimated
+            confidence=Confidence("medium", "the time is estimated"),
         )  # fmt: skip
     return worst
