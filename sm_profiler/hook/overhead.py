@@ -10,12 +10,11 @@ from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.steps import METER_EVERY, StepTracker
 from sm_profiler.hook.windows import Window
 
-TIME_SHARE = 0.01  # of a step
+TIME_SHARE = 0.005  # of a step: the clock of the callbacks does not see all that they cost
 MIN_US = 30.0  # a step
-OVER_BEATS = 5  # in a row over the time budget before something is reduced
-UNDER_BEATS = 60  # in a row under half the time budget before phases become denser again
-MIN_STEPS = METER_EVERY  # fewer steps a beat are too few to judge
-MAX_EVERY = 1024
+OVER = 2  # times in a row over the time budget before something is reduced
+UNDER = 60  # times in a row under half the time budget before phases become denser again
+MAX_EVERY = 64  # beyond that phases cost next to nothing beside the steps, which are always recorded
 BYTES_PER_MINUTE = 2_000_000
 MAX_EVERY_FOR_BYTES = 16  # beyond that the files hold mostly steps, which are always written
 SHED_ORDER = ("python", "detailed", "dataloader")
@@ -63,6 +62,7 @@ class OverheadController:
         self._last: tuple[float, float, int, int, int] | None = None
         self._bytes_at: tuple[float, int] | None = None
         self._over = self._under = 0
+        self._unjudged = [0.0, 0.0, 0.0]  # steps, what they cost and took, in microseconds
         self._every_for_time = self._every_for_bytes = 1
 
     def begin(self) -> None:
@@ -109,7 +109,7 @@ class OverheadController:
         training_us = (current[3] - last[3]) / 1000 * METER_EVERY
         background_us = max(current[1] - last[1], 0.0) * 1e6
         if steps:
-            self._judge(steps, (training_us + background_us) / steps, (current[0] - last[0]) * 1e6 / steps)
+            self._judge(steps, training_us + background_us, (current[0] - last[0]) * 1e6)
         return {
             "steps": steps,
             "training_us": round(training_us, 1),
@@ -117,28 +117,37 @@ class OverheadController:
             "windows_us": round((current[4] - last[4]) / 1000, 1),
         }
 
-    def _judge(self, steps: int, cost_us: float, step_us: float) -> None:
-        # A beat has a fixed cost, which alone would exceed the budget of a slow loop.
-        enough = steps >= MIN_STEPS
-        budget_us = max(MIN_US, TIME_SHARE * step_us)
-        self._over = self._over + 1 if enough and cost_us > budget_us else 0
-        self._under = self._under + 1 if not enough or cost_us < budget_us / 2 else 0
-        if self._over >= OVER_BEATS:
+    def _judge(self, steps: int, cost_us: float, length_us: float) -> None:
+        """Compare with the budget once there are enough steps: of sparse phases, some must be in metered steps."""
+        unjudged = self._unjudged
+        for index, more in enumerate((steps, cost_us, length_us)):
+            unjudged[index] += more
+        if unjudged[0] < METER_EVERY * self.every:
+            return
+        count, cost_us, length_us = unjudged
+        self._unjudged = [0.0, 0.0, 0.0]
+        budget_us = max(MIN_US * count, TIME_SHARE * length_us)
+        self._over = self._over + 1 if cost_us > budget_us else 0
+        self._under = self._under + 1 if cost_us < budget_us / 2 else 0
+        if self._over >= OVER:
             self._over = 0
-            self._reduce()
-        elif self._under >= UNDER_BEATS:  # half the budget: twice as many phases cost at most twice as much
+            self._reduce(cost_us / budget_us)
+        elif self._under >= UNDER:  # half the budget: twice as many phases cost at most twice as much
             self._under = 0
             self._every_for_time = max(self._every_for_time // 2, 1)
 
-    def _reduce(self) -> None:
-        """Shed an open window, or record phases more sparsely; steps are always recorded."""
+    def _reduce(self, factor: float) -> None:
+        """Shed an open window, or record phases of so many fewer steps; steps are always recorded."""
         for name in SHED_ORDER:
             window = self._windows.get(name)
             if window is not None and window.active and not window.ended and name not in self.shed:
                 self.shed.add(name)
                 self._on_shed(name)
                 return
-        self._every_for_time = min(self.every * 2, MAX_EVERY)
+        every = self.every
+        while factor > 1 and every < MAX_EVERY:
+            every, factor = every * 2, factor / 2
+        self._every_for_time = every
 
     def _limit_bytes(self, now: float, written: int) -> None:
         last, self._bytes_at = self._bytes_at, (now, written)

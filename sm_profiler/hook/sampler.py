@@ -203,12 +203,12 @@ class Sampler(Collector):
         frame = stacks.get(self._training_thread() or 0)
         del stacks  # frames keep what is local to them alive
         places, leaf = self.reader.read(frame)
+        phase = self.declared[-1] if self.declared else phase_of(self._tracker, frame)
         del frame
         seconds = (now_ns - self._last_ns) / 1e9
         self._last_ns = now_ns
         self._saved = min(self._saved + SHARE * seconds, SAVED)
         long = self._follow_step(now_ns)
-        phase = self.declared[-1] if self.declared else phase_of(self._tracker)
         waited, delay = self._waited_ns(), self._helpers.delay(now_ns)
         if self.declared or phase in WITHOUT_HELPERS:
             delay = 0
@@ -262,8 +262,8 @@ class Sampler(Collector):
         self._written_ns = now_ns
 
 
-def phase_of(tracker: StepTracker) -> str:
-    """Return what the training thread does now."""
+def phase_of(tracker: StepTracker, frame: FrameType | None = None) -> str:
+    """Return what the training thread does now; its stack shows the forwards that are not reported."""
     training = tracker.mode is ModeKeys.TRAIN
     if tracker.global_step < 0:
         return "wait" if tracker.in_fetch else "start"
@@ -277,4 +277,6 @@ def phase_of(tracker: StepTracker) -> str:
         (tracker.in_compiled, "compiled"),
         (training and tracker.is_open and not tracker.after_last_phase, "between"),
     )
-    return next((name for active, name in running if active), "outside")
+    phase = next((name for active, name in running if active), "outside")
+    unreported = tracker.unreported
+    return "forward" if phase == "between" and unreported is not None and unreported(frame) else phase

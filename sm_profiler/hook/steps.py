@@ -24,7 +24,8 @@ UNUSED = 2  # batches without a forward: fetched ahead, or consumed by an unknow
 SCRIPT = "script"  # owner of steps that the script marks
 JOINED = 8  # models that run without gradients in one step of a loop without a loader
 MANY = 64  # backward passes without an optimizer's step, or forwards without a backward: none will follow
-METER_EVERY = 16  # the hook measures its own time in every 16th step
+# The hook measures its own time in every 17th step: an odd number, since phases may be those of every 16th.
+METER_EVERY = 17
 METER_MAX_NS = 200_000  # a callback that took longer was preempted
 # Arguments of a step whose record its adapter completes on the recorder's thread with the wait at its start; the second
 # those of a step whose phases are not recorded.
@@ -42,7 +43,7 @@ class StepObserver:
         """The open step ended; called only while `StepTracker.reports_step_ends`."""
 
     def step_metered(self) -> None:
-        """A step began in which the hook's own time is measured: every 16th."""
+        """A step began in which the hook's own time is measured."""
 
     def forward_ended(self) -> None:
         """An outermost forward ended; called only while `StepTracker.reports_forward_ends`."""
@@ -89,6 +90,8 @@ class StepTracker:
         updated: the parameters of the model that runs next have changed since its last forward.
         compiles: parts of the loop run compiled, so that optimizers may be invisible.
         waits_later: the open step's record lacks the wait at its start, which an adapter adds later.
+        unreported: while forwards are not reported, since the open step needs none of them, returns whether a stack is
+            inside of one.
     """
 
     def __init__(self, append: Callable[[Record], None], observer: StepObserver | None = None) -> None:
@@ -134,6 +137,7 @@ class StepTracker:
         self.updated = False
         self.compiles = False
         self.waits_later = False
+        self.unreported: Callable[[Any], bool] | None = None
         self._forward_start = 0
         self._backward_start = 0
         self._optimizer_start = 0  # or end of the last phase inside the optimizer's step
@@ -201,6 +205,12 @@ class StepTracker:
     def after_last_phase(self) -> bool:
         """True once the open step's optimizer has stepped: usually nothing of the step follows."""
         return self._saw_optimizer and not self.optimizer
+
+    @property
+    def needs_forwards(self) -> bool:
+        """False if neither the phases nor the end of the open step depend on its further forwards."""
+        fetched_ahead = bool(self.streams) and self.streams[-1].burst > 0
+        return self.keep_phases or fetched_ahead or not (self._ever_optimizer and self._with_gradients and self.is_open)
 
     @property
     def in_optimizer(self) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from sm_profiler.config import CollectorConfig
 from sm_profiler.formats.trace_writer import TraceWriter
 from sm_profiler.hook.guard import Guard
-from sm_profiler.hook.overhead import BYTES_PER_MINUTE, MAX_EVERY_FOR_BYTES, UNDER_BEATS, OverheadController
+from sm_profiler.hook.overhead import BYTES_PER_MINUTE, MAX_EVERY, MAX_EVERY_FOR_BYTES, UNDER, OverheadController
 from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.recorder import Recorder
 from sm_profiler.hook.steps import METER_EVERY, StepTracker
@@ -52,7 +52,7 @@ class Training:
     def second(self, cost_ns: int, *, steps: int = STEPS, written: int = 0) -> int:
         self.now += 1.0
         self.tracker.global_step += steps
-        self.tracker.own_ns += steps // METER_EVERY * cost_ns
+        self.tracker.own_ns += round(steps / METER_EVERY * cost_ns)
         self.writer.written += written
         self.recorder.beat()
         return self.tracker.every
@@ -71,31 +71,36 @@ def training(tmp_path):
 
 
 def test_phases_become_sparser_as_long_as_the_hook_is_over_its_budget(training):
-    """They oscillated between 1 and 2 when two readers shared one verdict that reading cleared."""
-    assert training.seconds(20, EXPENSIVE) == [1] * 4 + [2] * 5 + [4] * 5 + [8] * 5 + [16]
+    """The second time in a row decides; the sparser they are, the more steps a judgement takes."""
+    assert training.seconds(6, EXPENSIVE) == [1, 2, 2, 4, 4, 8]
+    assert training.seconds(60, EXPENSIVE)[-1] == MAX_EVERY
+
+
+def test_they_become_as_sparse_at_once_as_the_cost_demands(training):
+    assert training.seconds(2, 10 * EXPENSIVE) == [1, 16]  # 13 times the budget
 
 
 def test_phases_stay_sparse_until_the_hook_was_well_under_its_budget_for_a_minute(training):
-    training.seconds(10, EXPENSIVE)
+    training.seconds(4, EXPENSIVE)
     assert training.tracker.every == 4
-    assert training.seconds(2 * UNDER_BEATS, 20_000) == [4] * 2 * UNDER_BEATS  # within the budget, more than half of it
-    assert training.seconds(2 * UNDER_BEATS, CHEAP) == [4] * (UNDER_BEATS - 1) + [2] * UNDER_BEATS + [1]
+    assert training.seconds(2 * UNDER, 20_000) == [4] * 2 * UNDER  # within the budget, more than half of it
+    assert training.seconds(2 * UNDER, CHEAP) == [4] * (UNDER - 1) + [2] * UNDER + [1]
 
 
-def test_a_slow_loop_is_not_judged_by_the_fixed_cost_of_a_beat(training):
-    assert training.seconds(20, 10_000_000, steps=METER_EVERY - 1) == [1] * 20
+def test_a_slow_loop_is_judged_once_there_are_enough_steps(training):
+    """Fewer than 17 steps a second were never judged, whatever they cost."""
+    found = training.seconds(40, 100_000_000, steps=4)
+    assert found[8:10] == [1, MAX_EVERY]
 
 
-def test_a_budget_exceeded_for_less_than_five_seconds_changes_nothing(training):
+def test_one_judgement_over_the_budget_changes_nothing(training):
     for _ in range(5):
-        assert training.seconds(4, EXPENSIVE) == [1] * 4
-        training.second(CHEAP)
-    assert training.tracker.every == 1
+        assert training.seconds(2, CHEAP) + training.seconds(1, EXPENSIVE) == [1] * 3
 
 
 def test_open_windows_are_shed_first_and_once(tmp_path):
     training = Training(tmp_path, python=False, detailed=True, dataloader=True)
-    assert training.seconds(14, EXPENSIVE) == [1] * 14
+    assert training.seconds(5, EXPENSIVE) == [1] * 5
     assert training.shed == ["detailed", "dataloader"]
     assert training.controller.shed == {"detailed", "dataloader"}
     assert training.second(EXPENSIVE) == 2
@@ -109,10 +114,10 @@ def test_too_many_bytes_make_phases_sparser_within_limits(training):
 
 
 def test_the_larger_of_both_demands_wins(training):
-    training.seconds(15, EXPENSIVE)
-    assert training.tracker.every == 8
-    assert training.second(CHEAP, written=BYTES_PER_MINUTE) == 16
-    assert training.seconds(3, CHEAP) == [8, 8, 8]
+    training.seconds(4, EXPENSIVE)
+    assert training.tracker.every == 4
+    assert training.second(CHEAP, written=BYTES_PER_MINUTE) == 8
+    assert training.seconds(3, CHEAP) == [4, 4, 4]
 
 
 def test_each_beat_records_the_measured_overhead(training):
@@ -120,7 +125,7 @@ def test_each_beat_records_the_measured_overhead(training):
     training.recorder.writer = SimpleNamespace(written=0, dropped=0)
     training.now += 1.0
     training.tracker.global_step += STEPS
-    training.tracker.own_ns += STEPS // METER_EVERY * EXPENSIVE
+    training.tracker.own_ns += round(STEPS / METER_EVERY * EXPENSIVE)
     training.recorder._control_overhead()
     args = training.overhead()
     assert args["steps"] == STEPS

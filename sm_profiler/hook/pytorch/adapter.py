@@ -305,10 +305,12 @@ class PyTorchAdapter(FrameworkAdapter):
                     return
                 key = id(optimizer)
                 tracker.optimizer_ends(key, type(optimizer).__name__, end_ns)
+                if forwards.muted:
+                    forwards.unmute()
                 if forwards.discovering or key not in known:
                     stepped(key)
                 if tracker.metering:
-                    tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
+                    tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS) + forwards.entry_ns
             except Exception as error:  # noqa: BLE001 - fail open
                 session.fail(error)
 

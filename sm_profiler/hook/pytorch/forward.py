@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from itertools import islice
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,8 @@ WRAPPED = (
     "_forward_module",
 )
 FEW_PARAMETERS = 2  # of a model; an update changes them all
+ENTRIES = 9  # measurements of which the middle one counts
+MANY_MODELS = 16  # whose hooks are not switched off and on again
 DISCOVERY_STEPS = 8  # enough for a loop without an optimizer to run all its models
 
 
@@ -63,6 +65,41 @@ class PrivateHooks(OrderedDict[int, Any]):
     def values(self) -> ValuesView[Any]:  # type: ignore[override]  # a view of a filtered copy
         """Return the hooks that are not private."""
         return OrderedDict((key, value) for key, value in self.items() if key not in self.private).values()
+
+
+class HookTable:
+    """A table of a model that holds a private hook only, and can be exchanged for an empty one.
+
+    It is exchanged and not changed: another thread may be reading it.
+    """
+
+    def __init__(self, module: Any, name: str, hooks: PrivateHooks) -> None:
+        self.module = weakref.ref(module)
+        self._name = name
+        self._hooks, self._empty = hooks, PrivateHooks()
+
+    def hide(self) -> None:
+        """Put the empty table in place, unless the script has added hooks of its own."""
+        module = self.module()
+        if module is not None and len(self._hooks) == 1 and module.__dict__.get(self._name) is self._hooks:
+            module.__dict__[self._name] = self._empty
+
+    def show(self) -> None:
+        """Put the table back; hooks that the script has added to the empty one keep it, since their handles refer to it."""
+        module = self.module()
+        if module is None or module.__dict__.get(self._name) is not self._empty:
+            return
+        if self._empty:
+            self._empty.update(self._hooks)
+            self._empty.private = self._hooks.private
+            self._hooks, self._empty = self._empty, PrivateHooks()
+        else:
+            module.__dict__[self._name] = self._hooks
+
+    def clear(self) -> None:
+        """Remove the private hook."""
+        for number in self._hooks.private:
+            self._hooks.pop(number, None)
 
 
 class ShyHook:
@@ -101,6 +138,10 @@ class Forwards(Collector):
         thread: id of the training thread.
         relayed: threads train in turn, such as a new one for each step; each waits for the other.
         discovering: handles of the global hook, while models are being discovered.
+        muted: the models have no hooks until the open step ends.
+        entry_ns: what PyTorch takes for a call with hooks, besides the hooks.
+        ended: the latest step in which a forward ended.
+        metered: the latest step in which that was measured.
         compiled: number of compilations that torch started.
     """
 
@@ -119,6 +160,12 @@ class Forwards(Collector):
         self.discovering: list[Any] = []
         self._modes: set[ModeKeys] = set()
         self._instance_handles: list[Any] = []
+        self._tables: list[HookTable] = []
+        self.muted = False
+        self.ended = self.metered = -1
+        self.entry_ns = 0
+        self._entries: deque[int] = deque(maxlen=ENTRIES)
+        self._bare, self._hooked = _idle_modules(torch)
         self._filter: Any = None
         self._steps = 0
         self._updates: dict[int, list[tuple[int, int]]] = {}  # parameters of a module, and their versions
@@ -139,7 +186,7 @@ class Forwards(Collector):
         is_exporting = compiling_check(self._torch, exporting=True)
         get_ident, forwards, names = threading.get_ident, self, self._names
 
-        def before(module: Any, args: Any) -> None:
+        def before(module: Any, args: Any) -> None:  # noqa: C901 - flat on purpose
             if is_exporting() or (forwards.symbolic is not None and args and type(args[0]) is forwards.symbolic):
                 return
             try:
@@ -160,6 +207,8 @@ class Forwards(Collector):
                     session.saw_input(args[0])
                 if tracker.metering:
                     tracker.own_ns += min(perf_counter_ns() - start_ns, METER_MAX_NS)
+                    if forwards.metered != tracker.global_step:
+                        forwards.measure_entry(tracker.global_step)
             except Exception as error:  # noqa: BLE001 - fail open
                 session.fail(error)
 
@@ -171,12 +220,54 @@ class Forwards(Collector):
                 if tracker.forward_key == key and get_ident() == forwards.thread:
                     end_ns = perf_counter_ns()
                     tracker.forward_ends(names.get(key) or forwards.model_name(module), end_ns)
+                    if forwards.ended != tracker.global_step:
+                        forwards.ended = tracker.global_step
+                    elif not (tracker.keep_phases or tracker.needs_forwards):
+                        forwards.mute()  # after the second forward: many may follow
                     if tracker.metering:
-                        tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS)
+                        tracker.own_ns += min(perf_counter_ns() - end_ns, METER_MAX_NS) + forwards.entry_ns
             except Exception as error:  # noqa: BLE001 - fail open
                 session.fail(error)
 
         return before, after
+
+    # steps of many forwards
+
+    def mute(self) -> None:
+        """Take the hooks off the models until the step ends: PyTorch calls a module without hooks on a shorter path."""
+        reports = self._session.tracker.reports_forward_ends
+        if self.compiled or self.discovering or reports or len(self._tables) > MANY_MODELS:
+            return
+        for table in self._tables:
+            table.hide()
+        self.muted, self._session.tracker.unreported = True, self.is_inside
+
+    def unmute(self) -> None:
+        """Give the models their hooks back."""
+        self.muted, self._session.tracker.unreported = False, None
+        for table in self._tables:
+            table.show()
+
+    def is_inside(self, frame: Any) -> bool:
+        """Return whether a stack is inside a call of a traced model; the hooks do not tell while they are muted."""
+        while frame is not None:
+            if frame.f_code in self._codes and id(frame.f_locals.get("self")) in self._seen:
+                return True
+            frame = frame.f_back
+        return False
+
+    def measure_entry(self, step: int) -> None:
+        """Measure `entry_ns`, with modules that do nothing."""
+        self.metered = step
+        # calls that are traced, or seen by hooks for all modules, would not be ours alone
+        if self._torch._C._get_tracing_state() is not None or self._module._has_any_global_hook():  # noqa: SLF001
+            return
+        times = []
+        for module in (self._hooked, self._hooked, self._bare, self._bare):  # the first call of each loads the caches
+            times.append(perf_counter_ns())
+            module._call_impl(None)  # noqa: SLF001 - what a call runs; tools replace __call__
+        self._entries.append(2 * times[2] - times[1] - times[3])
+        self.entry_ns = max(sorted(self._entries)[len(self._entries) // 2], 0)
 
     def train_here(self) -> None:
         """Note that this thread trains."""
@@ -284,6 +375,7 @@ class Forwards(Collector):
         self._steps = 0
         if self.discovering or self.compiled or self._session.quiet:
             return
+        self.unmute()
         is_compiling, tracker = compiling_check(self._torch), self._session.tracker
         before, after, found, seen = self.before, self.after, self._found, self._seen
 
@@ -345,6 +437,7 @@ class Forwards(Collector):
     def compiling(self) -> None:
         """End discovery before a compilation: removing the global hook later would compile everything again."""
         self.compiled += 1
+        self.unmute()
         self.settle(inside=True)
         if self.compiled == 1:
             self.adopt()
@@ -371,6 +464,10 @@ class Forwards(Collector):
 
     def remove(self) -> None:
         """Remove all hooks."""
+        self.unmute()
+        for table in self._tables:
+            table.clear()
+        self._tables.clear()
         for handle in [*self.discovering, *self._instance_handles]:
             handle.remove()
         self.discovering, self._instance_handles = [], []
@@ -399,12 +496,14 @@ class Forwards(Collector):
             hooks = module.__dict__.get(table)
             if isinstance(hooks, PrivateHooks):
                 hooks.private = (*hooks.private, handle.id)
+                self._tables.append(HookTable(module, table, hooks))
         self._instance_handles.extend(handles)
         seen, names = self._seen, self._names
 
         def forget(_: Any) -> None:
             seen.pop(key, None)
             names.pop(key, None)
+            self._tables = [table for table in self._tables if table.module() is not None]
 
         seen[key] = weakref.ref(module, forget)
 
@@ -421,6 +520,14 @@ class Forwards(Collector):
                 filters: Any = warnings.filters
                 filters.remove(self._filter)
             self._filter = None
+
+
+def _idle_modules(torch: Any) -> tuple[Any, Any]:
+    """Return two modules that do nothing; the second has hooks that do nothing."""
+    bare, hooked = torch.nn.Identity(), torch.nn.Identity()
+    hooked.register_forward_pre_hook(lambda _module, _args: None)
+    hooked.register_forward_hook(lambda _module, _args, _output: None, always_call=True)
+    return bare, hooked
 
 
 def _has_parameters(module: Any) -> bool:

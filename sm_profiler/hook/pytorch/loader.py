@@ -125,7 +125,7 @@ class DataLoaderCollector(Collector):
                 return False
 
         @functools.wraps(original)
-        def __next__(self: Any) -> Any:  # noqa: N807 - replaces a method of this name
+        def __next__(self: Any) -> Any:  # noqa: C901, N807 - flat on purpose; replaces a method of this name
             foreign = get_ident() != forwards.thread
             if is_compiling() or tracker.in_fetch or session.quiet or (foreign and not is_handed_on(self)):
                 return original(self)
@@ -134,6 +134,8 @@ class DataLoaderCollector(Collector):
                 window = windows.get(DATALOADER)
                 worker = None if window is None or window.ended else before(self, stream)
                 since_ns = began(stream, perf_counter_ns()) if stream.ready_ns else 0
+                if forwards.muted:
+                    forwards.unmute()
                 tracker.fetch_begins()
             except Exception as error:  # noqa: BLE001 - fail open
                 session.fail(error)
