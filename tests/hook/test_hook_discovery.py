@@ -177,7 +177,7 @@ def test_an_open_window_ends_once_with_its_range(session, changed, turned):
     take({"StartStep": 2, "NumSteps": 100})
     for step in range(10):
         if step == 4 and changed == "shed":
-            session.controller._reduce()
+            session.controller._reduce(2)
         elif step == 4 and changed == "failed":
             session.guard.failed("detailed", ValueError())
         elif step == 4:
@@ -202,7 +202,7 @@ def test_a_dataloader_window_is_shed_while_collectors_are_skipped(session):
     window = session.schedule.windows["dataloader"]
     assert window.active
     assert session.tracker.settled is ModeKeys.TRAIN
-    session.controller._reduce()
+    session.controller._reduce(2)
     steps(2)
     assert window.ended
     assert session.notes["dataloader"].startswith("shed")
