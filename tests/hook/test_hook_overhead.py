@@ -88,7 +88,7 @@ def test_phases_stay_sparse_until_the_hook_was_well_under_its_budget_for_a_minut
 
 
 def test_a_slow_loop_is_judged_once_there_are_enough_steps(training):
-    """Fewer than 17 steps a second were never judged, whatever they cost."""
+    """Fewer than 17 steps a second were never judged, however much they cost."""
     found = training.seconds(40, 100_000_000, steps=4)
     assert found[8:10] == [1, MAX_EVERY]
 

@@ -249,7 +249,7 @@ class Forwards(Collector):
             table.show()
 
     def is_inside(self, frame: Any) -> bool:
-        """Return whether a stack is inside a call of a traced model; the hooks do not tell while they are muted."""
+        """Return whether a stack is inside a call of a traced model; muted hooks do not report it."""
         while frame is not None:
             if frame.f_code in self._codes and id(frame.f_locals.get("self")) in self._seen:
                 return True
