@@ -139,6 +139,7 @@ def fork_in_all_ways() -> None:
         daemon,
         lambda: in_a_process("fork"),
         lambda: in_a_process("spawn"),
+        lambda: in_a_process("forkserver"),
         with_preexec,
         with_workers,
     ):

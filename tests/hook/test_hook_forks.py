@@ -26,6 +26,8 @@ child trains 4
 exit code 0
 child trains 4
 exit code 0
+child trains 4
+exit code 0
 exit code 5
 not found
 batches 8
