@@ -326,8 +326,8 @@ class SystemFold:
         for node, names in other._cores.items():
             self._cores.setdefault(node, set()).update(names)
         for node, owner in other._owners.items():
-            for key, text in owner.items():
-                self._own(node, key, text)
+            for kind, text in owner.items():
+                self._own(node, kind, text)
         self._first, self._last = min(self._first, other._first), max(self._last, other._last)
         self._rows += other._rows
 
