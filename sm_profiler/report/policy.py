@@ -313,7 +313,11 @@ EVALUATION_SAVED_LEAST = T(0.5, "of the evaluation; the least that 'less often' 
 EVALUATION_SAVED = T(0.75, "as EVALUATION_SAVED_LEAST, usually: a smaller sample or every few epochs")
 EVALUATION_SAVED_MOST = T(1.0, "as EVALUATION_SAVED_LEAST: another job evaluates the checkpoints")
 BATCH_LARGER = T(8.0, "times the batch; small batches are rarely limited by memory")
-LAUNCHES_MORE = T(1.5, "times the calibrated cost of an operator: modules, larger operators and autograd take more")
+LAUNCHES_MORE: tuple[float, float, float] = (  # times the calibrated cost of an operator; most, usual and least
+    T(1.5, "modules, larger operators and autograd take more than what was calibrated"),
+    1.3,
+    1.1,
+)
 ARITHMETIC: tuple[float, float, float] = (  # that grows with the batch; least, usual and most
     0.0,
     T(0.3, "of the passes beyond their launches; tensors of a small step leave caches and vector units half empty"),

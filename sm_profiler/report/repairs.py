@@ -285,8 +285,8 @@ def _host(finding: Finding, context: JudgeContext, loop: Loop) -> Saving | None:
         grows = [gpu / 100 * part for part in policy.DEVICE_GROWS]
     else:
         counted = launches_of(context) is not None
-        launches = min(lost_share(finding) * policy.LAUNCHES_MORE, passes) if counted else 0.0
-        grows = [(passes - launches) * part for part in policy.ARITHMETIC]
+        launches = [min(lost_share(finding) * more, passes) if counted else 0.0 for more in policy.LAUNCHES_MORE]
+        grows = [(passes - one) * part for one, part in zip(launches, policy.ARITHMETIC, strict=True)]
     wanted = [
         max(1 - share[EVALUATION] - share[WAIT] * loads - computes, 0.0) * (1 - 1 / policy.BATCH_LARGER)
         for loads, computes in zip(policy.LOADING_GROWS, grows, strict=True)
