@@ -228,6 +228,7 @@ GROWTH_SAMPLES = T(4, "a line and its error need a handful of points; the size o
 LATE_SAMPLES = T(3, "two points always fit a line, so the slope of the second half needs three")
 GROWTH_SIGMAS = T(5.0, "standard errors of the slope; memory samples are correlated, so 2 would fire on noise")
 GROWTH_LATE = T(0.4, "of the overall rate must persist in the second half; less is warming up")
+GROWTH_UNKEPT = T(0.8, "as GROWTH_LATE, if no object of the script is kept: caches of libraries slow down as they fill")
 MAX_CORRELATION = T(0.95, "of neighbouring residuals; the error of fully correlated samples would be unbounded")
 GPU_GROWTH = T(15.0, "percentage points of GPU memory gained over the loop and kept")
 GPU_GROWTH_TAIL = T(0.1, "share of the samples at the end that show whether the growth was kept")

@@ -204,3 +204,14 @@ def test_growing_memory_names_the_objects():
     assert shown["container that grows most"].startswith("list losses in __main__")
     assert shown["tensors gained"] == 800_000_000
     assert shown["objects gained"] == "Tensor +900"
+
+
+@pytest.mark.parametrize("kept", [0, 900])
+def test_caches_of_libraries_that_fill_are_no_leak(kept):
+    """Kernels for each new length of a batch: memory grows more and more slowly, and no object of the script is kept."""
+    seconds = np.arange(60.0) + START_S + 1
+    memory = {"algo-1-0": (seconds, 1e9 + 8e8 * (1 - np.exp(-np.arange(60.0) / 45)))}
+    args = {"types": {"Tensor": kept, "dict": 2}, "tensor_bytes": -2_000_000}
+    rows = [*training(5900), (event_names.OBJECTS, "objects", 30.0, 0.02, "algo-1-0", -1, args)]
+    verdict = decide(JudgeContext(metrics_of(rows, memory=memory), {}))
+    assert (Class.MEMORY_GROWTH in {one.kind for one in (verdict.main, *verdict.also)}) is bool(kept)

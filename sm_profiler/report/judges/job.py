@@ -14,7 +14,7 @@ from sm_profiler.report.covered import Covered
 from sm_profiler.report.formatting import duration, percent, size
 from sm_profiler.report.job_metrics import JobMetrics, Rank
 from sm_profiler.report.judges.judge_context import JudgeContext
-from sm_profiler.report.judges.objects import growing_lines, grown_objects
+from sm_profiler.report.judges.objects import growing_lines, grown_objects, keeps_nothing
 from sm_profiler.report.model import Evidence, Finding
 from sm_profiler.report.startup import (
     ADVICE,
@@ -217,6 +217,8 @@ def _process_memory(context: JudgeContext) -> Finding | None:
         if growth is None or not growth.is_steady:
             continue
         if growth.gained < max(policy.GROWTH_BYTES, policy.GROWTH_SHARE * growth.start):
+            continue
+        if growth.late < policy.GROWTH_UNKEPT * growth.slope and keeps_nothing(context, name):
             continue
         if worst is None or growth.slope > worst[0].slope:
             worst = growth, name

@@ -38,6 +38,23 @@ def grown_objects(context: JudgeContext, process: str) -> tuple[Evidence, ...]:
     return tuple(evidence)
 
 
+def keeps_nothing(context: JudgeContext, process: str) -> bool:
+    """Return whether objects were counted while a process grew, and none of the script's are more than before.
+
+    Then libraries grow: allocators, and caches of kernels for each new shape, which fill and stop.
+    """
+    found = context.metrics.records.get(event_names.OBJECTS)
+    own = found.of(process) if found else ()
+    if not own:
+        return False
+    args = own[-1].args
+    types = args.get("types")
+    counts = [args.get("tensors_in_graphs"), *(types.values() if isinstance(types, dict) else ())]
+    size = args.get("tensor_bytes")
+    many = any(isinstance(count, int) and count >= policy.GROWN_OBJECTS for count in counts)
+    return not many and not (isinstance(size, int) and size >= policy.GROWTH_BYTES)
+
+
 def growing_lines(context: JudgeContext, process: str) -> tuple[Location, ...]:
     """Return the lines that add to the container that grows most."""
     found = context.metrics.records.get(event_names.OBJECTS)
