@@ -9,7 +9,7 @@ import attrs
 
 from sm_profiler.printable import printable
 from sm_profiler.report import Report
-from sm_profiler.report.gains import gain_of_finding
+from sm_profiler.report.gain_text import gain_of_finding
 from sm_profiler.report.model import SCHEMA_VERSION
 from sm_profiler.report.terminal import OF_ENDS
 from sm_profiler.report.write import finite

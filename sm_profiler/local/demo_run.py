@@ -218,7 +218,7 @@ class Demo:
             source = f": {place['source']}" if place.get("source") else ""
             lines.append(f"where    {place['file']}:{place['line']} in {place['function']}{source}")
         if gain := verdict.get("gain"):
-            from sm_profiler.report.gains.wording import factors  # noqa: PLC0415 - imports numpy
+            from sm_profiler.report.gain_text import factors  # noqa: PLC0415 - imports numpy
             from sm_profiler.report.model import Interval  # noqa: PLC0415 - as above
 
             faster = factors(Interval(**gain["speedup"]))

@@ -14,13 +14,13 @@ from sm_profiler.formats.columns import Floats, Ints
 from sm_profiler.printable import printable
 from sm_profiler.report import parts, policy
 from sm_profiler.report.formatting import duration, percent
-from sm_profiler.report.gains import Prediction, predictions
 from sm_profiler.report.job_metrics import JobMetrics
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.loop_table import LoopTable, loop_table, row_keys
 from sm_profiler.report.markdown import Summary, runs_of
 from sm_profiler.report.model import Interval, Report
 from sm_profiler.report.page import Link, render_page
+from sm_profiler.report.predictions import Prediction, predictions
 from sm_profiler.report.svg import shorten
 
 ROUNDS = 2000  # resamples; with these, the ends of an interval vary by less than a tenth of its width

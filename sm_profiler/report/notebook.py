@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from sm_profiler.report.flame import at_line, part_of
-from sm_profiler.report.gains import gain_of_finding
+from sm_profiler.report.gain_text import gain_of_finding
 from sm_profiler.report.model import Finding, Report
 from sm_profiler.report.svg import clean, shorten
 

@@ -10,12 +10,12 @@ import attrs
 import numpy as np
 
 from sm_profiler.diagnosis.ledger import UNSEEN
+from sm_profiler.diagnosis.loader_queue import fetch_times, simulated_wait
 from sm_profiler.diagnosis.loop import EVALUATION, Loop, Saving
 from sm_profiler.formats import event_names
 from sm_profiler.formats.columns import Floats, Mask
 from sm_profiler.report import parts, policy
 from sm_profiler.report.classes import Class
-from sm_profiler.report.gains.loader_queue import fetch_times, simulated_wait
 from sm_profiler.report.job_metrics import Rank
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.judges.idle import idle_pauses

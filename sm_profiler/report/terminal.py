@@ -13,7 +13,7 @@ from sm_profiler.report.classes import Class
 from sm_profiler.report.ends import JobEnd
 from sm_profiler.report.flame import at_line, part_of
 from sm_profiler.report.formatting import duration, in_unit, percent, plural
-from sm_profiler.report.gains import gain_of_finding
+from sm_profiler.report.gain_text import gain_of_finding
 from sm_profiler.report.gpu.section import parts_of as gpu_parts
 from sm_profiler.report.model import Evidence, Finding, Location, Report
 from sm_profiler.report.parts import COLOURS

@@ -13,7 +13,7 @@ from sm_profiler.report.charts import ChartPart
 from sm_profiler.report.classes import Class
 from sm_profiler.report.flame import at_line, part_of, short_file
 from sm_profiler.report.formatting import duration, in_unit, percent, plural, size
-from sm_profiler.report.gains import gain_of_finding
+from sm_profiler.report.gain_text import gain_of_finding
 from sm_profiler.report.gpu import section as gpu_section
 from sm_profiler.report.hang import Hang, is_library
 from sm_profiler.report.job_metrics import JobMetrics, Rank

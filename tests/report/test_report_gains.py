@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from report_helpers import gpu_samples, metrics_of, report_from, training
 from test_report_turns import in_step, jitter
 
+from sm_profiler.diagnosis.loader_queue import fetch_times, simulated_wait
 from sm_profiler.diagnosis.loop import Saving
 from sm_profiler.report import policy
 from sm_profiler.report.classes import Class
 from sm_profiler.report.compare import compare
 from sm_profiler.report.gain_ranking import priced, rank_by_gain
-from sm_profiler.report.gains import gain_sentence
-from sm_profiler.report.gains.loader_queue import fetch_times, simulated_wait
+from sm_profiler.report.gain_text import gain_sentence
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.judges.workers import Workers
 from sm_profiler.report.loop_table import EVALUATION, loop_table, row_keys

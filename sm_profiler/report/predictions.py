@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from sm_profiler.report.gains.wording import factors
+from sm_profiler.report.gain_text import factors
 from sm_profiler.report.judges import JudgeContext
 from sm_profiler.report.loop_table import loop_table
 from sm_profiler.report.model import Finding, Gain, Interval, Report
