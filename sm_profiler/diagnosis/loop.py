@@ -87,12 +87,13 @@ class Loop:
     least: Mapping[str, Floats] = attrs.field(factory=dict)
 
     @classmethod
-    def of(cls, ledger: Ledger, *, idle: float = 1.0) -> Loop | None:
+    def of(cls, ledger: Ledger, *, idle: float = 1.0, whole: float | None = None) -> Loop | None:
         """Return the loop of a ledger; None with too few common steps.
 
         Args:
             ledger: the ledger.
             idle: share of the time in which the device is idle.
+            whole: seconds of the whole loop, if the ledger lacks some of its steps.
         """
         if len(ledger.common_steps) <= limits.MIN_STEPS:
             return None
@@ -102,7 +103,7 @@ class Loop:
         total = float(length.sum())
         if total <= 0:
             return None
-        found = cls(ledger.common_steps, left, length, total)
+        found = cls(ledger.common_steps, left, length, total if whole is None else whole)
         return attrs.evolve(found, idle=idle * total if idle < 1 else math.inf)
 
     @property

@@ -52,7 +52,8 @@ class JudgeContext:
     @cached_property
     def loop(self) -> Loop | None:
         """The ledger's steps, averaged over ranks; None with too few of them."""
-        return Loop.of(self.ledger, idle=self.gpu_spare) if self.ranks else None
+        whole = self.mean(lambda rank: rank.loop)
+        return Loop.of(self.ledger, idle=self.gpu_spare, whole=whole) if self.ranks else None
 
     @cached_property
     def ledger(self) -> Ledger:
