@@ -164,6 +164,7 @@ def test_cells_have_their_number(monkeypatch):
 def test_the_sampler_and_the_report_show_a_cell_by_its_text(monkeypatch):
     import linecache
 
+    from sm_profiler.hook.other_threads import outwards
     from sm_profiler.hook.stacks import StackReader, source_line
     from sm_profiler.report.flame import at_line
     from sm_profiler.report.model import Location
@@ -175,7 +176,7 @@ def test_the_sampler_and_the_report_show_a_cell_by_its_text(monkeypatch):
     monkeypatch.setitem(linecache.cache, file, (len(text), None, text.splitlines(keepends=True), file))
     names = {}
     exec(compile(text, file, "exec"), names)  # noqa: S102 - as a notebook does
-    assert StackReader().read(names["frame"])[0][-1] == ("cell 12", 2, "<module>")
+    assert StackReader().read(outwards(names["frame"]))[0][-1] == ("cell 12", 2, "<module>")
     assert source_line("cell 12", 2) == "frame = sys._getframe()"
     assert at_line(Location("cell 12", 2, "<module>", 1.0, source="loss.backward()")) == 'cell 12: "loss.backward()"'
     assert at_line(Location("cell 12", 2, "<module>", 1.0)) == "cell 12:2"

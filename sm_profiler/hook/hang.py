@@ -16,9 +16,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sm_profiler.formats.event_names import HANG
@@ -27,8 +26,11 @@ from sm_profiler.hook.caller import is_library
 from sm_profiler.hook.cells import shown
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.dead_threads import DeadThreads
+from sm_profiler.hook.other_threads import Frames, Stack, current_frames, stack_of
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from sm_profiler.hook.session import Session
 
 SECONDS_VARIABLE = "SM_PROFILER_HANG_SECONDS"
@@ -73,7 +75,7 @@ class HangWatch(Collector):
         session: Session,
         clock: Callable[[], float] = time.monotonic,
         work: Callable[[], Work] | None = None,
-        frames: Callable[[], dict[int, FrameType]] = sys._current_frames,  # noqa: SLF001 - the only way to another thread's stack
+        frames: Frames = current_frames,
     ) -> None:
         self._session = session
         self._minimum = minimum()
@@ -181,13 +183,13 @@ class HangWatch(Collector):
         if not any(adapter.is_set_up() for adapter in session.adapters) or session.is_helper():
             self._advanced(now, self._seen)
             return
-        frame = self._frames().get(threading.main_thread().ident or 0)
-        place = tuple((one.f_code, one.f_lasti) for one in _outwards(frame))
-        in_collective, work = _is_innermost(frame, IN_COLLECTIVE), self._work_done()
+        stack = stack_of(threading.main_thread().ident, self._frames)
+        place = tuple((one.f_code, one.f_lasti) for one in stack)
+        in_collective, work = _is_innermost(stack, IN_COLLECTIVE), self._work_done()
         if self._work is None:
             self._place, self._work = place, work
         waited = now - (self._since or now)
-        moved = place != self._place or _is_inside(frame, BUSY_ELSEWHERE) or not _waits_for_something(frame)
+        moved = place != self._place or _is_inside(stack, BUSY_ELSEWHERE) or not _waits_for_something(stack)
         # a collective may wait by asking again and again
         works = (
             not in_collective and waited >= min(START_WINDOW, self._minimum) and work.since(self._work).is_busy(waited)
@@ -198,21 +200,19 @@ class HangWatch(Collector):
         elif waited >= (self._next or START_TIMES * self._minimum):
             self._next = 2 * (self._next or START_TIMES * self._minimum)
             self._open = True
-            self._write(now, "hanging", place=_user_place(frame))
+            self._write(now, "hanging", place=_user_place(stack))
 
     def _is_busy_elsewhere(self) -> bool:
         """Return whether the main or the training thread is in a debugger or compiles, or a notebook waits for a cell."""
-        frames = self._frames()
-        main = frames.get(threading.main_thread().ident or 0)
+        main = stack_of(threading.main_thread().ident, self._frames)
         if _user_frame(main) is None and _is_inside(main, EVENT_LOOPS):
             return True
-        threads = threading.main_thread().ident, self._session.adapter.training_thread()
-        return any(_is_inside(frames.get(thread or 0), BUSY_ELSEWHERE) for thread in threads)
+        training = stack_of(self._session.adapter.training_thread(), self._frames)
+        return _is_inside(main, BUSY_ELSEWHERE) or _is_inside(training, BUSY_ELSEWHERE)
 
     def _compare_place(self) -> None:
-        frames = self._frames()
-        frame = frames.get(self._session.adapter.training_thread() or 0)
-        place = tuple((one.f_code, one.f_lasti) for one in _outwards(frame))
+        stack = stack_of(self._session.adapter.training_thread(), self._frames)
+        place = tuple((one.f_code, one.f_lasti) for one in stack)
         self._same = self._same and (self._place is None or place == self._place)
         self._place = place
 
@@ -299,14 +299,14 @@ def _children_of(pid: str) -> list[str]:
     return found
 
 
-def _waits_for_something(frame: FrameType | None) -> bool:
+def _waits_for_something(stack: Stack) -> bool:
     """Return whether a line of the script waits; an event loop waits for requests, and libraries alone for anything."""
-    return _user_frame(frame) is not None and not _is_innermost(frame, EVENT_LOOPS)
+    return _user_frame(stack) is not None and not _is_innermost(stack, EVENT_LOOPS)
 
 
-def _is_innermost(frame: FrameType | None, modules: tuple[str, ...]) -> bool:
+def _is_innermost(stack: Stack, modules: tuple[str, ...]) -> bool:
     """Return whether the frames inside the script's innermost line are in one of the modules."""
-    for one in _outwards(frame):
+    for one in stack:
         if not is_library(one.f_code.co_filename):
             return False
         if str(one.f_globals.get("__name__", "")).startswith(modules):
@@ -314,12 +314,12 @@ def _is_innermost(frame: FrameType | None, modules: tuple[str, ...]) -> bool:
     return False
 
 
-def _user_frame(frame: FrameType | None) -> FrameType | None:
-    return next((one for one in _outwards(frame) if not is_library(one.f_code.co_filename)), None)
+def _user_frame(stack: Stack) -> FrameType | None:
+    return next((one for one in stack if not is_library(one.f_code.co_filename)), None)
 
 
-def _user_place(frame: FrameType | None) -> str:
-    found = _user_frame(frame)
+def _user_place(stack: Stack) -> str:
+    found = _user_frame(stack)
     return (
         f"{Path(shown(found.f_code.co_filename)).name}:{found.f_lineno} in {found.f_code.co_name}"
         if found
@@ -339,11 +339,11 @@ def stacks(training: int | None) -> list[dict[str, Any]]:
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = []
-    for ident, frame in sys._current_frames().items():  # noqa: SLF001 - the only way
+    for ident in current_frames():
         name = names.get(ident, "")
         if name.startswith("sm-profiler") or ident == threading.get_ident():
             continue
-        frames = [[shown(one.f_code.co_filename), one.f_lineno, one.f_code.co_name] for one in _outwards(frame)]
+        frames = [[shown(one.f_code.co_filename), one.f_lineno, one.f_code.co_name] for one in stack_of(ident)]
         found.append({"name": name, "training": ident == training, "frames": frames[:MAX_FRAMES]})
     return sorted(found, key=lambda thread: not thread["training"])[:MAX_THREADS]
 
@@ -361,12 +361,6 @@ def children() -> list[dict[str, Any]]:
     return found[:MAX_CHILDREN]
 
 
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _is_inside(frame: FrameType | None, modules: tuple[str, ...]) -> bool:
-    names = (str(one.f_globals.get("__name__", "")) for one in _outwards(frame))
+def _is_inside(stack: Stack, modules: tuple[str, ...]) -> bool:
+    names = (str(one.f_globals.get("__name__", "")) for one in stack)
     return any(name == module or name.startswith(f"{module}.") for name in names for module in modules)

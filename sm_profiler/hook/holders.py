@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 
 from sm_profiler.hook.caller import is_library
+from sm_profiler.hook.other_threads import current_frames, stack_of
 from sm_profiler.hook.tracked import referrers
 
 MAX_DEPTH = 3  # containers inside containers
@@ -117,12 +118,10 @@ def _files(module: ModuleType | None) -> tuple[str, ...]:
 
 def _running_code() -> Iterator[CodeType]:
     """Yield the code of the user's functions that run now."""
-    for frame in list(sys._current_frames().values()):  # noqa: SLF001 - the only way to other threads' stacks
-        depth, at = 0, frame
-        while at is not None and depth < MAX_FRAMES:
-            if not is_library(at.f_code.co_filename):
-                yield at.f_code
-            at, depth = at.f_back, depth + 1  # type: ignore[assignment] # None at the end
+    for thread in current_frames():
+        for frame in stack_of(thread)[:MAX_FRAMES]:
+            if not is_library(frame.f_code.co_filename):
+                yield frame.f_code
 
 
 def _adding_lines(holder: Holder, kind: type) -> Iterator[tuple[str, int, str]]:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter_ns
 from types import FrameType
@@ -22,6 +21,7 @@ from sm_profiler.formats.event_names import SAMPLES
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.helpers import Helpers
 from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.other_threads import Frames, current_frames, outwards, stack_of
 from sm_profiler.hook.stacks import NEAR_SECONDS, Key, Lengths, Place, Prompt, StackReader, Tally, to_args
 from sm_profiler.hook.steps import Record, StepTracker
 from sm_profiler.hook.threads import waited_ns
@@ -85,7 +85,7 @@ class Sampler(Collector):
         work: Callable[[], AbstractContextManager[None]] = nullcontext,
         clock: Callable[[], int] = perf_counter_ns,
         own_cpu: Callable[[], float] = time.thread_time,
-        frames: Callable[[], dict[int, FrameType]] = sys._current_frames,  # noqa: SLF001 - the only way to another thread's stack
+        frames: Frames = current_frames,
         waited: Callable[[], int] = waited_ns,
         helpers: Helpers | None = None,
     ) -> None:
@@ -199,12 +199,10 @@ class Sampler(Collector):
 
     def sample(self, now_ns: int) -> None:
         """Add one sample of the training thread, which counts for the time since the last one."""
-        stacks = self._frames()  # first, before another thread may take the interpreter
-        frame = stacks.get(self._training_thread() or 0)
-        del stacks  # frames keep what is local to them alive
-        places, leaf = self.reader.read(frame)
-        phase = self.declared[-1] if self.declared else phase_of(self._tracker, frame)
-        del frame
+        stack = stack_of(self._training_thread(), self._frames)
+        places, leaf = self.reader.read(stack)
+        phase = self.declared[-1] if self.declared else phase_of(self._tracker, stack)
+        del stack  # frames keep what is local to them alive
         seconds = (now_ns - self._last_ns) / 1e9
         self._last_ns = now_ns
         self._saved = min(self._saved + SHARE * seconds, SAVED)
@@ -244,7 +242,7 @@ class Sampler(Collector):
     def note_collection(self, frame: FrameType | None, seconds: float) -> None:
         """Note who caused a garbage collection, on the thread that it ran on."""
         if threading.get_ident() == self._training_thread() and len(self._notes) < MAX_NOTES:
-            self._notes.append((*self.reader.read(frame), seconds))
+            self._notes.append((*self.reader.read(outwards(frame)), seconds))
 
     def write(self, now_ns: int) -> None:
         """Record what was summed up since the last time."""
@@ -262,7 +260,7 @@ class Sampler(Collector):
         self._written_ns = now_ns
 
 
-def phase_of(tracker: StepTracker, frame: FrameType | None = None) -> str:
+def phase_of(tracker: StepTracker, stack: Sequence[FrameType] = ()) -> str:
     """Return what the training thread does now; its stack shows the forwards that are not reported."""
     training = tracker.mode is ModeKeys.TRAIN
     if tracker.global_step < 0:
@@ -279,4 +277,4 @@ def phase_of(tracker: StepTracker, frame: FrameType | None = None) -> str:
     )
     phase = next((name for active, name in running if active), "outside")
     unreported = tracker.unreported
-    return "forward" if phase == "between" and unreported is not None and unreported(frame) else phase
+    return "forward" if phase == "between" and unreported is not None and unreported(stack) else phase

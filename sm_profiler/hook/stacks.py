@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 from sm_profiler.hook.caller import is_library
 from sm_profiler.hook.cells import cell_name, file_of
+from sm_profiler.hook.other_threads import Stack
 from sm_profiler.hook.secrets import masked
 
 Place: TypeAlias = tuple[str, int, str]  # file, line, function
@@ -86,17 +87,14 @@ class StackReader:
         self._stop = stop  # code of the outermost frame that counts
         self._script: str | None = None  # folder of the package that runs as the script
 
-    def read(self, frame: FrameType | None) -> tuple[tuple[Place, ...], str]:
-        """Return the user's lines and the name of the innermost function if it is not the user's.
-
-        The caller holds the interpreter's lock, so the stack does not change meanwhile.
-        """
+    def read(self, stack: Stack) -> tuple[tuple[Place, ...], str]:
+        """Return the user's lines and the name of the innermost function if it is not the user's."""
         places: list[Place] = []
         library: list[Place] = []
-        leaf, depth = "", 0
-        while frame is not None and depth < MAX_DEPTH and len(places) < MAX_PLACES:
+        leaf = ""
+        for frame in stack[:MAX_DEPTH]:
             code = frame.f_code
-            if code is self._stop:
+            if code is self._stop or len(places) == MAX_PLACES:
                 break
             origin = self._origins.get(code.co_filename)
             if origin is None:
@@ -109,8 +107,6 @@ class StackReader:
                     library.append(self._place(frame, code))
             elif code.co_filename.startswith("<frozen importlib") and not places:
                 leaf = "import"
-            frame = frame.f_back
-            depth += 1
         return tuple(reversed(places or library)), leaf
 
     def _place(self, frame: FrameType, code: CodeType) -> Place:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 from sm_profiler.config import Profile, load_profile
 from sm_profiler.hook import settings
+from sm_profiler.hook.other_threads import current_frames, stack_of
 from sm_profiler.hook.settings import ConfigText
 from sm_profiler.printable import logger_for
 
@@ -94,15 +93,9 @@ class Standby:
 def in_framework() -> bool:
     """Return whether any thread of the script runs code of a framework."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    stacks = sys._current_frames()  # noqa: SLF001 - the only way
     return any(
-        _is_in_framework(frame) for ident, frame in stacks.items() if not names.get(ident, "").startswith("sm-pro")
+        str(frame.f_globals.get("__name__", "")).partition(".")[0] in BUSY
+        for ident in current_frames()
+        if not names.get(ident, "").startswith("sm-pro")
+        for frame in stack_of(ident)
     )
-
-
-def _is_in_framework(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] in BUSY:
-            return True
-        frame = frame.f_back
-    return False

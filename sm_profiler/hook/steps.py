@@ -6,7 +6,8 @@ blocking calls, and no work that grows with the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any, TypeAlias
 
 from sm_profiler.formats.event_names import BACKWARD, COMPILED_STEP, DATALOADER_WAIT, FORWARD, OPTIMIZER
@@ -137,7 +138,7 @@ class StepTracker:
         self.updated = False
         self.compiles = False
         self.waits_later = False
-        self.unreported: Callable[[Any], bool] | None = None
+        self.unreported: Callable[[Sequence[FrameType]], bool] | None = None
         self._forward_start = 0
         self._backward_start = 0
         self._optimizer_start = 0  # or end of the last phase inside the optimizer's step

@@ -19,7 +19,7 @@ from typing import Any
 
 def count_by_type() -> Counter[type]:
     """Return how many objects there are of each type."""
-    with _without_collections():
+    with without_collections():
         return Counter(map(type, chain.from_iterable(starmap(gc.get_objects, [()]))))
 
 
@@ -42,12 +42,13 @@ def _selected(found: Callable[[], list[Any]], wanted: Callable[[type], bool]) ->
     """
     twice = chain.from_iterable(map(repeat, starmap(found, [()]), [2]))
     flags = map(partial(map, wanted), map(partial(map, type), twice))
-    with _without_collections():
+    with without_collections():
         return list(chain.from_iterable(map(compress, twice, flags)))
 
 
 @contextmanager
-def _without_collections() -> Iterator[None]:
+def without_collections() -> Iterator[None]:
+    """Disable the garbage collector meanwhile."""
     enabled = gc.isenabled()
     gc.disable()
     try:

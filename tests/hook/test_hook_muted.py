@@ -8,6 +8,7 @@ import torch
 
 from sm_profiler.formats.event_names import FORWARD
 from sm_profiler.hook import entry
+from sm_profiler.hook.other_threads import outwards
 from sm_profiler.hook.sampler import phase_of
 
 STEPS = 40
@@ -73,11 +74,11 @@ def test_the_sampler_sees_a_muted_forward_on_the_stack(loop):
     seen = []
 
     def forward(x):
-        seen.append((loop.hooks(), phase_of(loop.tracker, sys._getframe())))
+        seen.append((loop.hooks(), phase_of(loop.tracker, outwards(sys._getframe()))))
         return x * loop.model.weight.sum()
 
     loop.model.forward = forward
-    loop.inside = lambda: seen.append((loop.hooks(), phase_of(loop.tracker, sys._getframe())))
+    loop.inside = lambda: seen.append((loop.hooks(), phase_of(loop.tracker, outwards(sys._getframe()))))
     steps(loop, 64, 3)
     muted = [phase for hooks, phase in seen if not hooks]
     assert set(muted[::2]) | set(muted[1::2]) == {"forward", "between"}

@@ -18,6 +18,7 @@ from sm_profiler.config import load_profile
 from sm_profiler.config.explaining import explain
 from sm_profiler.hook import caller
 from sm_profiler.hook.modes import ModeKeys
+from sm_profiler.hook.other_threads import outwards
 from sm_profiler.hook.pytorch.worker_samples import SLOT_BYTES, Board, WorkerSampler, WorkerStacks
 from sm_profiler.hook.sampler import DELAY, DENSE_DELAY, MAX_DELAY, SHARE, Sampler, is_wanted
 from sm_profiler.hook.stacks import MAX_KEYS, MAX_WRITTEN, PROMPT_SECONDS, Lengths, Prompt, StackReader, Tally, to_args
@@ -44,7 +45,7 @@ def test_only_the_users_lines_stay():
         ("/w/train.py", 9, "main"), (LIBRARY, 5, "call"), ("/w/model.py", 30, "forward"), (STANDARD, 7, "get"),
         (LIBRARY, 8, "wait"),
     )  # fmt: skip
-    places, leaf = StackReader().read(frame)
+    places, leaf = StackReader().read(outwards(frame))
     assert [place for place in places if place[0].startswith("/w/")] == [
         ("/w/train.py", 9, "main"), ("/w/model.py", 30, "forward")
     ]  # fmt: skip
@@ -53,10 +54,10 @@ def test_only_the_users_lines_stay():
 
 def test_without_the_users_lines_the_innermost_of_libraries_stay():
     reader = StackReader(stop=stack.__code__)
-    places, leaf = reader.read(stack((LIBRARY, 5, "outer"), (LIBRARY, 6, "middle"), (LIBRARY, 7, "inner")))
+    places, leaf = reader.read(outwards(stack((LIBRARY, 5, "outer"), (LIBRARY, 6, "middle"), (LIBRARY, 7, "inner"))))
     assert [place[1:] for place in places] == [(5, "outer"), (6, "middle"), (7, "inner")]
     assert leaf == "made.up.inner"
-    assert reader.read(None) == ((), "")
+    assert reader.read([]) == ((), "")
 
 
 def test_packages_of_pip_install_target_are_libraries_but_not_the_script_beside_others(tmp_path, monkeypatch):
@@ -67,7 +68,9 @@ def test_packages_of_pip_install_target_are_libraries_but_not_the_script_beside_
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(scripts / "train.py"), raising=False)
     caller._targets.cache_clear()
     reader = StackReader(stop=stack.__code__)
-    places, leaf = reader.read(stack((f"{scripts}/train.py", 4, "main"), (f"{target}/vendored/x.py", 5, "call")))
+    places, leaf = reader.read(
+        outwards(stack((f"{scripts}/train.py", 4, "main"), (f"{target}/vendored/x.py", 5, "call")))
+    )
     caller._targets.cache_clear()
     assert [place[1:] for place in places] == [(4, "main")]
     assert leaf == "made.up.call"
@@ -86,7 +89,9 @@ def test_a_removed_working_folder_does_not_matter(tmp_path, monkeypatch):
 def test_files_below_the_working_folder_are_named_relative_to_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     reader = StackReader(stop=stack.__code__)
-    places, _ = reader.read(stack((f"{tmp_path}/data/sets.py", 4, "load"), ("/w/" + "x" * 900 + "/long.py", 3, "deep")))
+    places, _ = reader.read(
+        outwards(stack((f"{tmp_path}/data/sets.py", 4, "load"), ("/w/" + "x" * 900 + "/long.py", 3, "deep")))
+    )
     assert places[0] == ("data/sets.py", 4, "load")
     assert len(places[1][0]) < 400
     assert places[1][0].endswith("/long.py")
@@ -97,7 +102,7 @@ def test_generated_code_and_the_hook_are_nobodys_lines():
 
     reader = StackReader(stop=stack.__code__)
     own = str(Path(sm_profiler.__file__).parent / "hook" / "x.py")
-    places, leaf = reader.read(stack(("train.py", 4, "main"), (own, 5, "wrapper"), ("<string>", 6, "made")))
+    places, leaf = reader.read(outwards(stack(("train.py", 4, "main"), (own, 5, "wrapper"), ("<string>", 6, "made"))))
     assert (places, leaf) == ((("train.py", 4, "main"),), "")
 
 
@@ -108,18 +113,18 @@ def test_a_comprehension_has_the_name_of_its_function():
         return [frames.append(sys._getframe()) for _ in range(1)]
 
     rows()
-    places, _ = StackReader().read(frames[0])
+    places, _ = StackReader().read(outwards(frames[0]))
     assert places[-1][2] == "rows" or sys.version_info < (3, 11)
 
 
 def test_a_library_that_is_imported_is_one_function():
     frame = stack(("train.py", 4, "main"), ("<frozen importlib._bootstrap>", 5, "load"), (LIBRARY, 6, "module"))
-    assert StackReader(stop=stack.__code__).read(frame) == ((("train.py", 4, "main"),), "import")
+    assert StackReader(stop=stack.__code__).read(outwards(frame)) == ((("train.py", 4, "main"),), "import")
 
 
 def test_a_deep_recursion_keeps_the_innermost_lines():
     reader = StackReader(stop=stack.__code__)
-    places, _ = reader.read(stack(*[("train.py", 3 + number, f"f{number}") for number in range(60)]))
+    places, _ = reader.read(outwards(stack(*[("train.py", 3 + number, f"f{number}") for number in range(60)])))
     assert len(places) == 32
     assert places[-1] == ("train.py", 62, "f59")
 

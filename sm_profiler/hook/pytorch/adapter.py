@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import sys
 import threading
 from importlib import import_module
 from time import perf_counter_ns
@@ -18,6 +17,7 @@ from sm_profiler.hook.adapter import FrameworkAdapter
 from sm_profiler.hook.collector import Collector
 from sm_profiler.hook.detailed_window import DETAILED
 from sm_profiler.hook.import_watch import when_loaded
+from sm_profiler.hook.other_threads import stack_of
 from sm_profiler.hook.pytorch.allocator import Allocator
 from sm_profiler.hook.pytorch.compilations import Compilations
 from sm_profiler.hook.pytorch.cuda import CudaCollector
@@ -79,12 +79,8 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
 
 def _is_joining() -> bool:
     """Return whether the main thread waits in torch.distributed.init_process_group."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - the only way
-    while frame is not None:
-        if frame.f_code.co_name == "init_process_group":
-            return True
-        frame = frame.f_back
-    return False
+    stack = stack_of(threading.main_thread().ident)
+    return any(frame.f_code.co_name == "init_process_group" for frame in stack)
 
 
 class PyTorchAdapter(FrameworkAdapter):

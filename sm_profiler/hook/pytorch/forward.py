@@ -21,7 +21,8 @@ from sm_profiler.hook.modes import ModeKeys
 from sm_profiler.hook.steps import METER_MAX_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, ValuesView
+    from collections.abc import Callable, Sequence, ValuesView
+    from types import FrameType
 
     from sm_profiler.hook.session import Session
 
@@ -248,13 +249,9 @@ class Forwards(Collector):
         for table in self._tables:
             table.show()
 
-    def is_inside(self, frame: Any) -> bool:
+    def is_inside(self, stack: Sequence[FrameType]) -> bool:
         """Return whether a stack is inside a call of a traced model; muted hooks do not report it."""
-        while frame is not None:
-            if frame.f_code in self._codes and id(frame.f_locals.get("self")) in self._seen:
-                return True
-            frame = frame.f_back
-        return False
+        return any(frame.f_code in self._codes and id(frame.f_locals.get("self")) in self._seen for frame in stack)
 
     def measure_entry(self, step: int) -> None:
         """Measure `entry_ns`, with modules that do nothing."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from multiprocessing.sharedctypes import RawArray
@@ -170,7 +169,7 @@ class Loop:
         try:
             entry, outgoing = (args[place] for place in self.queues)
             stop = Loop.__call__.__code__
-            sampler = WorkerSampler(self.board, args[WORKER_NUMBER], entry, stop, frames=sys._current_frames)  # noqa: SLF001 - the only way to another thread's stack
+            sampler = WorkerSampler(self.board, args[WORKER_NUMBER], entry, stop)
             outgoing.ended = sampler.task_ended
             sampler.start()
         except Exception as error:  # noqa: BLE001 - the worker must deliver its batches regardless

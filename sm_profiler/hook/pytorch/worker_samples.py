@@ -14,9 +14,10 @@ import weakref
 from collections.abc import Callable
 from multiprocessing.sharedctypes import RawArray
 from time import perf_counter_ns
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, Protocol
 
+from sm_profiler.hook.other_threads import Frames, current_frames, stack_of
 from sm_profiler.hook.stacks import NEAR_SECONDS, Key, Lengths, Prompt, StackReader, Tally
 
 SLOT_BYTES = 16_384  # of a worker
@@ -79,7 +80,7 @@ class WorkerSampler:
         tasks: Tasks,
         stop: CodeType,
         *,
-        frames: Callable[[], dict[int, FrameType]],
+        frames: Frames = current_frames,
         clock: Callable[[], int] = perf_counter_ns,
         own_cpu: Callable[[], float] = time.thread_time,
     ) -> None:
@@ -126,9 +127,9 @@ class WorkerSampler:
 
     def sample(self, now_ns: int) -> None:
         """Add one sample, if the worker has a task."""
-        waiting, frame = self._tasks.waiting, self._frames().get(self._thread_id)
-        places, leaf = ((), "") if waiting else self._reader.read(frame)
-        del frame
+        waiting, stack = self._tasks.waiting, stack_of(self._thread_id, self._frames)
+        places, leaf = ((), "") if waiting else self._reader.read(stack)
+        del stack  # frames keep what is local to them alive
         seconds, self._last_ns = (now_ns - self._last_ns) / 1e9, now_ns
         self._saved += SHARE * seconds
         if self._tasks.came_ns != self._task_ns:
