@@ -476,7 +476,7 @@ class Session(StepObserver):
         self.closed = self.quiet = True
         if self._recorder is not None:
             with self.guarded("closing"):
-                self._recorder.at_end = self._complete_left_files
+                self._recorder.at_end = self._complete_last_files
                 self._recorder.close()
         self.tracker.append = _ignore
         self._notify("finish", also_failed=True)
@@ -498,9 +498,6 @@ class Session(StepObserver):
             with self.guarded("closing"):  # nothing may be printed after the script's own output
                 self.close()
             self._notify("exit")
-            if self._ended.get(END) == EXITED and self._recorder is not None and parent_process() is None:
-                with suppress(OSError):  # as in close(): the files' own failures are reported
-                    record_exit_code(self.root, self.source, self.describe())
 
     def fail(self, error: BaseException) -> None:
         """Stop recording after an internal error outside any collector; the training continues."""
@@ -511,6 +508,12 @@ class Session(StepObserver):
     def _complete_left_files(self) -> None:
         with suppress(OSError):  # a disk that fails is reported where this process's own file is written
             complete(self.root, self.node)
+
+    def _complete_last_files(self) -> None:
+        self._complete_left_files()
+        if self._ended.get(END) == EXITED and parent_process() is None:
+            with suppress(OSError):
+                record_exit_code(self.root, self.source, self.describe())
 
     def training_thread_ends(self) -> None:
         """Complete the file: the process may be killed before it can exit, or train again on another thread.

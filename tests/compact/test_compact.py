@@ -139,7 +139,7 @@ def test_keeps_what_has_left_the_profile(two_nodes, tmp_path):
 def test_several_jobs_in_one_dataset(make_job, two_nodes, tmp_path):
     compacted(two_nodes, tmp_path, "one")
     compacted(make_job(*SMALL, "--scenario", "healthy"), tmp_path, "another/with a slash")
-    with pytest.raises(SourceError, match="holds 2 jobs: name one, as in"):
+    with pytest.raises(SourceError, match="contains 2 jobs: name one, as in"):
         open_source(tmp_path)
     assert report_text(f"{tmp_path}/job=one") == report_text(two_nodes)
     assert open_source(f"{tmp_path}/job=another%2Fwith a slash").system()

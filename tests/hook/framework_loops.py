@@ -24,6 +24,8 @@ from torch.utils.data import DataLoader
 from torch_loops import Counted, counted_loader
 from training_matrix import LOSS, Net, Truth, data
 
+from sm_profiler.hook import overhead
+
 HF_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 os.environ.update(HF_OFFLINE)
 warnings.simplefilter("ignore")
@@ -307,6 +309,7 @@ def run(name: str, folder: Path) -> dict:
 
 
 if __name__ == "__main__":
+    overhead.OVER = sys.maxsize  # on a busy machine, phases would become sparse, and could not be counted
     for name in sys.argv[2:]:
         sys.stdout.write(json.dumps(run(name, Path(sys.argv[1]))) + "\n")
         sys.stdout.flush()

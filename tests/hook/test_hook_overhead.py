@@ -9,7 +9,7 @@ import pytest
 from sm_profiler.config import CollectorConfig
 from sm_profiler.formats.trace_writer import TraceWriter
 from sm_profiler.hook.guard import Guard
-from sm_profiler.hook.overhead import BYTES_PER_MINUTE, MAX_EVERY, MAX_EVERY_FOR_BYTES, UNDER, OverheadController
+from sm_profiler.hook.overhead import BYTES_PER_MINUTE, MAX_EVERY, MAX_EVERY_FOR_BYTES, OVER, UNDER, OverheadController
 from sm_profiler.hook.own_work import OwnWork
 from sm_profiler.hook.recorder import Recorder
 from sm_profiler.hook.steps import METER_EVERY, StepTracker
@@ -71,17 +71,17 @@ def training(tmp_path):
 
 
 def test_phases_become_sparser_as_long_as_the_hook_is_over_its_budget(training):
-    """The second time in a row decides; the sparser they are, the more steps a judgement takes."""
-    assert training.seconds(6, EXPENSIVE) == [1, 2, 2, 4, 4, 8]
+    """The fourth time in a row decides."""
+    assert training.seconds(12, EXPENSIVE) == [1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 4, 8]
     assert training.seconds(60, EXPENSIVE)[-1] == MAX_EVERY
 
 
 def test_they_become_as_sparse_at_once_as_the_cost_demands(training):
-    assert training.seconds(2, 10 * EXPENSIVE) == [1, 16]  # 13 times the budget
+    assert training.seconds(4, 10 * EXPENSIVE) == [1, 1, 1, 16]  # 13 times the budget
 
 
 def test_phases_stay_sparse_until_the_hook_was_well_under_its_budget_for_a_minute(training):
-    training.seconds(4, EXPENSIVE)
+    training.seconds(2 * OVER, EXPENSIVE)
     assert training.tracker.every == 4
     assert training.seconds(2 * UNDER, 20_000) == [4] * 2 * UNDER  # within the budget, more than half of it
     assert training.seconds(2 * UNDER, CHEAP) == [4] * (UNDER - 1) + [2] * UNDER + [1]
@@ -89,8 +89,8 @@ def test_phases_stay_sparse_until_the_hook_was_well_under_its_budget_for_a_minut
 
 def test_a_slow_loop_is_judged_once_there_are_enough_steps(training):
     """Fewer than 17 steps a second were never judged, however much they cost."""
-    found = training.seconds(40, 100_000_000, steps=4)
-    assert found[8:10] == [1, MAX_EVERY]
+    found = training.seconds(20, 100_000_000, steps=4)  # each judgement takes five seconds
+    assert found[18:] == [1, MAX_EVERY]
 
 
 def test_one_judgement_over_the_budget_changes_nothing(training):
@@ -100,7 +100,7 @@ def test_one_judgement_over_the_budget_changes_nothing(training):
 
 def test_open_windows_are_shed_first_and_once(tmp_path):
     training = Training(tmp_path, python=False, detailed=True, dataloader=True)
-    assert training.seconds(5, EXPENSIVE) == [1] * 5
+    assert training.seconds(3 * OVER - 1, EXPENSIVE) == [1] * (3 * OVER - 1)
     assert training.shed == ["detailed", "dataloader"]
     assert training.controller.shed == {"detailed", "dataloader"}
     assert training.second(EXPENSIVE) == 2
@@ -114,7 +114,7 @@ def test_too_many_bytes_make_phases_sparser_within_limits(training):
 
 
 def test_the_larger_of_both_demands_wins(training):
-    training.seconds(4, EXPENSIVE)
+    training.seconds(2 * OVER, EXPENSIVE)
     assert training.tracker.every == 4
     assert training.second(CHEAP, written=BYTES_PER_MINUTE) == 8
     assert training.seconds(3, CHEAP) == [4, 4, 4]

@@ -109,7 +109,7 @@ def test_a_profile_without_a_configuration_cannot_be_changed(source, tmp_path):
 def test_a_file_that_is_no_configuration_is_left_alone(tmp_path):
     path = tmp_path / "profilerconfig.json"
     path.write_text("[1]")
-    with pytest.raises(ConfigError, match="no JSON object"):
+    with pytest.raises(ConfigError, match="must contain a JSON object"):
         FileTarget(path).change(Window.parse(ASKED))
     assert path.read_text() == "[1]"
 

@@ -145,7 +145,7 @@ def test_table_names_the_best_setting_and_what_the_loop_takes():
     text = trial_table(outcome, 20.0)
     assert "Best: num_workers=2, prefetch_factor=2, pin_memory=False, persistent_workers=True: 30.0 batches/s" in text
     assert "3 times as many as now (10.0)" in text
-    assert "takes 20.0 batches/s" in text
+    assert "needs 20.0 batches/s" in text
     assert text.endswith("enough.")
     assert "not enough" in trial_table(outcome, 100.0)
     assert "just enough" in trial_table(outcome, 50.0)
