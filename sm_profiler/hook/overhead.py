@@ -12,7 +12,7 @@ from sm_profiler.hook.windows import Window
 
 TIME_SHARE = 0.005  # of a step: the clock of the callbacks does not see all that they cost
 MIN_US = 30.0  # a step
-OVER = 4  # times in a row over the time budget before something is reduced
+OVER = 5  # times in a row over the time budget before something is reduced
 UNDER = 60  # times in a row under half the time budget before phases become denser again
 MAX_EVERY = 64  # beyond that phases cost next to nothing beside the steps, which are always recorded
 BYTES_PER_MINUTE = 2_000_000

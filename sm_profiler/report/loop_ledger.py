@@ -102,8 +102,8 @@ def _totals(rank: Rank, metrics: JobMetrics) -> RankTotals:
                 add(name, rank.slices[key] * share)
                 left -= rank.slices[key] * share
         left = max(left, 0.0)
-        if part.key == parts.DECLARED:
-            total = sum(rank.declared.values())
+        total = sum(rank.declared.values())
+        if part.key == parts.DECLARED and total > 0:
             for name, spent in rank.declared.items():
                 add(f"{PHASE}{shorten(name, 40)}", left * spent / total)
         elif part.key in (BETWEEN, OUTSIDE):

@@ -71,13 +71,13 @@ def training(tmp_path):
 
 
 def test_phases_become_sparser_as_long_as_the_hook_is_over_its_budget(training):
-    """The fourth time in a row decides."""
-    assert training.seconds(12, EXPENSIVE) == [1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 4, 8]
+    """The fifth time in a row decides."""
+    assert training.seconds(15, EXPENSIVE) == [1] * 4 + [2] * 5 + [4] * 5 + [8]
     assert training.seconds(60, EXPENSIVE)[-1] == MAX_EVERY
 
 
 def test_they_become_as_sparse_at_once_as_the_cost_demands(training):
-    assert training.seconds(4, 10 * EXPENSIVE) == [1, 1, 1, 16]  # 13 times the budget
+    assert training.seconds(5, 10 * EXPENSIVE) == [1] * 4 + [16]  # 13 times the budget
 
 
 def test_phases_stay_sparse_until_the_hook_was_well_under_its_budget_for_a_minute(training):
@@ -89,8 +89,8 @@ def test_phases_stay_sparse_until_the_hook_was_well_under_its_budget_for_a_minut
 
 def test_a_slow_loop_is_judged_once_there_are_enough_steps(training):
     """Fewer than 17 steps a second were never judged, however much they cost."""
-    found = training.seconds(20, 100_000_000, steps=4)  # each judgement takes five seconds
-    assert found[18:] == [1, MAX_EVERY]
+    found = training.seconds(25, 100_000_000, steps=4)  # each judgement takes five seconds
+    assert found[23:] == [1, MAX_EVERY]
 
 
 def test_one_judgement_over_the_budget_changes_nothing(training):
