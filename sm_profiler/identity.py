@@ -80,11 +80,6 @@ def read_labels(path: str) -> dict[str, str]:
     return {key: re.sub(r"\\(.)", r"\1", value) for key, value in found}
 
 
-def is_identity(found: object) -> bool:
-    """Return whether a value that was recorded is an identity, as far as readers depend on it."""
-    return isinstance(found, dict) and all(isinstance(one, str) for pair in found.items() for one in pair)
-
-
 def _first(values: Mapping[str, str], names: tuple[str, ...]) -> str:
     return next((values[name] for name in names if values.get(name)), "")
 

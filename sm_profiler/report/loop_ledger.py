@@ -90,6 +90,7 @@ def _totals(rank: Rank, metrics: JobMetrics) -> RankTotals:
             seconds[name] = seconds.get(name, 0.0) + spent
 
     rows = _Rows.of(rank, metrics, warm=False) if len(rank.iterations) else None
+    declared = sum(rank.declared.values())
     for part in parts.PARTS:
         left = rank.slices[part.key]
         if part.key == "gc":
@@ -102,10 +103,9 @@ def _totals(rank: Rank, metrics: JobMetrics) -> RankTotals:
                 add(name, rank.slices[key] * share)
                 left -= rank.slices[key] * share
         left = max(left, 0.0)
-        total = sum(rank.declared.values())
-        if part.key == parts.DECLARED and total > 0:
+        if part.key == parts.DECLARED and declared > 0:
             for name, spent in rank.declared.items():
-                add(f"{PHASE}{shorten(name, 40)}", left * spent / total)
+                add(f"{PHASE}{shorten(name, 40)}", left * spent / declared)
         elif part.key in (BETWEEN, OUTSIDE):
             add(OTHER if _sampled(rank, metrics.samples) else UNSEEN, left)
         else:

@@ -64,14 +64,6 @@ class LoopTable:
         """Seconds of all rows."""
         return float(self.seconds.sum())
 
-    def placed(self, index: Ints, values: Floats) -> Floats:
-        """Return values of numbered steps at their rows, 0 elsewhere and for what is not finite and positive."""
-        found = np.zeros(len(self.index))
-        at = np.minimum(np.searchsorted(self.index, index), self.steps)
-        known = self.index[at] == index
-        found[at[known]] = np.maximum(np.nan_to_num(values[known]), 0.0)
-        return found
-
 
 @attrs.frozen(eq=False)
 class RankRows:

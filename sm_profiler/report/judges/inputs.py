@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import attrs
 
 from sm_profiler.formats import event_names
@@ -22,10 +20,7 @@ from sm_profiler.report.model import Evidence, Finding, Location
 from sm_profiler.report.svg import shorten
 from sm_profiler.report.where import WAIT, WORKER, lines_of_samples
 
-NEXT_BATCH = re.compile(r"^\s*(async\s+)?for\b.*\bin\b|\bnext\(")  # the line from which a loop calls its iterator
-
 _TRY = "'sm-profiler try-loader SCRIPT' measures how many pay off"
-IN_SHORT_STEPS = ("between",)  # of which no sample fell into a phase
 
 
 def judge_input(context: JudgeContext) -> Finding | None:
